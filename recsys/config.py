@@ -1,0 +1,418 @@
+"""The one config of a run: typed, strict, complete.
+
+`Config` nests a part for each stage; a function takes the part that it needs.
+Paths in a config file are relative to that file's folder, paths in an override
+(`--set root=DIR`) to the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+import yaml
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from recsys.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+
+
+class Strict(pydantic.BaseModel):
+    """Frozen, strict, and closed to unknown keys."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+
+class InteractionColumns(Strict):
+    """Which column of the raw file holds what."""
+
+    user: str
+    """Column of the user's id."""
+    item: str
+    """Column of the item's id."""
+    timestamp: str
+    """Column of the time of the event [seconds since 1970, UTC]."""
+    rating: str | None = None
+    """Column of a rating, if there is one."""
+
+
+class InteractionsConfig(Strict):
+    """The interactions: who did what to which item, and when."""
+
+    files: str
+    """CSV file or glob."""
+    columns: InteractionColumns
+    """Which column holds what."""
+    positive_at_least: float | None = None
+    """Ratings from here up are positives; `null`: every interaction is one."""
+
+
+class ItemFeature(Strict):
+    """One feature of an item: a bag of tokens that has its own embedding table."""
+
+    name: Name
+    """Name of the feature and of its table."""
+    column: str
+    """Column of the raw file that the tokens come from."""
+    kind: Literal["categories", "words"]
+    """`categories`: split at `separator`; `words`: lower-cased words of a text."""
+    separator: str = "|"
+    """What stands between two categories."""
+    min_count: PositiveInt = 1
+    """A token is known from this number of occurrences in the catalogue on."""
+    max_tokens: PositiveInt = 8
+    """Tokens kept of one item; the first ones."""
+    dim: PositiveInt = 32
+    """Width of the feature's embedding [floats]."""
+
+
+class ItemColumns(Strict):
+    """Which column of the raw file holds what."""
+
+    item: str
+    """Column of the item's id."""
+    title: str
+    """Column of the name that people see."""
+
+
+class ItemsConfig(Strict):
+    """The catalogue."""
+
+    files: str
+    """CSV file or glob."""
+    columns: ItemColumns
+    """Which column holds what."""
+    features: tuple[ItemFeature, ...] = ()
+    """Features of the item tower."""
+
+
+class GateConfig(Strict):
+    """When rejected data stops the run."""
+
+    max_rejected_share: Share = 0.01
+    """Highest share of rows in the dead letters [0..1]."""
+    schema_dir: str | None = None
+    """Folder of committed TFDV schemas `interactions.pbtxt` and `items.pbtxt`;
+    `null`: infer them from the data of the run."""
+
+
+class DataConfig(Strict):
+    """From raw files to the interaction store."""
+
+    interactions: InteractionsConfig
+    """Who did what to which item, and when."""
+    items: ItemsConfig
+    """The catalogue."""
+    eval_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """Share of the newest positives that is held out, cut at a UTC midnight [0..1]."""
+    gate: GateConfig = GateConfig()
+    """When rejected data stops the run."""
+
+
+class ModelConfig(Strict):
+    """The two towers."""
+
+    dim: PositiveInt = 64
+    """Width of the id tables and of both towers' output [floats]."""
+    history: PositiveInt = 20
+    """Newest positives of a user that the user tower sees [items]."""
+    widths: tuple[PositiveInt, ...] = (128,)
+    """Hidden widths of both towers [floats]."""
+    temperature: PositiveFloat = 0.15
+    """Divides the cosine of the two towers' outputs."""
+    id_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of training ids read as unknown, so that row 0 learns to stand in for
+    users and items without one [0..1)."""
+
+
+class TrainConfig(Strict):
+    """The training loop."""
+
+    batch_size: PositiveInt = 256
+    """Examples a step, over all devices."""
+    epochs: PositiveInt = 12
+    """Passes over the training positives."""
+    table_learning_rate: PositiveFloat = 0.05
+    """Adagrad's learning rate, for the tables."""
+    tower_learning_rate: PositiveFloat = 0.001
+    """Adam's learning rate, for the towers."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the initial weights, the shuffle and the dropout."""
+
+
+class EvaluateConfig(Strict):
+    """The evaluation over the whole catalogue."""
+
+    k: tuple[PositiveInt, ...] = (10, 50, 100)
+    """Cut-offs of recall@k and NDCG@k."""
+    query: Literal["each_moment", "at_cut"] = "each_moment"
+    """`each_moment`: predict every held-out event from all that its user did
+    before it; `at_cut`: one query a user, from what the user did before the cut."""
+
+
+class BlessConfig(Strict):
+    """What a model must reach to be pushed."""
+
+    metric: str = "recall@10"
+    """The metric that decides."""
+    at_least: Share = 0.0
+    """Lowest value of the metric."""
+    over_popularity: Annotated[float, Field(ge=0.0)] = 1.0
+    """Lowest ratio of the metric to that of the popularity baseline."""
+    over_blessed: Annotated[float, Field(ge=0.0)] = 0.95
+    """Lowest ratio of the metric to that of the last blessed model."""
+
+
+class ExportConfig(Strict):
+    """The serving bundle."""
+
+    k: PositiveInt = 100
+    """Most candidates that `recommend` can return."""
+
+
+class PushConfig(Strict):
+    """The serving folder."""
+
+    keep: PositiveInt = 5
+    """Newest versions kept in the serving folder."""
+
+
+class Config(Strict):
+    """Everything that a run needs to know."""
+
+    name: Name
+    """Name of the pipeline and of the served model."""
+    root: str
+    """Folder of everything that a run writes."""
+    data: DataConfig
+    """From raw files to the interaction store."""
+    model: ModelConfig = ModelConfig()
+    """The two towers."""
+    train: TrainConfig = TrainConfig()
+    """The training loop."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """The evaluation over the whole catalogue."""
+    bless: BlessConfig = BlessConfig()
+    """What a model must reach to be pushed."""
+    export: ExportConfig = ExportConfig()
+    """The serving bundle."""
+    push: PushConfig = PushConfig()
+    """The serving folder."""
+    report_users: tuple[str, ...] = ()
+    """Ids of users whose recommendations are shown; empty: three are chosen."""
+    beam_args: tuple[str, ...] = ("--runner=DirectRunner",)
+    """Passed to Beam as they are."""
+
+    @model_validator(mode="after")
+    def _metric_is_computed(self) -> Self:
+        computed = metric_names(self.evaluate.k)
+        if self.bless.metric not in computed:
+            raise ValueError(
+                f"bless.metric must be one of {', '.join(computed)};"
+                f" received {self.bless.metric!r}"
+            )
+        return self
+
+
+def metric_names(ks: Iterable[int]) -> list[str]:
+    """Returns the names of the metrics that the evaluation computes for `ks`."""
+    names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
+    return [*names, "mrr"]
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Reads, overrides and checks a config file.
+
+    Args:
+        path: A YAML file.
+        overrides: `a.b=value` each; the value is YAML.
+
+    Returns:
+        The config; its paths are absolute.
+
+    Raises:
+        ConfigError: The file can't be read, is no YAML, or breaks the schema.
+    """
+    raw = _read_yaml(path)
+    _anchor_paths(raw, path.resolve().parent)
+    changed: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(raw, changed, override)
+    _anchor_paths(changed, Path.cwd())
+    _merge(raw, changed)
+    try:
+        # Strict JSON mode: lists become tuples, "4" never becomes 4.
+        return Config.model_validate_json(json.dumps(raw))
+    except pydantic.ValidationError as error:
+        raise _as_config_error(path, error) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "R103",
+            f"Config {str(path)!r} must hold only text, numbers, lists and maps.",
+            "Quote dates and other special YAML values.",
+            str(error),
+        ) from None
+
+
+def default_config_path() -> Path:
+    """Returns the config of the data that ships with the project."""
+    path = Path(__file__).resolve().parent.parent / "configs" / "movielens_small.yaml"
+    if not path.exists():
+        raise ConfigError(
+            "R101",
+            "The config of the shipped data lies in a checkout of the project.",
+            "Run in a checkout, or name a config: recsys run CONFIG.",
+            str(path),
+        )
+    return path
+
+
+def json_schema() -> dict[str, Any]:
+    """Returns the JSON schema of a config file, for editors."""
+    return Config.model_json_schema()
+
+
+def canonical_json(part: pydantic.BaseModel) -> str:
+    """Returns one text for one meaning, fit for a cache key."""
+    return json.dumps(part.model_dump(mode="json"), sort_keys=True)
+
+
+_PATH_KEYS = (
+    ("root",),
+    ("data", "interactions", "files"),
+    ("data", "items", "files"),
+    ("data", "gate", "schema_dir"),
+)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "R101",
+            f"Config {str(path)!r} must be a readable text file.",
+            "Name an existing YAML file, as in configs/movielens_small.yaml.",
+            getattr(error, "strerror", None) or str(error),
+        ) from None
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
+        raise ConfigError(
+            "R102",
+            f"Config {str(path)!r}{place} must be YAML.",
+            "Check the indentation, the quotes and the colons there.",
+            getattr(error, "problem", None) or str(error),
+        ) from None
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            "R102",
+            f"Config {str(path)!r} must be a map of keys to values.",
+            "Start from configs/movielens_small.yaml.",
+            raw,
+        )
+    return raw
+
+
+def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
+    for keys in _PATH_KEYS:
+        part: Any = raw
+        for key in keys[:-1]:
+            part = part.get(key) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(part.get(keys[-1]), str):
+            value = os.path.expanduser(part[keys[-1]])
+            part[keys[-1]] = os.path.normpath(os.path.join(folder, value))
+
+
+def _apply_override(raw: Mapping[str, Any], changed: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(re.fullmatch(r"\w+", key) for key in keys):
+        raise ConfigError(
+            "R104",
+            "An override must read path=value.",
+            "Write for example --set train.batch_size=256.",
+            override,
+        )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            "R104", f"The value of --set {path} must be YAML.", "Quote it.", text
+        ) from None
+    part = changed
+    for key in keys[:-1]:
+        part = part.setdefault(key, {})
+        if not isinstance(part, dict):
+            raise ConfigError(
+                "R104", f"--set {path} goes into a value that --set replaced.", "Drop one.", override
+            )
+    part[keys[-1]] = value
+
+
+def _merge(raw: dict[str, Any], changed: Mapping[str, Any]) -> None:
+    for key, value in changed.items():
+        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+            _merge(raw[key], value)
+        else:
+            raw[key] = value
+
+
+def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" ({error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        allowed = _allowed_keys(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        return ConfigError(
+            "R105",
+            f"Config {str(path)!r}: there is no key {where!r}{more}.",
+            f"{hint}Allowed here: {', '.join(allowed)}.",
+            first["input"],
+        )
+    if first["type"] == "missing":
+        return ConfigError(
+            "R106",
+            f"Config {str(path)!r}: the key {where!r} is required{more}.",
+            "Add it; configs/movielens_small.yaml shows every key in use.",
+        )
+    subject = f"{where!r}: " if where else ""
+    return ConfigError(
+        "R107",
+        f"Config {str(path)!r}: {subject}{first['msg']}{more}.",
+        f"Correct {where or 'it'} in the file, or with --set.",
+        ... if not where else first["input"],
+    )
+
+
+def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys allowed in the part of the config at `location`."""
+    kind: Any = Config
+    for key in location:
+        if isinstance(key, str) and isinstance(kind, type) and issubclass(kind, Strict):
+            kind = kind.model_fields[key].annotation
+        kind = _strict_part(kind)
+    return sorted(kind.model_fields) if kind else []
+
+
+def _strict_part(kind: Any) -> type[Strict] | None:
+    if isinstance(kind, type) and issubclass(kind, Strict):
+        return kind
+    for part in getattr(kind, "__args__", ()):
+        if isinstance(part, type) and issubclass(part, Strict):
+            return part
+    return None

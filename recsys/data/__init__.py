@@ -1,0 +1,1 @@
+"""From raw columns to rows: vocabularies, the interaction store, the catalogue."""

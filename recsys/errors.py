@@ -1,0 +1,71 @@
+"""Errors that people read: the rule, what was received, and the cure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHOWN_CHARACTERS = 80
+
+
+class RecsysError(Exception):
+    """A failure with a code, the rule that was broken, what was received and the cure.
+
+    The text has one form: ``[R201] rule Received: repr. cure``. The code is an
+    anchor in `docs/errors.md`.
+
+    Args:
+        code: `R` and three digits, an anchor in `docs/errors.md`.
+        rule: What must hold, as a sentence.
+        cure: What the reader can do about it, as a sentence.
+        received: What was found; shown with `repr`, at most 80 characters.
+            Left out of the text when not given.
+    """
+
+    exit_code = 1
+
+    def __init__(self, code: str, rule: str, cure: str, received: Any = ...) -> None:
+        self.code = code
+        self.rule = rule
+        self.cure = cure
+        self.received = None if received is ... else _shorten(received)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        received = "" if self.received is None else f" Received: {self.received}."
+        return f"[{self.code}] {self.rule}{received} {self.cure}"
+
+    def to_json(self) -> dict[str, str | int | None]:
+        """Returns the error as plain JSON, to cross a process boundary."""
+        return {
+            "code": self.code,
+            "rule": self.rule,
+            "cure": self.cure,
+            "received": self.received,
+            "exit_code": self.exit_code,
+        }
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RecsysError:
+        """Returns the error that `to_json` described."""
+        kind = UsageError if fields.get("exit_code") == 2 else RecsysError
+        error = kind(fields["code"], fields["rule"], fields["cure"])
+        error.received = fields.get("received")
+        error.args = (error._text(),)
+        return error
+
+
+class UsageError(RecsysError):
+    """What the user typed or wrote in the config is wrong (exit code 2)."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A config file or an override breaks a rule; names the config path."""
+
+
+def _shorten(received: Any) -> str:
+    text = repr(received)
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return text[: _SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,72 @@
+"""Stages that run in a process of their own, and how their errors come back.
+
+Training needs Keras on JAX, export needs Keras on TensorFlow, and importing TFX
+decides for TensorFlow: so each is a process whose environment its parent sets.
+A stage prints its result, or its error, as the last line of its stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from recsys.errors import RecsysError
+
+
+def run_stage(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Runs `python -m module arguments` and returns what it printed last.
+
+    Args:
+        module: A module whose `__main__` calls `stage_main`.
+        arguments: Command line of the stage.
+        environment: Variables set on top of this process's own, such as
+            `KERAS_BACKEND`.
+
+    Raises:
+        RecsysError: The stage failed; its own error where it gave one.
+    """
+    finished = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    result = _last_json_line(finished.stdout)
+    if finished.returncode == 0 and result is not None:
+        return result
+    if result is not None and "error" in result:
+        raise RecsysError.from_json(result["error"])
+    raise RecsysError(
+        "R610",
+        f"The process of {module} must end with a result.",
+        "The run's log holds its last words; out of memory ends a process with -9.",
+        f"exit code {finished.returncode}",
+    )
+
+
+def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
+    """Runs `stage`, prints its result or its error as JSON, and exits."""
+    try:
+        result = stage()
+    except RecsysError as error:
+        traceback.print_exc()
+        print(json.dumps({"error": error.to_json()}), flush=True)
+        sys.exit(error.exit_code)
+    print(json.dumps(result), flush=True)
+
+
+def _last_json_line(text: str) -> dict[str, Any] | None:
+    lines = text.strip().splitlines()
+    try:
+        result = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None
