@@ -1,0 +1,1 @@
+"""What a bundle computes, how it is checked and how it is asked; TensorFlow lives here."""

@@ -1,0 +1,180 @@
+"""Asks a bundle, by raw user ids, and answers with titles."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from recsys.bundle import read_manifest, verify
+from recsys.errors import RecsysError, UsageError
+
+_STDERR = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An item as people see it.
+
+    Attributes:
+        id: Id of the item.
+        title: Its name; the id where it has none.
+        score: The model's score; None in a history.
+    """
+
+    id: str
+    title: str
+    score: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendations:
+    """The answer for one user.
+
+    Attributes:
+        user_id: Id of the user.
+        history: What the user did, the newest first.
+        items: What is recommended, the best first; nothing of the history. Fewer
+            than were asked for where the catalogue has no more.
+    """
+
+    user_id: str
+    history: list[Item]
+    items: list[Item]
+
+
+class Recommender:
+    """Recommends from a bundle.
+
+    Loading takes seconds; while TensorFlow starts, its chatter on stderr is dropped.
+
+    Args:
+        bundle: Folder of a bundle, as `recsys.bundle.latest` finds it.
+
+    Raises:
+        RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
+    """
+
+    def __init__(self, bundle: Path) -> None:
+        verify(bundle)
+        self.max_k: int = read_manifest(bundle)["k"]
+        table = pq.read_table(bundle / "titles.parquet")
+        self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
+        users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])
+        self._example_users: list[str] = users["id"].slice(0, 3).to_pylist()
+        self._model = _load(bundle)
+
+    def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
+        """Returns the best `k` unseen items of each of `user_ids`.
+
+        Raises:
+            UsageError: A user is unknown, or `k` is out of range.
+        """
+        if not 1 <= k <= self.max_k:
+            raise UsageError(
+                "R541",
+                f"The number of items must be 1 … {self.max_k}.",
+                "Ask for fewer, or set export.k in the config and run again: recsys run.",
+                k,
+            )
+        if not user_ids:
+            return []
+        histories = self._histories(user_ids)
+        answer = self._ask(
+            "recommend",
+            user_id=list(user_ids),
+            history=[[""]] * len(user_ids),
+            exclude_seen=[True] * len(user_ids),
+        )
+        items = [
+            [
+                self._item(id_, float(score))
+                for id_, score in zip(ids[:k], scores[:k], strict=True)
+                if id_
+            ]
+            for ids, scores in zip(answer["candidate_ids"], answer["scores"], strict=True)
+        ]
+        return [
+            Recommendations(user_id, history, best)
+            for user_id, history, best in zip(user_ids, histories, items, strict=True)
+        ]
+
+    def history_of(self, user_id: str) -> list[Item]:
+        """Returns what a user did, the newest first.
+
+        Raises:
+            UsageError: The user is unknown.
+        """
+        return self._histories([user_id])[0]
+
+    def _histories(self, user_ids: Sequence[str]) -> list[list[Item]]:
+        answer = self._ask("stored_history", user_id=list(user_ids))
+        for user_id, is_known in zip(user_ids, answer["known"], strict=True):
+            if not is_known:
+                raise self._unknown(user_id)
+        return [[self._item(id_) for id_ in ids if id_] for ids in answer["item_ids"]]
+
+    def _ask(self, signature: str, **inputs: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
+        tensors = {name: tf.constant(value) for name, value in inputs.items()}
+        return {
+            name: value.numpy()
+            for name, value in self._model.signatures[signature](**tensors).items()
+        }
+
+    def _item(self, id_: bytes, score: float | None = None) -> Item:
+        text = id_.decode()
+        return Item(text, self._titles.get(text, text), score)
+
+    def _unknown(self, user_id: str) -> UsageError:
+        examples = ", ".join(repr(id_) for id_ in self._example_users)
+        return UsageError(
+            "R540",
+            "The user must have a positive interaction in the data of the bundle.",
+            f"Take a user id of the interactions, such as {examples};"
+            " after new data came in, run again: recsys run.",
+            user_id,
+        )
+
+
+def _load(bundle: Path) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        with _without_chatter():
+            import tensorflow as tf
+
+            return tf.saved_model.load(str(bundle))
+    except ImportError as error:
+        raise RecsysError(
+            "R542",
+            "Recommending needs TensorFlow.",
+            "Install it: pip install 'recsys[serve]'.",
+            str(error),
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RecsysError(
+            "R543",
+            f"TensorFlow must be able to load the bundle {str(bundle)!r}.",
+            "Run again with the TensorFlow that this project installs: recsys run.",
+            str(error),
+        ) from None
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Drops what C++ code writes to stderr, which no log level stops at start-up."""
+    kept = os.dup(_STDERR)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, _STDERR)
+        yield
+    finally:
+        os.dup2(kept, _STDERR)
+        os.close(nowhere)
+        os.close(kept)
