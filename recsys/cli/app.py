@@ -1,0 +1,162 @@
+"""The commands and their options.
+
+Nothing heavy is imported here: a command imports what it needs when it runs, so
+`recsys --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recsys import __version__
+from recsys.cli.failure import one_sentence
+
+app = typer.Typer(
+    name="recsys",
+    help="Trains, evaluates, exports and serves two-tower recommenders.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[CONFIG]", help="Config file; the shipped MovieLens one by default."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="Config file; the shipped MovieLens one by default.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="Overrides a key of the config; repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+DataOption = Annotated[Path, typer.Option("--data", help="Data folder of an InteractionEncoder.")]
+ModelOption = Annotated[Path, typer.Option("--model", help="Model folder of a training.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits.
+
+    Args:
+        arguments: Words after `recsys`; those of this process by default.
+    """
+    with one_sentence():
+        app(args=None if arguments is None else list(arguments), prog_name="recsys")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        _print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(config: ConfigArgument = None, sets: SetOption = None, as_json: JsonOption = False) -> None:
+    """Run the whole pipeline: ingest, train, evaluate, export, push, report.
+
+    Exits with 0 when the run came to its end, a refused model included; with 1
+    when a step failed, with 2 when the config or the command is wrong.
+    """
+    from recsys.cli import run as command
+
+    command.run(config, sets or [], as_json=as_json)
+
+
+@app.command()
+def recommend(
+    user: Annotated[str, typer.Option("--user", help="Id of a user; any text.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
+    config: ConfigOption = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder of the run, instead of the config's.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recommend items to a user, from the latest pushed bundle."""
+    from recsys.cli import recommend as command
+
+    command.recommend(user, k, config, root, as_json=as_json)
+
+
+@app.command()
+def train(
+    data: DataOption, out: OutOption, config: ConfigOption = None, sets: SetOption = None
+) -> None:
+    """Train a model, without TFX; prints the result as JSON."""
+    from recsys.cli import stages
+
+    _print_json(stages.train(config, sets or [], data, out))
+
+
+@app.command()
+def evaluate(
+    model: ModelOption,
+    data: DataOption,
+    out: OutOption,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+) -> None:
+    """Evaluate a model over the whole catalogue; prints the result as JSON."""
+    from recsys.cli import stages
+
+    _print_json(stages.evaluate(config, sets or [], data, model, out))
+
+
+@app.command()
+def export(
+    model: ModelOption, out: OutOption, config: ConfigOption = None, sets: SetOption = None
+) -> None:
+    """Export a model as a serving bundle; prints the result as JSON."""
+    from recsys.cli import stages
+
+    _print_json(stages.export(config, sets or [], model, out))
+
+
+@app.command()
+def doctor(config: ConfigArgument = None, as_json: JsonOption = False) -> None:
+    """Check what this machine has, what is wrong, and how to mend it."""
+    from recsys.cli import doctor as command
+
+    raise typer.Exit(command.doctor(config, as_json=as_json))
+
+
+@app.command()
+def synth(
+    users: Annotated[int, typer.Option("--users", min=1, help="Users.")],
+    items: Annotated[int, typer.Option("--items", min=1, help="Items of the catalogue.")],
+    interactions: Annotated[int, typer.Option("--interactions", min=1, help="Interactions.")],
+    out: OutOption,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same data.")] = 0,
+) -> None:
+    """Write data of any size with planted structure, and its config."""
+    from recsys.cli import synth as command
+
+    command.synth(users, items, interactions, out, seed)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a config file, for editors."""
+    from recsys.config import json_schema
+
+    _print(json.dumps(json_schema(), indent=2))
+
+
+def _print_json(result: dict[str, Any]) -> None:
+    _print(json.dumps(result))
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,72 @@
+"""`recsys recommend`: items for a user, from the latest pushed bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recsys.bundle import latest
+from recsys.config import default_config_path, load_config
+from recsys.errors import UsageError
+from recsys.serving.recommender import Recommendations, Recommender
+
+
+def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_json: bool) -> None:
+    """Prints the best `k` items of a user that are new to it.
+
+    Args:
+        user: Id of the user.
+        k: How many.
+        config: Config of the run; the one of the shipped data by default.
+        root: Folder of the run, instead of the config's.
+        as_json: Print one line of JSON.
+    """
+    bundle = latest(serving_folder(config, root))
+    [answer] = Recommender(bundle).recommend([user], k)
+    if as_json:
+        print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
+        return
+    console = Console(highlight=False)
+    console.print(_table(answer))
+    history = ", ".join(item.title for item in answer.history)
+    console.print(Text(f"did before, newest first: {history}", "dim"))
+
+
+def serving_folder(config_path: Path | None, root: Path | None) -> Path:
+    """Returns the folder of the versions that a run pushes.
+
+    Args:
+        config_path: Config of the run. With `root` alone, the one model of that
+            folder is meant.
+        root: Folder of the run, instead of the config's.
+
+    Raises:
+        UsageError: `root` has no model, or several.
+    """
+    if root is None or config_path is not None:
+        config = load_config(config_path or default_config_path())
+        return (root or Path(config.root)) / "serving" / config.name
+    names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
+    if len(names) != 1:
+        raise UsageError(
+            "R904",
+            f"The folder {str(root)!r} must have exactly one model under serving/.",
+            "Name the config of the run too: --config FILE.",
+            [path.name for path in names],
+        )
+    return names[0]
+
+
+def _table(answer: Recommendations) -> Table:
+    table = Table(title=Text(f"For user {answer.user_id}"), title_justify="left")
+    table.add_column("score", justify="right")
+    table.add_column("id")
+    table.add_column("title")
+    for item in answer.items:
+        table.add_row(f"{item.score:.4f}", Text(item.id), Text(item.title))
+    return table

@@ -1,0 +1,51 @@
+"""`recsys train`, `evaluate` and `export`: one stage each, without TFX.
+
+A stage runs in a process of its own, with the Keras backend that it needs, as
+the pipeline's components start it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recsys.config import canonical_json, default_config_path, load_config
+from recsys.process import run_stage
+
+
+def train(path: Path | None, overrides: Sequence[str], data: Path, out: Path) -> dict[str, Any]:
+    """Trains on the data folder `data` and writes the model folder `out`."""
+    return _run("recsys.train", "jax", path, overrides, {"--data": data, "--out": out})
+
+
+def evaluate(
+    path: Path | None, overrides: Sequence[str], data: Path, model: Path, out: Path
+) -> dict[str, Any]:
+    """Evaluates the model folder `model` and writes the evaluation folder `out`."""
+    folders = {"--data": data, "--model": model, "--out": out}
+    return _run("recsys.evaluate", "jax", path, overrides, folders)
+
+
+def export(path: Path | None, overrides: Sequence[str], model: Path, out: Path) -> dict[str, Any]:
+    """Exports the model folder `model` as the bundle `out`."""
+    return _run("recsys.export", "tensorflow", path, overrides, {"--model": model, "--out": out})
+
+
+def _run(
+    module: str,
+    keras_backend: str,
+    path: Path | None,
+    overrides: Sequence[str],
+    folders: dict[str, Path],
+) -> dict[str, Any]:
+    config = load_config(path or default_config_path(), overrides)
+    words = [word for option, folder in folders.items() for word in (option, str(folder.resolve()))]
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        # JSON is YAML: the stage reads the config with its overrides applied.
+        resolved = Path(scratch) / "config.yaml"
+        resolved.write_text(canonical_json(config), encoding="utf-8")
+        return run_stage(
+            module, ["--config", str(resolved), *words], {"KERAS_BACKEND": keras_backend}
+        )

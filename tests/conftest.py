@@ -1,0 +1,18 @@
+"""The tone of all tests: the backend, several devices, and warnings that count."""
+
+import os
+
+# Before anything imports Keras or JAX. Processes that a test starts inherit them.
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ.pop("RECSYS_EVENTS", None)
+
+import hypothesis
+
+hypothesis.settings.register_profile(
+    "recsys", deadline=None, max_examples=50, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("recsys")

@@ -1,0 +1,330 @@
+"""The config: what is accepted, what is refused and with which words."""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys import config as config_module
+from recsys.config import (
+    Config,
+    Strict,
+    canonical_json,
+    default_config_path,
+    json_schema,
+    load_config,
+    metric_names,
+)
+from recsys.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SMALL = """
+name: small
+root: runs
+data:
+  interactions:
+    files: events/*.csv
+    columns: {user: u, item: i, timestamp: t}
+  items:
+    files: items.csv
+    columns: {item: i, title: name}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def refusal(path, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def test_the_shortest_config_has_every_default(small):
+    config = load_config(small)
+    assert config.model == config_module.ModelConfig()
+    assert config.train.batch_size == 256
+    assert config.bless.metric == "recall@10"
+    assert config.data.items.features == ()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_committed_config_loads(path):
+    load_config(path)
+
+
+def test_the_default_config_reads_the_shipped_data():
+    config = load_config(default_config_path())
+    assert Path(config.data.interactions.files).is_file()
+    assert Path(config.data.items.files).is_file()
+
+
+def test_paths_of_a_file_start_at_the_file_and_those_of_an_override_here(
+    small, tmp_path, monkeypatch
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    config = load_config(small, ["data.items.files=a.csv"])
+    assert config.root == str(tmp_path / "runs")
+    assert config.data.interactions.files == str(tmp_path / "events/*.csv")
+    assert config.data.items.files == str(here / "a.csv")
+
+
+def test_a_path_may_start_at_home(small, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert load_config(small, ["root=~/runs"]).root == "/home/ada/runs"
+
+
+@pytest.mark.parametrize(
+    ("override", "keys", "value"),
+    [
+        ("train.epochs=3", ("train", "epochs"), 3),
+        ("model.temperature=0.5", ("model", "temperature"), 0.5),
+        ("model.widths=[64, 32]", ("model", "widths"), (64, 32)),
+        ("train={epochs: 2}", ("train", "epochs"), 2),
+        ("data.interactions.positive_at_least=4", ("data", "interactions", "positive_at_least"), 4),
+        ("data.gate.schema_dir=null", ("data", "gate", "schema_dir"), None),
+        ("beam_args=['--a=b']", ("beam_args",), ("--a=b",)),
+        ('report_users=["1"]', ("report_users",), ("1",)),
+    ],
+)
+def test_an_override_sets_a_key(small, override, keys, value):
+    found = load_config(small, [override])
+    for key in keys:
+        found = getattr(found, key)
+    assert found == value
+
+
+def test_the_last_override_of_a_key_wins(small):
+    assert load_config(small, ["train.epochs=3", "train.epochs=5"]).train.epochs == 5
+
+
+def test_overrides_of_one_part_leave_its_other_keys_alone(small):
+    train = load_config(small, ["train.epochs=3", "train.seed=9"]).train
+    assert (train.epochs, train.seed, train.batch_size) == (3, 9, 256)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["epochs", "=3", "train..epochs=3", "train.epochs.=3", ".train=3", "a b=3", "train.epochs=[1"],
+)
+def test_a_malformed_override_is_refused(small, override):
+    assert refusal(small, override).code == "R104"
+
+
+def test_an_override_into_a_replaced_value_is_refused(small):
+    assert refusal(small, "train=3", "train.epochs=3").code == "R104"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("", "R102", "map of keys"),
+        ("- a\n- b\n", "R102", "map of keys"),
+        ("just words\n", "R102", "map of keys"),
+        ("name: [1\n", "R102", "line 2, column 1"),
+        ("name: 'x\n", "R102", "must be YAML"),
+        ("train:\n\tepochs: 3\n", "R102", "line 2, column 1"),
+        ("a: b: c\n", "R102", "line 1, column 5"),
+        ("name: !!python/object:os.system x\n", "R102", "must be YAML"),
+        ("name: 2024-01-01\n", "R103", "Quote dates"),
+        ("&a name: *b\n", "R102", "must be YAML"),
+    ],
+    ids=[
+        "empty", "list", "text", "open-list", "open-quote", "tab", "two-colons", "python-tag",
+        "date", "unknown-alias",
+    ],
+)  # fmt: skip
+def test_what_is_no_map_in_yaml_is_refused(tmp_path, text, code, words):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    error = refusal(path)
+    assert error.code == code
+    assert words in str(error)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary"])
+def test_an_unreadable_file_is_refused(tmp_path, kind):
+    path = tmp_path / "config.yaml"
+    if kind == "folder":
+        path.mkdir()
+    if kind == "binary":
+        path.write_bytes(b"\xff\xfe\x00name")
+    assert refusal(path).code == "R101"
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_one(small):
+    error = refusal(small, "train.batchsize=3")
+    assert error.code == "R105"
+    assert "'train.batchsize'" in str(error)
+    assert "Did you mean 'batch_size'?" in str(error)
+
+
+def test_an_unknown_key_in_a_list_names_what_is_allowed_there(small):
+    error = refusal(small, "data.items.features=[{name: a, column: b, kind: words, dims: 3}]")
+    assert error.code == "R105"
+    assert "Did you mean 'dim'?" in str(error)
+
+
+def test_a_missing_key_is_named(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(SMALL.replace("title: name", ""))
+    error = refusal(path)
+    assert error.code == "R106"
+    assert "'data.items.columns.title'" in str(error)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train.epochs='3'",
+        "train.epochs=3.5",
+        "train.epochs=0",
+        "train.epochs=true",
+        "train.epochs=null",
+        "train.seed=-1",
+        "train.seed=2147483648",
+        "model.temperature=0",
+        "model.id_dropout=1.0",
+        "model.widths=64",
+        "data.eval_share=0",
+        "data.eval_share=1",
+        "data.gate.max_rejected_share=1.1",
+        "evaluate.query=sometimes",
+        "name=Upper",
+        "name=a/b",
+        "name=3",
+        "report_users=[1]",
+        "train=[]",
+    ],
+)
+def test_a_wrong_value_is_refused_and_its_key_named(small, override):
+    error = refusal(small, override)
+    assert error.code == "R107"
+    assert override.partition("=")[0] in str(error)
+
+
+def test_a_metric_that_nobody_computes_is_refused(small):
+    error = refusal(small, "bless.metric=recall@11")
+    assert error.code == "R107"
+    assert "recall@10, recall@50, recall@100, ndcg@10" in str(error)
+
+
+def test_metric_names_are_those_of_every_k():
+    assert metric_names([5, 20]) == ["recall@5", "recall@20", "ndcg@5", "ndcg@20", "mrr"]
+
+
+def test_several_problems_are_counted(small):
+    assert "(1 more problems)" in str(refusal(small, "train.epochs=0", "train.seed=-1"))
+
+
+def test_a_config_cannot_be_changed(small):
+    with pytest.raises(Exception, match="frozen"):
+        load_config(small).train.epochs = 3  # type: ignore[misc]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    key=st.sampled_from(["train", "model.dim", "data.items", "bless.metric", "report_users", "x"]),
+    value=json_values,
+)
+def test_any_value_of_any_key_loads_or_is_refused(tmp_path_factory, key, value):
+    path = tmp_path_factory.getbasetemp() / "property.yaml"
+    path.write_text(SMALL)
+    # Anything but these two ends of it is a traceback for the user, and fails here.
+    with contextlib.suppress(ConfigError):
+        assert isinstance(load_config(path, [f"{key}={json.dumps(value)}"]), Config)
+
+
+nested = st.recursive(
+    st.integers(),
+    lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+maps = st.dictionaries(st.sampled_from("abc"), nested, max_size=3)
+
+
+def leaves(tree, path=()):
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    elif not isinstance(tree, dict):
+        yield path, tree
+
+
+@given(maps, maps)
+def test_a_merge_takes_every_value_of_the_change(raw, changed):
+    merged = json.loads(json.dumps(raw))
+    config_module._merge(merged, changed)
+    assert set(leaves(changed)) <= set(leaves(merged))
+    assert {path for path, _ in leaves(merged)} <= {
+        path for tree in (raw, changed) for path, _ in leaves(tree)
+    }
+
+
+def test_one_meaning_has_one_canonical_text(tmp_path, small):
+    other = tmp_path / "other.yaml"
+    raw = yaml.safe_load(SMALL)
+    other.write_text(yaml.safe_dump({key: raw[key] for key in reversed(raw)}))
+    assert canonical_json(load_config(small)) == canonical_json(load_config(other))
+
+
+def test_the_canonical_text_is_a_config_file_again(small, tmp_path):
+    config = load_config(small, ["train.epochs=3"])
+    again = tmp_path / "elsewhere" / "config.yaml"
+    again.parent.mkdir()
+    again.write_text(canonical_json(config))
+    assert load_config(again) == config
+
+
+def test_the_committed_schema_is_that_of_the_code():
+    assert json.loads((ROOT / "configs" / "schema.json").read_text()) == json_schema()
+
+
+def parts(kind=Config, path=()):
+    """Yields the dotted path and the field of every key of the config."""
+    for name, field in kind.model_fields.items():
+        yield ".".join((*path, name)), field
+        part = config_module._strict_part(field.annotation)
+        if part is not None:
+            yield from parts(part, (*path, name))
+
+
+def test_every_key_says_what_it_is():
+    for path, field in parts():
+        assert field.description, path
+
+
+def test_the_page_lists_every_key_with_its_default_and_no_other():
+    page = (ROOT / "docs" / "config.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", page, flags=re.MULTILINE))
+    expected = {
+        path: "required" if field.is_required() else f"`{default_text(field.default)}`"
+        for path, field in parts()
+        if config_module._strict_part(field.annotation) is None or isinstance(field.default, tuple)
+    }
+    assert rows == expected
+
+
+def default_text(default):
+    if isinstance(default, Strict):
+        return default.model_dump_json()
+    return json.dumps(default)
