@@ -28,9 +28,7 @@ def make_store(seed: int, n_trained: int, n_new: int, n_events: int, unknown_ite
     eval_items, eval_times = rng.integers(low, 50, len(index)), rng.integers(1000, 1900, len(index))
     log = EventLog.from_events(index, eval_rows[index], eval_items, eval_times, len(eval_ids))
     events = [(f"u{u}", t, i) for u, t, i in zip(rows, times, items, strict=True)]
-    events += [
-        (eval_ids[u], t, i) for u, t, i in zip(index, eval_times, eval_items, strict=True) if i
-    ]
+    events += [(eval_ids[u], t, i) for u, t, i in zip(index, eval_times, eval_items, strict=True)]
     return InteractionStore(train, log, eval_ids, eval_rows, cut=1000), users, events
 
 

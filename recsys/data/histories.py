@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from recsys.data.store import EventLog, InteractionStore, newest_first
+from recsys.data.store import InteractionStore, newest_first
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 
 
@@ -19,8 +19,8 @@ class ServingHistories:
             then those whose events all came after the cut.
         user_rows: Row of each user `[n]` int32; 0 without training events.
         offsets: First event of each user, and the end `[n + 1]` int64.
-        item_rows: Item row of each event `[events]` int32, the oldest first;
-            items that the vocabulary doesn't know are left out.
+        item_rows: Item row of each event `[events]` int32, the oldest first; 0 for
+            items that the vocabulary doesn't know, which keep their place.
     """
 
     ids: list[str]
@@ -47,28 +47,19 @@ def serving_histories(store: InteractionStore, users: Vocabulary) -> ServingHist
     eval_index = store.eval_user_rows.astype(np.int64) - 1
     eval_index[is_new] = n_trained + np.arange(len(new_ids))
 
-    train_rows, train_offsets = _known_items(store.train)
-    eval_rows, eval_offsets = _known_items(store.eval)
     n_train, n_eval = np.zeros((2, n_users), np.int64)
-    n_train[:n_trained] = np.diff(train_offsets)[1:]
-    n_eval[eval_index] = np.diff(eval_offsets)
+    n_train[:n_trained] = np.diff(store.train.offsets)[1:]
+    n_eval[eval_index] = np.diff(store.eval.offsets)
     offsets = np.zeros(n_users + 1, np.int64)
     np.cumsum(n_train + n_eval, out=offsets[1:])
 
     item_rows = np.empty(offsets[-1], np.int32)
-    item_rows[_places(offsets[:-1], n_train)] = train_rows
+    item_rows[_places(offsets[:-1], n_train)] = store.train.item_row
     starts = (offsets[:-1] + n_train)[eval_index]
-    item_rows[_places(starts, n_eval[eval_index])] = eval_rows
+    item_rows[_places(starts, n_eval[eval_index])] = store.eval.item_row
     user_rows = np.zeros(n_users, np.int32)
     user_rows[:n_trained] = np.arange(1, users.n_rows)
     return ServingHistories([*users.ids.to_pylist(), *new_ids], user_rows, offsets, item_rows)
-
-
-def _known_items(log: EventLog) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the item rows of `log` that aren't 0, and the offsets of its users in them."""
-    is_known = log.item_row != UNKNOWN_ROW
-    n_before = np.concatenate([[0], np.cumsum(is_known, dtype=np.int64)])
-    return log.item_row[is_known], n_before[log.offsets]
 
 
 def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

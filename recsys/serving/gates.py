@@ -20,13 +20,12 @@ class Reference:
     """What the trainer computed.
 
     Attributes:
-        user_ids: Id of each item row's owner, by user row; that of row 0 is empty.
+        user_ids: Id of each user row; that of row 0 is empty.
         item_ids: Id of each item row; that of row 0 is empty.
         user_row: User row of each probe `[n]`.
         history: Item rows of each probe `[n, length]`, the newest first.
         query: Embedding of each probe `[n, dim]`.
         candidates: Embedding of each item row `[item rows, dim]`.
-        score_scale: Times the product of two embeddings: the trainer's score.
     """
 
     user_ids: Sequence[str]
@@ -35,7 +34,6 @@ class Reference:
     history: np.ndarray
     query: np.ndarray
     candidates: np.ndarray
-    score_scale: float
 
 
 def check(model: Any, reference: Reference) -> float:
@@ -45,7 +43,7 @@ def check(model: Any, reference: Reference) -> float:
     batches of 0, 1, 7 and 512, and the same from serialized tf.Examples.
 
     Returns:
-        The largest difference of an embedding or of a score, before its scale.
+        The largest difference of an embedding or of a score.
 
     Raises:
         RecsysError: A difference is over the tolerance.
@@ -143,7 +141,7 @@ def _candidates_difference(
     k = found["scores"].shape[1]
     best = -np.sort(-scores[:, 1:], axis=1)[:, :k]
     subject = f"scores of {signature}"
-    of_best = _difference("R532", subject, found["scores"] / reference.score_scale, best)
+    of_best = _difference("R532", subject, found["scores"], best)
     row_of = {id_.encode(): row for row, id_ in enumerate(reference.item_ids)}
     rows = np.asarray([[row_of[id_] for id_ in ids] for ids in found["candidate_ids"]], np.int64)
     rows = rows.reshape(-1, k)

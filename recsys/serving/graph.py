@@ -5,7 +5,8 @@ Conventions of every signature:
 - Ids are text. An id that the vocabularies don't know reads row 0.
 - `history` `[batch, any length]` holds item ids, the newest first; the empty
   string is padding. A row of nothing but padding stands for the stored history of
-  its user; any other row replaces it. Ids of unknown items are skipped.
+  its user; any other row replaces it. An unknown item keeps its place in a
+  history and counts nothing, as in training.
 - `exclude_seen` masks what the user did, stored or given.
 - Candidates come best first, always `k` of them: who wants fewer takes the first
   ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
@@ -14,50 +15,18 @@ Conventions of every signature:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from recsys.data.histories import ServingHistories
 from recsys.serving.raw_features import RawFeatures
+from recsys.serving.towers import RowTowers
 
 NO_SCORE = float(np.finfo(np.float32).min)
 _Tensors = dict[str, tf.Tensor]
-
-
-class RowTowers(Protocol):
-    """The two towers, from rows to embeddings, as TensorFlow computes them."""
-
-    @property
-    def variables(self) -> Sequence[tf.Variable]:
-        """Everything that the towers read."""
-
-    def query(self, user_row: tf.Tensor, history: tf.Tensor) -> tf.Tensor:
-        """Returns embeddings `[b, dim]` of `user_row` `[b]` and `history` `[b, length]`."""
-
-    def candidate(self, item_row: tf.Tensor, bags: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns embeddings `[b, dim]` of `item_row` `[b]` and its token rows."""
-
-    def stored_bags(self, item_row: tf.Tensor) -> _Tensors:
-        """Returns the token rows that the catalogue holds of `item_row` `[b]`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """How the towers are asked.
-
-    Attributes:
-        history: Items of a history that the query tower reads.
-        k: Candidates of an answer.
-        score_scale: Times the product of two embeddings: the trainer's score.
-    """
-
-    history: int
-    k: int
-    score_scale: float
 
 
 class Retrieval(tf.Module):
@@ -69,7 +38,7 @@ class Retrieval(tf.Module):
         item_embeddings: Of each item row `[item rows, dim]` float32.
         histories: What every user did.
         raw_features: From raw columns to token rows; None where the bundle has none.
-        rules: How the towers are asked.
+        k: Candidates of an answer.
     """
 
     def __init__(
@@ -79,11 +48,11 @@ class Retrieval(tf.Module):
         item_embeddings: np.ndarray,
         histories: ServingHistories,
         raw_features: RawFeatures | None,
-        rules: Rules,
+        k: int,
     ) -> None:
         super().__init__(name="retrieval")
         # The saved graph finds variables and tables through the attributes of a module.
-        self._towers, self._rules, self._raw = towers, rules, raw_features
+        self._towers, self._raw, self._k = towers, raw_features, k
         self._tower_variables = list(towers.variables)
         self._item_table = _lookup(item_ids[1:])
         self._user_table = _lookup(histories.ids)
@@ -116,11 +85,11 @@ class Retrieval(tf.Module):
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
     ) -> _Tensors:
         """Returns `candidate_ids` `[b, k]`, `scores` `[b, k]` and `known` `[b]`."""
-        user, given = self._user_table.lookup(user_id), self._item_rows(history)
+        user, given = self._user_table.lookup(user_id), self._item_table.lookup(history)
         query = self._query(user, history, given)
-        scores = self._rules.score_scale * tf.matmul(query, self._item_embeddings, transpose_b=True)
+        scores = tf.matmul(query, self._item_embeddings, transpose_b=True)
         scores = _mask(scores, self._seen(user, given, exclude_seen))
-        best, rows = tf.math.top_k(scores, self._rules.k)
+        best, rows = tf.math.top_k(scores, self._k)
         ids = tf.where(best > NO_SCORE, tf.gather(self._item_ids, rows), "")
         return {"candidate_ids": ids, "scores": best, "known": user > 0}
 
@@ -144,7 +113,7 @@ class Retrieval(tf.Module):
     def embed_query(self, user_id: tf.Tensor, history: tf.Tensor) -> _Tensors:
         """Returns the query's `embedding` `[b, dim]`."""
         user = self._user_table.lookup(user_id)
-        return {"embedding": self._query(user, history, self._item_rows(history))}
+        return {"embedding": self._query(user, history, self._item_table.lookup(history))}
 
     def embed_candidate(self, item_id: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
         """Returns the item's `embedding` `[b, dim]`.
@@ -170,17 +139,11 @@ class Retrieval(tf.Module):
         rows = tf.reverse(self._stored(user), axis=[1]).to_tensor(0)
         return {"item_ids": tf.gather(self._item_ids, rows), "known": user > 0}
 
-    def _item_rows(self, history: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the rows of the known items of each history, in their order."""
-        rows = self._item_table.lookup(history)
-        return tf.ragged.boolean_mask(rows, rows > 0)
-
-    def _query(self, user: tf.Tensor, history: tf.Tensor, given: tf.RaggedTensor) -> tf.Tensor:
-        length = self._rules.history
+    def _query(self, user: tf.Tensor, history: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+        length = self._towers.history
         is_given = tf.reduce_any(history != "", axis=1)
-        rows = tf.where(
-            is_given[:, None], given.to_tensor(0, shape=[None, length]), self._newest(user, length)
-        )
+        given = tf.pad(given[:, :length], [[0, 0], [0, tf.maximum(length - tf.shape(given)[1], 0)]])
+        rows = tf.where(is_given[:, None], given, self._newest(user, length))
         return self._towers.query(tf.gather(self._user_rows, user), rows)
 
     def _newest(self, user: tf.Tensor, length: int) -> tf.Tensor:
@@ -198,9 +161,7 @@ class Retrieval(tf.Module):
     def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._history_offsets, user), tf.gather(self._history_offsets, user + 1)
 
-    def _seen(
-        self, user: tf.Tensor, given: tf.RaggedTensor, exclude_seen: tf.Tensor
-    ) -> tf.RaggedTensor:
+    def _seen(self, user: tf.Tensor, given: tf.Tensor, exclude_seen: tf.Tensor) -> tf.RaggedTensor:
         """Returns the item rows to mask of each query; row 0 always."""
         seen = tf.concat([self._stored(user), given], axis=1)
         seen = tf.ragged.boolean_mask(seen, _as_ragged(exclude_seen, seen))

@@ -6,47 +6,48 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from recsys.config import Config
-
 
 def model_card(
-    config: Config,
+    name: str,
     counts: Mapping[str, int],
     training: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
+    trained_with: Mapping[str, Any],
 ) -> str:
     """Returns the text of the card, with Hugging Face's YAML header.
 
     Args:
-        config: The config of the run.
+        name: Name of the served model.
         counts: How many of what the bundle holds, by name.
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
+        trained_with: The trainer's config.
     """
     parts = [
-        _header(config, evaluation),
-        f"# {config.name}",
-        "A two-tower retrieval model: one tower embeds a user with the newest items of the"
-        " user's history, the other embeds an item with its features; the score is their"
-        " cosine divided by the temperature. The bundle is a TensorFlow SavedModel that takes"
-        " raw ids and needs nothing but TensorFlow.",
+        _header(name, evaluation),
+        f"# {name}",
+        _SUMMARY,
         "## What is in it",
-        _table(("what", "how many"), [(name, f"{n:,}") for name, n in counts.items()]),
+        _table(("what", "how many"), [(what, f"{n:,}") for what, n in counts.items()]),
         "## Training",
-        _training(config, training),
+        _training(training),
+        f"```json\n{json.dumps(trained_with, indent=1)}\n```",
         "## Evaluation",
         _evaluation(evaluation),
         "## Use",
-        _USE.strip(),
+        _USE,
         _table(("signature", "takes", "gives"), _SIGNATURES),
         _CONVENTIONS,
         "## Limits",
         _LIMITS,
-        "## Config",
-        f"```json\n{config.model_dump_json(indent=1)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
+
+_SUMMARY = """A two-tower retrieval model: one tower embeds a user with the newest items of the
+user's history, the other embeds an item with its features, and candidates are ranked by
+the cosine of the two. The bundle is a TensorFlow SavedModel that takes raw ids and needs nothing
+but TensorFlow."""
 
 _USE = """```python
 import tensorflow as tf
@@ -54,42 +55,43 @@ import tensorflow as tf
 model = tf.saved_model.load("path/of/this/folder")
 answer = model.signatures["recommend"](
     user_id=tf.constant(["42"]),
-    history=tf.constant([[""]]),         # padding only: the stored history
+    history=tf.constant([[""]]),  # padding only: the stored history
     exclude_seen=tf.constant([True]),
 )
 answer["candidate_ids"], answer["scores"], answer["known"]
-```
-"""
+```"""
 
 _SIGNATURES = [
     ("recommend", "user_id, history, exclude_seen", "candidate_ids, scores [b, k], known [b]"),
     ("serving_default", "examples: serialized tf.Examples, see below", "the same"),
     ("embed_query", "user_id, history", "embedding [b, dim]"),
-    ("embed_candidate", "item_id, and raw item columns if listed below", "embedding [b, dim]"),
+    ("embed_candidate", "item_id, and raw item columns, see below", "embedding [b, dim]"),
     ("stored_history", "user_id", "item_ids [b, longest], known [b]"),
 ]
 
 _CONVENTIONS = """`history` [b, any] holds item ids, the newest first, padded with the empty string.
 A row of nothing but padding stands for the stored history; any other row replaces it.
-Where fewer than k items remain the rest of `candidate_ids` is empty. The features of a
-tf.Example are `user_id` (one text), `history` (texts; may be missing) and `exclude_seen` (one integer; 1 where it is missing).
+Candidates come best first, so whoever wants fewer takes the first ones; where fewer than
+k items remain the rest of `candidate_ids` is empty. `exclude_seen` [b] leaves out what the
+user did. The features of a tf.Example are `user_id` (one text), `history` (texts; may be
+missing) and `exclude_seen` (one integer; 1 where it is missing).
 
-`embed_candidate` takes raw item columns where the Transform graph is inside (`item_features` in
-`manifest.json` lists them). Where all of an item's are empty, its features are those of the
-catalogue."""
+`embed_candidate` takes the raw item columns that `item_columns` in `manifest.json` lists.
+Where all of an item's are empty, its features are those of the catalogue."""
 
 _LIMITS = """- It ranks items by what users did in the training data, and repeats the data's biases,
   that for popular items among them.
-- A user without a training interaction is served from the history alone, one without both gets
-  the same items as every other such user (`known` is false).
-- An item that came after training is no candidate until the next run; `embed_candidate` embeds
-  it from its features.
-- Histories are those of the data that it was made from; newer ones must be sent along.
-- The evaluation looks back at recorded behaviour; it is no measurement of what people do when
+- A user without a training interaction is served from the history alone; one without a
+  history either gets the same items as every other such user. `known` is false for users
+  that the data don't hold.
+- An item that came after training is no candidate until the next run; `embed_candidate`
+  embeds it from its features.
+- Stored histories are those of the data that it was made from; newer ones must be sent.
+- The evaluation looks back at recorded behaviour; it does not measure what people do when
   they see the recommendations."""
 
 
-def _header(config: Config, evaluation: Mapping[str, Any] | None) -> str:
+def _header(name: str, evaluation: Mapping[str, Any] | None) -> str:
     # JSON is YAML, and quotes whatever text a name may hold.
     fields: dict[str, Any] = {
         "library_name": "tensorflow",
@@ -99,44 +101,38 @@ def _header(config: Config, evaluation: Mapping[str, Any] | None) -> str:
         metrics = [{"type": m, "name": m, "value": v} for m, v in evaluation["metrics"].items()]
         result = {
             "task": {"type": "retrieval", "name": "Candidate retrieval"},
-            "dataset": {"type": config.name, "name": config.name},
+            "dataset": {"type": name, "name": name},
             "metrics": metrics,
         }
-        fields["model-index"] = [{"name": config.name, "results": [result]}]
+        fields["model-index"] = [{"name": name, "results": [result]}]
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in fields.items())
     return f"---\n{lines}\n---"
 
 
-def _training(config: Config, training: Mapping[str, Any]) -> str:
-    sources = config.data.interactions.files, config.data.items.files
-    files = " and ".join(f"`{path.rsplit('/', 1)[-1]}`" for path in sources)
-    least = config.data.interactions.positive_at_least
-    rule = "every interaction" if least is None else f"ratings of at least {least:g}"
+def _training(training: Mapping[str, Any]) -> str:
     return (
-        f"Data: {files}; positives are {rule}. The newest {config.data.eval_share:.0%} of them,"
-        f" from one UTC midnight on, were held out. Trained with an in-batch sampled softmax with"
-        f" logQ correction: {training.get('steps', 0):,} steps over"
-        f" {training.get('examples', 0):,} examples on {training.get('devices', 1)}"
-        f" {training.get('platform', '')} device(s)."
+        "In-batch sampled softmax with logQ correction, on the interactions before the cut:"
+        f" {training['steps']:,} steps, {training['examples']:,} examples,"
+        f" {training['devices']} device(s) of the kind {training['platform']}."
     )
 
 
 def _evaluation(evaluation: Mapping[str, Any] | None) -> str:
     if not evaluation:
         return "The bundle was made without an evaluation."
-    popularity = evaluation.get("baselines", {}).get("popularity", {})
+    popularity = evaluation["baselines"].get("popularity", {})
     rows = [
-        (name, f"{value:.4f}", f"{popularity[name]:.4f}" if name in popularity else "–")
-        for name, value in evaluation["metrics"].items()
+        (metric, f"{value:.4f}", f"{popularity[metric]:.4f}" if metric in popularity else "–")
+        for metric, value in evaluation["metrics"].items()
     ]
-    verdict = evaluation.get("verdict", {})
-    decision = "Blessed" if verdict.get("blessed") else "Not blessed"
+    verdict = evaluation["verdict"]
+    decision = "Blessed" if verdict["blessed"] else "Not blessed"
     return (
-        f"On held-out positives of {evaluation['users']:,} users"
+        f"On the positives of {evaluation['users']:,} users from the cut on"
         f" ({evaluation['queries']:,} queries, `{evaluation['query']}`),"
         f" ranked among all {evaluation['candidates']:,} items:\n\n"
         + _table(("metric", "model", "popularity"), rows)
-        + f"\n\n{decision}: {'; '.join(verdict.get('reasons', [])) or 'no reasons given'}."
+        + f"\n\n{decision}: {'; '.join(verdict['reasons'])}."
     )
 
 
