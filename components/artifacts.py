@@ -1,0 +1,45 @@
+"""Artifact types that TFX doesn't have."""
+
+from collections.abc import Sequence
+
+from tfx.components.util import examples_utils
+from tfx.proto import example_gen_pb2
+from tfx.types import artifact_utils
+from tfx.types.artifact import Artifact
+from tfx.types.standard_artifacts import Examples
+
+
+class DeadLetters(Artifact):
+    """Rows that could not be used: `dead_letters.parquet`, and `summary.json` with counts."""
+
+    TYPE_NAME = "DeadLetters"
+
+
+class Vocabularies(Artifact):
+    """`users.parquet` and `items.parquet`, each a `recsys.data.vocabulary.Vocabulary`."""
+
+    TYPE_NAME = "Vocabularies"
+
+
+class InteractionData(Artifact):
+    """A data folder: store, catalogue and vocabularies (docs/architecture.md)."""
+
+    TYPE_NAME = "InteractionData"
+
+
+class ServingBundle(Artifact):
+    """A SavedModel with all that serving and people need beside it."""
+
+    TYPE_NAME = "ServingBundle"
+
+
+class Report(Artifact):
+    """`report.html`, what a run did and how well."""
+
+    TYPE_NAME = "Report"
+
+
+def set_parquet_splits(examples: Examples, splits: Sequence[str]) -> None:
+    """Declares that `examples` are Parquet files in `splits`."""
+    examples.split_names = artifact_utils.encode_split_names(list(splits))
+    examples_utils.set_payload_format(examples, example_gen_pb2.PayloadFormat.FORMAT_PARQUET)

@@ -1,0 +1,29 @@
+"""Trainer: starts `recsys.train` in a process of its own, with Keras on JAX."""
+
+from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
+from tfx.dsl.component.experimental.decorators import component
+from tfx.types.standard_artifacts import Model, String
+
+from components.artifacts import InteractionData
+from components.stage import run_with_config
+
+
+@component
+def Trainer(
+    data: InputArtifact[InteractionData],
+    verdict: InputArtifact[String],
+    model: OutputArtifact[Model],
+    config: Parameter[str],
+    code: Parameter[str],
+) -> None:
+    """Trains the two towers.
+
+    Args:
+        data: The data folder.
+        verdict: The DataGate's; without it there is no training.
+        model: The model folder, see docs/architecture.md.
+        config: `TrainStage` as canonical JSON.
+        code: Fingerprint of the code.
+    """
+    del verdict, code
+    run_with_config("recsys.train", config, ["--data", data.uri, "--out", model.uri], backend="jax")

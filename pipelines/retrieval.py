@@ -1,0 +1,193 @@
+"""The retrieval pipeline: from raw files to a served two-tower model and a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tfx.components.example_validator.component import ExampleValidator
+from tfx.components.schema_gen.component import SchemaGen
+from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
+from tfx.components.statistics_gen.component import StatisticsGen
+from tfx.components.transform.component import Transform
+from tfx.orchestration import metadata
+from tfx.orchestration.pipeline import Pipeline
+from tfx.proto import transform_pb2
+from tfx.types import BaseChannel
+
+from components import item_gen
+from components.data_gate import DataGate
+from components.exporter import Exporter
+from components.interaction_encoder import InteractionEncoder
+from components.interaction_gen import InteractionGen, InteractionSource
+from components.item_gen import ItemGen
+from components.latest_blessed import LatestBlessed
+from components.pusher import Pusher, PushTarget
+from components.reporter import Reporter
+from components.retrieval_evaluator import RetrievalEvaluator
+from components.trainer import Trainer
+from components.transform_items import PREPROCESSING_FN
+from components.vocabulary_gen import VocabularyGen
+from pipelines.schemas import pin_schema
+from recsys.config import Config, EvaluateStage, ExportStage, TrainStage, canonical_json
+from recsys.data.csv_source import match_files
+from recsys.data.items import example_column
+from recsys.fingerprint import code_fingerprint, files_fingerprint
+
+
+def create_pipeline(config: Config) -> Pipeline:
+    """Returns the pipeline of `config`.
+
+    Raises:
+        RecsysError: A raw file or a schema that the config names is missing.
+    """
+    root = Path(config.root)
+    data = config.data
+    source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
+
+    interactions = InteractionGen(
+        config=canonical_json(source),
+        files_digest=_files_digest(data.interactions.files, "interactions"),
+        code=code_fingerprint("components.interaction_gen"),
+    )
+    items = ItemGen(
+        config=canonical_json(data.items),
+        files_digest=_files_digest(data.items.files, "items"),
+        code=code_fingerprint("components.item_gen"),
+    )
+    validate_interactions, _, interaction_anomalies = _validation(
+        "interactions", interactions.outputs["examples"], config
+    )
+    validate_items, item_schema, item_anomalies = _validation(
+        "items", items.outputs["examples"], config
+    )
+    gate = DataGate(
+        interaction_anomalies=interaction_anomalies,
+        item_anomalies=item_anomalies,
+        interaction_letters=interactions.outputs["dead_letters"],
+        item_letters=items.outputs["dead_letters"],
+        config=canonical_json(data.gate),
+        code=code_fingerprint("components.data_gate"),
+    )
+    vocabularies = VocabularyGen(
+        interactions=interactions.outputs["examples"],
+        items=items.outputs["examples"],
+        verdict=gate.outputs["verdict"],
+        code=code_fingerprint("components.vocabulary_gen"),
+    )
+    transform = _transform(config, items.outputs["examples"], item_schema)
+    transform.add_upstream_node(gate)
+    encoder = InteractionEncoder(
+        interactions=interactions.outputs["examples"],
+        items=items.outputs["examples"],
+        transformed_items=transform.outputs["transformed_examples"],
+        transform_graph=transform.outputs["transform_graph"],
+        vocabularies=vocabularies.outputs["vocabularies"],
+        config=canonical_json(data.items),
+        code=code_fingerprint("components.interaction_encoder"),
+    )
+    trainer = Trainer(
+        data=encoder.outputs["data"],
+        verdict=gate.outputs["verdict"],
+        config=canonical_json(TrainStage(model=config.model, train=config.train)),
+        code=code_fingerprint("components.trainer", "recsys.train"),
+    )
+    blessed = LatestBlessed(trainer.outputs["model"])
+    evaluator = RetrievalEvaluator(
+        model=trainer.outputs["model"],
+        data=encoder.outputs["data"],
+        blessed_model=blessed.outputs["model"],
+        config=canonical_json(
+            EvaluateStage(
+                evaluate=config.evaluate, bless=config.bless, report_users=config.report_users
+            )
+        ),
+        code=code_fingerprint("components.retrieval_evaluator", "recsys.evaluate"),
+    )
+    exporter = Exporter(
+        model=trainer.outputs["model"],
+        data=encoder.outputs["data"],
+        transform_graph=transform.outputs["transform_graph"],
+        evaluation=evaluator.outputs["evaluation"],
+        config=canonical_json(ExportStage(name=config.name, export=config.export)),
+        code=code_fingerprint("components.exporter", "recsys.export"),
+    )
+    pusher = Pusher(
+        bundle=exporter.outputs["bundle"],
+        blessing=evaluator.outputs["blessing"],
+        config=canonical_json(
+            PushTarget(serving_root=str(root / "serving" / config.name), keep=config.push.keep)
+        ),
+        code=code_fingerprint("components.pusher"),
+    )
+    reporter = Reporter(
+        interaction_letters=interactions.outputs["dead_letters"],
+        item_letters=items.outputs["dead_letters"],
+        data=encoder.outputs["data"],
+        model=trainer.outputs["model"],
+        evaluation=evaluator.outputs["evaluation"],
+        bundle=exporter.outputs["bundle"],
+        pushed=pusher.outputs["pushed"],
+        config=canonical_json(config),
+        code=code_fingerprint("components.reporter"),
+    )
+    steps = [interactions, items, *validate_interactions, *validate_items, gate]
+    steps += [vocabularies, transform, encoder, trainer, blessed, evaluator]
+    return Pipeline(
+        pipeline_name=config.name,
+        pipeline_root=str(root / "artifacts"),
+        components=[*steps, exporter, pusher, reporter],
+        enable_cache=True,
+        metadata_connection_config=metadata.sqlite_metadata_connection_config(
+            str(root / "metadata.sqlite")
+        ),
+        beam_pipeline_args=list(config.beam_args),
+    )
+
+
+def _files_digest(pattern: str, what: str) -> str:
+    return files_fingerprint(match_files(pattern, what))
+
+
+def _validation(
+    what: str, examples: BaseChannel, config: Config
+) -> tuple[list, BaseChannel, BaseChannel]:
+    """Returns the steps that validate `examples`, their schema and the anomalies."""
+    suffix = what.capitalize()
+    schema_dir = config.data.gate.schema_dir
+    statistics = StatisticsGen(examples=examples).with_id(f"StatisticsGen.{suffix}")
+    if schema_dir is None:
+        schema = SchemaGen(statistics=statistics.outputs["statistics"])
+        schema = schema.with_id(f"SchemaGen.{suffix}")
+    else:
+        file = pin_schema(Path(schema_dir) / f"{what}.pbtxt", Path(config.root))
+        schema = ImportSchemaGen(schema_file=str(file)).with_id(f"ImportSchemaGen.{suffix}")
+    validator = ExampleValidator(
+        statistics=statistics.outputs["statistics"], schema=schema.outputs["schema"]
+    ).with_id(f"ExampleValidator.{suffix}")
+    steps = [statistics, schema, validator]
+    return steps, schema.outputs["schema"], validator.outputs["anomalies"]
+
+
+def _transform(config: Config, items: BaseChannel, schema: BaseChannel) -> Transform:
+    """Returns the step that turns the items' raw columns into token rows."""
+    source = config.data.items
+    features = [
+        {
+            "column": example_column(source, feature.column),
+            "feature": json.loads(canonical_json(feature)),
+        }
+        for feature in source.features
+    ]
+    code = code_fingerprint("components.transform_items")
+    return Transform(
+        examples=items,
+        schema=schema,
+        preprocessing_fn=PREPROCESSING_FN,
+        custom_config={"features": features, "code": code},
+        splits_config=transform_pb2.SplitsConfig(
+            analyze=[item_gen.SPLIT], transform=[item_gen.SPLIT]
+        ),
+        disable_analyzer_cache=True,
+        disable_statistics=True,
+    )
