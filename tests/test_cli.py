@@ -1,0 +1,225 @@
+"""The command line: what is quick, what goes where, and how it exits."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsys import __version__
+from recsys.cli import app as app_module
+from recsys.cli import main
+from recsys.cli.recommend import serving_folder
+from recsys.config import load_config
+from recsys.errors import RecsysError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = [
+    "apache_beam", "grain", "jax", "keras", "matplotlib", "numpy", "orbax", "pandas", "pyarrow",
+    "pydantic", "tensorflow", "tfx", "yaml",
+]  # fmt: skip
+
+
+def run_main(*arguments):
+    """Runs the command line in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code or 0
+
+
+def python(program, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    # Typer itself takes pydantic for the options of a command.
+    [(["--help"], []), (["--version"], ["pydantic"]), (["run", "--help"], ["pydantic"])],
+)
+def test_the_command_line_answers_without_a_heavy_import(arguments, allowed):
+    done = python(
+        "import sys\n"
+        "from recsys.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules and m not in {allowed!r}])",
+        *arguments,
+    )
+    assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
+
+
+def test_both_ways_in_print_the_version():
+    script = Path(sys.executable).with_name("recsys")
+    for words in ([str(script)], [sys.executable, "-m", "recsys"]):
+        done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{__version__}\n"
+
+
+def test_help_lists_the_commands_of_the_page(capsys):
+    assert run_main("--help") == 0
+    listed = re.findall(r"^│ (\w+) {2,}", capsys.readouterr().out, flags=re.MULTILINE)
+    page = (ROOT / "docs" / "cli.md").read_text()
+    assert listed == re.findall(r"^## recsys (\w+)$", page, flags=re.MULTILINE)
+
+
+def test_the_page_names_every_option():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    sections = dict(
+        re.findall(r"^## recsys (\w+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    )
+    for command in app_module.typer.main.get_command(app_module.app).commands.values():
+        for parameter in command.params:
+            for name in parameter.opts:
+                if name.startswith("-"):
+                    assert f"`{name}" in sections[command.name], f"{command.name} {name}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["run", "--bogus"],
+        ["recommend"],
+        ["recommend", "--user", "1", "-k", "0"],
+        ["synth", "--users", "x"],
+        ["run", "no-such-file.yaml"],
+        ["run", "--set", "train.epochs=0"],
+        ["train", "--data", "x", "--out", "y", "--set", "nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_user_typed_wrong_exits_with_2_and_prints_on_stderr_only(arguments, capsys):
+    assert run_main(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.strip()
+    assert "Traceback" not in printed.err
+
+
+def test_an_error_of_ours_is_one_line_without_a_traceback(capsys):
+    assert run_main("run", "--set", "train.epochs=0") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("[R107] ")
+    assert "'train.epochs'" in line
+
+
+def test_a_failure_that_is_not_the_users_exits_with_1(capsys, tmp_path):
+    assert run_main("recommend", "--user", "1", "--config", str(small_config(tmp_path))) == 1
+    assert capsys.readouterr().err.startswith("[R510] ")
+
+
+def test_an_unforeseen_error_is_one_sentence_and_its_traceback_a_file(capsys, monkeypatch):
+    def boom():
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("recsys.config.json_schema", boom)
+    assert run_main("schema") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("[R900] ")
+    assert "planted" in line
+    log = Path(re.search(r"(/\S+\.log)", line)[1])
+    assert "Traceback" in log.read_text()
+    assert "ZeroDivisionError: planted" in log.read_text()
+    log.unlink()
+
+
+def test_schema_prints_the_committed_file(capsys):
+    assert run_main("schema") == 0
+    assert capsys.readouterr().out == (ROOT / "configs" / "schema.json").read_text()
+
+
+def test_synth_writes_data_with_a_config_that_loads(capsys, tmp_path):
+    out = tmp_path / "data"
+    sizes = ["--users", "50", "--items", "60", "--interactions", "200"]
+    assert run_main("synth", *sizes, "--out", str(out)) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["n_interactions"] == 200
+    config = load_config(Path(summary["config"]))
+    assert config.data.interactions.files == summary["interactions"]
+
+
+def test_a_stage_that_fails_ends_the_command_with_its_own_error(capfd, tmp_path):
+    config = small_config(tmp_path)
+    folders = ["--data", str(tmp_path / "nothing"), "--out", str(tmp_path / "model")]
+    assert run_main("train", "--config", str(config), *folders) == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].startswith("[R2")
+
+
+def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tmp_path):
+    started = []
+
+    def record(module, arguments, environment):
+        config = load_config(Path(arguments[arguments.index("--config") + 1]))
+        started.append((module, environment, config.train.epochs))
+        return {"out": "x"}
+
+    monkeypatch.setattr("recsys.cli.stages.run_stage", record)
+    common = ["--config", str(small_config(tmp_path)), "--set", "train.epochs=3", "--out", "o"]
+    assert run_main("train", "--data", "d", *common) == 0
+    assert run_main("evaluate", "--data", "d", "--model", "m", *common) == 0
+    assert run_main("export", "--model", "m", *common) == 0
+    assert started == [
+        ("recsys.train", {"KERAS_BACKEND": "jax"}, 3),
+        ("recsys.evaluate", {"KERAS_BACKEND": "jax"}, 3),
+        ("recsys.export", {"KERAS_BACKEND": "tensorflow"}, 3),
+    ]
+    assert capsys.readouterr().out == '{"out": "x"}\n' * 3
+
+
+def test_recommend_looks_under_the_root_of_the_config_or_the_given_one(tmp_path):
+    config = small_config(tmp_path)
+    assert serving_folder(config, None) == tmp_path / "runs" / "serving" / "small"
+    assert serving_folder(config, tmp_path / "r") == tmp_path / "r" / "serving" / "small"
+
+
+def test_a_root_alone_must_hold_one_model(tmp_path):
+    with pytest.raises(UsageError, match="R904"):
+        serving_folder(None, tmp_path)
+    (tmp_path / "serving" / "one").mkdir(parents=True)
+    (tmp_path / "serving" / ".hidden").mkdir()
+    assert serving_folder(None, tmp_path) == tmp_path / "serving" / "one"
+    (tmp_path / "serving" / "two").mkdir()
+    with pytest.raises(UsageError, match="'one', 'two'"):
+        serving_folder(None, tmp_path)
+
+
+def test_the_core_imports_neither_tensorflow_nor_tfx():
+    done = python(
+        "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"
+        " recsys.evaluate\n"
+        "print([m for m in ('tensorflow', 'tfx', 'apache_beam') if m in sys.modules])",
+        KERAS_BACKEND="jax",
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def small_config(folder):
+    path = folder / "small.yaml"
+    path.write_text(
+        "name: small\n"
+        "root: runs\n"
+        "data:\n"
+        "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
+        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
+    )
+    return path
+
+
+def test_an_error_is_red_on_a_terminal_only(capsys, monkeypatch):
+    from recsys.cli.failure import print_error
+
+    print_error(str(RecsysError("R1", "rule.", "cure.")))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    print_error("x")
+    assert capsys.readouterr().err == "[R1] rule. cure.\n\033[31mx\033[0m\n"

@@ -1,0 +1,376 @@
+"""`recsys run`: what it shows of a child's events, and how it ends the child."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recsys.cli import main
+from recsys.cli import run as run_module
+from recsys.cli.run import follow, new_log
+from recsys.cli.run_result import format_bytes, show_result
+from recsys.cli.run_view import RunView
+from recsys.errors import RecsysError, UsageError
+
+METRICS = {
+    "recall@10": 0.12,
+    "mrr": 0.05,
+    "baselines": {"popularity": {"recall@10": 0.06, "mrr": 0.0}},
+}
+SUMMARY = {
+    "blessed": True,
+    "bundle": "/r/serving/m/1",
+    "report": "/r/report.html",
+    "metrics": METRICS,
+}
+EVENTS = [
+    {"kind": "run_started", "steps": ["InteractionGen", "Trainer"], "root": "/r", "name": "m"},
+    {"kind": "step_started", "step": "InteractionGen"},
+    {
+        "kind": "step_finished",
+        "step": "InteractionGen",
+        "state": "cached",
+        "reason": "nothing that it reads has changed",
+        "seconds": 0.04,
+    },
+    {"kind": "step_started", "step": "Trainer"},
+    {"kind": "progress", "step": "Trainer", "done": 3, "total": 12, "text": "loss 5.21 [1]"},
+    {"kind": "of a later version"},
+    {"kind": "step_finished", "step": "Trainer", "state": "ran", "reason": "", "seconds": 61.25},
+    {"kind": "finished", "summary": SUMMARY},
+]
+
+
+def shown(events, *, is_terminal=False):
+    """Returns the view after `events` and all that it printed."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=is_terminal, width=100, highlight=False)
+    with RunView(console) as view:
+        for event in events:
+            view.show(event)
+    return view, screen.getvalue()
+
+
+def test_without_a_terminal_a_run_is_plain_lines():
+    view, text = shown(EVENTS)
+    assert text.splitlines() == [
+        "m: 2 steps into /r",
+        "↺  1/2  InteractionGen      0.0 s  cached: nothing that it reads has changed",
+        "✓  2/2  Trainer            61.2 s  ran",
+    ]
+    assert view.summary == SUMMARY
+    assert view.error is None
+
+
+def test_on_a_terminal_the_running_step_has_a_bar_with_its_text():
+    _, text = shown(EVENTS[:5], is_terminal=True)
+    assert "Trainer" in text
+    assert "loss 5.21 [1]" in text
+    assert "━" in text
+
+
+def test_a_long_step_speaks_without_a_terminal(monkeypatch):
+    monkeypatch.setattr("recsys.cli.run_view._QUIET_S", -1.0)
+    _, text = shown(EVENTS[:5])
+    assert "  Trainer  25%  loss 5.21 [1]" in text.splitlines()
+
+
+def test_a_failed_step_is_shown_with_its_reason_and_the_first_error_is_kept():
+    errors = [RecsysError("R301", "A.", "B."), RecsysError("R302", "C.", "D.")]
+    failed = {"step": "DataGate", "state": "failed", "reason": "too many", "seconds": 1.0}
+    view, text = shown(
+        [
+            *({"kind": "error", "step": "x", "error": error.to_json()} for error in errors),
+            {"kind": "step_finished", **failed},
+        ]
+    )
+    assert text == "✗  1/1  DataGate      1.0 s  failed: too many\n"
+    assert view.error is not None
+    assert view.error.code == "R301"
+
+
+def result_text(**changes):
+    screen = io.StringIO()
+    console = Console(file=screen, width=100, highlight=False)
+    show_result(console, {**SUMMARY, **changes}, 12.34, Path("/r/logs/x.log"))
+    return screen.getvalue()
+
+
+def test_the_result_has_model_and_popularity_side_by_side():
+    lines = [line.replace(" ", "") for line in result_text().splitlines()]
+    assert "│recall@10│0.1200│0.0600│2.00│" in lines
+    assert "│mrr│0.0500│0.0000│–│" in lines
+
+
+def test_the_result_names_its_files():
+    lines = result_text().splitlines()
+    assert lines[-4:] == [
+        "bundle   /r/serving/m/1",
+        "report   /r/report.html",
+        "log      /r/logs/x.log",
+        "seconds  12.3",
+    ]
+
+
+def test_the_result_has_the_sharding_table():
+    part = {
+        "table": "items", "rows": 9743, "padded_rows": 9744, "dim": 64, "shards": 8,
+        "bytes_per_device": 311_808,
+    }  # fmt: skip
+    text = result_text(sharding=[part]).replace(" ", "")
+    assert "│items│9,743│9,744│64│8│311.8kB│" in text
+
+
+def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(tmp_path):
+    example = {
+        "user_id": "42",
+        "history": [{"id": "1", "title": "[REC] (2007)"}, {"id": "2", "title": "Heat"}],
+        "recommended": [
+            {"id": "3", "title": "[bold]Ran[/bold]", "score": 0.5, "held_out": True},
+            {"id": "4", "title": "Ikiru", "score": 0.4, "held_out": False},
+        ],
+    }
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps({"examples": [example], "verdict": {"reasons": ["because"]}}))
+    text = result_text(evaluation=str(path))
+    assert "User 42" in text
+    rows = [line.split("│")[1:3] for line in text.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert ["[REC] (2007)", "★ [bold]Ran[/bold]"] in rows
+    assert ["Heat", "Ikiru"] in rows
+    assert "  because" in text.splitlines()
+
+
+def test_a_refused_model_is_said_in_words():
+    text = result_text(blessed=False, bundle=None)
+    assert "refused" in text
+    assert "\nbundle" not in text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_493_952, "2.5 MB"), (8 * 10**10, "80.0 GB")],
+)
+def test_bytes_are_shown_as_people_read_them(n_bytes, text):
+    assert format_bytes(n_bytes) == text
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Returns a function that writes the module `planted_runner`, a real child process."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    def write(body):
+        source = "import os, signal, sys, time\nfrom recsys.events import emit\n"
+        (folder / "planted_runner.py").write_text(source + textwrap.dedent(body))
+
+    return write
+
+
+def follow_child(tmp_path):
+    log = new_log(tmp_path / "root")
+    return log, lambda: follow(["planted_runner", "a", "b"], log, Console(file=io.StringIO()))
+
+
+def test_a_child_gives_its_summary_and_its_words_go_to_the_log(child, tmp_path):
+    child("""
+        print("to stdout", sys.argv[1:], flush=True)
+        print("to stderr", file=sys.stderr)
+        emit("finished", summary={"blessed": True})
+    """)
+    log, start = follow_child(tmp_path)
+    assert start() == {"blessed": True}
+    assert log.read_text() == "to stdout ['a', 'b']\nto stderr\n"
+
+
+def test_the_error_of_a_child_is_raised_as_it_was(child, tmp_path, capsys):
+    child("""
+        from recsys.errors import UsageError
+        emit("error", step="InteractionGen", error=UsageError("R310", "A.", "B.", "c").to_json())
+        sys.exit(2)
+    """)
+    log, start = follow_child(tmp_path)
+    with pytest.raises(UsageError, match=r"\[R310\] A\. Received: 'c'\. B\."):
+        start()
+    assert capsys.readouterr().err == f"Log: {log}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", -9), ("raise ValueError", 1), ("", 0)],
+    ids=["killed", "crashed", "silent"],
+)
+def test_a_child_without_a_result_is_an_error_that_names_the_log(child, tmp_path, body, code):
+    child(body)
+    log, start = follow_child(tmp_path)
+    with pytest.raises(RecsysError) as caught:
+        start()
+    assert caught.value.code == "R903"
+    assert f"exit code {code}'" in str(caught.value)
+    assert str(log) in str(caught.value)
+
+
+def test_a_summary_of_a_child_that_then_fails_does_not_count(child, tmp_path):
+    child("emit('finished', summary={'blessed': True}); sys.exit(1)")
+    _, start = follow_child(tmp_path)
+    with pytest.raises(RecsysError, match="R903"):
+        start()
+
+
+def test_a_module_in_the_current_folder_does_not_stand_in_for_ours(child, tmp_path, monkeypatch):
+    child("import recsys; emit('finished', summary={'recsys': recsys.__file__})")
+    here = tmp_path / "here"
+    (here / "recsys").mkdir(parents=True)
+    (here / "recsys" / "__init__.py").touch()
+    (here / "random.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(here)
+    _, start = follow_child(tmp_path)
+    assert start() == {"recsys": str(Path(run_module.__file__).parents[1] / "__init__.py")}
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+GRANDCHILD = """
+    import subprocess
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(sys.argv[1], "w") as file:
+        file.write(f"{os.getpid()} {grandchild.pid}\\n")
+"""
+
+
+def test_nothing_that_a_child_started_outlives_it(child, tmp_path):
+    child(GRANDCHILD + "    emit('finished', summary={'blessed': True})")
+    pids = tmp_path / "pids"
+    follow(["planted_runner", str(pids)], new_log(tmp_path), Console(file=io.StringIO()))
+    wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+
+
+@pytest.mark.parametrize("is_stubborn", [False, True], ids=["obedient", "stubborn"])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum, code, is_stubborn):
+    stubborn = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if is_stubborn else ""
+    child("\n" + stubborn + GRANDCHILD + "    time.sleep(60)")
+    pids = tmp_path / "pids"
+    program = (
+        "import io, sys; from pathlib import Path; from rich.console import Console\n"
+        "from recsys.cli import run; run._GRACE_S = 0.3\n"
+        "run.follow(['planted_runner', sys.argv[1]], run.new_log(Path(sys.argv[2])),"
+        " Console(file=io.StringIO()))"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program, str(pids), str(tmp_path)], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
+    parent.send_signal(signum)
+    _, talk = parent.communicate(timeout=20)
+    assert parent.returncode == code
+    assert talk.splitlines()[0] == (f"Stopped by {signum.name}; every process of the run is ended.")
+    assert "Traceback" not in talk
+    wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
+
+
+def test_a_run_under_nohup_stays_deaf_to_a_hang_up(child, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child("os.kill(os.getppid(), signal.SIGHUP); emit('finished', summary={'blessed': True})")
+        _, start = follow_child(tmp_path)
+        assert start() == {"blessed": True}
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "RUNNER", "planted_runner")
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "name: small\n"
+        "root: runs\n"
+        "data:\n"
+        "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
+        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
+    )
+    return path
+
+
+def run_main(*arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code or 0
+
+
+@pytest.mark.parametrize("blessed", [True, False])
+def test_json_is_one_line_of_stdout_with_the_figures(child, small, capfd, blessed):
+    summary = {**SUMMARY, "blessed": blessed, "evaluation": None, "sharding": []}
+    child(f"emit('finished', summary={summary!r})")
+    assert run_main("run", str(small), "--json") == 0
+    [line] = capfd.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert result.pop("seconds") >= 0
+    assert result == {**SUMMARY, "blessed": blessed}
+
+
+def test_the_child_gets_the_config_and_the_overrides(child, small, capfd, tmp_path):
+    child("emit('finished', summary={'blessed': True, 'metrics': {}, 'bundle': str(sys.argv[1:])})")
+    overrides = ["--set", "train.epochs=3", "--set", f"root={tmp_path / 'other'}"]
+    assert run_main("run", str(small), *overrides, "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["bundle"] == str([str(small), *overrides])
+    assert len(list((tmp_path / "other" / "logs").glob("*Z.log"))) == 1
+
+
+def test_a_failed_run_is_one_sentence_and_the_path_of_the_log(child, small, capfd, tmp_path):
+    child("""
+        from recsys.errors import RecsysError
+        emit("error", step="DataGate", error=RecsysError("R320", "A.", "B.").to_json())
+        sys.exit(1)
+    """)
+    assert run_main("run", str(small), "--json") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    log, sentence = printed.err.splitlines()
+    assert log.startswith(f"Log: {tmp_path / 'runs' / 'logs'}")
+    assert sentence == "[R320] A. B."
+
+
+def test_a_root_that_cannot_be_a_folder_is_refused(small, capsys, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    assert run_main("run", str(small)) == 2
+    assert capsys.readouterr().err.startswith("[R902] ")
+
+
+def test_without_the_extra_the_sentence_says_how_to_get_it(small, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run_main("run", str(small)) == 2
+    assert "uv sync --all-extras" in capsys.readouterr().err
+    assert not (small.parent / "runs").exists()
+
+
+def test_two_logs_of_one_moment_have_two_names(tmp_path):
+    assert new_log(tmp_path) != new_log(tmp_path)
+    assert len(list((tmp_path / "logs").iterdir())) == 2

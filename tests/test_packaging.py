@@ -1,0 +1,209 @@
+"""The package, its licence, and the wrapper that brings uv."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import recsys
+from recsys.doctor import EXACT_SET, WIDE_SET
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ["recsys", "components", "pipelines"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_we_own_our_top_level_names(package):
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin == str(ROOT / package / "__init__.py")
+    claims = importlib.metadata.packages_distributions().get(package, [])
+    assert set(claims) <= {"recsys"}
+
+
+def test_the_wheel_holds_our_packages_whole_and_nothing_else(tmp_path):
+    subprocess.run(
+        [ROOT / "uvw", "build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT], check=True
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    metadata = {name for name in names if ".dist-info/" in name}
+    sources = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert names - metadata == sources
+    assert "recsys/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in metadata)
+
+
+def test_the_version_stands_in_one_place_for_each_reader():
+    assert PROJECT["project"]["version"] == recsys.__version__
+    assert importlib.metadata.version("recsys") == recsys.__version__
+
+
+def test_the_core_needs_no_tensorflow_tfx_or_beam():
+    needed = {re.match(r"[\w-]+", line)[0] for line in PROJECT["project"]["dependencies"]}
+    assert not needed & {"tensorflow", "tfx", "apache-beam", "ml-metadata", "tfx-bsl"}
+
+
+def test_the_overrides_are_the_sets_that_the_doctor_explains():
+    guarded = [line for line in PROJECT["tool"]["uv"]["override-dependencies"] if ";" in line]
+    expected = [
+        f"{name}=={version} ; python_version {guard}"
+        for wheel_set, guard in ((WIDE_SET, "< '3.12'"), (EXACT_SET, ">= '3.12'"))
+        for name, version in wheel_set.versions.items()
+    ]
+    assert sorted(guarded) == sorted(expected)
+
+
+def test_no_locked_package_needs_a_compiler_here():
+    lock = tomllib.loads((ROOT / "uv.lock").read_text())
+    without_wheel = {
+        package["name"]
+        for package in lock["package"]
+        if "wheels" not in package and "registry" in package["source"]
+    }
+    # Both are pure Python.
+    assert without_wheel <= {"google-apitools", "rouge-score"}
+
+
+def test_the_licence_is_apache_2_and_goes_along():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_the_licence_of_the_data_goes_along_and_the_readme_names_it():
+    path = "data/ml-latest-small/README.txt"
+    assert "may redistribute the data set" in (ROOT / path).read_text()
+    assert path in (ROOT / "README.md").read_text()
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    [command] = re.findall(r"exec (\./uvw .*)", (ROOT / ".ci" / "run").read_text())
+    assert f"\n{command}\n" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "path", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda p: p.name
+)
+def test_the_links_between_our_pages_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target
+
+
+PIP = """#!/bin/sh
+echo "$@" >> "$0.calls"
+[ "$3" = --version ] && exit {version_code}
+while [ "$1" != --target ]; do shift; done
+mkdir -p "$2/bin"
+while read -r line; do echo "$line"; done > "$2/bin/uv" << 'END'
+#!/bin/sh
+if [ "$1" = --version ]; then echo "uv 0.13.8"; else echo "own $*"; fi
+END
+chmod +x "$2/bin/uv"
+exit {install_code}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Returns a function that runs a copy of `uvw` on a machine with the given programs."""
+    shutil.copy(ROOT / "uvw", tmp_path / "uvw")
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for tool in ("sh", "dirname", "mkdir", "mv", "rm", "chmod"):
+        (bin_ / tool).symlink_to(shutil.which(tool))
+
+    def program(name, text):
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+
+    def run(*arguments):
+        return subprocess.run(
+            [tmp_path / "uvw", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env={"PATH": str(bin_), "HOME": str(tmp_path)},
+        )
+
+    run.program = program
+    run.calls = bin_ / "python3.calls"
+    run.own = tmp_path / ".uv"
+    return run
+
+
+def uv_of_version(text):
+    return f"""#!/bin/sh
+if [ "$1" = --version ]; then echo '{text}'; exit 0; fi
+echo "path $UV_PROJECT"
+for word; do echo "<$word>"; done
+exit 7
+"""
+
+
+@pytest.mark.parametrize("version", ["uv 0.13.8 (x86_64)", "uv 0.13.0", "uv 0.20.1", "uv 1.0.0"])
+def test_a_recent_uv_on_the_path_gets_every_word_and_gives_its_exit_code(machine, version):
+    machine.program("uv", uv_of_version(version))
+    done = machine("run", "two words", "--flag=*")
+    assert done.stdout.splitlines() == [
+        f"path {machine.own.parent}", "<run>", "<two words>", "<--flag=*>",
+    ]  # fmt: skip
+    assert done.returncode == 7
+    assert not machine.own.exists()
+
+
+@pytest.mark.parametrize(
+    "uv",
+    [None, uv_of_version("uv 0.12.9"), uv_of_version("something"), "#!/bin/sh\nexit 127\n"],
+    ids=["none", "old", "strange", "broken-shim"],
+)
+def test_without_a_recent_uv_pip_brings_the_pinned_one_once(machine, uv):
+    if uv:
+        machine.program("uv", uv)
+    machine.program("python3", PIP.format(version_code=0, install_code=0))
+    for _ in range(2):
+        done = machine("run", "x")
+        assert done.stdout == "own run x\n", done.stderr
+    assert len([line for line in machine.calls.read_text().splitlines() if "install" in line]) == 1
+    assert [path.name for path in machine.own.iterdir()] == ["0.13.8"]
+
+
+def test_without_uv_and_pip_one_sentence_says_what_is_needed(machine):
+    machine.program("python3", PIP.format(version_code=1, install_code=1))
+    done = machine("run", "x")
+    assert done.returncode == 1
+    assert "apt-get install python3-pip" in done.stderr
+    assert not machine.own.exists()
+
+
+def test_an_installation_that_fails_leaves_nothing_half_done(machine):
+    machine.program("python3", PIP.format(version_code=0, install_code=2))
+    assert machine("run", "x").returncode == 2
+    assert list(machine.own.iterdir()) == []
+
+
+def test_the_wrapper_pins_the_uv_that_is_tested():
+    uv = os.environ.get("UV") or shutil.which("uv") or ROOT / "uvw"
+    version = subprocess.run([uv, "--version"], capture_output=True, text=True, check=True).stdout
+    pinned = re.search(r"^pinned=(\S+)$", (ROOT / "uvw").read_text(), flags=re.MULTILINE)[1]
+    assert tuple(map(int, version.split()[1].split("."))) >= tuple(map(int, pinned.split(".")))
