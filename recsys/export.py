@@ -85,7 +85,7 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
     except OSError as error:
         raise RecsysError(
             "R525",
-            "The export must be able to read its inputs and to write beside its output.",
+            f"The export must be able to read or write {Path(error.filename or out).name!r}.",
             "Free some space, correct the permissions, or run again: recsys run.",
             str(error),
         ) from None

@@ -24,12 +24,21 @@ class Item:
     Attributes:
         id: Id of the item.
         title: Its name; the id where it has none.
-        score: The model's score; None in a history.
     """
 
     id: str
     title: str
-    score: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredItem(Item):
+    """An item that is recommended.
+
+    Attributes:
+        score: Cosine of the user's and the item's embedding [-1..1].
+    """
+
+    score: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Recommendations:
 
     user_id: str
     history: list[Item]
-    items: list[Item]
+    items: list[ScoredItem]
 
 
 class Recommender:
@@ -93,7 +102,7 @@ class Recommender:
         )
         items = [
             [
-                self._item(id_, float(score))
+                ScoredItem(*self._id_and_title(id_), float(score))
                 for id_, score in zip(ids[:k], scores[:k], strict=True)
                 if id_
             ]
@@ -117,7 +126,9 @@ class Recommender:
         for user_id, is_known in zip(user_ids, answer["known"], strict=True):
             if not is_known:
                 raise self._unknown(user_id)
-        return [[self._item(id_) for id_ in ids if id_] for ids in answer["item_ids"]]
+        return [
+            [Item(*self._id_and_title(id_)) for id_ in ids if id_] for ids in answer["item_ids"]
+        ]
 
     def _ask(self, signature: str, **inputs: Any) -> dict[str, Any]:
         import tensorflow as tf
@@ -128,9 +139,9 @@ class Recommender:
             for name, value in self._model.signatures[signature](**tensors).items()
         }
 
-    def _item(self, id_: bytes, score: float | None = None) -> Item:
+    def _id_and_title(self, id_: bytes) -> tuple[str, str]:
         text = id_.decode()
-        return Item(text, self._titles.get(text, text), score)
+        return text, self._titles.get(text, text)
 
     def _unknown(self, user_id: str) -> UsageError:
         examples = ", ".join(repr(id_) for id_ in self._example_users)

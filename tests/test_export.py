@@ -1,0 +1,435 @@
+"""The exported bundle, asked in raw ids, against the trained weights by hand in numpy.
+
+One small world for all tests: TFT makes the token rows from raw text, the real
+trainer the model, the real export the bundle. TensorFlow runs in processes of its
+own: one exports, one is a client that knows the bundle alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from recsys.bundle import verify
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.histories import ServingHistories, serving_histories
+from recsys.data.store import EventLog, InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.process import run_stage
+
+pytestmark = pytest.mark.pipeline  # The token rows are TFT's.
+
+_SCRIPTS = Path(__file__).resolve().parent / "test_export_scripts"
+_K, _HISTORY = 12, 4
+_EVALUATION = {
+    "query": "each_moment",
+    "users": 7,
+    "queries": 47,
+    "candidates": 40,
+    "metrics": {"recall@10": 0.25},
+    "baselines": {"popularity": {"recall@10": 0.125}},
+    "verdict": {"blessed": True, "reasons": ["recall@10 is 0.2500"]},
+}
+_WORDS = ["Red", "Blue", "the", "sea", "Night", "Über", "wolf", "of"]
+_GENRES = ["Drama", "Sci-Fi", "War", "Comedy"]
+
+
+def make_items() -> list[dict[str, str]]:
+    rng = np.random.default_rng(1)
+    items = []
+    for n in range(40):
+        words, genres = rng.choice(_WORDS, 3), rng.choice(_GENRES, 2, replace=False)
+        # Ids of any content: leading zeros, spaces, newlines, not ASCII.
+        id_ = {3: "003", 4: "a b", 5: "c\nd", 6: "ü"}.get(n, f"i{n}")
+        items.append({"item_id": id_, "title": " ".join(words), "genres": "|".join(sorted(genres))})
+    return items
+
+
+def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.ndarray]) -> None:
+    """Writes a data folder: users `007`, `u1` …; 5 of them only after the cut."""
+    rng = np.random.default_rng(2)
+    n_items, n_users, n_events = len(items), 30, 600
+    train_items = rng.integers(1, n_items - 4, n_events)  # The last 5 are never seen.
+    counts = np.bincount(train_items, minlength=n_items + 1)[1:]
+    item_vocabulary = Vocabulary(pa.array([item["item_id"] for item in items]), counts)
+    index = np.concatenate([np.arange(1, n_users + 1), rng.integers(1, n_users + 1, 570)])
+    user_ids = ["007", *(f"u{n}" for n in range(1, n_users))]
+    users = Vocabulary(pa.array(user_ids), np.bincount(index, minlength=n_users + 1)[1:])
+    times = rng.integers(0, 1000, n_events)
+    train = EventLog.from_events(index, index, train_items, times, users.n_rows)
+
+    eval_ids = ["u3", "late0", "late1", "007", "late2", "late3", "late4"]
+    who = np.concatenate([np.arange(7), rng.integers(0, 7, 40)])
+    rows = users.rows(eval_ids)
+    later = rng.integers(1000, 1100, 47)
+    log = EventLog.from_events(who, rows[who], rng.integers(1, n_items + 1, 47), later, 7)
+    InteractionStore(train, log, eval_ids, rows, 1000).save(folder / "store")
+
+    (folder / "vocabulary").mkdir()
+    users.save(folder / "vocabulary" / "users.parquet")
+    item_vocabulary.save(folder / "vocabulary" / "items.parquet")
+    features = tuple(
+        FeatureBags(name, int(bag.max()) + 1, np.concatenate([np.zeros((1, 4), np.int32), bag]))
+        for name, bag in sorted(bags.items())
+    )
+    titles = [item["title"] for item in items]
+    ids = [item["item_id"] for item in items]
+    Catalogue(["", *ids], ["", *titles], features).save(folder / "catalogue")
+
+
+class World:
+    """The numpy reference: data, weights and the towers by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.items = json.loads((folder / "items.json").read_text())
+        self.users = Vocabulary.load(folder / "model" / "vocabulary" / "users.parquet")
+        self.vocabulary = Vocabulary.load(folder / "model" / "vocabulary" / "items.parquet")
+        self.histories: ServingHistories = serving_histories(
+            InteractionStore.open(folder / "data" / "store"), self.users
+        )
+        described = json.loads((folder / "model" / "model.json").read_text())["variables"]
+        self.weights = {
+            variable["path"].removeprefix("two_tower/"): np.load(
+                folder / "model" / "weights" / f"{n}.npy"
+            )
+            for n, variable in enumerate(described)
+        }
+        self.bags = {
+            name: np.concatenate([np.zeros((1, 4), np.int64), bag])
+            for name, bag in np.load(folder / "bags.npz").items()
+        }
+
+    def trained(self, rows: np.ndarray) -> np.ndarray:
+        return np.where(self.vocabulary.row_counts[rows] > 0, rows, 0)
+
+    def tower(self, side: str, anchor: np.ndarray, others: np.ndarray) -> np.ndarray:
+        w = self.weights
+        x = np.concatenate([anchor, others], axis=1)
+        hidden = x @ w[f"{side}/hidden_0/kernel"] + w[f"{side}/hidden_0/bias"]
+        out = anchor + np.maximum(hidden, 0) @ w[f"{side}/out/kernel"]
+        return out / np.sqrt((out**2).sum(axis=1, keepdims=True) + 1e-12)
+
+    def query(self, user_id: str, history: list[str] | None = None) -> np.ndarray:
+        """Returns the embedding `[dim]`; `history` as rows' ids, the newest first."""
+        done = self.done(user_id) if history is None else self.vocabulary.rows(history).tolist()
+        rows = np.array((done + [0] * _HISTORY)[:_HISTORY])
+        rows = self.trained(rows)
+        weight = (rows > 0) * np.log1p(np.exp(self.weights["history/place"]))
+        pooled = weight @ self.weights["items/table"][rows] / max(weight.sum(), 1e-6)
+        user = self.weights["users/table"][self.users.rows([user_id])]
+        return self.tower("query_tower", pooled[None], user)[0]
+
+    def candidates(self, rows: np.ndarray, bags: dict[str, np.ndarray]) -> np.ndarray:
+        means = []
+        for name in sorted(bags):
+            present = (bags[name] > 0)[..., None]
+            vectors = self.weights[f"{name}/table"][bags[name]] * present
+            means.append(vectors.sum(axis=1) / np.maximum(present.sum(axis=1), 1e-6))
+        own = self.weights["items/table"][self.trained(rows)]
+        return self.tower("candidate_tower", own, np.concatenate(means, axis=1))
+
+    def catalogue(self) -> np.ndarray:
+        return self.candidates(np.arange(self.vocabulary.n_rows), self.bags)
+
+    def done(self, user_id: str) -> list[int]:
+        """Returns the item rows of a user, the newest first; none of an unknown one."""
+        if user_id not in self.histories.ids:
+            return []
+        n = self.histories.ids.index(user_id)
+        offsets = self.histories.offsets
+        return self.histories.item_rows[offsets[n] : offsets[n + 1]].tolist()[::-1]
+
+    def best(
+        self, user_id: str, history: list[str] | None, exclude_seen: bool
+    ) -> tuple[list[str], np.ndarray]:
+        """Returns ids and scores of the best `_K`."""
+        scores = self.catalogue() @ self.query(user_id, history)
+        scores[0] = -np.inf
+        if exclude_seen:
+            scores[self.done(user_id)] = -np.inf
+            scores[self.vocabulary.rows(history or [])] = -np.inf
+        rows = np.argsort(-scores)[:_K]
+        rows = rows[np.isfinite(scores[rows])]
+        return [self.items[row - 1]["item_id"] for row in rows], scores[rows]
+
+
+def run_script(name: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    finished = subprocess.run(
+        [sys.executable, _SCRIPTS / f"{name}.py", folder],
+        env={**os.environ, "PYTHONPATH": str(_SCRIPTS.parent.parent), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return finished
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    folder = tmp_path_factory.mktemp("export")
+    items = make_items()
+    (folder / "items.json").write_text(json.dumps(items))
+    run_script("transform", folder, KERAS_BACKEND="tensorflow")
+    write_data(folder / "data", items, dict(np.load(folder / "bags.npz")))
+    model = {"dim": 8, "feature_dim": 6, "history": _HISTORY, "widths": [10]}
+    stage = {"model": model, "train": {"batch_size": 64, "epochs": 3}}
+    (folder / "train.json").write_text(json.dumps(stage))
+    (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": _K}}))
+    (folder / "evaluation.json").write_text(json.dumps(_EVALUATION))
+    arguments = ["--config", "train.json", "--data", "data", "--out", "model"]
+    arguments = [str(folder / a) if not a.startswith("--") else a for a in arguments]
+    run_stage("recsys.train", arguments, {"KERAS_BACKEND": "jax"})
+    return World(folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What the export printed and refused, and what the bundle answered."""
+
+    world: World
+    result: dict[str, Any]
+    refused: dict[str, list[str]]
+    answers: list[dict[str, Any]]
+    graph: dict[str, Any]
+
+    def answer(self, signature: str, **inputs: Any) -> dict[str, Any]:
+        return self.answers[_QUESTIONS.index((signature, inputs))]
+
+
+_UNSEEN = "i38"  # In the catalogue, in no training interaction.
+_QUERIES: list[tuple[str, list[str] | None, bool]] = [
+    ("007", None, True),
+    ("007", None, False),
+    ("u5", None, True),
+    ("late2", None, True),
+    ("nobody", None, True),
+    ("007", ["003", "a b", "i9"], True),
+    ("late2", ["c\nd", "no such item", _UNSEEN, "ü", "i1", "i2"], False),
+    ("nobody", ["ü"], True),
+]
+_WIDEST = 6
+
+
+def as_inputs(queries: list[tuple[str, list[str] | None, bool]]) -> dict[str, Any]:
+    return {
+        "user_id": [user for user, _, _ in queries],
+        "history": [[*(h or []), *[""] * (_WIDEST - len(h or []))] for _, h, _ in queries],
+        "exclude_seen": [seen for _, _, seen in queries],
+    }
+
+
+def as_examples(queries: list[tuple[str, list[str] | None, bool]]) -> list[dict[str, Any]]:
+    examples = []
+    for user, history, seen in queries:
+        optional = {"history": history} if history else {}
+        flag = {} if seen else {"exclude_seen": [0]}
+        examples.append({"user_id": [user], **optional, **flag})
+    return examples
+
+
+def many(n: int) -> list[tuple[str, list[str] | None, bool]]:
+    return [_QUERIES[i % len(_QUERIES)] for i in range(n)]
+
+
+_EMBEDDED = {name: value for name, value in as_inputs(_QUERIES).items() if name != "exclude_seen"}
+_ITEM_IDS = [*(item["item_id"] for item in make_items()), "no such item"]
+_STORED = {"item_id": _ITEM_IDS, "title": [""] * 41, "genres": [""] * 41}
+_RAW = {
+    "item_id": _ITEM_IDS,
+    "title": [*(item["title"] for item in make_items()), "The WOLF, of Night!"],
+    "genres": [*(item["genres"] for item in make_items()), "War"],
+}
+_QUESTIONS: list[tuple[str, dict[str, Any]]] = [
+    *(("recommend", as_inputs(many(n))) for n in (0, 1, 7, 512)),
+    ("recommend", as_inputs(_QUERIES)),
+    ("serving_default", {"examples": as_examples(_QUERIES)}),
+    ("serving_default", {"examples": []}),
+    ("embed_query", _EMBEDDED),
+    ("embed_candidate", _STORED),
+    ("embed_candidate", _RAW),
+    ("stored_history", {"user_id": ["007", "late2", "nobody"]}),
+]
+
+
+@pytest.fixture(scope="module")
+def exported(world) -> Exported:
+    finished = run_script("export", world.folder, KERAS_BACKEND="tensorflow")
+    (world.folder / "questions.json").write_text(json.dumps(_QUESTIONS))
+    # A client: no KERAS_BACKEND, and our packages can't be imported.
+    run_script("client", world.folder, KERAS_BACKEND="", PYTHONPATH="")
+    answers = json.loads((world.folder / "answers.json").read_text())
+    return Exported(
+        world=world,
+        result=json.loads(finished.stdout.splitlines()[0]),
+        refused=json.loads((world.folder / "refused.json").read_text()),
+        answers=answers.pop("answers"),
+        graph=answers,
+    )
+
+
+def test_the_export_says_what_it_checked(exported):
+    assert exported.result["bundle"] == str(exported.world.folder / "bundle")
+    assert 0 <= exported.result["max_difference"] <= 1e-5
+    assert exported.result["checked_queries"] >= 40
+
+
+def test_the_bundle_is_whole_and_nothing_stays_beside_it(exported):
+    bundle = exported.world.folder / "bundle"
+    verify(bundle)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["k"] == _K
+    assert manifest["metrics"] == {"recall@10": 0.25}
+    assert manifest["item_columns"] == ["genres", "title"]
+    assert {"MODEL_CARD.md", "saved_model.pb", "titles.parquet", "item_embeddings.npy"} <= set(
+        manifest["files"]
+    )
+    assert not [path for path in exported.world.folder.iterdir() if path.name.startswith(".")]
+
+
+def test_the_model_card_has_the_header_and_the_figures(exported):
+    card = (exported.world.folder / "bundle" / "MODEL_CARD.md").read_text()
+    header = yaml.safe_load(card.split("---")[1])
+    assert header["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.25
+    assert "| recall@10 | 0.2500 | 0.1250 |" in card
+
+
+def test_a_client_needs_tensorflow_alone(exported):
+    assert exported.graph["modules"] == []
+    assert "XlaCallModule" not in exported.graph["ops"]
+
+
+def test_query_embeddings_are_those_of_the_weights(exported):
+    expected = [exported.world.query(user, history) for user, history, _ in _QUERIES]
+    found = exported.answer("embed_query", **_EMBEDDED)["embedding"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_raw_item_columns_embed_as_the_catalogue_does(exported):
+    world = exported.world
+    expected = world.catalogue()[1:]
+    stored = exported.answer("embed_candidate", **_STORED)["embedding"]
+    raw = exported.answer("embed_candidate", **_RAW)["embedding"]
+    np.testing.assert_allclose(stored[:40], expected, atol=1e-5)
+    np.testing.assert_allclose(raw[:40], expected, atol=1e-5)
+    # The unknown item: row 0 of the table, with its own features or with none.
+    words = [(world.folder / "transform" / "transform_fn" / "assets" / "words").read_text()]
+    row_of = {word: row + 1 for row, word in enumerate(words[0].splitlines())}
+    tokens = [row_of[word] for word in ("the", "wolf", "of", "night")]
+    assets = (world.folder / "transform" / "transform_fn" / "assets" / "genres").read_text()
+    war = assets.splitlines().index("War") + 1
+    bags = {"genres": np.array([[war, 0, 0, 0]]), "words": np.array([tokens])}
+    np.testing.assert_allclose(raw[40:], world.candidates(np.array([0]), bags), atol=1e-5)
+    none = {name: np.zeros((1, 4), np.int64) for name in bags}
+    np.testing.assert_allclose(stored[40:], world.candidates(np.array([0]), none), atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 512])
+def test_batches_of_any_size_rank_as_the_weights_do(exported, n):
+    assert_ranked(exported, exported.answer("recommend", **as_inputs(many(n))), many(n))
+
+
+def test_every_kind_of_query_ranks_as_the_weights_do(exported):
+    assert_ranked(exported, exported.answer("recommend", **as_inputs(_QUERIES)), _QUERIES)
+
+
+def test_serialized_examples_are_answered_alike(exported):
+    answer = exported.answer("serving_default", examples=as_examples(_QUERIES))
+    assert_ranked(exported, answer, _QUERIES)
+    assert exported.answer("serving_default", examples=[])["candidate_ids"] == []
+
+
+def assert_ranked(exported: Exported, answer: dict[str, Any], queries: list[Any]) -> None:
+    cache: dict[str, Any] = {}
+    known = {*exported.world.histories.ids}
+    assert answer["known"] == [user in known for user, _, _ in queries]
+    assert len(answer["candidate_ids"]) == len(answer["scores"]) == len(queries)
+    for query, ids, scores in zip(queries, answer["candidate_ids"], answer["scores"], strict=True):
+        key = json.dumps(query)
+        best, expected = cache.setdefault(key, exported.world.best(*query))
+        assert ids == best + [""] * (_K - len(best))
+        np.testing.assert_allclose(scores[: len(best)], expected, atol=1e-5)
+
+
+def test_a_user_known_from_evaluation_alone_has_a_history(exported):
+    answer = exported.answer("stored_history", user_id=["007", "late2", "nobody"])
+    assert answer["known"] == [True, True, False]
+    for user, found in zip(["007", "late2", "nobody"], answer["item_ids"], strict=True):
+        rows = exported.world.done(user)
+        ids = [exported.world.items[row - 1]["item_id"] for row in rows]
+        assert found == ids + [""] * (len(found) - len(ids))
+    assert exported.world.done("late2")
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "named"),
+    [
+        ("query", "R530", "a difference of 2e-05"),
+        ("candidate", "R531", "a difference of 2e-05"),
+        ("missing file", "R525", "training.json"),
+        ("no transform graph", "R522", "data"),
+        ("other data", "R524", "users"),
+        ("taken folder", "R521", "data"),
+        ("another backend", "R520", "'jax'"),
+    ],
+)
+def test_what_must_not_be_exported_is_refused(exported, what, code, named):
+    found, text = exported.refused[what]
+    assert found == code
+    assert named in text
+    assert not (exported.world.folder / "refused").exists()
+
+
+@pytest.fixture(scope="module")
+def said(exported) -> dict[str, Any]:
+    finished = run_script("recommend", exported.world.folder, KERAS_BACKEND="")
+    assert finished.stderr == ""
+    result: dict[str, Any] = json.loads((exported.world.folder / "said.json").read_text())
+    return result
+
+
+def test_the_recommender_answers_with_titles(exported, said):
+    titles = {item["item_id"]: item["title"] for item in exported.world.items}
+    for user, answer in zip(["007", "late2"], said["answers"], strict=True):
+        best, scores = exported.world.best(user, None, True)
+        assert answer["user_id"] == user
+        assert [item["id"] for item in answer["items"]] == best[:5]
+        assert [item["title"] for item in answer["items"]] == [titles[id_] for id_ in best[:5]]
+        np.testing.assert_allclose(
+            [item["score"] for item in answer["items"]], scores[:5], atol=1e-5
+        )
+        done = [exported.world.items[row - 1]["item_id"] for row in exported.world.done(user)]
+        assert answer["history"] == [{"id": id_, "title": titles[id_]} for id_ in done]
+    assert said["nobody"] == []
+
+
+def test_the_recommender_knows_a_history(exported, said):
+    rows = exported.world.done("late0")
+    assert [item["id"] for item in said["history"]] == [
+        exported.world.items[row - 1]["item_id"] for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("unknown", ["R540", "'nobody'", "'007'", "recsys run"]),
+        ("many", ["R541", "1 … 12", "13", "export.k"]),
+        ("none", ["R541", "0"]),
+    ],
+)
+def test_the_recommender_refuses_with_the_cure(said, what, parts):
+    exit_code, text = said[what]
+    assert exit_code == 2
+    assert all(part in text for part in parts)
