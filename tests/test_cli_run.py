@@ -37,13 +37,19 @@ EVENTS = [
         "kind": "step_finished",
         "step": "InteractionGen",
         "state": "cached",
-        "reason": "nothing that it reads has changed",
+        "reason": "cached: nothing that it reads has changed",
         "seconds": 0.04,
     },
     {"kind": "step_started", "step": "Trainer"},
     {"kind": "progress", "step": "Trainer", "done": 3, "total": 12, "text": "loss 5.21 [1]"},
     {"kind": "of a later version"},
-    {"kind": "step_finished", "step": "Trainer", "state": "ran", "reason": "", "seconds": 61.25},
+    {
+        "kind": "step_finished",
+        "step": "Trainer",
+        "state": "ran",
+        "reason": "its code changed",
+        "seconds": 61.25,
+    },
     {"kind": "finished", "summary": SUMMARY},
 ]
 
@@ -63,7 +69,7 @@ def test_without_a_terminal_a_run_is_plain_lines():
     assert text.splitlines() == [
         "m: 2 steps into /r",
         "↺  1/2  InteractionGen      0.0 s  cached: nothing that it reads has changed",
-        "✓  2/2  Trainer            61.2 s  ran",
+        "✓  2/2  Trainer            61.2 s  ran: its code changed",
     ]
     assert view.summary == SUMMARY
     assert view.error is None
@@ -82,7 +88,7 @@ def test_a_long_step_speaks_without_a_terminal(monkeypatch):
     assert "  Trainer  25%  loss 5.21 [1]" in text.splitlines()
 
 
-def test_a_failed_step_is_shown_with_its_reason_and_the_first_error_is_kept():
+def test_a_failed_step_is_shown_and_the_first_error_is_kept():
     errors = [RecsysError("R301", "A.", "B."), RecsysError("R302", "C.", "D.")]
     failed = {"step": "DataGate", "state": "failed", "reason": "too many", "seconds": 1.0}
     view, text = shown(
@@ -91,7 +97,7 @@ def test_a_failed_step_is_shown_with_its_reason_and_the_first_error_is_kept():
             {"kind": "step_finished", **failed},
         ]
     )
-    assert text == "✗  1/1  DataGate      1.0 s  failed: too many\n"
+    assert text == "✗  1/1  DataGate      1.0 s  failed\n"
     assert view.error is not None
     assert view.error.code == "R301"
 

@@ -91,8 +91,9 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
 def _recommendations_table(example: dict[str, Any]) -> Table:
     title = f"User {example['user_id']}  (★: chosen later, unseen by the model)"
     table = _table(title, "did before, newest first")
-    table.add_column("is recommended", ratio=1)
-    table.columns[0].ratio = 1
+    table.add_column("is recommended")
+    for column in table.columns:
+        column.no_wrap, column.ratio = True, 1
     history = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
     recommended = [
         f"{'★' if item['held_out'] else ' '} {item['title']}"

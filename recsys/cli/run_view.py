@@ -88,15 +88,13 @@ class RunView:
         self._n_finished += 1
         mark, colour = _MARKS[event["state"]]
         width = max(map(len, [*self._steps, event["step"]]))
-        reason = event.get("reason") or ""
         self._say(
             Text.assemble(
                 (mark, colour),
                 f" {self._n_finished:>2}/{max(len(self._steps), self._n_finished)}",
                 f"  {event['step']:<{width}}",
                 f"  {event['seconds']:>7.1f} s",
-                f"  {event['state']}",
-                (f": {reason}" if reason else "", "dim"),
+                f"  {_outcome(event['state'], event.get('reason') or '')}",
             )
         )
 
@@ -108,6 +106,12 @@ class RunView:
     def _say(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
         self._spoke = time.monotonic()
+
+
+def _outcome(state: str, reason: str) -> str:
+    if state == "failed" or not reason:  # the run's error says why it failed
+        return state
+    return reason if reason.startswith(state) else f"{state}: {reason}"
 
 
 def _bar(console: Console) -> Progress:
