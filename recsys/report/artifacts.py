@@ -1,0 +1,83 @@
+"""What the report reads, and how it says that something isn't there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class MissingError(Exception):
+    """A part of the report has nothing to show; the text says why, as a sentence."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifacts:
+    """Folders and values that the report is made of.
+
+    Attributes:
+        config: The run's config as JSON.
+        dead_letters: Folder of the dead letters of each kind of data.
+        data: Data folder.
+        model: Model folder.
+        evaluation: Evaluation folder.
+        bundle: Bundle folder, if one was exported.
+        pushed: Served folder, if the bundle was pushed.
+    """
+
+    config: dict[str, Any]
+    dead_letters: Mapping[str, Path]
+    data: Path
+    model: Path
+    evaluation: Path
+    bundle: Path | None
+    pushed: str | None
+
+    def evaluated(self) -> dict[str, Any]:
+        """Returns `evaluation.json`."""
+        return read_json(self.evaluation / "evaluation.json", "The evaluation")
+
+    def bless(self) -> dict[str, Any]:
+        """Returns the config's part on blessing; empty where it has none."""
+        part = self.config.get("bless")
+        return part if isinstance(part, dict) else {}
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Returns the map in the file at `path`.
+
+    Args:
+        path: A JSON file.
+        what: What it is, to begin a sentence with.
+
+    Raises:
+        MissingError: There is no such file, or it holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
+    except (OSError, ValueError) as error:
+        raise MissingError(f"{what} can't be read: {path.name}: {error}.") from None
+    if not isinstance(content, dict):
+        raise MissingError(f"{what} can't be read: {path.name} holds no map.")
+    return content
+
+
+def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
+    """Returns the Parquet file at `path`.
+
+    Raises:
+        MissingError: There is no such file, or it can't be read.
+    """
+    try:
+        return pq.read_table(path, columns=columns)
+    except FileNotFoundError:
+        raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise MissingError(f"{what} can't be read: {path.name}: {error}.") from None

@@ -1,0 +1,132 @@
+"""Where the model comes from: the bundle, versions, fingerprints, the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recsys.data.vocabulary import Vocabulary
+from recsys.report.artifacts import Artifacts, MissingError, read_json
+from recsys.report.formats import count, is_number, size
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """The serving bundle in figures.
+
+    Attributes:
+        facts: Name and figure.
+        largest: Name and size of the largest files.
+        folder: Where it was exported to.
+        served: Where it is served from; empty where it was not pushed.
+    """
+
+    facts: list[tuple[str, str]]
+    largest: list[tuple[str, str]]
+    folder: str
+    served: str
+
+
+def read_bundle(artifacts: Artifacts) -> Bundle:
+    """Returns the bundle in figures."""
+    if artifacts.bundle is None:
+        raise MissingError("The run exported no bundle.")
+    manifest = read_json(artifacts.bundle / "manifest.json", "The bundle's manifest")
+    files = manifest.get("files")
+    files = files if isinstance(files, dict) else {}
+    sizes = {str(name): _size_of(entry) for name, entry in files.items()}
+    facts = [
+        ("files", count(len(files))),
+        ("size", size(sum(sizes.values()))),
+    ]
+    difference = manifest.get("max_difference")
+    if is_number(difference):
+        facts.append(("largest difference from the trainer", f"{difference:.1e}"))
+    largest = sorted(sizes.items(), key=lambda entry: (-entry[1], entry[0]))[:4]
+    named = [(name, size(n_bytes)) for name, n_bytes in largest]
+    return Bundle(facts, named, str(artifacts.bundle), artifacts.pushed or "")
+
+
+def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
+    """Returns what the model was trained and exported with."""
+    versions: dict[str, str] = {}
+    for path, what in _sources(artifacts):
+        try:
+            found = read_json(path, what).get("versions")
+        except MissingError:
+            continue
+        for name, version in (found if isinstance(found, dict) else {}).items():
+            versions.setdefault(str(name), str(version))
+            if str(version) not in versions[str(name)].split(", "):
+                versions[str(name)] += f", {version}"
+    if not versions:
+        raise MissingError("Neither the model nor the bundle names its versions.")
+    return sorted(versions.items())
+
+
+def read_fingerprints(artifacts: Artifacts) -> list[tuple[str, str]]:
+    """Returns sha256 of the config, the vocabularies, the evaluation and the bundle."""
+    canonical = json.dumps(artifacts.config, sort_keys=True, default=str)
+    prints = [("config", hashlib.sha256(canonical.encode()).hexdigest())]
+    for name in ("users", "items"):
+        path = artifacts.model / "vocabulary" / f"{name}.parquet"
+        prints.append((f"vocabulary of {name}", _vocabulary_print(path)))
+    prints.append(("evaluation", _file_print(artifacts.evaluation / "evaluation.json")))
+    if artifacts.bundle is None:
+        prints.append(("bundle", "none was exported"))
+    else:
+        prints.append(("bundle", _file_print(artifacts.bundle / "manifest.json")))
+        prints.extend(_named_in_manifest(artifacts.bundle))
+    return prints
+
+
+def config_text(artifacts: Artifacts) -> str:
+    """Returns the config as YAML."""
+    # Through JSON, so that tuples and paths become what YAML has.
+    plain = json.loads(json.dumps(artifacts.config, default=str))
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)
+
+
+def _named_in_manifest(bundle: Path) -> list[tuple[str, str]]:
+    try:
+        manifest = read_json(bundle / "manifest.json", "The bundle's manifest")
+    except MissingError:
+        return []
+    return [
+        (name, value)
+        for name, value in sorted(manifest.items())
+        if isinstance(value, str)
+        and any(word in name for word in ("code", "print", "sha", "digest"))
+    ]
+
+
+def _sources(artifacts: Artifacts) -> list[tuple[Path, str]]:
+    sources = [(artifacts.model / "model.json", "The model")]
+    if artifacts.bundle is not None:
+        sources.append((artifacts.bundle / "manifest.json", "The bundle's manifest"))
+    return sources
+
+
+def _size_of(entry: Any) -> int:
+    n_bytes = entry.get("size") if isinstance(entry, dict) else None
+    return int(n_bytes) if n_bytes is not None and is_number(n_bytes) else 0
+
+
+def _vocabulary_print(path: Path) -> str:
+    try:
+        return Vocabulary.load(path).fingerprint()
+    except (OSError, ValueError, KeyError):
+        return "not there"
+
+
+def _file_print(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return "not there"

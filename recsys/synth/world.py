@@ -1,0 +1,175 @@
+"""The planted structure: which items and users there are, before anything happens.
+
+Time runs from 0 to 1 here; the writer turns it into seconds. An item is known by
+its *place* in the base order of popularity; its cluster is `place % n_clusters`, so
+every cluster has the same share of head and tail.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recsys.synth.words import THEMES
+
+POPULARITY_EXPONENT = 1.1
+POPULARITY_OFFSET = 1.0
+TASTE_EXPONENT = 0.7
+ACTIVITY_EXPONENT = 1.4
+LATE_SHARE = 0.10
+LATE_FROM = 0.80
+NEVER_SHARE = 0.02
+IN_TASTE_SHARE = 0.85
+DRIFTING_SHARE = 0.5
+JOINING_SHARE = 0.4
+FADE = 0.35
+NEVER = np.float32(2.0)
+
+_LARGEST_SHARE_OF_ITEMS = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """The catalogue by place.
+
+    Attributes:
+        number: Number in the id of each item `[n]` int32, a permutation.
+        release: When each item appears `[n]` float32; 0: from the start, above 1: never.
+        peak: When each item is most wanted `[n]` float32.
+        n_clusters: Clusters of taste.
+        cumulative: Cumulative popularity over the places of one cluster, float64.
+    """
+
+    number: np.ndarray
+    release: np.ndarray
+    peak: np.ndarray
+    n_clusters: int
+    cumulative: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def from_start(self) -> np.ndarray:
+        """Places of the items that are there from the start."""
+        return np.flatnonzero(self.release == 0)
+
+    def draw(self, cluster: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Returns a place `[b]` int64 drawn by base popularity in each `cluster` `[b]`."""
+        # Some clusters are one place shorter than the longest.
+        size = (len(self) - 1 - cluster) // self.n_clusters + 1
+        level = rng.random(len(cluster)) * self.cumulative[size - 1]
+        # A rounded product can reach the last level itself.
+        local = np.minimum(np.searchsorted(self.cumulative, level, side="right"), size - 1)
+        return local * self.n_clusters + cluster
+
+    def wanted(self, place: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Returns how much of its base popularity each item has at `time`, in [0..1]."""
+        fading = np.exp(-np.abs(time - self.peak[place]) / FADE)
+        return np.where(time >= self.release[place], fading, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Users:
+    """The users by number.
+
+    Attributes:
+        n_events: Events of each user `[n]` int64.
+        first_taste: Cluster that each user starts with `[n]` int32.
+        second_taste: Cluster that each user also likes, and drifts to `[n]` int32.
+        is_drifting: Whether each user's taste moves from the first to the second.
+        joined: When each user comes `[n]` float32.
+    """
+
+    n_events: np.ndarray
+    first_taste: np.ndarray
+    second_taste: np.ndarray
+    is_drifting: np.ndarray
+    joined: np.ndarray
+
+    def draw_cluster(
+        self, user: np.ndarray, time: np.ndarray, n_clusters: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Returns the cluster `[b]` int64 that each `user` `[b]` turns to at `time` `[b]`."""
+        share_of_first = np.where(self.is_drifting[user], 1.0 - time, 0.75)
+        first = rng.random(len(user)) < share_of_first
+        taste = np.where(first, self.first_taste[user], self.second_taste[user])
+        elsewhere = rng.integers(0, n_clusters, len(user))
+        return np.where(rng.random(len(user)) < IN_TASTE_SHARE, taste, elsewhere)
+
+
+def count_never(n_items: int) -> int:
+    """Returns how many items never appear."""
+    return int(n_items * NEVER_SHARE)
+
+
+def count_late(n_items: int) -> int:
+    """Returns how many items appear in the last part of the time only."""
+    return int(n_items * LATE_SHARE)
+
+
+def make_items(n: int, rng: np.random.Generator) -> Items:
+    """Returns a catalogue of `n` items."""
+    n_clusters = min(n, max(2, min(len(THEMES), n // 100)))
+    release = np.zeros(n, np.float32)
+    special = rng.choice(n, count_never(n) + count_late(n), replace=False)
+    never, late = special[: count_never(n)], special[count_never(n) :]
+    release[never] = NEVER
+    release[late] = rng.uniform(LATE_FROM, 0.98, len(late))
+    places = np.arange(-(-n // n_clusters))
+    return Items(
+        number=rng.permutation(n).astype(np.int32),
+        release=release,
+        # A late item is wanted most when it is new.
+        peak=np.where(release > 0, release, rng.random(n, np.float32)).astype(np.float32),
+        n_clusters=n_clusters,
+        cumulative=np.cumsum((places + POPULARITY_OFFSET) ** -POPULARITY_EXPONENT),
+    )
+
+
+def make_users(
+    n: int, n_events: int, n_items: int, n_clusters: int, rng: np.random.Generator
+) -> Users:
+    """Returns `n` users who share `n_events` events.
+
+    Args:
+        n: Users.
+        n_events: Events of all users together, at most `n * n_items`.
+        n_items: Items that are there from the start: the most that one user can take.
+        n_clusters: Clusters of taste.
+        rng: Source of chance.
+    """
+    # People start in the clusters with low numbers and drift to those with high
+    # ones: the first fall and the others rise over time.
+    liked = (np.arange(n_clusters) + 2.0) ** -TASTE_EXPONENT
+    first = rng.choice(n_clusters, n, p=liked / liked.sum())
+    rising = np.sqrt(rng.random(n)) * n_clusters
+    joins = rng.random(n) < JOINING_SHARE
+    return Users(
+        n_events=_share_out(n, n_events, n_items, rng),
+        first_taste=first.astype(np.int32),
+        second_taste=np.minimum(rising, n_clusters - 1).astype(np.int32),
+        is_drifting=rng.random(n) < DRIFTING_SHARE,
+        joined=np.where(joins, rng.uniform(0.0, 0.97, n), 0.0).astype(np.float32),
+    )
+
+
+def _share_out(n: int, n_events: int, n_items: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns heavy-tailed counts `[n]` int64 that sum to `n_events`, each at most `n_items`.
+
+    Everybody gets one event first, where there are enough.
+    """
+    at_most = min(n_items, max(int(n_items * _LARGEST_SHARE_OF_ITEMS), -(-2 * n_events // n)))
+    weight = 1.0 + rng.pareto(ACTIVITY_EXPONENT, n)
+    counts = np.full(n, 1 if n_events >= n else 0, np.int64)
+    while (left := n_events - int(counts.sum())) > 0:
+        open_ = np.flatnonzero(counts < at_most)
+        ideal = left * (weight[open_] / weight[open_].sum())
+        more = np.minimum(ideal.astype(np.int64), at_most - counts[open_])
+        if not more.any():
+            # Less than one each is left: one more for so many of them, by chance.
+            open_ = rng.choice(open_, min(left, len(open_)), replace=False)
+            more = np.ones(len(open_), np.int64)
+        counts[open_] += more
+    return counts

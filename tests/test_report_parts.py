@@ -1,0 +1,135 @@
+"""Figures, ticks and neighbours, each beside literal numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsys.report import formats
+from recsys.report.curve import draw_curve, thin_out, ticks
+from recsys.report.people import _nearest
+
+
+@pytest.mark.parametrize(
+    ("write", "value", "text"),
+    [
+        (formats.count, 12345, "12,345"),
+        (formats.count, 8464.2, "8,464"),
+        (formats.count, None, "–"),
+        (formats.count, True, "–"),
+        (formats.figure, 0.11804, "0.118"),
+        (formats.figure, 0.05391, "0.0539"),
+        (formats.figure, 0.004213, "0.00421"),
+        (formats.figure, 1.0, "1.00"),
+        (formats.figure, 5.437, "5.44"),
+        (formats.figure, -0.27, "-0.270"),
+        (formats.figure, 0, "0"),
+        (formats.figure, 123.4, "123"),
+        (formats.figure, 12345.6, "12,346"),
+        (formats.figure, float("nan"), "–"),
+        (formats.figure, "0.1", "–"),
+        (formats.score, 0.4, "0.40"),
+        (formats.score, None, "–"),
+        (formats.share, 0.0871, "8.7 %"),
+        (formats.share, 0.0001, "< 0.1 %"),
+        (formats.share, 0, "0.0 %"),
+        (formats.size, 0, "0 B"),
+        (formats.size, 999, "999 B"),
+        (formats.size, 3_412_881, "3.4 MB"),
+        (formats.size, 2.5e9, "2.5 GB"),
+        (formats.duration, 0.42, "0.4 s"),
+        (formats.duration, 48.2, "48 s"),
+        (formats.duration, 59.6, "1 min 0 s"),
+        (formats.duration, 200, "3 min 20 s"),
+        (formats.duration, 7500, "2 h 5 min"),
+        (formats.moment, 1_463_616_000, "2016-05-19"),
+        (formats.moment, 1_463_616_000 + 3_660, "2016-05-19 01:01 UTC"),
+        (formats.moment, 1e20, "1e+20 s since 1970"),
+        (formats.moment, None, "–"),
+    ],
+)
+def test_numbers_read_well(write: Any, value: Any, text: str) -> None:
+    # Figure and unit stay on one line.
+    assert write(value).replace("\N{NO-BREAK SPACE}", " ") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "text"),
+    [(0.118, 0.0539, "2.19 ×"), (0.1, 0, "–"), (None, 0.1, "–"), (0.1, float("inf"), "–")],
+)
+def test_a_ratio_needs_two_numbers(value: Any, other: Any, text: str) -> None:
+    assert formats.ratio(value, other).replace("\N{NO-BREAK SPACE}", " ") == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "about", "expected"),
+    [
+        (0, 2036, 6, [0, 500, 1000, 1500, 2000, 2500]),
+        (2.55, 5.52, 4, [2, 3, 4, 5, 6]),
+        (0, 1, 4, [0, 0.25, 0.5, 0.75, 1]),
+        (7, 7, 2, [6, 7, 8]),
+        (-3e-5, 2e-5, 5, [-3e-5, -2e-5, -1e-5, 0, 1e-5, 2e-5]),
+    ],
+)
+def test_ticks_are_round_and_enclose(
+    low: float, high: float, about: int, expected: list[float]
+) -> None:
+    assert ticks(low, high, about) == pytest.approx(expected)
+
+
+def test_thinning_keeps_the_ends_and_means_the_rest() -> None:
+    points = [(float(i), float(i % 2)) for i in range(1002)]
+    thinned = thin_out(points, 12)
+    assert len(thinned) == 12
+    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
+    assert thinned[1] == (50.5, 0.5)
+    assert thin_out(points, 2000) == points
+
+
+@pytest.mark.parametrize("n", [1, 2, 5000])
+def test_the_curve_stays_within_its_picture(n: int) -> None:
+    points = [(float(i + 1), 5.0 / (i + 1)) for i in range(n)]
+    picture = draw_curve(points, width=350, height=210)
+    coordinates = re.findall(
+        r"([\d.-]+),([\d.-]+)", "".join(re.findall(r'points="(.*?)"', picture))
+    )
+    coordinates += re.findall(r'cx="(.*?)" cy="(.*?)"', picture)
+    assert coordinates
+    assert all(0 <= float(x) <= 350 and 0 <= float(y) <= 210 for x, y in coordinates)
+
+
+def test_steps_are_labelled_in_whole_numbers() -> None:
+    picture = draw_curve([(1.0, 2.0), (3.0, 1.5)], 350, 210)
+    labels = re.findall(r'text-anchor="middle">(.*?)<', picture)
+    assert labels == ["0", "1", "2", "step"]
+
+
+def test_no_points_make_no_picture() -> None:
+    assert draw_curve([], 300, 200) == ""
+
+
+@pytest.mark.parametrize("block_rows", [3, 7, 1000])
+def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys.report.people._BLOCK_ROWS", block_rows)
+    embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
+    embeddings[17] = np.nan
+    queries = np.array([5, 39, 1])
+    rows, cosines = _nearest(embeddings, queries)
+    for query, found, scores in zip(queries, rows, cosines, strict=True):
+        expected = {}
+        for row in range(1, 40):
+            if row != query:
+                a, b = embeddings[query].astype(float), embeddings[row].astype(float)
+                expected[row] = 0.0 if row == 17 else a @ b / np.sqrt((a @ a) * (b @ b))
+        best = sorted(expected, key=lambda row: -expected[row])[:5]
+        assert found.tolist() == best
+        assert scores == pytest.approx([expected[row] for row in best], abs=1e-5)
+
+
+def test_nearest_of_two_items_is_the_other_one() -> None:
+    rows, cosines = _nearest(np.eye(3, dtype=np.float32), np.array([1]))
+    assert rows.tolist() == [[2]]
+    assert cosines.tolist() == [[0.0]]
