@@ -387,6 +387,9 @@ def _arrow_rows(
     nothing = pa.RecordBatch.from_pylist([], schema)
     if len(at) == 0:
         return nothing, at, at
+    if quote and _ends_in_quotes(raw[int(at[-1])].as_py()):
+        # Arrow closes a quote at the end of its input; earlier ones change the count.
+        return _csv_rows(raw, at, names, expected)
     invalid: list[int] = []
 
     def reject(row: pa_csv.InvalidRow) -> str:

@@ -40,8 +40,8 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
     if len(days) < MIN_DAYS:
         raise too_few_days(sum(positives_of_day.values()), len(days))
     counts = np.array([positives_of_day[day] for day in days.tolist()], np.int64)
-    from_day_on = np.cumsum(counts[::-1])[::-1] / counts.sum()
-    closest = 1 + int(np.argmin(np.abs(from_day_on[1:] - eval_share)))
+    from_day_on = np.cumsum(counts[::-1])[::-1]
+    closest = 1 + int(np.argmin(np.abs(from_day_on[1:] - eval_share * counts.sum())))
     return int(days[closest]) * DAY_S
 
 
