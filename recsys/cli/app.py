@@ -116,12 +116,16 @@ def evaluate(
 
 @app.command()
 def export(
-    model: ModelOption, out: OutOption, config: ConfigOption = None, sets: SetOption = None
+    model: ModelOption,
+    data: DataOption,
+    out: OutOption,
+    config: ConfigOption = None,
+    sets: SetOption = None,
 ) -> None:
     """Export a model as a serving bundle; prints the result as JSON."""
     from recsys.cli import stages
 
-    _print_json(stages.export(config, sets or [], model, out))
+    _print_json(stages.export(config, sets or [], model, data, out))
 
 
 @app.command()

@@ -28,9 +28,12 @@ def evaluate(
     return _run("recsys.evaluate", "jax", path, overrides, folders)
 
 
-def export(path: Path | None, overrides: Sequence[str], model: Path, out: Path) -> dict[str, Any]:
-    """Exports the model folder `model` as the bundle `out`."""
-    return _run("recsys.export", "tensorflow", path, overrides, {"--model": model, "--out": out})
+def export(
+    path: Path | None, overrides: Sequence[str], model: Path, data: Path, out: Path
+) -> dict[str, Any]:
+    """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
+    folders = {"--model": model, "--data": data, "--out": out}
+    return _run("recsys.export", "tensorflow", path, overrides, folders)
 
 
 def _run(
