@@ -15,6 +15,8 @@ from recsys.config import default_config_path, load_config
 from recsys.errors import UsageError
 from recsys.serving.recommender import Recommendations, Recommender
 
+_SHOWN_HISTORY = 10
+
 
 def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_json: bool) -> None:
     """Prints the best `k` items of a user that are new to it.
@@ -33,8 +35,7 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
         return
     console = Console(highlight=False)
     console.print(_table(answer))
-    history = ", ".join(item.title for item in answer.history)
-    console.print(Text(f"did before, newest first: {history}", "dim"))
+    console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
 
 
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
@@ -60,6 +61,12 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
             [path.name for path in names],
         )
     return names[0]
+
+
+def _history(answer: Recommendations) -> str:
+    shown = ", ".join(item.title for item in answer.history[:_SHOWN_HISTORY])
+    n_more = len(answer.history) - _SHOWN_HISTORY
+    return f"{shown} and {n_more} more" if n_more > 0 else shown
 
 
 def _table(answer: Recommendations) -> Table:

@@ -41,6 +41,7 @@ class RunView:
     def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
+            self._start("Starting")  # importing TFX takes seconds
         return self
 
     def __exit__(
@@ -56,6 +57,7 @@ class RunView:
         """Shows one event; one of a kind that this version doesn't know is left out."""
         match event["kind"]:
             case "run_started":
+                self._clear_bar()
                 self._steps = event["steps"]
                 self._say(Text(f"{event['name']}: {len(self._steps)} steps into {event['root']}"))
             case "step_started":
