@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 import yaml
@@ -21,6 +21,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from recsys.errors import ConfigError
 
+StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 
@@ -72,8 +73,6 @@ class ItemFeature(Strict):
     """A token is known from this number of occurrences in the catalogue on."""
     max_tokens: PositiveInt = 8
     """Tokens kept of one item; the first ones."""
-    dim: PositiveInt = 32
-    """Width of the feature's embedding [floats]."""
 
 
 class ItemColumns(Strict):
@@ -124,6 +123,8 @@ class ModelConfig(Strict):
 
     dim: PositiveInt = 64
     """Width of the id tables and of both towers' output [floats]."""
+    feature_dim: PositiveInt = 32
+    """Width of the tables of the items' features [floats]."""
     history: PositiveInt = 20
     """Newest positives of a user that the user tower sees [items]."""
     widths: tuple[PositiveInt, ...] = (128,)
@@ -133,6 +134,9 @@ class ModelConfig(Strict):
     id_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of training ids read as unknown, so that row 0 learns to stand in for
     users and items without one [0..1)."""
+    new_user_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of training examples whose user is shown as a new one, without id and
+    history, so that the model learns what to recommend to them [0..1)."""
 
 
 class TrainConfig(Strict):
@@ -218,10 +222,38 @@ class Config(Strict):
         computed = metric_names(self.evaluate.k)
         if self.bless.metric not in computed:
             raise ValueError(
-                f"bless.metric must be one of {', '.join(computed)};"
-                f" received {self.bless.metric!r}"
+                f"bless.metric must be one of {', '.join(computed)}; received {self.bless.metric!r}"
             )
         return self
+
+
+class TrainStage(Strict):
+    """The parts of a config that training needs."""
+
+    model: ModelConfig = ModelConfig()
+    """The two towers."""
+    train: TrainConfig = TrainConfig()
+    """The training loop."""
+
+
+class EvaluateStage(Strict):
+    """The parts of a config that the evaluation needs."""
+
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """The evaluation over the whole catalogue."""
+    bless: BlessConfig = BlessConfig()
+    """What a model must reach to be pushed."""
+    report_users: tuple[str, ...] = ()
+    """Ids of users whose recommendations are shown; empty: three are chosen."""
+
+
+class ExportStage(Strict):
+    """The parts of a config that the export needs."""
+
+    name: Name
+    """Name of the served model."""
+    export: ExportConfig = ExportConfig()
+    """The serving bundle."""
 
 
 def metric_names(ks: Iterable[int]) -> list[str]:
@@ -262,6 +294,31 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
             "Quote dates and other special YAML values.",
             str(error),
         ) from None
+
+
+def stage_of(config: Config, kind: type[StageT]) -> StageT:
+    """Returns the parts of `config` that the stage `kind` needs."""
+    return kind(**{name: getattr(config, name) for name in kind.model_fields})
+
+
+def load_stage(path: Path, kind: type[StageT]) -> StageT:
+    """Reads the parts that a stage needs.
+
+    Args:
+        path: A whole config, or a JSON file that holds the stage's parts alone
+            (what a component hands to its process).
+        kind: `TrainStage`, `EvaluateStage` or `ExportStage`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    raw = _read_yaml(path)
+    if not set(raw) <= set(kind.model_fields):
+        return stage_of(load_config(path), kind)
+    try:
+        return kind.model_validate_json(json.dumps(raw))
+    except pydantic.ValidationError as error:
+        raise _as_config_error(path, error) from None
 
 
 def default_config_path() -> Path:
@@ -357,7 +414,10 @@ def _apply_override(raw: Mapping[str, Any], changed: dict[str, Any], override: s
         part = part.setdefault(key, {})
         if not isinstance(part, dict):
             raise ConfigError(
-                "R104", f"--set {path} goes into a value that --set replaced.", "Drop one.", override
+                "R104",
+                f"--set {path} goes into a value that --set replaced.",
+                "Drop one.",
+                override,
             )
     part[keys[-1]] = value
 

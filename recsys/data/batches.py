@@ -1,0 +1,110 @@
+"""Training batches, read from the memory-mapped store in a deterministic global shuffle.
+
+A batch is a function of (seed, step): nothing else decides what it holds, so a run
+can be repeated, and later resumed, to the bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import grain
+import numpy as np
+
+from recsys.data.catalogue import Catalogue
+from recsys.data.store import EventLog
+from recsys.data.vocabulary import UNKNOWN_ROW
+from recsys.errors import RecsysError
+
+Batch = dict[str, np.ndarray]
+_READ_AHEAD_BATCHES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSource:
+    """The batches of a training run, one after the other, for as many epochs as asked.
+
+    Every epoch is another permutation of all events; its last, partial batch is
+    left out (other events each time).
+
+    Attributes:
+        events: Training events.
+        catalogue: The items' features.
+        history: Items of a history at the most.
+        batch_size: Events of a batch.
+        epochs: Passes over the events.
+        id_dropout: Share of users and items whose id is read as unknown [0..1).
+        new_user_share: Share of examples whose user has neither id nor history [0..1).
+        seed: Seed of the shuffle and of the dropout.
+    """
+
+    events: EventLog
+    catalogue: Catalogue
+    history: int
+    batch_size: int
+    epochs: int
+    id_dropout: float
+    new_user_share: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if len(self.events) < self.batch_size:
+            raise RecsysError(
+                "R320",
+                "A batch must not hold more examples than there are training positives.",
+                f"Lower train.batch_size to at most {len(self.events)}.",
+                {"train.batch_size": self.batch_size, "training positives": len(self.events)},
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches of an epoch."""
+        return len(self.events) // self.batch_size
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def __getitem__(self, step: int) -> Batch:
+        """Returns batch `step`, the model's inputs with `item_row` and `log_q`."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        first = position * self.batch_size
+        chosen = self._permutation(epoch)[first : first + self.batch_size]
+        random = np.random.default_rng([self.seed, 1, step])
+        item_row = np.asarray(self.events.item_row[chosen])
+        is_new = random.random(len(chosen)) < self.new_user_share
+        user_row = self._drop(np.asarray(self.events.user_row[chosen]), random)
+        history = self.events.histories(chosen, self.history)
+        return {
+            "user_row": np.where(is_new, UNKNOWN_ROW, user_row),
+            "history": np.where(is_new[:, None], UNKNOWN_ROW, history),
+            "id_row": self._drop(item_row, random),
+            "item_row": item_row,
+            "log_q": self._log_q[item_row],
+            **{f.name: np.asarray(f.bags[item_row]) for f in self.catalogue.features},
+        }
+
+    def _drop(self, rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        return np.where(random.random(len(rows)) < self.id_dropout, UNKNOWN_ROW, rows)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - a source lives as long as its run
+    def _permutation(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.events))
+
+    @functools.cached_property
+    def _log_q(self) -> np.ndarray:
+        """Log of the share of training events of each item row `[item rows]` float32."""
+        counts = np.bincount(self.events.item_row, minlength=self.catalogue.n_rows)
+        # An item without events is in no batch; log 1 keeps its entry finite.
+        return np.log(np.maximum(counts, 1) / len(self.events)).astype(np.float32)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def read_ahead(source: BatchSource, first_step: int = 0) -> Any:
+    """Returns a Grain dataset of `(batch,)` from `first_step` on, read by threads ahead."""
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=_READ_AHEAD_BATCHES)
+    dataset = grain.MapDataset.source(source)[first_step:]
+    return dataset.map(lambda batch: (batch,)).to_iter_dataset(options)

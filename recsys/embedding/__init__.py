@@ -1,0 +1,15 @@
+"""Embedding tables: their shape, the layer that reads them, their place on the mesh."""
+
+from recsys.embedding.layer import Bag, TableLookup
+from recsys.embedding.placement import Placement, activate, prove_placement, table_layout
+from recsys.embedding.table import TableSpec
+
+__all__ = [
+    "Bag",
+    "Placement",
+    "TableLookup",
+    "TableSpec",
+    "activate",
+    "prove_placement",
+    "table_layout",
+]

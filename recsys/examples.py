@@ -1,0 +1,101 @@
+"""Recommendations for a few users, for people to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recsys.data.catalogue import Catalogue
+from recsys.data.store import InteractionStore
+from recsys.model import SavedModel
+from recsys.model.inference import embed_queries
+from recsys.queries import Queries, make_queries
+from recsys.ranking import Ragged, rank
+
+_CHOSEN_USERS = 3
+_ITEMS = 10
+
+
+def example_users(
+    wanted: Sequence[str], store: InteractionStore, saved: SavedModel, candidates: np.ndarray
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns recommendations as of the cut, beside the history before it.
+
+    Args:
+        wanted: Ids of users; empty: the three users known to training with the
+            most held-out events.
+        store: The positives, split at the cut.
+        saved: The model.
+        candidates: Item embeddings `[item rows, dim]`.
+
+    Returns:
+        The users with `history`, `recommended` and, of the latter, what turned out
+        to be right (`held_out`); and the wanted ids that the data don't know.
+    """
+    held_out = _held_out(store)
+    ids = list(wanted) or _busiest(store, held_out)
+    rows = saved.users.rows(ids)
+    known = [i for i, id_ in enumerate(ids) if rows[i] > 0 or id_ in held_out]
+    queries = _queries_at_cut(store, [ids[i] for i in known], rows[known], held_out)
+    embedded = embed_queries(
+        saved.model, queries.user_row, queries.histories(saved.stage.model.history), saved.items
+    )
+    ranking = rank(
+        lambda block: embedded[block] @ candidates.T,
+        queries.positives,
+        queries.seen,
+        saved.catalogue.n_rows,
+        _ITEMS,
+    )
+    histories = queries.histories(_ITEMS)
+    examples = []
+    for i, place in enumerate(known):
+        right = set(held_out.get(ids[place], np.zeros(0, np.int32)).tolist())
+        recommended = [
+            {
+                **_item(saved.catalogue, row),
+                "score": round(float(score), 4),
+                "held_out": int(row) in right,
+            }
+            for row, score in zip(ranking.top[i], ranking.top_scores[i], strict=True)
+        ]
+        history = [_item(saved.catalogue, row) for row in histories[i] if row > 0]
+        examples.append({"user_id": ids[place], "history": history, "recommended": recommended})
+    return examples, [id_ for i, id_ in enumerate(ids) if i not in known]
+
+
+def _held_out(store: InteractionStore) -> dict[str, np.ndarray]:
+    """Returns the held-out item rows of each evaluation user, by id."""
+    queries = make_queries(store, "at_cut")
+    offsets = queries.positives.offsets
+    return {
+        store.eval_user_ids[user]: queries.positives.rows[offsets[i] : offsets[i + 1]]
+        for i, user in enumerate(queries.user)
+    }
+
+
+def _busiest(store: InteractionStore, held_out: dict[str, np.ndarray]) -> list[str]:
+    known = [id_ for id_, row in zip(store.eval_user_ids, store.eval_user_rows, strict=True) if row]
+    return sorted(known, key=lambda id_: (-len(held_out[id_]), id_))[:_CHOSEN_USERS]
+
+
+def _queries_at_cut(
+    store: InteractionStore, ids: list[str], rows: np.ndarray, held_out: dict[str, np.ndarray]
+) -> Queries:
+    log = store.train
+    # Row 0 has no training events: a new user gets the empty slice.
+    seen = [log.item_row[log.offsets[row] : log.offsets[row + 1]] for row in rows]
+    wanted = [held_out.get(id_, np.zeros(0, np.int32)) for id_ in ids]
+    return Queries(np.arange(len(ids)), rows, _ragged(seen), _ragged(wanted))
+
+
+def _ragged(lists: list[np.ndarray]) -> Ragged:
+    offsets = np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int64)
+    rows = np.concatenate([*lists, np.zeros(0, np.int32)]).astype(np.int32)
+    return Ragged(rows, offsets)
+
+
+def _item(catalogue: Catalogue, row: int) -> dict[str, str]:
+    return {"id": catalogue.ids[row], "title": catalogue.titles[row]}

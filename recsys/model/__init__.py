@@ -1,0 +1,7 @@
+"""The two-tower model, and the folder that it is kept in."""
+
+from recsys.model.saved import SavedModel, load_model, save_model
+from recsys.model.spec import FeatureSpec, ModelSpec
+from recsys.model.two_tower import TwoTower
+
+__all__ = ["FeatureSpec", "ModelSpec", "SavedModel", "TwoTower", "load_model", "save_model"]

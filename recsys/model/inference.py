@@ -1,0 +1,73 @@
+"""Embeddings of many queries and of the whole catalogue, in blocks of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from recsys.data.catalogue import Catalogue
+from recsys.data.vocabulary import Vocabulary
+from recsys.model.saved import candidate_inputs, id_rows
+from recsys.model.two_tower import TwoTower
+
+_BLOCK = 1024
+
+
+def embed_queries(
+    model: TwoTower, user_row: np.ndarray, history: np.ndarray, items: Vocabulary
+) -> np.ndarray:
+    """Returns query embeddings `[n, dim]` float32.
+
+    Args:
+        model: The model.
+        user_row: User rows `[n]` int32.
+        history: Item rows `[n, history]` int32, the newest first, padded with 0.
+        items: Vocabulary of the items.
+    """
+
+    def inputs(block: slice) -> dict[str, Any]:
+        return {"user_row": user_row[block], "history": id_rows(history[block], items)}
+
+    return _in_blocks(model, model.embed_query, inputs, len(user_row))
+
+
+def embed_catalogue(model: TwoTower, catalogue: Catalogue, items: Vocabulary) -> np.ndarray:
+    """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
+    rows = np.arange(catalogue.n_rows)
+    return _in_blocks(
+        model,
+        model.embed_candidate,
+        lambda block: candidate_inputs(rows[block], catalogue, items),
+        len(rows),
+    )
+
+
+def _in_blocks(
+    model: TwoTower,
+    embed: Callable[[dict[str, Any]], Any],
+    inputs: Callable[[slice], dict[str, Any]],
+    n: int,
+) -> np.ndarray:
+    """Runs a tower over blocks of one shape, so that it compiles once."""
+
+    @jax.jit
+    def run(variables: list[Any], block: dict[str, Any]) -> Any:
+        from keras import StatelessScope
+
+        with StatelessScope(list(zip(model.variables, variables, strict=True))):
+            return embed(block)
+
+    variables = [variable.value for variable in model.variables]
+    out = np.empty((n, model.spec.config.dim), np.float32)
+    for start in range(0, n, _BLOCK):
+        block = inputs(slice(start, start + _BLOCK))
+        size = min(_BLOCK, n - start)
+        padded = {
+            name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
+            for name, x in block.items()
+        }
+        out[start : start + size] = np.asarray(run(variables, padded))[:size]
+    return out

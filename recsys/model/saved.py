@@ -1,0 +1,177 @@
+"""The model folder: a trained model with all that is needed to use it.
+
+model.json        spec, configs, versions, and the variables in order
+weights/N.npy     one file a variable; tables without their padding rows
+vocabulary/       users.parquet, items.parquet
+catalogue/        titles and features by item row
+candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
+probe.npz         queries and their embeddings, which an export must reproduce
+training.json     loss curve, speed, placement of the tables
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from recsys.config import TrainStage
+from recsys.data.catalogue import Catalogue
+from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+from recsys.errors import RecsysError
+from recsys.model.spec import ModelSpec
+from recsys.model.two_tower import TwoTower
+
+_PACKAGES = ("keras", "jax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedModel:
+    """A model folder, read.
+
+    Attributes:
+        model: The model with its weights.
+        users: Vocabulary of the users.
+        items: Vocabulary of the items.
+        catalogue: The items.
+        stage: The config that it was trained with.
+    """
+
+    model: TwoTower
+    users: Vocabulary
+    items: Vocabulary
+    catalogue: Catalogue
+    stage: TrainStage
+
+
+def save_model(
+    folder: Path, model: TwoTower, stage: TrainStage, vocabulary: Path, catalogue: Path
+) -> None:
+    """Writes the model into `folder`; `model.json` comes last.
+
+    Args:
+        folder: Where to; made if missing.
+        model: A built model.
+        stage: The config that it was trained with.
+        vocabulary: Folder of `users.parquet` and `items.parquet`; copied.
+        catalogue: Folder of the catalogue; copied.
+    """
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(vocabulary, folder / "vocabulary", dirs_exist_ok=True)
+    shutil.copytree(catalogue, folder / "catalogue", dirs_exist_ok=True)
+    described = []
+    for number, variable in enumerate(model.variables):
+        rows = _meaningful_rows(model, variable)
+        _write_rows(folder / "weights" / f"{number}.npy", variable.value, rows)
+        described.append({"path": variable.path, "shape": [rows, *variable.shape[1:]]})
+    summary = {
+        "format": 1,
+        "spec": model.spec.model_dump(mode="json"),
+        "stage": stage.model_dump(mode="json"),
+        "variables": described,
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+    (folder / "model.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def load_model(folder: Path, n_shards: int = 1) -> SavedModel:
+    """Reads a model folder, on whatever backend and mesh is active.
+
+    Args:
+        folder: What `save_model` wrote.
+        n_shards: Devices of the mesh that the tables are split over.
+
+    Raises:
+        RecsysError: The folder holds no model, or a damaged one.
+    """
+    try:
+        summary = json.loads((folder / "model.json").read_text())
+        spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
+        stage = TrainStage.model_validate_json(json.dumps(summary["stage"]))
+        vocabularies = [
+            Vocabulary.load(folder / "vocabulary" / f"{side}.parquet")
+            for side in ("users", "items")
+        ]
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(folder, str(error)) from None
+    model = TwoTower(spec, n_shards)
+    model.build()
+    paths = [variable.path for variable in model.variables]
+    if paths != [described["path"] for described in summary["variables"]]:
+        raise _damaged(folder, "other variables than the code has")
+    for number, variable in enumerate(model.variables):
+        variable.assign(_read_rows(folder, number, tuple(variable.shape), summary))
+    catalogue = Catalogue.open(folder / "catalogue")
+    return SavedModel(model, vocabularies[0], vocabularies[1], catalogue, stage)
+
+
+def id_rows(rows: np.ndarray, items: Vocabulary) -> np.ndarray:
+    """Returns the rows of the item table to read for item rows.
+
+    An item without training positives has an address but no trained row: row 0,
+    which `id_dropout` trained to stand in, is read in its place. Every caller of
+    the model, in training, evaluation and serving, passes its item rows through
+    here: `history` and `id_row`.
+
+    Args:
+        rows: Item rows `[...]` int32.
+        items: Vocabulary of the items, with training counts.
+    """
+    return np.where(items.row_counts[rows] > 0, rows, UNKNOWN_ROW).astype(np.int32)
+
+
+def candidate_inputs(rows: np.ndarray, catalogue: Catalogue, items: Vocabulary) -> dict[str, Any]:
+    """Returns the item tower's inputs for item rows `[b]`."""
+    features = {f.name: np.asarray(f.bags[rows]) for f in catalogue.features}
+    return {"id_row": id_rows(rows, items), **features}
+
+
+def _meaningful_rows(model: TwoTower, variable: Any) -> int:
+    for table in (model.users, model.items, *model.features.values()):
+        if variable is table.table:
+            return table.rows
+    return int(variable.shape[0])
+
+
+def _write_rows(path: Path, value: Any, rows: int) -> None:
+    """Writes the first `rows` rows of `value`, shard by shard."""
+    file = np.lib.format.open_memmap(path, "w+", np.float32, (rows, *value.shape[1:]))
+    shards = getattr(value, "addressable_shards", None)
+    if shards is None:
+        file[:] = keras.ops.convert_to_numpy(value)[:rows]
+    for shard in shards or ():
+        start, stop, _ = shard.index[0].indices(value.shape[0])
+        stop = min(stop, rows)
+        if start < stop:
+            file[start:stop] = np.asarray(shard.data)[: stop - start]
+    file.flush()
+
+
+def _read_rows(
+    folder: Path, number: int, shape: tuple[int, ...], summary: dict[str, Any]
+) -> np.ndarray:
+    path = folder / "weights" / f"{number}.npy"
+    try:
+        weights = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error)) from None
+    expected = tuple(summary["variables"][number]["shape"])
+    if weights.shape != expected or weights.shape[1:] != shape[1:]:
+        raise _damaged(path, f"shape {weights.shape} where {expected} was written")
+    padding = np.zeros((shape[0] - len(weights), *shape[1:]), np.float32)
+    return np.concatenate([weights, padding]) if len(padding) else np.asarray(weights)
+
+
+def _damaged(path: Path, found: str) -> RecsysError:
+    return RecsysError(
+        "R310",
+        f"{str(path)!r} must be a whole model folder, or part of one.",
+        "Train again: recsys run.",
+        found,
+    )

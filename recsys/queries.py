@@ -1,0 +1,110 @@
+"""The queries of an evaluation: who asks when, knowing what, and what was right."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from recsys.data.store import InteractionStore, newest_first
+from recsys.data.vocabulary import UNKNOWN_ROW
+from recsys.errors import RecsysError
+from recsys.ranking import Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """Queries `[n]`, those of a user next to each other, in time order.
+
+    Attributes:
+        user: Evaluation user of each query `[n]`, an index into `eval_user_ids`.
+        user_row: Row of that user `[n]` int32; 0 for one unknown to training.
+        seen: What the user did before the query, item rows, the oldest first.
+        positives: What the user did then, item rows.
+    """
+
+    user: np.ndarray
+    user_row: np.ndarray
+    seen: Ragged
+    positives: Ragged
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+    def histories(self, length: int) -> np.ndarray:
+        """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
+        return newest_first(self.seen.rows, self.seen.offsets[:-1], self.seen.offsets[1:], length)
+
+
+def make_queries(store: InteractionStore, kind: Literal["each_moment", "at_cut"]) -> Queries:
+    """Returns the queries of the held-out events.
+
+    Args:
+        store: The positives, split at the cut.
+        kind: `each_moment`: one query for each user and second with held-out
+            events, knowing all that the user did before that second. `at_cut`:
+            one query a user, knowing what the user did before the cut.
+
+    Raises:
+        RecsysError: Nothing is held out.
+    """
+    log = store.eval
+    if len(log) == 0:
+        raise RecsysError(
+            "R401",
+            "The evaluation needs at least one held-out positive.",
+            "Raise data.eval_share.",
+            0,
+        )
+    if kind == "at_cut":
+        starts = log.offsets[:-1][np.diff(log.offsets) > 0]
+    else:
+        starts = np.flatnonzero(log.tied == 0)
+    ends = np.append(starts[1:], len(log))
+    user = log.user_index(starts)
+    user_row = store.eval_user_rows[user].astype(np.int32)
+    return Queries(
+        user=user,
+        user_row=user_row,
+        seen=_seen(store, user, user_row, starts),
+        positives=_without_twins(log.item_row[_ranges(starts, ends)], ends - starts),
+    )
+
+
+def _seen(
+    store: InteractionStore, user: np.ndarray, user_row: np.ndarray, starts: np.ndarray
+) -> Ragged:
+    """Returns each query's items before the cut, then those from the cut to the query."""
+    known = user_row != UNKNOWN_ROW
+    train_start = np.where(known, store.train.offsets[user_row], 0)
+    train_end = np.where(known, store.train.offsets[user_row + 1], 0)
+    eval_start = store.eval.offsets[user]
+    n_train, n_eval = train_end - train_start, starts - eval_start
+    offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
+    rows = np.empty(offsets[-1], np.int32)
+    rows[_ranges(offsets[:-1], offsets[:-1] + n_train)] = store.train.item_row[
+        _ranges(train_start, train_end)
+    ]
+    rows[_ranges(offsets[:-1] + n_train, offsets[1:])] = store.eval.item_row[
+        _ranges(eval_start, starts)
+    ]
+    return Ragged(rows, offsets)
+
+
+def _without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
+    """Returns lists of `counts` rows each, an item at most once in a list."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((rows, owner))
+    rows, owner = rows[order], owner[order]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (rows[1:] != rows[:-1]) | (owner[1:] != owner[:-1])
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[is_first], minlength=len(counts)))])
+    return Ragged(rows[is_first].astype(np.int32), offsets)
+
+
+def _ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the whole numbers of every range from a start to before its end, in order."""
+    counts = ends - starts
+    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    return np.arange(counts.sum()) + np.repeat(starts - before, counts)

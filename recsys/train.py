@@ -1,0 +1,215 @@
+"""`python -m recsys.train`: from a data folder to a model folder, on every local device.
+
+Keras on JAX, without TensorFlow. Tables are split over the devices by the layout
+rules of `recsys.embedding`; towers are replicated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from recsys.config import TrainStage, load_stage
+from recsys.data.batches import BatchSource, read_ahead
+from recsys.data.catalogue import Catalogue
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.embedding import Placement, activate, prove_placement, table_layout
+from recsys.errors import RecsysError, UsageError
+from recsys.events import emit
+from recsys.model import ModelSpec, TwoTower, save_model
+from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.process import stage_main
+
+STEP = "Trainer"
+_PROBES = 1000
+_CURVE_POINTS = 200
+
+
+def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
+    """Trains a model and writes its folder.
+
+    Args:
+        stage: The model and the training loop.
+        data: Data folder of the InteractionEncoder.
+        out: Model folder to write.
+
+    Returns:
+        What `training.json` holds.
+
+    Raises:
+        RecsysError: The data are damaged or too few, a table isn't placed as
+            planned, or the loss is no number.
+    """
+    store = InteractionStore.open(data / "store")
+    catalogue = Catalogue.open(data / "catalogue")
+    users = Vocabulary.load(data / "vocabulary" / "users.parquet")
+    layout = table_layout()
+    n_devices = layout.device_mesh.shape[0]
+    _check_divides(stage.train.batch_size, n_devices)
+    activate(layout)
+
+    spec = ModelSpec.for_data(stage.model, users.n_rows, catalogue)
+    model = TwoTower(spec, n_devices, stage.train.seed)
+    model.build()
+    placements = prove_placement(model, layout)
+    source = BatchSource(
+        events=store.train,
+        catalogue=catalogue,
+        history=stage.model.history,
+        batch_size=stage.train.batch_size,
+        epochs=stage.train.epochs,
+        id_dropout=stage.model.id_dropout,
+        new_user_share=stage.model.new_user_share,
+        seed=stage.train.seed,
+    )
+    curve, seconds = _fit(model, stage, source)
+    save_model(out, model, stage, data / "vocabulary", data / "catalogue")
+    items = Vocabulary.load(data / "vocabulary" / "items.parquet")
+    np.save(out / "candidates.npy", embed_catalogue(model, catalogue, items))
+    _write_probe(out, model, store, items)
+    return _write_summary(out, placements, curve, source, seconds)
+
+
+def _check_divides(batch_size: int, n_devices: int) -> None:
+    if batch_size % n_devices:
+        raise UsageError(
+            "R321",
+            f"train.batch_size must be a multiple of the {n_devices} devices.",
+            f"Use {-(-batch_size // n_devices) * n_devices}.",
+            batch_size,
+        )
+
+
+def _fit(
+    model: TwoTower, stage: TrainStage, source: BatchSource
+) -> tuple[list[dict[str, float]], float]:
+    """Trains; returns the loss curve and the seconds that it took."""
+    towers = keras.optimizers.Adam(stage.train.tower_learning_rate)
+    tables = keras.optimizers.Adagrad(stage.train.table_learning_rate)
+    by_path = keras.optimizers.OptimizerMap(towers, {r"(.*/)?table": tables})
+    model.compile(optimizer=keras.optimizers.MultiOptimizer(by_path), jit_compile=True)
+    watch = _LossWatch(total_steps=len(source), batch_size=source.batch_size)
+    started = time.perf_counter()
+    model.fit(
+        read_ahead(source),
+        epochs=source.epochs,
+        steps_per_epoch=source.steps_per_epoch,
+        callbacks=[watch],
+        shuffle=False,
+        verbose=0,
+    )
+    return watch.curve, time.perf_counter() - started
+
+
+class _LossWatch(keras.callbacks.Callback):
+    """Records the mean loss of every few steps, shows it, and stops at the first NaN."""
+
+    def __init__(self, total_steps: int, batch_size: int) -> None:
+        super().__init__()
+        self.curve: list[dict[str, float]] = []
+        self._total, self._batch_size = total_steps, batch_size
+        self._every = max(1, total_steps // _CURVE_POINTS)
+        self._step, self._sum, self._seen = 0, 0.0, 0
+        self._last_mean, self._epoch_step = 0.0, 0
+        self._started = time.perf_counter()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch_step, self._last_mean = 0, 0.0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        # Keras reports the mean since the epoch began; the step's own loss is the
+        # difference of the sums.
+        mean = float((logs or {})["loss"])
+        self._epoch_step += 1
+        self._sum += mean * self._epoch_step - self._last_mean * (self._epoch_step - 1)
+        self._last_mean = mean
+        self._step, self._seen = self._step + 1, self._seen + 1
+        if self._step % self._every == 0 or self._step == self._total:
+            self._record()
+
+    def _record(self) -> None:
+        loss = self._sum / self._seen
+        if not np.isfinite(loss):
+            raise RecsysError(
+                "R322",
+                f"The loss must be a number; it was none around step {self._step}.",
+                "Lower train.table_learning_rate and train.tower_learning_rate.",
+                loss,
+            )
+        self.curve.append({"step": self._step, "loss": round(loss, 6)})
+        self._sum, self._seen = 0.0, 0
+        speed = self._step * self._batch_size / (time.perf_counter() - self._started)
+        emit(
+            "progress",
+            step=STEP,
+            done=self._step,
+            total=self._total,
+            text=f"loss {loss:.3f} · {speed:,.0f} examples/s",
+        )
+
+
+def _write_probe(out: Path, model: TwoTower, store: InteractionStore, items: Vocabulary) -> None:
+    """Writes queries and their embeddings, which the export must reproduce."""
+    log, length = store.train, model.spec.config.history
+    events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
+    user_row = np.array(log.user_row[events])
+    history = log.histories(events, length)
+    # A user without a row and one without a history are queries too.
+    user_row[:1], history[1:2] = 0, 0
+    query = embed_queries(model, user_row, history, items)
+    np.savez(out / "probe.npz", user_row=user_row, history=history, query=query)
+
+
+def _write_summary(
+    out: Path,
+    placements: list[Placement],
+    curve: list[dict[str, float]],
+    source: BatchSource,
+    seconds: float,
+) -> dict[str, Any]:
+    examples = len(source) * source.batch_size
+    summary = {
+        "devices": jax.device_count(),
+        "platform": jax.devices()[0].platform,
+        "steps": len(source),
+        "examples": examples,
+        "seconds": round(seconds, 3),
+        "examples_per_s": round(examples / seconds, 1),
+        "sharding": [asdict(placement) for placement in placements],
+        "curve": curve,
+    }
+    (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs the stage from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m recsys.train", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
+    parser.add_argument("--out", type=Path, required=True, help="model folder to write")
+    options = parser.parse_args(arguments)
+    if keras.backend.backend() != "jax":
+        raise UsageError(
+            "R323",
+            "Training must run with Keras on JAX.",
+            "Set KERAS_BACKEND=jax.",
+            os.environ.get("KERAS_BACKEND"),
+        )
+    summary = train(load_stage(options.config, TrainStage), options.data, options.out)
+    return {"model": str(options.out), **{k: v for k, v in summary.items() if k != "curve"}}
+
+
+if __name__ == "__main__":
+    stage_main(main)
