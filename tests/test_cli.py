@@ -168,7 +168,7 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
     common = ["--config", str(small_config(tmp_path)), "--set", "train.epochs=3", "--out", "o"]
     assert run_main("train", "--data", "d", *common) == 0
     assert run_main("evaluate", "--data", "d", "--model", "m", *common) == 0
-    assert run_main("export", "--model", "m", *common) == 0
+    assert run_main("export", "--data", "d", "--model", "m", *common) == 0
     assert started == [
         ("recsys.train", {"KERAS_BACKEND": "jax"}, 3),
         ("recsys.evaluate", {"KERAS_BACKEND": "jax"}, 3),
