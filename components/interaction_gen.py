@@ -118,7 +118,7 @@ def _cut(days: dict[int, int], eval_share: float) -> dict[str, int | None]:
 
 def _write_splits(
     bucket_rows: tuple[int, pa.Table], uri: str, n_buckets: int, cut: dict[str, int | None]
-) -> dict:
+) -> dict[str, int]:
     """Writes a bucket's rows into both splits and returns their numbers."""
     bucket, table = bucket_rows
     counts = {}

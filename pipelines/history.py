@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import ml_metadata as mlmd
-from ml_metadata.proto import metadata_store_pb2
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Context, Event, Execution
 
 CACHED = "cached: nothing it depends on has changed"
 CACHED_EARLIER = "cached: an earlier run did the same"
 
-_Execution = metadata_store_pb2.Execution
-_Event = metadata_store_pb2.Event
-_ENDED_WELL = (_Execution.COMPLETE, _Execution.CACHED)
+_ENDED_WELL = (Execution.COMPLETE, Execution.CACHED)
 _SHOWN_CHARACTERS = 40
 _MOST_CHANGES = 3
 
@@ -47,7 +45,7 @@ class History:
         self._store = store
         self._pipeline = pipeline
 
-    def last_good(self, step: str, before: int | None = None) -> _Execution | None:
+    def last_good(self, step: str, before: int | None = None) -> Execution | None:
         """Returns the newest successful execution of `step` older than the id `before`."""
         good = [
             execution
@@ -57,13 +55,13 @@ class History:
         ]
         return max(good, key=lambda execution: execution.id, default=None)
 
-    def execution(self, id_: int) -> _Execution:
+    def execution(self, id_: int) -> Execution:
         """Returns the execution `id_`."""
         return self._store.get_executions_by_id([id_])[0]
 
-    def inputs(self, execution: _Execution) -> Inputs:
+    def inputs(self, execution: Execution) -> Inputs:
         """Returns what `execution` started from."""
-        artifacts = self._artifact_ids(execution.id, (_Event.INPUT, _Event.DECLARED_INPUT))
+        artifacts = self._artifact_ids(execution.id, (Event.INPUT, Event.DECLARED_INPUT))
         parameters = {
             name: getattr(value, value.WhichOneof("value"))
             for properties in (execution.properties, execution.custom_properties)
@@ -72,12 +70,12 @@ class History:
         }
         return Inputs(parameters, {key: tuple(ids) for key, ids in artifacts.items()})
 
-    def output(self, execution: _Execution, key: str) -> metadata_store_pb2.Artifact:
+    def output(self, execution: Execution, key: str) -> Artifact:
         """Returns the output `key` of `execution`."""
-        (id_,) = self._artifact_ids(execution.id, (_Event.OUTPUT, _Event.DECLARED_OUTPUT))[key]
+        (id_,) = self._artifact_ids(execution.id, (Event.OUTPUT, Event.DECLARED_OUTPUT))[key]
         return self._store.get_artifacts_by_id([id_])[0]
 
-    def why(self, step: str, execution: _Execution, producers: dict[str, str]) -> str:
+    def why(self, step: str, execution: Execution, producers: dict[str, str]) -> str:
         """Returns why `execution` of `step` ran or was cached.
 
         Args:
@@ -86,7 +84,7 @@ class History:
             producers: Name of the step that makes each input.
         """
         previous = self.last_good(step, before=execution.id)
-        is_cached = execution.last_known_state == _Execution.CACHED
+        is_cached = execution.last_known_state == Execution.CACHED
         if previous is None:
             return CACHED_EARLIER if is_cached else "first run"
         changes = list(_changes(self.inputs(previous), self.inputs(execution), producers))
@@ -106,17 +104,17 @@ class History:
             execution
             for step in self._steps()
             for execution in self._executions(step)
-            if execution.last_known_state in (_Execution.NEW, _Execution.RUNNING)
+            if execution.last_known_state in (Execution.NEW, Execution.RUNNING)
         ]
         for execution in dead:
-            execution.last_known_state = _Execution.FAILED
+            execution.last_known_state = Execution.FAILED
             self._remove_pending(execution.id)
         if dead:
             self._store.put_executions(dead)
         return len(dead)
 
     def _remove_pending(self, execution_id: int) -> None:
-        ids = self._artifact_ids(execution_id, (_Event.PENDING_OUTPUT,))
+        ids = self._artifact_ids(execution_id, (Event.PENDING_OUTPUT,))
         artifacts = self._store.get_artifacts_by_id([one for some in ids.values() for one in some])
         for artifact in artifacts:
             shutil.rmtree(Path(artifact.uri), ignore_errors=True)
@@ -127,10 +125,10 @@ class History:
             if context.name.startswith(prefix):
                 yield context.name.removeprefix(prefix)
 
-    def _contexts(self) -> list[metadata_store_pb2.Context]:
+    def _contexts(self) -> list[Context]:
         return list(self._store.get_contexts_by_type("node"))
 
-    def _executions(self, step: str) -> list[_Execution]:
+    def _executions(self, step: str) -> list[Execution]:
         context = self._store.get_context_by_type_and_name("node", f"{self._pipeline}.{step}")
         return list(self._store.get_executions_by_context(context.id)) if context else []
 
@@ -161,11 +159,17 @@ def _changes(before: Inputs, after: Inputs, producers: dict[str, str]) -> Iterat
         more = len(settings) - _MOST_CHANGES
         tail = f" and {more} more" if more > 0 else ""
         yield f"its config changed: {', '.join(settings[:_MOST_CHANGES])}{tail}"
-    for key in sorted(before.artifacts.keys() | after.artifacts.keys()):
-        if before.artifacts.get(key) != after.artifacts.get(key):
-            producer = producers.get(key)
-            made = f" ({producer} ran again)" if producer else ""
-            yield f"its input `{key}` changed{made}"
+    keys = sorted(before.artifacts.keys() | after.artifacts.keys())
+    inputs = [key for key in keys if before.artifacts.get(key) != after.artifacts.get(key)]
+    if inputs:
+        yield _changed_inputs(inputs, producers)
+
+
+def _changed_inputs(inputs: list[str], producers: dict[str, str]) -> str:
+    names = ", ".join(f"`{key}`" for key in inputs)
+    makers = ", ".join(dict.fromkeys(producers[key] for key in inputs if key in producers))
+    again = f" ({makers} ran again)" if makers else ""
+    return f"its input{'s' if len(inputs) > 1 else ''} {names} changed{again}"
 
 
 def _parsed(value: Any) -> Any:

@@ -10,6 +10,7 @@ from tfx.components.schema_gen.component import SchemaGen
 from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
 from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
+from tfx.dsl.components.base.base_component import BaseComponent
 from tfx.orchestration import metadata
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import transform_pb2
@@ -151,7 +152,7 @@ def _files_digest(pattern: str, what: str) -> str:
 
 def _validation(
     what: str, examples: BaseChannel, config: Config
-) -> tuple[list, BaseChannel, BaseChannel]:
+) -> tuple[list[BaseComponent], BaseChannel, BaseChannel]:
     """Returns the steps that validate `examples`, their schema and the anomalies."""
     suffix = what.capitalize()
     schema_dir = config.data.gate.schema_dir

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
-from ml_metadata.proto import metadata_store_pb2
+from ml_metadata.proto.metadata_store_pb2 import Execution
 from tfx.dsl.compiler import constants
 from tfx.orchestration import metadata
 from tfx.orchestration.local import local_dag_runner, runner_utils
@@ -171,12 +171,12 @@ def _outcome(
         history = History(handle.store, name)
         execution = history.execution(execution_id)
         state = execution.last_known_state
-        if state == metadata_store_pb2.Execution.FAILED:
+        if state == Execution.FAILED:
             raise RuntimeError(f"The inputs of {step} could not be resolved.")
         if step == "LatestBlessed":
             return "ran", "it looks again in every run"
         reason = history.why(step, execution, _producers(node))
-    return ("cached" if state == metadata_store_pb2.Execution.CACHED else "ran"), reason
+    return ("cached" if state == Execution.CACHED else "ran"), reason
 
 
 def _producers(node: pipeline_pb2.PipelineNode) -> dict[str, str]:

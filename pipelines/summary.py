@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ml_metadata.proto import metadata_store_pb2
+from ml_metadata.proto.metadata_store_pb2 import Execution
 
 from pipelines.history import History
 
 
-def summarize(
-    executions: dict[str, metadata_store_pb2.Execution], history: History
-) -> dict[str, Any]:
+def summarize(executions: dict[str, Execution], history: History) -> dict[str, Any]:
     """Returns the object that the event `finished` has.
 
     Args:
