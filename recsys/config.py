@@ -34,6 +34,10 @@ class Strict(pydantic.BaseModel):
     )
 
 
+# Tables and inputs of the model that aren't features of an item.
+_RESERVED_FEATURE_NAMES = {"users", "items", "user_row", "history", "id_row", "item_row", "log_q"}
+
+
 class InteractionColumns(Strict):
     """Which column of the raw file holds what."""
 
@@ -93,6 +97,15 @@ class ItemsConfig(Strict):
     """Which column holds what."""
     features: tuple[ItemFeature, ...] = ()
     """Features of the item tower."""
+
+    @model_validator(mode="after")
+    def _feature_names_are_free(self) -> Self:
+        names = [feature.name for feature in self.features]
+        twice = {name for name in names if names.count(name) > 1}
+        taken = sorted(twice | (set(names) & _RESERVED_FEATURE_NAMES))
+        if taken:
+            raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
+        return self
 
 
 class GateConfig(Strict):
@@ -352,6 +365,21 @@ _PATH_KEYS = (
 )
 
 
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-3 is a number, as in YAML 1.2 and JSON."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"),
+    list("-+.0123456789"),
+)
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -363,7 +391,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             getattr(error, "strerror", None) or str(error),
         ) from None
     try:
-        raw = yaml.safe_load(text)
+        raw = _parse_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
@@ -404,7 +432,7 @@ def _apply_override(raw: Mapping[str, Any], changed: dict[str, Any], override: s
             override,
         )
     try:
-        value = yaml.safe_load(text)
+        value = _parse_yaml(text)
     except yaml.YAMLError:
         raise ConfigError(
             "R104", f"The value of --set {path} must be YAML.", "Quote it.", text

@@ -23,6 +23,7 @@ from recsys.examples import example_users
 from recsys.metrics import per_query, per_user
 from recsys.model import SavedModel, load_model
 from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.model.saved import check_probe
 from recsys.process import stage_main
 from recsys.queries import Queries, make_queries
 from recsys.ranking import Ranking, Scorer, rank
@@ -53,13 +54,13 @@ def evaluate(
             number.
     """
     store = InteractionStore.open(data / "store")
-    saved = load_model(model)
+    saved = _load_checked(model)
     reader = _Evaluation(stage, store, saved)
     headline = reader.measure(stage.evaluate.query)
     other = reader.measure(_OTHER[stage.evaluate.query])
     last = None
     if blessed is not None and stage.bless.over_blessed:
-        last = reader.blessed_metrics(load_model(blessed), headline.queries)
+        last = reader.blessed_metrics(_load_checked(blessed), headline.queries)
     metrics, popularity = headline.mean(headline.model), headline.mean(headline.popularity)
     verdict = judge(stage.bless, metrics, popularity, last)
     examples, unknown = example_users(stage.report_users, store, saved, reader.candidates)
@@ -192,6 +193,15 @@ class _Measured:
     def coverage(self) -> float:
         """Returns the share of the catalogue that is in at least one top list [0..1]."""
         return len(np.unique(self.ranking.top)) / self.n_candidates
+
+
+def _load_checked(folder: Path) -> SavedModel:
+    """Returns the model in `folder`, once it gives the trainer's own numbers again."""
+    saved = load_model(folder)
+    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
+        query = embed_queries(saved.model, probe["user_row"], probe["history"], saved.items)
+    check_probe(folder, query)
+    return saved
 
 
 def _mean_over_users(

@@ -28,6 +28,9 @@ from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
 from recsys.model.two_tower import TwoTower
 
+PROBE_TOLERANCE = 1e-4
+"""Largest difference of an embedding's entry between the trainer's machine and this one."""
+
 _PACKAGES = ("keras", "jax", "numpy")
 
 
@@ -109,6 +112,32 @@ def load_model(folder: Path, n_shards: int = 1) -> SavedModel:
         variable.assign(_read_rows(folder, number, tuple(variable.shape), summary))
     catalogue = Catalogue.open(folder / "catalogue")
     return SavedModel(model, vocabularies[0], vocabularies[1], catalogue, stage)
+
+
+def check_probe(folder: Path, query: np.ndarray) -> None:
+    """Checks that a model computes what it computed when it was trained.
+
+    The weights of a model fit every code with variables of the same names; a tower
+    that was changed since would give other numbers without a word.
+
+    Args:
+        folder: Model folder.
+        query: Embeddings `[probes, dim]` of the queries in `probe.npz`, as computed now.
+
+    Raises:
+        RecsysError: They differ from those of the trainer.
+    """
+    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
+        difference = float(np.abs(probe["query"] - query).max(initial=0.0))
+    if not difference <= PROBE_TOLERANCE:
+        raise RecsysError(
+            "R311",
+            f"The model in {str(folder)!r} must compute what it did when it was trained,"
+            f" within {PROBE_TOLERANCE:g}.",
+            "The code of the towers has changed since: train again (recsys run); if this is the"
+            " last blessed model, run once with --set bless.over_blessed=0.",
+            difference,
+        )
 
 
 def id_rows(rows: np.ndarray, items: Vocabulary) -> np.ndarray:

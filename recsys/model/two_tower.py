@@ -57,9 +57,10 @@ class Tower(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights for inputs `[batch, in]`."""
+        width_in = input_shape[-1]
         for layer in (*self.hidden, self.out):
-            layer.build(input_shape)
-            input_shape = (*input_shape[:-1], layer.units)
+            layer.build((None, width_in))
+            width_in = layer.units
 
     def call(self, anchor: keras.KerasTensor, inputs: keras.KerasTensor) -> keras.KerasTensor:
         """Returns unit vectors `[batch, dim]` float32.
@@ -109,7 +110,9 @@ class TwoTower(keras.Model):
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
         config, features = self.spec.config, self.spec.features
-        for layer in (self.users, self.items, *self.features.values(), self.recent, self.tokens):
+        tables = (self.users, self.items, *self.features.values())
+        layers: list[keras.layers.Layer] = [*tables, self.recent, self.tokens]
+        for layer in layers:
             layer.build(None)
         self.query_tower.build((None, 2 * config.dim))
         self.candidate_tower.build((None, config.dim + sum(f.dim for f in features)))

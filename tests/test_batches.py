@@ -1,0 +1,115 @@
+"""Training batches: every event once an epoch, the same again for the same seed."""
+
+import numpy as np
+import pytest
+
+from recsys.data.batches import BatchSource, read_ahead
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.store import EventLog
+from recsys.errors import RecsysError
+
+N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
+
+
+@pytest.fixture
+def source():
+    rng = np.random.default_rng(0)
+    user = rng.integers(1, N_USERS, N_EVENTS)
+    # A time stands for one event, so that an event can be told from its neighbours.
+    events = EventLog.from_events(
+        user, user, rng.integers(1, N_ITEMS, N_EVENTS), rng.permutation(N_EVENTS), N_USERS
+    )
+    bags = rng.integers(0, 5, (N_ITEMS, 3)).astype(np.int32)
+    ids = [f"i{n}" for n in range(N_ITEMS)]
+    catalogue = Catalogue(ids, ids, (FeatureBags("genres", 5, bags),))
+    return make(events, catalogue)
+
+
+def make(events, catalogue, **changes):
+    settings = {
+        "history": 4,
+        "batch_size": 10,
+        "epochs": 2,
+        "id_dropout": 0.0,
+        "new_user_share": 0.0,
+        "seed": 3,
+        **changes,
+    }
+    return BatchSource(events, catalogue, **settings)
+
+
+def test_an_epoch_holds_every_event_at_most_once_and_leaves_out_only_the_partial_batch(source):
+    assert source.steps_per_epoch == 10
+    assert len(source) == 20
+    for epoch in (0, 1):
+        pairs = [
+            pair
+            for step in range(epoch * 10, epoch * 10 + 10)
+            for pair in zip(source[step]["user_row"], source[step]["item_row"], strict=True)
+        ]
+        events = list(zip(source.events.user_row, source.events.item_row, strict=True))
+        assert len(pairs) == 100
+        for pair in set(pairs):
+            assert pairs.count(pair) <= events.count(pair)
+
+
+def test_epochs_differ_and_a_seed_repeats(source):
+    again = make(source.events, source.catalogue)
+    other = make(source.events, source.catalogue, seed=4)
+    assert not np.array_equal(source[0]["item_row"], source[10]["item_row"])
+    for name, values in source[7].items():
+        assert np.array_equal(values, again[7][name])
+    assert not np.array_equal(source[7]["item_row"], other[7]["item_row"])
+
+
+def test_a_history_is_what_the_user_did_before_the_newest_first(source):
+    events = source.events
+    batch = source[0]
+    for user, item, history in zip(
+        batch["user_row"], batch["item_row"], batch["history"], strict=True
+    ):
+        own = events.item_row[events.offsets[user] : events.offsets[user + 1]].tolist()
+        before = [own[:i][::-1][:4] for i, row in enumerate(own) if row == item]
+        assert [row for row in history if row] in before
+
+
+def test_log_q_is_the_log_of_the_share_of_events(source):
+    batch = source[0]
+    items = source.events.item_row
+    share = [(items == row).mean() for row in batch["item_row"]]
+    assert np.allclose(batch["log_q"], np.log(share))
+
+
+def test_features_are_those_of_the_item(source):
+    batch = source[0]
+    bags = source.catalogue.features[0].bags
+    assert np.array_equal(batch["genres"], bags[batch["item_row"]])
+
+
+def test_dropout_hides_ids_and_never_the_item_that_the_loss_needs(source):
+    hidden = make(source.events, source.catalogue, id_dropout=0.5)
+    plain, dropped = source[0], hidden[0]
+    assert np.array_equal(plain["item_row"], dropped["item_row"])
+    for name, true in (("user_row", plain["user_row"]), ("id_row", plain["item_row"])):
+        kept = dropped[name] != 0
+        assert 0 < kept.sum() < len(kept)
+        assert np.array_equal(dropped[name][kept], true[kept])
+
+
+def test_a_new_user_has_neither_id_nor_history(source):
+    all_new = make(source.events, source.catalogue, new_user_share=0.999)
+    batch = all_new[0]
+    assert not batch["user_row"].any()
+    assert not batch["history"].any()
+
+
+def test_grain_reads_the_same_batches_in_order_from_any_step(source):
+    read = [batch for (batch,) in read_ahead(source, first_step=17)]
+    assert len(read) == 3
+    for step, batch in zip((17, 18, 19), read, strict=True):
+        assert np.array_equal(batch["item_row"], source[step]["item_row"])
+
+
+def test_a_batch_larger_than_the_data_names_the_setting(source):
+    with pytest.raises(RecsysError, match=r"R320.*train\.batch_size.*103"):
+        make(source.events, source.catalogue, batch_size=104)

@@ -1,0 +1,155 @@
+"""The towers against numpy, and the model folder there and back."""
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.config import ModelConfig, TrainStage
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.vocabulary import Vocabulary
+from recsys.embedding import activate, table_layout
+from recsys.errors import RecsysError
+from recsys.model import ModelSpec, TwoTower, load_model, save_model
+from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.model.saved import check_probe
+
+DIM, HISTORY = 4, 3
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Five users, six items of which the last was never taken in training."""
+    users = Vocabulary(pa.array([f"u{n}" for n in range(5)]), np.arange(5, 0, -1))
+    items = Vocabulary(pa.array([f"i{n}" for n in range(6)]), np.array([5, 4, 3, 2, 1, 0]))
+    bags = np.array([[0, 0], [1, 2], [1, 0], [2, 0], [3, 1], [0, 0], [3, 2]], np.int32)
+    names = ["", *items.ids.to_pylist()]
+    catalogue = Catalogue(names, names, (FeatureBags("genres", 4, bags),))
+    (tmp_path / "vocabulary").mkdir()
+    users.save(tmp_path / "vocabulary" / "users.parquet")
+    items.save(tmp_path / "vocabulary" / "items.parquet")
+    catalogue.save(tmp_path / "catalogue")
+    return tmp_path, users, items, catalogue
+
+
+STAGE = TrainStage(model=ModelConfig(dim=DIM, feature_dim=2, history=HISTORY, widths=(5,)))
+
+
+def build(data, n_shards=1):
+    _, users, _, catalogue = data
+    model = TwoTower(ModelSpec.for_data(STAGE.model, users.n_rows, catalogue), n_shards, seed=7)
+    model.build()
+    for number, variable in enumerate(model.variables):
+        rng = np.random.default_rng(number)
+        variable.assign(rng.normal(size=variable.shape).astype(np.float32))
+    return model
+
+
+def weights(model):
+    return {
+        v.path.removeprefix("two_tower/"): np.asarray(v.value, np.float64) for v in model.variables
+    }
+
+
+def tower(w, name, anchor, inputs):
+    hidden = inputs @ w[f"{name}/hidden_0/kernel"] + w[f"{name}/hidden_0/bias"]
+    x = anchor + (hidden / (1 + np.exp(-hidden))) @ w[f"{name}/out/kernel"]
+    return x / np.linalg.norm(x)
+
+
+def test_a_query_is_the_unit_vector_of_user_and_weighted_history(data):
+    model = build(data)
+    w = weights(model)
+    place = np.log1p(np.exp(w["history/place"]))
+    history = np.array([[2, 3, 0]], np.int32)
+    pooled = (place[0] * w["items/table"][2] + place[1] * w["items/table"][3]) / place[:2].sum()
+    user = w["users/table"][4]
+    expected = tower(w, "query_tower", pooled + user, np.concatenate([pooled, user]))
+    found = embed_queries(model, np.array([4], np.int32), history, data[2])
+    assert np.allclose(found[0], expected, atol=1e-6)
+
+
+def test_a_candidate_is_the_unit_vector_of_id_and_mean_of_tokens(data):
+    model = build(data)
+    w = weights(model)
+    own, genres = w["items/table"][1], w["genres/table"][[1, 2]].mean(axis=0)
+    expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
+    found = embed_catalogue(model, data[3], data[2])
+    assert found.shape == (7, DIM)
+    assert np.allclose(found[1], expected, atol=1e-6)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+
+
+def test_an_item_without_training_positives_reads_row_zero_of_the_table(data):
+    model = build(data)
+    w = weights(model)
+    genres = w["genres/table"][[3, 2]].mean(axis=0)
+    own = w["items/table"][0]
+    expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
+    assert np.allclose(embed_catalogue(model, data[3], data[2])[6], expected, atol=1e-6)
+
+
+@pytest.fixture
+def mesh():
+    activate(table_layout())
+    yield 8
+    keras.distribution.set_distribution(None)
+
+
+def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, mesh):
+    keras.distribution.set_distribution(None)
+    one = build(data)
+    folder = tmp_path / "model"
+    save_model(folder, one, STAGE, data[0] / "vocabulary", data[0] / "catalogue")
+    expected = embed_catalogue(one, data[3], data[2])
+    activate(table_layout())
+    eight = load_model(folder, n_shards=mesh)
+    assert len(eight.model.items.table.value.addressable_shards) == 8
+    found = embed_catalogue(eight.model, eight.catalogue, eight.items)
+    assert np.allclose(found, expected, atol=1e-6)
+    assert eight.stage == STAGE
+
+    # And back: what eight devices write has no padding rows.
+    again = tmp_path / "again"
+    save_model(again, eight.model, STAGE, data[0] / "vocabulary", data[0] / "catalogue")
+    for file in (folder / "weights").iterdir():
+        assert np.array_equal(np.load(file), np.load(again / "weights" / file.name))
+
+
+@pytest.fixture
+def folder(data, tmp_path):
+    folder = tmp_path / "model"
+    save_model(folder, build(data), STAGE, data[0] / "vocabulary", data[0] / "catalogue")
+    return folder
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def replace(path):
+    np.save(path, np.zeros((2, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("weights/0.npy", truncate),
+        ("weights/1.npy", replace),
+        ("weights/2.npy", lambda path: path.unlink()),
+        ("model.json", truncate),
+        ("vocabulary/users.parquet", truncate),
+    ],
+)
+def test_a_damaged_folder_is_refused_by_name(folder, file, damage):
+    damage(folder / file)
+    with pytest.raises(RecsysError, match=r"R310.*model"):
+        load_model(folder)
+
+
+def test_a_model_whose_code_has_changed_is_refused(folder):
+    query = np.eye(3, DIM, dtype=np.float32)
+    np.savez(folder / "probe.npz", query=query)
+    check_probe(folder, query + 5e-5)
+    with pytest.raises(RecsysError, match=r"R311.*train again"):
+        check_probe(folder, query + 2e-4)

@@ -1,0 +1,177 @@
+"""Training as a user starts it: a process, on one device and on eight."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.config import EvaluateStage
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.store import EventLog, InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.evaluate import evaluate
+from recsys.process import run_stage
+
+N_USERS, N_ITEMS, N_TASTES = 60, 90, 3
+STAGE = {
+    "model": {"dim": 16, "feature_dim": 4, "history": 5, "widths": [16]},
+    "train": {"batch_size": 64, "epochs": 8, "table_learning_rate": 0.2},
+}
+
+
+def events_of(rng, users, days):
+    """Each user takes items of one taste; items of a taste are every third row."""
+    user = np.repeat(users, 30)
+    item = 1 + rng.integers(0, N_ITEMS // N_TASTES, len(user)) * N_TASTES + user % N_TASTES
+    return user, item, rng.integers(days[0] * 86400, days[1] * 86400, len(user))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    users = np.arange(1, N_USERS + 1)
+    user, item, time = events_of(rng, users, (10, 90))
+    train = EventLog.from_events(user, user, item, time, N_USERS + 1)
+    user, item, time = events_of(rng, np.arange(0, N_USERS + 5), (90, 99))
+    rows = np.where(np.arange(N_USERS + 5) < N_USERS, np.arange(1, N_USERS + 6), 0)
+    # Index i is user row i + 1, so the taste of an evaluation user is that of training.
+    item = 1 + (item - 1) // N_TASTES * N_TASTES + (user + 1) % N_TASTES
+    log = EventLog.from_events(user, rows[user], item, time, N_USERS + 5)
+    ids = [f"u{n + 1}" for n in range(N_USERS + 5)]
+    InteractionStore(train, log, ids, rows.astype(np.int32), 90 * 86400).save(folder / "store")
+    (folder / "vocabulary").mkdir()
+    counts = np.bincount(train.user_row, minlength=N_USERS + 1)[1:]
+    Vocabulary(pa.array(ids[:N_USERS]), counts).save(folder / "vocabulary" / "users.parquet")
+    counts = np.bincount(train.item_row, minlength=N_ITEMS + 1)[1:]
+    items = Vocabulary(pa.array([f"i{n}" for n in range(N_ITEMS)]), counts)
+    items.save(folder / "vocabulary" / "items.parquet")
+    names = ["", *items.ids.to_pylist()]
+    bags = np.concatenate([[0], 1 + np.arange(N_ITEMS) % 2])[:, None].astype(np.int32)
+    Catalogue(names, names, (FeatureBags("colour", 3, bags),)).save(folder / "catalogue")
+    return folder
+
+
+def train(data, out, stage=STAGE, devices=1):
+    config = out.parent / f"{out.name}.json"
+    config.write_text(json.dumps(stage))
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return run_stage(
+        "recsys.train",
+        ["--config", str(config), "--data", str(data), "--out", str(out)],
+        {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags},
+    )
+
+
+@pytest.fixture(scope="module")
+def models(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {n: (folder / str(n), train(data, folder / str(n), devices=n)) for n in (1, 8)}
+
+
+def curve(folder):
+    points = json.loads((folder / "training.json").read_text())["curve"]
+    return np.array([point["loss"] for point in points])
+
+
+def test_one_and_eight_devices_have_the_same_loss_curve(models):
+    one, eight = (curve(models[n][0]) for n in (1, 8))
+    assert len(one) > 100
+    assert one[-20:].mean() < one[:20].mean() - 0.3
+    assert np.abs(one - eight).max() < 1e-4
+
+
+def test_the_result_says_what_each_device_holds(models):
+    table = {p["table"]: p for p in models[8][1]["sharding"]}
+    assert list(table) == ["users", "items", "colour"]
+    assert table["items"] == {
+        "table": "items",
+        "rows": 91,
+        "padded_rows": 96,
+        "dim": 16,
+        "shards": 8,
+        "bytes_per_device": 12 * 16 * 4,
+    }
+
+
+def test_a_trained_model_finds_the_users_taste_and_popularity_does_not(models, data, tmp_path):
+    result = evaluate(EvaluateStage(), models[1][0], data, tmp_path)
+    # 30 of 90 items are of a user's taste: 10 of them are a third.
+    assert result["at_cut"]["metrics"]["recall@10"] > 0.25
+    assert result["at_cut"]["baselines"]["popularity"]["recall@10"] < 0.15
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == result
+    assert result["slices"][1]["name"] == "users new since the cut"
+    assert result["slices"][1]["users"] == 5
+
+
+def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_path):
+    """The same model, its items renumbered, must have the same figures."""
+    other = tmp_path / "renumbered"
+    shutil.copytree(models[1][0], other)
+    order = np.concatenate([[0], 1 + np.random.default_rng(1).permutation(N_ITEMS)])
+    items = Vocabulary.load(other / "vocabulary" / "items.parquet")
+    renumbered = Vocabulary(items.ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]])
+    renumbered.save(other / "vocabulary" / "items.parquet")
+    catalogue = Catalogue.open(other / "catalogue")
+    colour = catalogue.features[0]
+    bags = FeatureBags(colour.name, colour.rows, np.asarray(colour.bags)[order])
+    names = [catalogue.ids[row] for row in order]
+    shutil.rmtree(other / "catalogue")
+    Catalogue(names, names, (bags,)).save(other / "catalogue")
+    paths = [v["path"] for v in json.loads((other / "model.json").read_text())["variables"]]
+    table = other / "weights" / f"{paths.index('two_tower/items/table')}.npy"
+    np.save(table, np.load(table)[order])
+    with np.load(other / "probe.npz") as probe:
+        new_row = np.argsort(order)
+        np.savez(other / "probe.npz", **{**probe, "history": new_row[probe["history"]]})
+
+    result = evaluate(EvaluateStage(), models[1][0], data, tmp_path / "out", blessed=other)
+    assert result["blessed_model"] == pytest.approx(result["metrics"], abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_model_to_the_bit(models, data, tmp_path):
+    train(data, tmp_path / "again")
+    for name in ("candidates.npy", "probe.npz"):
+        assert (tmp_path / "again" / name).read_bytes() == (models[1][0] / name).read_bytes()
+
+
+def test_training_imports_no_tensorflow(data, tmp_path):
+    config = tmp_path / "stage.json"
+    config.write_text(json.dumps({**STAGE, "train": {"batch_size": 64, "epochs": 1}}))
+    script = (
+        "import sys; sys.modules['tensorflow'] = None; sys.modules['tfx'] = None;"
+        "from recsys.train import main; main(sys.argv[1:]);"
+        "assert not {'tensorflow.python', 'tfx.types', 'apache_beam'} & set(sys.modules)"
+    )
+    arguments = ["--config", config, "--data", data, "--out", tmp_path / "model"]
+    subprocess.run([sys.executable, "-c", script, *map(str, arguments)], check=True)
+
+
+def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
+    stage = {**STAGE, "train": {"batch_size": 64, "epochs": 8, "tower_learning_rate": 1e38}}
+    with pytest.raises(RecsysError, match=r"R322.*learning_rate"):
+        train(data, tmp_path / "model", stage)
+    assert not (tmp_path / "model" / "model.json").exists()
+
+
+def test_a_batch_that_does_not_divide_over_the_devices_names_one_that_does(data, tmp_path):
+    stage = {**STAGE, "train": {"batch_size": 60}}
+    with pytest.raises(RecsysError, match=r"R321.*8 devices.*Use 64"):
+        train(data, tmp_path / "model", stage, devices=8)
+
+
+def test_another_backend_is_refused(data, tmp_path):
+    config = tmp_path / "stage.json"
+    config.write_text(json.dumps(STAGE))
+    with pytest.raises(RecsysError, match=r"R323.*KERAS_BACKEND=jax"):
+        run_stage(
+            "recsys.train",
+            ["--config", str(config), "--data", str(data), "--out", str(tmp_path / "m")],
+            {**os.environ, "KERAS_BACKEND": "numpy"},
+        )
