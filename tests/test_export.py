@@ -113,11 +113,10 @@ class World:
     def trained(self, rows: np.ndarray) -> np.ndarray:
         return np.where(self.vocabulary.row_counts[rows] > 0, rows, 0)
 
-    def tower(self, side: str, anchor: np.ndarray, others: np.ndarray) -> np.ndarray:
+    def tower(self, side: str, anchor: np.ndarray, x: np.ndarray) -> np.ndarray:
         w = self.weights
-        x = np.concatenate([anchor, others], axis=1)
         hidden = x @ w[f"{side}/hidden_0/kernel"] + w[f"{side}/hidden_0/bias"]
-        out = anchor + np.maximum(hidden, 0) @ w[f"{side}/out/kernel"]
+        out = anchor + (hidden / (1 + np.exp(-hidden))) @ w[f"{side}/out/kernel"]
         return out / np.sqrt((out**2).sum(axis=1, keepdims=True) + 1e-12)
 
     def query(self, user_id: str, history: list[str] | None = None) -> np.ndarray:
@@ -127,8 +126,9 @@ class World:
         rows = self.trained(rows)
         weight = (rows > 0) * np.log1p(np.exp(self.weights["history/place"]))
         pooled = weight @ self.weights["items/table"][rows] / max(weight.sum(), 1e-6)
-        user = self.weights["users/table"][self.users.rows([user_id])]
-        return self.tower("query_tower", pooled[None], user)[0]
+        user = self.weights["users/table"][self.users.rows([user_id])[0]]
+        known = np.concatenate([pooled, user])
+        return self.tower("query_tower", (pooled + user)[None], known[None])[0]
 
     def candidates(self, rows: np.ndarray, bags: dict[str, np.ndarray]) -> np.ndarray:
         means = []
@@ -137,7 +137,7 @@ class World:
             vectors = self.weights[f"{name}/table"][bags[name]] * present
             means.append(vectors.sum(axis=1) / np.maximum(present.sum(axis=1), 1e-6))
         own = self.weights["items/table"][self.trained(rows)]
-        return self.tower("candidate_tower", own, np.concatenate(means, axis=1))
+        return self.tower("candidate_tower", own, np.concatenate([own, *means], axis=1))
 
     def catalogue(self) -> np.ndarray:
         return self.candidates(np.arange(self.vocabulary.n_rows), self.bags)
