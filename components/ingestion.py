@@ -22,10 +22,17 @@ from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets, split_by_bucket
 from recsys.data.csv_source import CsvBatch, read_batches
 from recsys.data.examples import write_examples
+from recsys.data.interactions import NO_TIME, OUT_OF_TIME
 from recsys.errors import RecsysError
 
 REJECTED, COUNTS = "rejected", "counts"
 _BYTES_OF_A_BUCKET = 64 << 20
+
+_CURES = dict.fromkeys(
+    (NO_TIME, OUT_OF_TIME),
+    "Times are whole seconds since 1970, UTC: convert dates, divide milliseconds by 1000.",
+)
+"""What to do where no row is good, by the most frequent reason."""
 
 Parse = Callable[[CsvBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
 """Turns a batch of the file at an index into typed rows and dead letters."""
@@ -145,11 +152,13 @@ def read_summary(uri: str) -> dict[str, Any]:
 def refuse_empty(summary: dict[str, Any], what: str) -> None:
     """Raises an error if no row could be used."""
     if summary.get("good", 0) == 0:
+        reasons = summary["by_reason"]
+        most_often = max(reasons, key=reasons.__getitem__, default="")
         raise RecsysError(
             "R206",
             f"The {what} must have at least one good row of {summary['read']}.",
-            f"Correct the columns of data.{what}.",
-            summary["by_reason"],
+            _CURES.get(most_often, f"Correct the columns of data.{what}."),
+            reasons,
         )
 
 

@@ -19,6 +19,7 @@ from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.config import InteractionsConfig, Share, Strict
 from recsys.data.csv_source import CsvBatch, check_files
 from recsys.data.interactions import drop_duplicates, parse_interactions
+from recsys.data.sources import interaction_columns
 from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days
 
 CUT_PROPERTY = "cut"
@@ -56,9 +57,7 @@ def InteractionGen(
     del files_digest, code
     source = InteractionSource.model_validate_json(config)
     interactions = source.interactions
-    columns = interactions.columns
-    wanted = [columns.user, columns.item, columns.timestamp]
-    wanted += [] if columns.rating is None else [columns.rating]
+    wanted = interaction_columns(interactions.columns)
     files = check_files(interactions.files, "interactions", wanted)
     n_buckets = ingestion.bucket_number(files)
     with beam_pipeline as pipeline:

@@ -22,6 +22,7 @@ if __package__ in (None, ""):
 
 from recsys import events
 from recsys.config import default_config_path, load_config
+from recsys.data.sources import check_sources
 from recsys.errors import RecsysError
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"
@@ -52,7 +53,8 @@ def _run(path: Path, overrides: list[str]) -> None:
     runner = None
     try:
         config = load_config(path, overrides)
-        # Late: a wrong config is told before the seconds that TFX takes to import.
+        check_sources(config.data)
+        # Late: what is wrong is told before the seconds that TFX takes to import.
         from pipelines.retrieval import create_pipeline
         from pipelines.runner import Runner
 

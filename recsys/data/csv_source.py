@@ -36,6 +36,7 @@ _MAGIC = {
     b"BZh": "a bzip2 file",
     b"\x28\xb5\x2f\xfd": "a zstd file",
     b"ARROW1": "an Arrow file",
+    b"%PDF": "a PDF file",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
 }
