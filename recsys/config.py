@@ -175,6 +175,9 @@ class EvaluateConfig(Strict):
     query: Literal["each_moment", "at_cut"] = "each_moment"
     """`each_moment`: predict every held-out event from all that its user did
     before it; `at_cut`: one query a user, from what the user did before the cut."""
+    max_queries: PositiveInt = 50_000
+    """Most queries of an evaluation; where there are more, users are chosen at random,
+    the same ones each time, each with all of its queries [queries]."""
 
 
 class BlessConfig(Strict):

@@ -86,12 +86,13 @@ class _Evaluation:
 
     def __init__(self, stage: EvaluateStage, store: InteractionStore, saved: SavedModel) -> None:
         self._ks, self._store, self._saved = stage.evaluate.k, store, saved
+        self._most = stage.evaluate.max_queries
         self.candidates = embed_catalogue(saved.model, saved.catalogue, saved.items)
         self._counts = saved.items.row_counts.astype(np.float32)
 
     def measure(self, kind: Any) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""
-        queries = make_queries(self._store, kind)
+        queries = make_queries(self._store, kind, self._most)
         embedded = embed_queries(
             self._saved.model,
             queries.user_row,
@@ -160,6 +161,7 @@ class _Measured:
         """Returns the counts and the means over all queries."""
         return {
             "users": len(np.unique(self.queries.user)),
+            "users_held_out": self.n_users,
             "queries": len(self.queries),
             "positives": len(self.queries.positives.rows),
             "candidates": self.n_candidates,

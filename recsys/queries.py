@@ -37,7 +37,9 @@ class Queries:
         return newest_first(self.seen.rows, self.seen.offsets[:-1], self.seen.offsets[1:], length)
 
 
-def make_queries(store: InteractionStore, kind: Literal["each_moment", "at_cut"]) -> Queries:
+def make_queries(
+    store: InteractionStore, kind: Literal["each_moment", "at_cut"], most: int | None = None
+) -> Queries:
     """Returns the queries of the held-out events.
 
     Args:
@@ -45,6 +47,8 @@ def make_queries(store: InteractionStore, kind: Literal["each_moment", "at_cut"]
         kind: `each_moment`: one query for each user and second with held-out
             events, knowing all that the user did before that second. `at_cut`:
             one query a user, knowing what the user did before the cut.
+        most: Queries at the most. Where there are more, users are chosen at random,
+            the same ones each time, each with all of its queries; at least one.
 
     Raises:
         RecsysError: Nothing is held out.
@@ -63,6 +67,9 @@ def make_queries(store: InteractionStore, kind: Literal["each_moment", "at_cut"]
         starts = np.flatnonzero(log.tied == 0)
     ends = np.append(starts[1:], len(log))
     user = log.user_index(starts)
+    if most is not None and len(starts) > most:
+        chosen = _of_some_users(user, most)
+        starts, ends, user = starts[chosen], ends[chosen], user[chosen]
     user_row = store.eval_user_rows[user].astype(np.int32)
     return Queries(
         user=user,
@@ -70,6 +77,14 @@ def make_queries(store: InteractionStore, kind: Literal["each_moment", "at_cut"]
         seen=_seen(store, user, user_row, starts),
         positives=_without_twins(log.item_row[_ranges(starts, ends)], ends - starts),
     )
+
+
+def _of_some_users(user: np.ndarray, most: int) -> np.ndarray:
+    """Returns which queries `[n]` bool stay, so that there are `most` or fewer."""
+    users, counts = np.unique(user, return_counts=True)
+    order = np.random.default_rng(0).permutation(len(users))
+    n_users = max(1, int(np.searchsorted(np.cumsum(counts[order]), most, side="right")))
+    return np.isin(user, users[order[:n_users]])
 
 
 def _seen(
@@ -83,12 +98,12 @@ def _seen(
     n_train, n_eval = train_end - train_start, starts - eval_start
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
     rows = np.empty(offsets[-1], np.int32)
-    rows[_ranges(offsets[:-1], offsets[:-1] + n_train)] = store.train.item_row[
-        _ranges(train_start, train_end)
-    ]
-    rows[_ranges(offsets[:-1] + n_train, offsets[1:])] = store.eval.item_row[
-        _ranges(eval_start, starts)
-    ]
+    train, held_out = np.asarray(store.train.item_row), np.asarray(store.eval.item_row)
+    # One by one: index arrays for all of them would take six times the memory.
+    for query in range(len(starts)):
+        start, middle, end = offsets[query], offsets[query] + n_train[query], offsets[query + 1]
+        rows[start:middle] = train[train_start[query] : train_end[query]]
+        rows[middle:end] = held_out[eval_start[query] : starts[query]]
     return Ragged(rows, offsets)
 
 

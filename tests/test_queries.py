@@ -58,3 +58,32 @@ def test_nothing_held_out_is_an_error_that_names_the_setting(store):
     store = InteractionStore(store.train, empty, [], np.zeros(0, np.int32), 10)
     with pytest.raises(RecsysError, match=r"R401.*data\.eval_share"):
         make_queries(store, "at_cut")
+
+
+def test_too_many_queries_are_those_of_some_users_each_with_all_of_its_own() -> None:
+    n_users, each = 40, 5
+    user = np.repeat(np.arange(n_users), each)
+    log = EventLog.from_events(
+        user_index=user,
+        user_row=np.zeros(len(user), np.int32),
+        item_row=np.arange(len(user)) + 1,
+        timestamp=np.tile(np.arange(each) + 100, n_users),
+        n_users=n_users,
+    )
+    nobody = np.zeros(0, np.int64)
+    store = InteractionStore(
+        train=EventLog.from_events(nobody, nobody, nobody, nobody, 1),
+        eval=log,
+        eval_user_ids=[str(number) for number in range(n_users)],
+        eval_user_rows=np.zeros(n_users, np.int32),
+        cut=100,
+    )
+    everyone = make_queries(store, "each_moment", 200)
+    assert len(everyone) == 200
+    some = make_queries(store, "each_moment", 33)
+    assert np.bincount(some.user, minlength=n_users)[np.unique(some.user)].tolist() == [5] * 6
+    assert some.user.tolist() == make_queries(store, "each_moment", 33).user.tolist()
+    places = [everyone.user.tolist().index(one) for one in np.unique(some.user).tolist()]
+    expected = [lists(everyone.seen)[place + i] for place in places for i in range(each)]
+    assert lists(some.seen) == expected
+    assert len(make_queries(store, "each_moment", 1)) == 5

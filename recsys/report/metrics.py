@@ -184,7 +184,7 @@ def _measured(
     blessed = blessed if isinstance(blessed, dict) else {}
     title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
     basis = [
-        counted(part.get("users"), "user", "users"),
+        _users(part),
         counted(part.get("queries"), "query", "queries"),
     ]
     if is_number(part.get("positives")):
@@ -206,6 +206,14 @@ def _measured(
         has_blessed=bool(blessed),
         note=" ".join(notes),
     )
+
+
+def _users(part: dict[str, Any]) -> str:
+    users, held_out = part.get("users"), part.get("users_held_out")
+    text = counted(users, "user", "users")
+    if is_number(users) and is_number(held_out) and held_out > users:
+        return f"{text} (chosen at random of {count(held_out)})"
+    return text
 
 
 def _comparisons(

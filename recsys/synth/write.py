@@ -227,8 +227,6 @@ def _config_text(folder: str, n_items: int, n_interactions: int) -> str:
     # Batches grow with the data so that a run has thousands of steps, not millions.
     batch_size = min(4096, max(128, 2 ** (n_interactions // 800).bit_length()))
     epochs = 8 if n_interactions <= 1_000_000 else 2
-    # A query for every held-out event suits small data; a query a user, any size.
-    query = "each_moment" if n_interactions <= 200_000 else "at_cut"
     return f"""\
 # Written by recsys synth. recsys run {folder}/config.yaml
 name: {name[:60]}
@@ -248,7 +246,7 @@ data:
 
 model: {{dim: 32, feature_dim: 16, history: 20, widths: [64], temperature: 0.15}}
 train: {{batch_size: {batch_size}, epochs: {epochs}}}
-evaluate: {{k: {ks}, query: {query}}}
+evaluate: {{k: {ks}, query: each_moment}}
 bless: {{metric: recall@{ks[0]}, over_popularity: 1.1}}
 export: {{k: {ks[-1]}}}
 """
