@@ -20,7 +20,8 @@ from apache_beam.pvalue import TaggedOutput
 
 from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets, split_by_bucket
-from recsys.data.csv_source import CsvBatch, read_batches
+from recsys.data.csv_columns import CsvBatch
+from recsys.data.csv_source import read_batches
 from recsys.data.examples import write_examples
 from recsys.data.interactions import NO_TIME, OUT_OF_TIME
 from recsys.errors import RecsysError

@@ -17,7 +17,8 @@ from tfx.types.standard_artifacts import Examples
 from components import ingestion
 from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.config import InteractionsConfig, Share, Strict
-from recsys.data.csv_source import CsvBatch, check_files
+from recsys.data.csv_columns import CsvBatch
+from recsys.data.csv_source import check_files
 from recsys.data.interactions import drop_duplicates, parse_interactions
 from recsys.data.sources import interaction_columns
 from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days

@@ -15,7 +15,8 @@ from tfx.types.standard_artifacts import Examples
 from components import ingestion
 from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.config import ItemsConfig
-from recsys.data.csv_source import CsvBatch, check_files
+from recsys.data.csv_columns import CsvBatch
+from recsys.data.csv_source import check_files
 from recsys.data.items import drop_duplicate_items, parse_items, raw_columns
 
 SPLIT = "all"

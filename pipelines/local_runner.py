@@ -21,7 +21,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from recsys import events
-from recsys.config import default_config_path, load_config
+from recsys.config_file import default_config_path, load_config
 from recsys.data.sources import check_sources
 from recsys.errors import RecsysError
 

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from recsys.config import Config, default_config_path, load_config
+from recsys.config import Config
+from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 
 State = Literal["ok", "warn", "fail"]

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config import EvaluateStage, load_stage
+from recsys.config import EvaluateStage
+from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError

@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from recsys.bundle import MANIFEST, commit_folder, write_manifest
-from recsys.config import ExportStage, load_stage
+from recsys.config import ExportStage
+from recsys.config_file import load_stage
 from recsys.data.histories import ServingHistories, serving_histories
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary

@@ -19,7 +19,8 @@ import jax
 import keras
 import numpy as np
 
-from recsys.config import TrainStage, load_stage
+from recsys.config import TrainStage
+from recsys.config_file import load_stage
 from recsys.data.batches import BatchSource, read_ahead
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore

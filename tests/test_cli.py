@@ -13,7 +13,7 @@ from recsys import __version__
 from recsys.cli import app as app_module
 from recsys.cli import main
 from recsys.cli.recommend import serving_folder
-from recsys.config import load_config
+from recsys.config_file import load_config
 from recsys.errors import RecsysError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,16 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys import config as config_module
-from recsys.config import (
-    Config,
-    Strict,
-    canonical_json,
-    default_config_path,
-    json_schema,
-    load_config,
-    metric_names,
-)
+from recsys import config_file
+from recsys.config import Config, ModelConfig, Strict, canonical_json, json_schema, metric_names
+from recsys.config_file import default_config_path, load_config
 from recsys.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +46,7 @@ def refusal(path, *overrides):
 
 def test_the_shortest_config_has_every_default(small):
     config = load_config(small)
-    assert config.model == config_module.ModelConfig()
+    assert config.model == ModelConfig()
     assert config.train.batch_size == 256
     assert config.bless.metric == "recall@10"
     assert config.data.items.features == ()
@@ -273,7 +266,7 @@ def leaves(tree, path=()):
 @given(maps, maps)
 def test_a_merge_takes_every_value_of_the_change(raw, changed):
     merged = json.loads(json.dumps(raw))
-    config_module._merge(merged, changed)
+    config_file._merge(merged, changed)
     assert set(leaves(changed)) <= set(leaves(merged))
     assert {path for path, _ in leaves(merged)} <= {
         path for tree in (raw, changed) for path, _ in leaves(tree)
@@ -303,7 +296,7 @@ def parts(kind=Config, path=()):
     """Yields the dotted path and the field of every key of the config."""
     for name, field in kind.model_fields.items():
         yield ".".join((*path, name)), field
-        part = config_module._strict_part(field.annotation)
+        part = config_file._strict_part(field.annotation)
         if part is not None:
             yield from parts(part, (*path, name))
 
@@ -324,7 +317,7 @@ def rows_of_the_page():
 
 
 def is_leaf(field):
-    return config_module._strict_part(field.annotation) is None or isinstance(field.default, tuple)
+    return config_file._strict_part(field.annotation) is None or isinstance(field.default, tuple)
 
 
 def default_text(default):

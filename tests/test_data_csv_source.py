@@ -10,14 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from recsys.data.csv_source import (
-    NOT_TEXT,
-    OPEN_QUOTE,
-    WRONG_WIDTH,
-    check_files,
-    match_files,
-    read_batches,
-)
+from recsys.data.csv_columns import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
+from recsys.data.csv_source import check_files, match_files, read_batches
 from recsys.errors import RecsysError
 
 

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.config import InteractionColumns, default_config_path
-from recsys.data.csv_source import WRONG_WIDTH, read_batches
+from recsys.config import InteractionColumns
+from recsys.config_file import default_config_path
+from recsys.data.csv_columns import WRONG_WIDTH
+from recsys.data.csv_source import read_batches
 from recsys.data.interactions import (
     NO_ITEM,
     NO_RATING,

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from components.ingestion import refuse_empty
-from recsys.config import Config, load_config
+from recsys.config import Config
+from recsys.config_file import load_config
 from recsys.data.sources import check_sources, interaction_columns
 from recsys.errors import RecsysError
 

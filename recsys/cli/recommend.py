@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recsys.bundle import latest
-from recsys.config import default_config_path, load_config
+from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
 from recsys.serving.recommender import Recommendations, Recommender
 

@@ -23,7 +23,7 @@ from recsys import events
 from recsys.cli.failure import print_error
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
-from recsys.config import default_config_path, load_config
+from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError, UsageError
 
 RUNNER = "pipelines.local_runner"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.config import canonical_json, default_config_path, load_config
+from recsys.config import canonical_json
+from recsys.config_file import default_config_path, load_config
 from recsys.process import run_stage
 
 

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import InteractionColumns
-from recsys.data.csv_source import CsvBatch
-from recsys.data.dead_letters import dead_letters
+from recsys.data.csv_columns import CsvBatch
 from recsys.data.duplicates import POSITION, keep_first, positions
 
 NO_USER = "empty user id"
@@ -71,21 +70,14 @@ def parse_interactions(
         ),
         *(pa.scalar(name) for name in (NO_USER, NO_ITEM, NO_TIME, OUT_OF_TIME, NO_RATING)),
     )
-    good = pc.is_null(reason)
     position = positions(file_index, batch.line)
     label = _labels(rating, positive_at_least)
     typed = pa.RecordBatch.from_arrays(
         [user, item, timestamp, rating, label, position], schema=SCHEMA.append(POSITION)
     )
-    bad = pc.invert(good)
-    letters = dead_letters(
-        reason.filter(bad).to_pylist(),
-        batch.file,
-        batch.line[bad.to_numpy(zero_copy_only=False)],
-        batch.raw.filter(bad).to_pylist(),
-    )
-    rejected = pa.Table.from_batches([batch.rejected, letters]).combine_chunks().to_batches()
-    return typed.filter(good), rejected[0] if rejected else batch.rejected
+    bad = pc.is_valid(reason)
+    rejected = batch.reject(bad, reason.filter(bad).to_pylist())
+    return typed.filter(pc.invert(bad)), rejected
 
 
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import ItemsConfig
-from recsys.data.csv_source import CsvBatch
-from recsys.data.dead_letters import dead_letters
+from recsys.data.csv_columns import CsvBatch
 from recsys.data.duplicates import POSITION, keep_first, positions
 from recsys.data.interactions import NO_ITEM
 
@@ -56,12 +55,7 @@ def parse_items(
     columns[POSITION.name] = positions(file_index, batch.line)
     items = pa.RecordBatch.from_pydict(columns)
     bad = pc.equal(columns["item_id"], "")
-    lines = batch.line[bad.to_numpy(zero_copy_only=False)]
-    letters = dead_letters(
-        [NO_ITEM] * len(lines), batch.file, lines, batch.raw.filter(bad).to_pylist()
-    )
-    rejected = pa.Table.from_batches([batch.rejected, letters]).combine_chunks().to_batches()
-    return items.filter(pc.invert(bad)), rejected[0] if rejected else batch.rejected
+    return items.filter(pc.invert(bad)), batch.reject(bad, [NO_ITEM] * bad.true_count)
 
 
 def drop_duplicate_items(table: pa.Table) -> tuple[pa.Table, int]:

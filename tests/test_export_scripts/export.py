@@ -17,7 +17,8 @@ sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "tran
 sys.argv += ["--evaluation", str(folder), "--out", str(bundle)]
 runpy.run_module("recsys.export", run_name="__main__")
 
-from recsys.config import ExportStage, load_stage  # noqa: E402
+from recsys.config import ExportStage  # noqa: E402
+from recsys.config_file import load_stage  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.export import Sources, export  # noqa: E402
 

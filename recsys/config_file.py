@@ -1,0 +1,236 @@
+"""Reads a config file, applies overrides, and says what is wrong with it.
+
+Paths in a config file are relative to that file's folder, paths in an override
+(`--set root=DIR`) to the current folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from recsys.config import Config, StageT, Strict, stage_of
+from recsys.errors import ConfigError
+
+_PATH_KEYS = (
+    ("root",),
+    ("data", "interactions", "files"),
+    ("data", "items", "files"),
+    ("data", "gate", "schema_dir"),
+)
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """Reads, overrides and checks a config file.
+
+    Args:
+        path: A YAML file.
+        overrides: `a.b=value` each; the value is YAML.
+
+    Returns:
+        The config; its paths are absolute.
+
+    Raises:
+        ConfigError: The file can't be read, is no YAML, or breaks the schema.
+    """
+    raw = _read_yaml(path)
+    _anchor_paths(raw, path.resolve().parent)
+    changed: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(changed, override)
+    _anchor_paths(changed, Path.cwd())
+    _merge(raw, changed)
+    try:
+        # Strict JSON mode: lists become tuples, "4" never becomes 4.
+        return Config.model_validate_json(json.dumps(raw))
+    except pydantic.ValidationError as error:
+        raise _as_config_error(path, error) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "R103",
+            f"Config {str(path)!r} must hold only text, numbers, lists and maps.",
+            "Quote dates and other special YAML values.",
+            str(error),
+        ) from None
+
+
+def load_stage(path: Path, kind: type[StageT]) -> StageT:
+    """Reads the parts that a stage needs.
+
+    Args:
+        path: A whole config, or a JSON file that holds the stage's parts alone
+            (what a component hands to its process).
+        kind: `TrainStage`, `EvaluateStage` or `ExportStage`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    raw = _read_yaml(path)
+    if not set(raw) <= set(kind.model_fields):
+        return stage_of(load_config(path), kind)
+    try:
+        return kind.model_validate_json(json.dumps(raw))
+    except pydantic.ValidationError as error:
+        raise _as_config_error(path, error) from None
+
+
+def default_config_path() -> Path:
+    """Returns the config of the data that ships with the project."""
+    path = Path(__file__).resolve().parent.parent / "configs" / "movielens_small.yaml"
+    if not path.exists():
+        raise ConfigError(
+            "R101",
+            "The config of the shipped data lies in a checkout of the project.",
+            "Run in a checkout, or name a config: recsys run CONFIG.",
+            str(path),
+        )
+    return path
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-3 is a number, as in YAML 1.2 and JSON."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"),
+    list("-+.0123456789"),
+)
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "R101",
+            f"Config {str(path)!r} must be a readable text file.",
+            "Name an existing YAML file, as in configs/movielens_small.yaml.",
+            getattr(error, "strerror", None) or str(error),
+        ) from None
+    try:
+        raw = _parse_yaml(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
+        raise ConfigError(
+            "R102",
+            f"Config {str(path)!r}{place} must be YAML.",
+            "Check the indentation, the quotes and the colons there.",
+            getattr(error, "problem", None) or str(error),
+        ) from None
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            "R102",
+            f"Config {str(path)!r} must be a map of keys to values.",
+            "Start from configs/movielens_small.yaml.",
+            raw,
+        )
+    return raw
+
+
+def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
+    for keys in _PATH_KEYS:
+        part: Any = raw
+        for key in keys[:-1]:
+            part = part.get(key) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(part.get(keys[-1]), str):
+            value = os.path.expanduser(part[keys[-1]])
+            part[keys[-1]] = os.path.normpath(os.path.join(folder, value))
+
+
+def _apply_override(changed: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(re.fullmatch(r"\w+", key) for key in keys):
+        raise ConfigError(
+            "R104",
+            "An override must read path=value.",
+            "Write for example --set train.batch_size=256.",
+            override,
+        )
+    try:
+        value = _parse_yaml(text)
+    except yaml.YAMLError:
+        raise ConfigError(
+            "R104", f"The value of --set {path} must be YAML.", "Quote it.", text
+        ) from None
+    part = changed
+    for key in keys[:-1]:
+        part = part.setdefault(key, {})
+        if not isinstance(part, dict):
+            raise ConfigError(
+                "R104",
+                f"--set {path} goes into a value that --set replaced.",
+                "Drop one.",
+                override,
+            )
+    part[keys[-1]] = value
+
+
+def _merge(raw: dict[str, Any], changed: Mapping[str, Any]) -> None:
+    for key, value in changed.items():
+        if isinstance(value, dict) and isinstance(raw.get(key), dict):
+            _merge(raw[key], value)
+        else:
+            raw[key] = value
+
+
+def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" ({error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        allowed = _allowed_keys(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        return ConfigError(
+            "R105",
+            f"Config {str(path)!r}: there is no key {where!r}{more}.",
+            f"{hint}Allowed here: {', '.join(allowed)}.",
+            first["input"],
+        )
+    if first["type"] == "missing":
+        return ConfigError(
+            "R106",
+            f"Config {str(path)!r}: the key {where!r} is required{more}.",
+            "Add it; configs/movielens_small.yaml shows every key in use.",
+        )
+    subject = f"{where!r}: " if where else ""
+    return ConfigError(
+        "R107",
+        f"Config {str(path)!r}: {subject}{first['msg']}{more}.",
+        f"Correct {where or 'it'} in the file, or with --set.",
+        ... if not where else first["input"],
+    )
+
+
+def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys allowed in the part of the config at `location`."""
+    kind: Any = Config
+    for key in location:
+        if isinstance(key, str) and isinstance(kind, type) and issubclass(kind, Strict):
+            kind = kind.model_fields[key].annotation
+        kind = _strict_part(kind)
+    return sorted(kind.model_fields) if kind else []
+
+
+def _strict_part(kind: Any) -> type[Strict] | None:
+    if isinstance(kind, type) and issubclass(kind, Strict):
+        return kind
+    for part in getattr(kind, "__args__", ()):
+        if isinstance(part, type) and issubclass(part, Strict):
+            return part
+    return None
