@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -149,6 +149,10 @@ class TrainConfig(Strict):
 
     batch_size: PositiveInt = 256
     """Examples a step, over all devices."""
+    uniform_negatives: NonNegativeInt = 256
+    """Items drawn evenly from the whole catalogue that each step adds to the batch's
+    own as negatives; without them an item that nobody took is never a negative, and
+    nothing keeps it out of a list."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
     table_learning_rate: PositiveFloat = 0.05

@@ -9,35 +9,39 @@ from keras import ops
 MASKED = -1e9
 
 
-def in_batch_softmax(
+def sampled_softmax(
     query: keras.KerasTensor,
     candidate: keras.KerasTensor,
     item_row: keras.KerasTensor,
     log_q: keras.KerasTensor,
     temperature: float,
 ) -> keras.KerasTensor:
-    """Returns the sampled softmax loss with the batch's other items as negatives.
+    """Returns the softmax loss over the candidates of a batch, corrected for their sampling.
 
-    The logit of query i and candidate j is `query_i · candidate_j / temperature -
-    log_q_j` (Yi et al., RecSys 2019, eq. 5), without a clip: popular items come as
-    negatives as often as they are bought, and the correction undoes exactly that.
-    A negative that is the query's own item (an accidental hit) is masked.
+    The first candidates are the positives of the queries, which are each other's
+    negatives; more may follow that are negatives alone (mixed negative sampling:
+    Yang et al., WWW 2020). The logit of query i and candidate j is `query_i ·
+    candidate_j / temperature - log_q_j` (Yi et al., RecSys 2019, eq. 5), without a
+    clip: an item that is drawn often is a negative often, and the correction undoes
+    exactly that. A negative that is the query's own item (an accidental hit) is
+    masked.
 
     Args:
         query: Query embeddings `[batch, dim]`.
-        candidate: Candidate embeddings `[batch, dim]`; row i is the positive of
-            query i.
-        item_row: Item row of each candidate `[batch]` int32.
-        log_q: Logarithm of the probability that one draw of a training example
-            gives each candidate `[batch]` float32.
+        candidate: Candidate embeddings `[candidates, dim]`, `candidates >= batch`;
+            row i is the positive of query i.
+        item_row: Item row of each candidate `[candidates]` int32.
+        log_q: Logarithm of the probability that one draw of a candidate gives each
+            of them `[candidates]` float32.
         temperature: Divides the dot products.
 
     Returns:
         The mean negative log-likelihood of the positives, a scalar float32.
     """
+    n_queries, n_candidates = query.shape[0], candidate.shape[0]
     logits = ops.matmul(query, ops.transpose(candidate)) / temperature - log_q[None, :]
-    same = ops.equal(item_row[:, None], item_row[None, :])
-    is_positive = ops.eye(ops.shape(item_row)[0], dtype="bool")
+    same = ops.equal(item_row[:n_queries, None], item_row[None, :])
+    is_positive = ops.eye(n_queries, n_candidates, dtype="bool")
     logits = ops.where(ops.logical_and(same, ops.logical_not(is_positive)), MASKED, logits)
     positive = ops.sum(ops.where(is_positive, logits, 0.0), axis=-1)
     return ops.mean(ops.logsumexp(logits, axis=-1) - positive)

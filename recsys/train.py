@@ -57,7 +57,8 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     users = Vocabulary.load(data / "vocabulary" / "users.parquet")
     layout = table_layout()
     n_devices = layout.device_mesh.shape[0]
-    _check_divides(stage.train.batch_size, n_devices)
+    _check_divides("batch_size", stage.train.batch_size, n_devices)
+    _check_divides("uniform_negatives", stage.train.uniform_negatives, n_devices)
     activate(layout)
 
     spec = ModelSpec.for_data(stage.model, users.n_rows, catalogue)
@@ -69,6 +70,7 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
         catalogue=catalogue,
         history=stage.model.history,
         batch_size=stage.train.batch_size,
+        uniform_negatives=stage.train.uniform_negatives,
         epochs=stage.train.epochs,
         id_dropout=stage.model.id_dropout,
         new_user_share=stage.model.new_user_share,
@@ -82,13 +84,13 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     return _write_summary(out, placements, curve, source, seconds)
 
 
-def _check_divides(batch_size: int, n_devices: int) -> None:
-    if batch_size % n_devices:
+def _check_divides(key: str, value: int, n_devices: int) -> None:
+    if value % n_devices:
         raise UsageError(
             "R321",
-            f"train.batch_size must be a multiple of the {n_devices} devices.",
-            f"Use {-(-batch_size // n_devices) * n_devices}.",
-            batch_size,
+            f"train.{key} must be a multiple of the {n_devices} devices.",
+            f"Use {-(-value // n_devices) * n_devices}.",
+            value,
         )
 
 

@@ -29,6 +29,7 @@ def make(events, catalogue, **changes):
     settings = {
         "history": 4,
         "batch_size": 10,
+        "uniform_negatives": 0,
         "epochs": 2,
         "id_dropout": 0.0,
         "new_user_share": 0.0,
@@ -78,6 +79,38 @@ def test_log_q_is_the_log_of_the_share_of_events(source):
     items = source.events.item_row
     share = [(items == row).mean() for row in batch["item_row"]]
     assert np.allclose(batch["log_q"], np.log(share))
+
+
+def test_uniform_negatives_come_from_the_whole_catalogue_and_log_q_is_the_mixture(source):
+    mixed = make(source.events, source.catalogue, uniform_negatives=30)
+    plain, items = source[3], source.events.item_row
+    drawn = np.concatenate([mixed[step]["item_row"][10:] for step in range(20)])
+    assert set(drawn) == set(range(1, N_ITEMS))
+    batch = mixed[3]
+    assert len(batch["user_row"]) == 10
+    assert np.array_equal(batch["item_row"][:10], plain["item_row"])
+    # A quarter of a batch's items come from events, the rest from the 19 items evenly.
+    share = [0.25 * (items == row).mean() + 0.75 / 19 for row in batch["item_row"]]
+    assert np.allclose(batch["log_q"], np.log(share))
+    bags = source.catalogue.features[0].bags
+    assert np.array_equal(batch["genres"], bags[batch["item_row"]])
+
+
+def test_a_drawn_item_without_events_has_no_row_of_its_own(source):
+    without = source.events.item_row != 7
+    events = source.events
+    user = events.user_row[without]
+    log = EventLog.from_events(
+        user, user, events.item_row[without], events.timestamp[without], N_USERS
+    )
+    mixed = make(log, source.catalogue, uniform_negatives=30)
+    batches = [mixed[step] for step in range(len(mixed))]
+    item_row, id_row = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("item_row", "id_row")
+    )
+    assert (item_row == 7).sum() > 10
+    assert not id_row[item_row == 7].any()
+    assert np.array_equal(id_row[item_row != 7], item_row[item_row != 7])
 
 
 def test_features_are_those_of_the_item(source):

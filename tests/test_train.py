@@ -21,7 +21,7 @@ from recsys.process import run_stage
 N_USERS, N_ITEMS, N_TASTES = 60, 90, 3
 STAGE = {
     "model": {"dim": 16, "feature_dim": 4, "history": 5, "widths": [16]},
-    "train": {"batch_size": 64, "epochs": 8, "table_learning_rate": 0.2},
+    "train": {"batch_size": 64, "uniform_negatives": 32, "epochs": 8, "table_learning_rate": 0.2},
 }
 
 
@@ -154,7 +154,15 @@ def test_training_imports_no_tensorflow(data, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
-    stage = {**STAGE, "train": {"batch_size": 64, "epochs": 8, "tower_learning_rate": 1e38}}
+    stage = {
+        **STAGE,
+        "train": {
+            "batch_size": 64,
+            "uniform_negatives": 32,
+            "epochs": 8,
+            "tower_learning_rate": 1e38,
+        },
+    }
     with pytest.raises(RecsysError, match=r"R322.*learning_rate"):
         train(data, tmp_path / "model", stage)
     assert not (tmp_path / "model" / "model.json").exists()

@@ -34,6 +34,7 @@ class BatchSource:
         catalogue: The items' features.
         history: Items of a history at the most.
         batch_size: Events of a batch.
+        uniform_negatives: Items drawn evenly from the catalogue for each batch.
         epochs: Passes over the events.
         id_dropout: Share of users and items whose id is read as unknown [0..1).
         new_user_share: Share of examples whose user has neither id nor history [0..1).
@@ -44,6 +45,7 @@ class BatchSource:
     catalogue: Catalogue
     history: int
     batch_size: int
+    uniform_negatives: int
     epochs: int
     id_dropout: float
     new_user_share: float
@@ -67,19 +69,25 @@ class BatchSource:
         return self.steps_per_epoch * self.epochs
 
     def __getitem__(self, step: int) -> Batch:
-        """Returns batch `step`, the model's inputs with `item_row` and `log_q`."""
+        """Returns batch `step`, the model's inputs with `item_row` and `log_q`.
+
+        The items are those of the events, then the uniform negatives: `id_row`,
+        `item_row`, `log_q` and the features have `batch_size + uniform_negatives`
+        entries, `user_row` and `history` `batch_size`.
+        """
         epoch, position = divmod(step, self.steps_per_epoch)
         first = position * self.batch_size
         chosen = self._permutation(epoch)[first : first + self.batch_size]
         random = np.random.default_rng([self.seed, 1, step])
-        item_row = np.asarray(self.events.item_row[chosen])
+        drawn = random.integers(1, self.catalogue.n_rows, self.uniform_negatives, np.int32)
+        item_row = np.concatenate([self.events.item_row[chosen], drawn])
         is_new = random.random(len(chosen)) < self.new_user_share
         user_row = self._drop(np.asarray(self.events.user_row[chosen]), random)
         history = self.events.histories(chosen, self.history)
         return {
             "user_row": np.where(is_new, UNKNOWN_ROW, user_row),
             "history": np.where(is_new[:, None], UNKNOWN_ROW, history),
-            "id_row": self._drop(item_row, random),
+            "id_row": self._drop(np.where(self._counts[item_row] > 0, item_row, 0), random),
             "item_row": item_row,
             "log_q": self._log_q[item_row],
             **{f.name: np.asarray(f.bags[item_row]) for f in self.catalogue.features},
@@ -93,11 +101,23 @@ class BatchSource:
         return np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.events))
 
     @functools.cached_property
+    def _counts(self) -> np.ndarray:
+        """Training events of each item row `[item rows]` int64."""
+        return np.bincount(self.events.item_row, minlength=self.catalogue.n_rows)
+
+    @functools.cached_property
     def _log_q(self) -> np.ndarray:
-        """Log of the share of training events of each item row `[item rows]` float32."""
-        counts = np.bincount(self.events.item_row, minlength=self.catalogue.n_rows)
-        # An item without events is in no batch; log 1 keeps its entry finite.
-        return np.log(np.maximum(counts, 1) / len(self.events)).astype(np.float32)
+        """Log of the share of each item row among the items of all batches `[item rows]`.
+
+        An item comes as the item of an event, or drawn from the catalogue: its
+        probability is the mixture of both (Yang et al., WWW 2020, section 3.2).
+        """
+        n_items = self.batch_size + self.uniform_negatives
+        by_event = self._counts / len(self.events) * self.batch_size / n_items
+        by_draw = self.uniform_negatives / n_items / (self.catalogue.n_rows - 1)
+        q = by_event + by_draw
+        # What is in no batch has no logarithm, and needs none.
+        return np.log(np.where(q > 0, q, 1.0)).astype(np.float32)
 
     def __hash__(self) -> int:
         return id(self)

@@ -20,7 +20,7 @@ import keras
 from keras import ops
 
 from recsys.embedding import Bag, TableLookup
-from recsys.losses import in_batch_softmax
+from recsys.losses import sampled_softmax
 from recsys.model.spec import ModelSpec
 
 Tensors = dict[str, keras.KerasTensor]
@@ -135,7 +135,7 @@ class TwoTower(keras.Model):
         return self.candidate_tower(own, ops.concatenate([own, *bags], axis=-1))
 
     def call(self, inputs: Tensors) -> Tensors:
-        """Returns `query` and `candidate`, `[batch, dim]` float32 each."""
+        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
         return {
             "query": self.embed_query(inputs),
             "candidate": self.embed_candidate(inputs),
@@ -149,10 +149,10 @@ class TwoTower(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> keras.KerasTensor:
-        """Returns the in-batch softmax loss, a scalar; needs `item_row` and `log_q` in `x`."""
+        """Returns the sampled softmax loss, a scalar; needs `item_row` and `log_q` in `x`."""
         if x is None or y_pred is None:
             raise ValueError("The loss needs the inputs and the embeddings.")
-        return in_batch_softmax(
+        return sampled_softmax(
             y_pred["query"],
             y_pred["candidate"],
             item_row=x["item_row"],
