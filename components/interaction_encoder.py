@@ -129,16 +129,14 @@ class _WritePart(beam.DoFn):
     def process(self, element: tuple[int, Iterable[pa.RecordBatch]]) -> None:
         part, batches = element
         events = pa.Table.from_batches(list(batches))
+        folder = encode.make_part_folder(self._folder, part)
         if self._split == "train":
             n_rows = pq.read_metadata(self._users).num_rows + 1
             log = encode.train_part(events, part, n_rows, self._n_parts)
         else:
             log, ids, rows = encode.eval_part(events)
-            pq.write_table(
-                pa.table({"id": ids, "user_row": rows}),
-                encode.part_folder(self._folder, part, create=True) / "users.parquet",
-            )
-        log.save(encode.part_folder(self._folder, part, create=True))
+            pq.write_table(pa.table({"id": ids, "user_row": rows}), folder / "users.parquet")
+        log.save(folder)
 
 
 def _write_tokens(batches: list[pa.RecordBatch], folder: str) -> None:

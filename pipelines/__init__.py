@@ -1,1 +1,1 @@
-"""pipelines."""
+"""The pipeline, and the runner that runs it on this machine."""

@@ -30,7 +30,7 @@ from components.trainer import Trainer
 from components.transform_items import PREPROCESSING_FN
 from components.vocabulary_gen import VocabularyGen
 from pipelines.schemas import pin_schema
-from recsys.config import Config, EvaluateStage, ExportStage, TrainStage, canonical_json
+from recsys.config import Config, EvaluateStage, ExportStage, TrainStage, canonical_json, stage_of
 from recsys.data.csv_source import match_files
 from recsys.data.items import example_column
 from recsys.fingerprint import code_fingerprint, files_fingerprint
@@ -90,7 +90,7 @@ def create_pipeline(config: Config) -> Pipeline:
     trainer = Trainer(
         data=encoder.outputs["data"],
         verdict=gate.outputs["verdict"],
-        config=canonical_json(TrainStage(model=config.model, train=config.train)),
+        config=canonical_json(stage_of(config, TrainStage)),
         code=code_fingerprint("components.trainer", "recsys.train"),
     )
     blessed = LatestBlessed(trainer.outputs["model"])
@@ -98,11 +98,7 @@ def create_pipeline(config: Config) -> Pipeline:
         model=trainer.outputs["model"],
         data=encoder.outputs["data"],
         blessed_model=blessed.outputs["model"],
-        config=canonical_json(
-            EvaluateStage(
-                evaluate=config.evaluate, bless=config.bless, report_users=config.report_users
-            )
-        ),
+        config=canonical_json(stage_of(config, EvaluateStage)),
         code=code_fingerprint("components.retrieval_evaluator", "recsys.evaluate"),
     )
     exporter = Exporter(
@@ -110,7 +106,7 @@ def create_pipeline(config: Config) -> Pipeline:
         data=encoder.outputs["data"],
         transform_graph=transform.outputs["transform_graph"],
         evaluation=evaluator.outputs["evaluation"],
-        config=canonical_json(ExportStage(name=config.name, export=config.export)),
+        config=canonical_json(stage_of(config, ExportStage)),
         code=code_fingerprint("components.exporter", "recsys.export"),
     )
     pusher = Pusher(

@@ -21,6 +21,7 @@ from pipelines.history import History
 from pipelines.lock import run_lock
 from pipelines.summary import summarize
 from recsys import events
+from recsys.bundle import versions
 from recsys.errors import RecsysError
 
 _PUSHER = "Pusher"
@@ -143,7 +144,7 @@ class Runner(local_dag_runner.LocalDagRunner):
             now = {key: tuple(one.id for one in some) for key, some in resolved[0].items()}
             pushed = history.output(last, "pushed").custom_properties[DESTINATION].string_value
             same = now == history.inputs(last).artifacts
-        return same and (not pushed or Path(pushed) == _newest(self._serving))
+        return same and (not pushed or [Path(pushed)] == versions(self._serving)[-1:])
 
 
 def as_recsys_error(error: BaseException, step: str) -> RecsysError:
@@ -186,8 +187,3 @@ def _producers(node: pipeline_pb2.PipelineNode) -> dict[str, str]:
         for key, spec in node.inputs.inputs.items()
         if spec.channels
     }
-
-
-def _newest(serving: Path) -> Path | None:
-    versions = [path for path in serving.glob("[0-9]*") if path.name.isdigit()]
-    return max(versions, key=lambda path: int(path.name), default=None)

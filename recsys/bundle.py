@@ -124,20 +124,32 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
     return path
 
 
+def versions(serving_root: Path) -> list[Path]:
+    """Returns the folders of the published versions, the oldest first."""
+    if not serving_root.is_dir():
+        return []
+    numbered = [
+        path
+        for path in serving_root.iterdir()
+        if path.name.isascii() and path.name.isdecimal() and path.is_dir()
+    ]
+    return sorted(numbered, key=lambda path: int(path.name))
+
+
 def latest(serving_root: Path) -> Path:
     """Returns the newest published version.
 
     Raises:
         RecsysError: Nothing was published.
     """
-    versions = _versions(serving_root)
-    if not versions:
+    published = versions(serving_root)
+    if not published:
         raise RecsysError(
             "R510",
             f"A bundle must have been pushed to {str(serving_root)!r}.",
             "Run the pipeline first: recsys run. Its report says why a model was not pushed.",
         )
-    return versions[-1]
+    return published[-1]
 
 
 def commit_folder(temporary: Path, final: Path) -> None:
@@ -148,19 +160,19 @@ def commit_folder(temporary: Path, final: Path) -> None:
 
 
 def _published_already(bundle: Path, serving_root: Path) -> Path | None:
-    versions = _versions(serving_root)
-    if not versions or _digest(versions[-1]) != _digest(bundle):
+    published = versions(serving_root)
+    if not published or _digest(published[-1]) != _digest(bundle):
         return None
     try:
-        verify(versions[-1])
+        verify(published[-1])
     except RecsysError:  # Damaged since: publish it anew.
         return None
-    return versions[-1]
+    return published[-1]
 
 
 def _add(bundle: Path, serving_root: Path) -> Path:
-    versions = _versions(serving_root)
-    number = int(versions[-1].name) + 1 if versions else 1
+    published = versions(serving_root)
+    number = int(published[-1].name) + 1 if published else 1
     temporary = serving_root / f"{_HIDDEN}{number}"
     final = serving_root / str(number)
     shutil.copytree(bundle, temporary)
@@ -169,7 +181,7 @@ def _add(bundle: Path, serving_root: Path) -> Path:
 
 
 def _prune(serving_root: Path, keep: int) -> None:
-    for old in _versions(serving_root)[:-keep]:
+    for old in versions(serving_root)[:-keep]:
         hidden = serving_root / f"{_HIDDEN}old-{old.name}"
         os.rename(old, hidden)
         shutil.rmtree(hidden)
@@ -178,17 +190,6 @@ def _prune(serving_root: Path, keep: int) -> None:
 def _sweep(serving_root: Path) -> None:
     for path in serving_root.glob(f"{_HIDDEN}*"):
         shutil.rmtree(path)
-
-
-def _versions(serving_root: Path) -> list[Path]:
-    if not serving_root.is_dir():
-        return []
-    numbered = [
-        path
-        for path in serving_root.iterdir()
-        if path.name.isascii() and path.name.isdecimal() and path.is_dir()
-    ]
-    return sorted(numbered, key=lambda path: int(path.name))
 
 
 @contextlib.contextmanager

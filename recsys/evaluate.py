@@ -20,17 +20,17 @@ from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.examples import example_users
+from recsys.example_users import example_users
 from recsys.metrics import per_query, per_user
 from recsys.model import SavedModel, load_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.model.saved import check_probe
 from recsys.process import stage_main
-from recsys.queries import Queries, make_queries
+from recsys.queries import Protocol, Queries, make_queries
 from recsys.ranking import Ranking, Scorer, rank
 from recsys.verdict import judge
 
-_OTHER = {"each_moment": "at_cut", "at_cut": "each_moment"}
+_OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 _FEW = 5
 Metrics = dict[str, np.ndarray]
 
@@ -56,15 +56,15 @@ def evaluate(
     """
     store = InteractionStore.open(data / "store")
     saved = _load_checked(model)
-    reader = _Evaluation(stage, store, saved)
-    headline = reader.measure(stage.evaluate.query)
-    other = reader.measure(_OTHER[stage.evaluate.query])
+    evaluation = _Evaluation(stage, store, saved)
+    headline = evaluation.measure(stage.evaluate.query)
+    other = evaluation.measure(_OTHER[stage.evaluate.query])
     last = None
     if blessed is not None and stage.bless.over_blessed:
-        last = reader.blessed_metrics(_load_checked(blessed), headline.queries)
+        last = evaluation.blessed_metrics(_load_checked(blessed), headline.queries)
     metrics, popularity = headline.mean(headline.model), headline.mean(headline.popularity)
     verdict = judge(stage.bless, metrics, popularity, last)
-    examples, unknown = example_users(stage.report_users, store, saved, reader.candidates)
+    examples, unknown = example_users(stage.report_users, store, saved, evaluation.candidates)
     result = {
         "query": stage.evaluate.query,
         **headline.summary(),
@@ -91,7 +91,7 @@ class _Evaluation:
         self.candidates = embed_catalogue(saved.model, saved.catalogue, saved.items)
         self._counts = saved.items.row_counts.astype(np.float32)
 
-    def measure(self, kind: Any) -> _Measured:
+    def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""
         queries = make_queries(self._store, kind, self._most)
         embedded = embed_queries(
@@ -195,7 +195,8 @@ class _Measured:
 
     def coverage(self) -> float:
         """Returns the share of the catalogue that is in at least one top list [0..1]."""
-        return len(np.unique(self.ranking.top)) / self.n_candidates
+        shown = self.ranking.top[np.isfinite(self.ranking.top_scores)]
+        return len(np.unique(shown)) / self.n_candidates
 
 
 def _load_checked(folder: Path) -> SavedModel:

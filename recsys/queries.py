@@ -10,7 +10,9 @@ import numpy as np
 from recsys.data.store import InteractionStore, newest_first
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
-from recsys.ranking import Ragged
+from recsys.ragged import Ragged, ranges
+
+Protocol = Literal["each_moment", "at_cut"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +39,7 @@ class Queries:
         return newest_first(self.seen.rows, self.seen.offsets[:-1], self.seen.offsets[1:], length)
 
 
-def make_queries(
-    store: InteractionStore, kind: Literal["each_moment", "at_cut"], most: int | None = None
-) -> Queries:
+def make_queries(store: InteractionStore, kind: Protocol, most: int | None = None) -> Queries:
     """Returns the queries of the held-out events.
 
     Args:
@@ -75,7 +75,7 @@ def make_queries(
         user=user,
         user_row=user_row,
         seen=_seen(store, user, user_row, starts),
-        positives=_without_twins(log.item_row[_ranges(starts, ends)], ends - starts),
+        positives=_without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
     )
 
 
@@ -116,10 +116,3 @@ def _without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
     is_first[1:] = (rows[1:] != rows[:-1]) | (owner[1:] != owner[:-1])
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[is_first], minlength=len(counts)))])
     return Ragged(rows[is_first].astype(np.int32), offsets)
-
-
-def _ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns the whole numbers of every range from a start to before its end, in order."""
-    counts = ends - starts
-    before = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    return np.arange(counts.sum()) + np.repeat(starts - before, counts)

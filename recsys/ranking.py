@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from recsys.data.vocabulary import UNKNOWN_ROW
+from recsys.ragged import Ragged
 
 _BLOCK_SCORES = 2**24
 """Scores held at a time; 64 MiB of float32."""
@@ -17,38 +18,13 @@ Scorer = Callable[[slice], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ragged:
-    """Lists of item rows, laid end to end.
-
-    Attributes:
-        rows: Item rows `[n]`.
-        offsets: First entry of each list, and the end `[lists + 1]`.
-    """
-
-    rows: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def owner(self) -> np.ndarray:
-        """Returns the list `[n]` that each entry belongs to."""
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
-
-    def part(self, block: slice) -> Ragged:
-        """Returns the lists of `block`."""
-        offsets = self.offsets[block.start : block.stop + 1]
-        return Ragged(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-
-@dataclasses.dataclass(frozen=True)
 class Ranking:
     """What is known of the ranked lists.
 
     Attributes:
         ranks: Rank of each positive `[positives]`, from 1.
         top: Best item rows of each query `[queries, k]`, the best first.
-        top_scores: Their scores `[queries, k]`.
+        top_scores: Their scores `[queries, k]`; -inf where a query has no more items.
     """
 
     ranks: np.ndarray

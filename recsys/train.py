@@ -25,7 +25,7 @@ from recsys.data.batches import BatchSource, read_ahead
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
-from recsys.embedding import Placement, activate, prove_placement, table_layout
+from recsys.embedding import TABLE_RULE, Placement, activate, prove_placement, table_layout
 from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
 from recsys.model import ModelSpec, TwoTower, save_model
@@ -100,7 +100,7 @@ def _fit(
     """Trains; returns the loss curve and the seconds that it took."""
     towers = keras.optimizers.Adam(stage.train.tower_learning_rate)
     tables = keras.optimizers.Adagrad(stage.train.table_learning_rate)
-    by_path = keras.optimizers.OptimizerMap(towers, {r"(.*/)?table": tables})
+    by_path = keras.optimizers.OptimizerMap(towers, {TABLE_RULE: tables})
     model.compile(optimizer=keras.optimizers.MultiOptimizer(by_path), jit_compile=True)
     watch = _LossWatch(total_steps=len(source), batch_size=source.batch_size)
     started = time.perf_counter()

@@ -15,7 +15,7 @@ from rich.console import Console
 from recsys.cli import main
 from recsys.cli import run as run_module
 from recsys.cli.run import follow, new_log
-from recsys.cli.run_result import format_bytes, show_result
+from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
 from recsys.errors import RecsysError, UsageError
 
@@ -158,14 +158,6 @@ def test_a_refused_model_is_said_in_words():
     text = result_text(blessed=False, bundle=None)
     assert "refused" in text
     assert "\nbundle" not in text
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_493_952, "2.5 MB"), (8 * 10**10, "80.0 GB")],
-)
-def test_bytes_are_shown_as_people_read_them(n_bytes, text):
-    assert format_bytes(n_bytes) == text
 
 
 @pytest.fixture

@@ -89,6 +89,22 @@ def test_an_item_without_training_positives_reads_row_zero_of_the_table(data):
     assert np.allclose(embed_catalogue(model, data[3], data[2])[6], expected, atol=1e-6)
 
 
+def test_the_loss_masks_by_item_and_corrects_and_divides_as_the_config_says(data):
+    model = build(data)
+    query, candidate = np.random.default_rng(3).normal(size=(2, 3, DIM)).astype(np.float32)
+    # Examples 0 and 2 are of one item; the id of the second is dropped.
+    x = {
+        "item_row": np.array([1, 2, 1], np.int32),
+        "id_row": np.array([1, 2, 0], np.int32),
+        "log_q": np.log(np.array([0.5, 0.1, 0.5], np.float32)),
+    }
+    weight = np.exp(query @ candidate.T / 0.15 - x["log_q"]) * [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    expected = -np.log(np.diag(weight) / weight.sum(axis=1)).mean()
+    found = model.compute_loss(x, y_pred={"query": query, "candidate": candidate})
+    assert STAGE.model.temperature == 0.15
+    assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.fixture
 def mesh():
     activate(table_layout())

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 
 import recsys.ranking
-from recsys.ranking import Ragged, rank
+from recsys.ragged import Ragged
+from recsys.ranking import rank
 
 
 def ragged(lists):
-    offsets = np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(int)
-    return Ragged(np.array([row for x in lists for row in x], np.int32), offsets)
+    return Ragged.of([np.array(rows, np.int32) for rows in lists])
 
 
 def by_sorting(scores, positives, seen):

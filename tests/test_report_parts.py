@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsys.report import formats
+from recsys import formats
 from recsys.report.curve import draw_curve, thin_out, ticks
 from recsys.report.people import _nearest
 

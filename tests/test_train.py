@@ -16,7 +16,9 @@ from recsys.data.store import EventLog, InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
+from recsys.model import TwoTower, load_model
 from recsys.process import run_stage
+from recsys.train import _LossWatch
 
 N_USERS, N_ITEMS, N_TASTES = 60, 90, 3
 STAGE = {
@@ -139,6 +141,43 @@ def test_the_same_seed_gives_the_same_model_to_the_bit(models, data, tmp_path):
     train(data, tmp_path / "again")
     for name in ("candidates.npy", "probe.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (models[1][0] / name).read_bytes()
+
+
+def test_tables_and_towers_learn_at_their_own_rates_from_the_seeds_weights(data, tmp_path):
+    """Towers that barely move, tables that do, and row 0 of users and items by dropped ids."""
+    model = {**STAGE["model"], "id_dropout": 0.5, "new_user_share": 0.0}
+    rates = {"table_learning_rate": 0.2, "tower_learning_rate": 1e-12}
+    stage = {"model": model, "train": {"batch_size": 64, "epochs": 1, "seed": 3, **rates}}
+    train(data, tmp_path / "model", stage)
+    after = load_model(tmp_path / "model").model
+    before = TwoTower(after.spec, seed=3)
+    before.build()
+    for old, new in zip(before.variables, after.variables, strict=True):
+        moved = np.abs(np.asarray(new.value) - np.asarray(old.value))
+        if old.path.endswith("/table"):
+            assert np.median(moved[1:]) > 0.01, old.path
+        else:
+            assert moved.max() < 1e-6, old.path
+        if old.path.endswith(("users/table", "items/table")):
+            assert moved[0].max() > 0.01, old.path
+
+
+def test_the_curve_has_each_steps_own_loss():
+    watch = _LossWatch(total_steps=4, batch_size=1)
+    for epoch in (0, 1):
+        watch.on_epoch_begin(epoch)
+        # Keras gives the mean since the epoch began: 4, then (4 + 2) / 2.
+        for batch, mean in enumerate([4.0, 3.0]):
+            watch.on_train_batch_end(batch, {"loss": mean})
+    assert [point["loss"] for point in watch.curve] == [4.0, 2.0, 4.0, 2.0]
+
+
+def test_the_probe_asks_for_the_unknown_user_and_for_one_without_a_history(models):
+    with np.load(models[1][0] / "probe.npz") as probe:
+        assert len(probe["query"]) == 1000
+        assert probe["user_row"][0] == 0
+        assert not probe["history"][1].any()
+        assert probe["history"][2:].any()
 
 
 def test_training_imports_no_tensorflow(data, tmp_path):

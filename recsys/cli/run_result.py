@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recsys.formats import size
+
 _SHOWN_ITEMS = 5
 
 
@@ -35,16 +37,6 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
             _print_line(console, name, summary[name])
     _print_line(console, "log", str(log))
     _print_line(console, "seconds", f"{seconds:.1f}")
-
-
-def format_bytes(n_bytes: int) -> str:
-    """Returns a size as people read it, such as `2.5 MB`."""
-    size, unit = float(n_bytes), "B"
-    for bigger in ("kB", "MB", "GB", "TB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, bigger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _read_evaluation(path: str | None) -> dict[str, Any]:
@@ -83,7 +75,7 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
             f"{part['padded_rows']:,}",
             str(part["dim"]),
             str(part["shards"]),
-            format_bytes(part["bytes_per_device"]),
+            size(part["bytes_per_device"]),
         )
     return table
 

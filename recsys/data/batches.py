@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import grain
 import numpy as np
@@ -22,7 +21,7 @@ Batch = dict[str, np.ndarray]
 _READ_AHEAD_BATCHES = 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BatchSource:
     """The batches of a training run, one after the other, for as many epochs as asked.
 
@@ -119,11 +118,8 @@ class BatchSource:
         # What is in no batch has no logarithm, and needs none.
         return np.log(np.where(q > 0, q, 1.0)).astype(np.float32)
 
-    def __hash__(self) -> int:
-        return id(self)
 
-
-def read_ahead(source: BatchSource, first_step: int = 0) -> Any:
+def read_ahead(source: BatchSource, first_step: int = 0) -> grain.IterDataset:
     """Returns a Grain dataset of `(batch,)` from `first_step` on, read by threads ahead."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=_READ_AHEAD_BATCHES)
     dataset = grain.MapDataset.source(source)[first_step:]

@@ -157,11 +157,10 @@ def build_vocabulary(counts: dict[str, int]) -> Vocabulary:
     )
 
 
-def part_folder(folder: Path, part: int, *, create: bool = False) -> Path:
-    """Returns the folder of a part of a log."""
+def make_part_folder(folder: Path, part: int) -> Path:
+    """Makes the folder of a part of a log and returns it."""
     path = folder / f"{part:05d}"
-    if create:
-        path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 

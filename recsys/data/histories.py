@@ -8,6 +8,7 @@ import numpy as np
 
 from recsys.data.store import InteractionStore, newest_first
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+from recsys.ragged import ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +55,9 @@ def serving_histories(store: InteractionStore, users: Vocabulary) -> ServingHist
     np.cumsum(n_train + n_eval, out=offsets[1:])
 
     item_rows = np.empty(offsets[-1], np.int32)
-    item_rows[_places(offsets[:-1], n_train)] = store.train.item_row
+    item_rows[ranges(offsets[:-1], n_train)] = store.train.item_row
     starts = (offsets[:-1] + n_train)[eval_index]
-    item_rows[_places(starts, n_eval[eval_index])] = store.eval.item_row
+    item_rows[ranges(starts, n_eval[eval_index])] = store.eval.item_row
     user_rows = np.zeros(n_users, np.int32)
     user_rows[:n_trained] = np.arange(1, users.n_rows)
     return ServingHistories([*users.ids.to_pylist(), *new_ids], user_rows, offsets, item_rows)
-
-
-def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns `starts[0]`, `starts[0] + 1`, … for each run of `counts` places, in order."""
-    ends = np.cumsum(counts)
-    return np.arange(counts.sum()) + np.repeat(starts - (ends - counts), counts)

@@ -47,11 +47,6 @@ class EventLog:
     def __len__(self) -> int:
         return len(self.item_row)
 
-    @property
-    def n_users(self) -> int:
-        """Users of the log, those without an event included."""
-        return len(self.offsets) - 1
-
     def user_index(self, events: np.ndarray) -> np.ndarray:
         """Returns which user of the log `[b]` int64 each of `events` `[b]` belongs to."""
         return np.searchsorted(self.offsets, events, side="right") - 1

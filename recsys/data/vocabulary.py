@@ -1,4 +1,4 @@
-"""Ids to rows, and back: the only module that turns one into the other.
+"""Ids to rows: the only module that turns one into the other.
 
 An *id* is what the world calls a thing (text); a *row* is its int32 place in a
 table. Row 0 stands for every unknown id; the ids of a vocabulary have the rows
@@ -50,11 +50,6 @@ class Vocabulary:
         values = pa.array(ids, pa.large_string()) if isinstance(ids, Sequence) else ids
         found = pc.index_in(values.cast(pa.large_string()), value_set=self.ids)
         return (pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + 1).astype(np.int32)
-
-    def ids_of(self, rows: np.ndarray) -> list[str | None]:
-        """Returns the ids of `rows` `[n]`; None for row 0."""
-        indices = pa.array(rows.astype(np.int64) - 1, mask=rows == UNKNOWN_ROW)
-        return self.ids.take(indices).to_pylist()
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the ids in the order of their rows, in hex."""

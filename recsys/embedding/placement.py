@@ -63,7 +63,7 @@ def prove_placement(model: keras.Model, layout: keras.distribution.LayoutMap) ->
     """Checks that every table lies as planned, and nothing else is split.
 
     Args:
-        model: A built model; its tables are read by `TableLookup` layers.
+        model: A built model; `TableLookup` layers of its own read its tables.
         layout: What the model was built under.
 
     Returns:
@@ -73,7 +73,8 @@ def prove_placement(model: keras.Model, layout: keras.distribution.LayoutMap) ->
         RecsysError: A table matched no rule or several, or the devices hold
             other bytes than planned.
     """
-    lookups = [layer for layer in model._flatten_layers() if isinstance(layer, TableLookup)]
+    # A table deeper inside the model is not among these, so the rules refuse it.
+    lookups = [layer for layer in model.layers if isinstance(layer, TableLookup)]
     tables = {layer.table.path for layer in lookups}
     for variable in model.variables:
         _check_rules(variable.path, layout, is_table=variable.path in tables)

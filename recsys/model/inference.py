@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from recsys.data.catalogue import Catalogue
@@ -55,9 +56,7 @@ def _in_blocks(
 
     @jax.jit
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
-        from keras import StatelessScope
-
-        with StatelessScope(list(zip(model.variables, variables, strict=True))):
+        with keras.StatelessScope(list(zip(model.variables, variables, strict=True))):
             return embed(block)
 
     variables = [variable.value for variable in model.variables]

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from recsys.report.formats import count
+from recsys.formats import count
 
 Point = tuple[float, float]
 

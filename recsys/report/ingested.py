@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recsys.formats import count, is_number, moment, share
 from recsys.report.artifacts import Artifacts, MissingError, read_json, read_table
-from recsys.report.formats import count, is_number, moment, share
 
 _EXAMPLES_A_REASON = 2
 _SHOWN_CHARACTERS = 160

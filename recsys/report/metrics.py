@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from recsys.formats import ABSENT, count, counted, figure, is_number, ratio, share
 from recsys.report.artifacts import Artifacts, MissingError
-from recsys.report.formats import ABSENT, count, counted, figure, is_number, ratio, share
 
 SMALL_SLICE_USERS = 50
 
@@ -172,7 +172,7 @@ def _slice(part: dict[str, Any], name: str) -> Slice:
         popularity=figure(popularity),
         times=ratio(model, popularity),
         is_worse=_is_worse(model, popularity),
-        is_small=users is not None and is_number(users) and users < SMALL_SLICE_USERS,
+        is_small=is_number(users) and users < SMALL_SLICE_USERS,
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.formats import count, counted, score
 from recsys.report.artifacts import Artifacts, MissingError, read_table
-from recsys.report.formats import count, counted, score
 
 _SHOWN_HISTORY = 10
 _SHOWN_RECOMMENDED = 10

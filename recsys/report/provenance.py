@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from recsys.data.vocabulary import Vocabulary
+from recsys.formats import count, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
-from recsys.report.formats import count, is_number, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _sources(artifacts: Artifacts) -> list[tuple[Path, str]]:
 
 def _size_of(entry: Any) -> int:
     n_bytes = entry.get("size") if isinstance(entry, dict) else None
-    return int(n_bytes) if n_bytes is not None and is_number(n_bytes) else 0
+    return int(n_bytes) if is_number(n_bytes) else 0
 
 
 def _vocabulary_print(path: Path) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from recsys.formats import count, duration, figure, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
 from recsys.report.curve import draw_curve
-from recsys.report.formats import count, duration, figure, is_number, size
 
 
 @dataclasses.dataclass(frozen=True)

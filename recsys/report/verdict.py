@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import PurePath
 from typing import Any
 
+from recsys.formats import figure, is_number, ratio
 from recsys.report.artifacts import Artifacts, MissingError
-from recsys.report.formats import figure, is_number, ratio
 
 
 @dataclasses.dataclass(frozen=True)

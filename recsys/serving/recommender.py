@@ -113,14 +113,6 @@ class Recommender:
             for user_id, history, best in zip(user_ids, histories, items, strict=True)
         ]
 
-    def history_of(self, user_id: str) -> list[Item]:
-        """Returns what a user did, the newest first.
-
-        Raises:
-            UsageError: The user is unknown.
-        """
-        return self._histories([user_id])[0]
-
     def _histories(self, user_ids: Sequence[str]) -> list[list[Item]]:
         answer = self._ask("stored_history", user_id=list(user_ids))
         for user_id, is_known in zip(user_ids, answer["known"], strict=True):

@@ -13,7 +13,7 @@ recommender = Recommender(folder / "bundle")
 result = {
     "answers": [dataclasses.asdict(a) for a in recommender.recommend(["007", "late2"], 5)],
     "nobody": recommender.recommend([], 5),
-    "history": [dataclasses.asdict(item) for item in recommender.history_of("late0")],
+    "history": dataclasses.asdict(recommender.recommend(["late0"], 1)[0])["history"],
     "max_k": recommender.max_k,
 }
 questions = {"unknown": (["007", "nobody"], 5), "many": (["007"], 13), "none": (["007"], 0)}

@@ -12,7 +12,8 @@ from recsys.data.store import InteractionStore
 from recsys.model import SavedModel
 from recsys.model.inference import embed_queries
 from recsys.queries import Queries, make_queries
-from recsys.ranking import Ragged, rank
+from recsys.ragged import Ragged
+from recsys.ranking import rank
 
 _CHOSEN_USERS = 3
 _ITEMS = 10
@@ -60,6 +61,7 @@ def example_users(
                 "held_out": int(row) in right,
             }
             for row, score in zip(ranking.top[i], ranking.top_scores[i], strict=True)
+            if np.isfinite(score)
         ]
         history = [_item(saved.catalogue, row) for row in histories[i] if row > 0]
         examples.append({"user_id": ids[place], "history": history, "recommended": recommended})
@@ -88,13 +90,7 @@ def _queries_at_cut(
     # Row 0 has no training events: a new user gets the empty slice.
     seen = [log.item_row[log.offsets[row] : log.offsets[row + 1]] for row in rows]
     wanted = [held_out.get(id_, np.zeros(0, np.int32)) for id_ in ids]
-    return Queries(np.arange(len(ids)), rows, _ragged(seen), _ragged(wanted))
-
-
-def _ragged(lists: list[np.ndarray]) -> Ragged:
-    offsets = np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int64)
-    rows = np.concatenate([*lists, np.zeros(0, np.int32)]).astype(np.int32)
-    return Ragged(rows, offsets)
+    return Queries(np.arange(len(ids)), rows, Ragged.of(seen), Ragged.of(wanted))
 
 
 def _item(catalogue: Catalogue, row: int) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 ABSENT = "–"
 
@@ -12,7 +12,7 @@ ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Returns whether `value` is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -1,0 +1,52 @@
+"""Lists of different lengths, laid end to end in one array."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """Lists of item rows, laid end to end.
+
+    Attributes:
+        rows: Item rows `[n]`.
+        offsets: First entry of each list, and the end `[lists + 1]`.
+    """
+
+    rows: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, lists: Iterable[np.ndarray]) -> Ragged:
+        """Lays `lists` of item rows end to end."""
+        none = np.zeros(0, np.int32)
+        parts = [none, *lists]
+        offsets = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        return cls(np.concatenate(parts).astype(np.int32), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def owner(self) -> np.ndarray:
+        """Returns the list `[n]` that each entry belongs to."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def part(self, block: slice) -> Ragged:
+        """Returns the lists of `block`."""
+        offsets = self.offsets[block.start : block.stop + 1]
+        return Ragged(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns `start`, `start + 1`, … of each range of `counts` numbers, end to end.
+
+    Args:
+        starts: First number of each range `[n]`.
+        counts: Length of each range `[n]`.
+    """
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(starts - before, counts)
