@@ -75,7 +75,8 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
             f"{part['padded_rows']:,}",
             str(part["dim"]),
             str(part["shards"]),
-            size(part["bytes_per_device"]),
+            # Plain spaces, so that what is printed can be searched.
+            size(part["bytes_per_device"]).replace("\N{NO-BREAK SPACE}", " "),
         )
     return table
 
