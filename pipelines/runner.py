@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import time
 import traceback
 from pathlib import Path
@@ -23,8 +24,10 @@ from pipelines.summary import summarize
 from recsys import events
 from recsys.bundle import versions
 from recsys.errors import RecsysError
+from recsys.process import storage_error
 
 _PUSHER = "Pusher"
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
 class Runner(local_dag_runner.LocalDagRunner):
@@ -153,6 +156,8 @@ def as_recsys_error(error: BaseException, step: str) -> RecsysError:
     while cause is not None:
         if isinstance(cause, RecsysError):
             return cause
+        if isinstance(cause, OSError) and cause.errno in _STORAGE:
+            return storage_error(cause)
         cause = cause.__cause__ or cause.__context__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RecsysError(

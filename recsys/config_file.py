@@ -96,7 +96,19 @@ def default_config_path() -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number, as in YAML 1.2 and JSON."""
+    """Safe YAML in which 1e-3 is a number, as in YAML 1.2, and no key comes twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Returns the map of `node`; YAML's own would keep the last of equal keys."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} comes twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(
@@ -128,7 +140,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             "R102",
             f"Config {str(path)!r}{place} must be YAML.",
-            "Check the indentation, the quotes and the colons there.",
+            "Check the keys, the indentation, the quotes and the colons there.",
             getattr(error, "problem", None) or str(error),
         ) from None
     if not isinstance(raw, dict):

@@ -13,13 +13,16 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from recsys.errors import RecsysError
 
 
 def run_stage(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[bytes] | None = None,
 ) -> dict[str, Any]:
     """Runs `python -m module arguments` and returns what it printed last.
 
@@ -28,6 +31,7 @@ def run_stage(
         arguments: Command line of the stage.
         environment: Variables set on top of this process's own, such as
             `KERAS_BACKEND`.
+        log: File for its stderr; this process's own by default.
 
     Raises:
         RecsysError: The stage failed; its own error where it gave one.
@@ -36,6 +40,7 @@ def run_stage(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         check=False,
     )
@@ -47,7 +52,7 @@ def run_stage(
     raise RecsysError(
         "R610",
         f"The process of {module} must end with a result.",
-        "The run's log holds its last words; out of memory ends a process with -9.",
+        "The log holds its last words; out of memory ends a process with -9.",
         f"exit code {finished.returncode}",
     )
 
@@ -57,10 +62,26 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
     try:
         result = stage()
     except RecsysError as error:
-        traceback.print_exc()
-        print(json.dumps({"error": error.to_json()}), flush=True)
-        sys.exit(error.exit_code)
+        _fail(error)
+    except OSError as error:
+        _fail(storage_error(error))
     print(json.dumps(result), flush=True)
+
+
+def storage_error(error: OSError) -> RecsysError:
+    """Returns what to tell of a file that couldn't be read or written."""
+    return RecsysError(
+        "R603",
+        f"The program must be able to read and write {error.filename or 'its files'!r}.",
+        "Free some space or mend the permissions, and run again; what was served still is.",
+        error.strerror or str(error),
+    )
+
+
+def _fail(error: RecsysError) -> NoReturn:
+    traceback.print_exc()
+    print(json.dumps({"error": error.to_json()}), flush=True)
+    sys.exit(error.exit_code)
 
 
 def _last_json_line(text: str) -> dict[str, Any] | None:

@@ -153,13 +153,24 @@ def test_a_stage_that_fails_ends_the_command_with_its_own_error(capfd, tmp_path)
     assert run_main("train", "--config", str(config), *folders) == 1
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines()[-1].startswith("[R2")
+    log, sentence = printed.err.splitlines()
+    assert log.startswith("Log: ")
+    assert sentence.startswith("[R220] ")
+    Path(log.removeprefix("Log: ")).unlink()
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(capfd, tmp_path):
+    sizes = ["--users", "50", "--items", "60", "--interactions", "200"]
+    (tmp_path / "file").touch()
+    assert run_main("synth", *sizes, "--out", str(tmp_path / "file" / "x")) == 1
+    [sentence] = capfd.readouterr().err.splitlines()
+    assert sentence.startswith("[R603] ")
 
 
 def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tmp_path):
     started = []
 
-    def record(module, arguments, environment):
+    def record(module, arguments, environment, log):
         config = load_config(Path(arguments[arguments.index("--config") + 1]))
         started.append((module, environment, config.train.epochs))
         return {"out": "x"}

@@ -131,13 +131,14 @@ def test_an_override_into_a_replaced_value_is_refused(small):
         ("name: 'x\n", "R102", "must be YAML"),
         ("train:\n\tepochs: 3\n", "R102", "line 2, column 1"),
         ("a: b: c\n", "R102", "line 1, column 5"),
+        ("name: a\nname: b\n", "R102", "the key 'name' comes twice"),
         ("name: !!python/object:os.system x\n", "R102", "must be YAML"),
         ("name: 2024-01-01\n", "R103", "Quote dates"),
         ("&a name: *b\n", "R102", "must be YAML"),
     ],
     ids=[
-        "empty", "list", "text", "open-list", "open-quote", "tab", "two-colons", "python-tag",
-        "date", "unknown-alias",
+        "empty", "list", "text", "open-list", "open-quote", "tab", "two-colons", "twice",
+        "python-tag", "date", "unknown-alias",
     ],
 )  # fmt: skip
 def test_what_is_no_map_in_yaml_is_refused(tmp_path, text, code, words):

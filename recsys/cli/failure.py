@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recsys.errors import RecsysError
+from recsys.process import storage_error
 
 
 @contextmanager
@@ -24,6 +25,9 @@ def one_sentence() -> Iterator[None]:
     except RecsysError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        print_error(str(storage_error(error)))
+        sys.exit(1)
     except Exception as error:  # noqa: BLE001 the last stop before the user
         print_error(str(unforeseen(error)))
         sys.exit(1)

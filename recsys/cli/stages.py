@@ -6,13 +6,16 @@ the pipeline's components start it.
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from recsys.config import canonical_json
 from recsys.config_file import default_config_path, load_config
+from recsys.errors import RecsysError
 from recsys.process import run_stage
 
 
@@ -50,6 +53,18 @@ def _run(
         # JSON is YAML: the stage reads the config with its overrides applied.
         resolved = Path(scratch) / "config.yaml"
         resolved.write_text(canonical_json(config), encoding="utf-8")
-        return run_stage(
-            module, ["--config", str(resolved), *words], {"KERAS_BACKEND": keras_backend}
-        )
+        words = ["--config", str(resolved), *words]
+        with _log(module) as log:
+            return run_stage(module, words, {"KERAS_BACKEND": keras_backend}, log)
+
+
+@contextmanager
+def _log(module: str) -> Iterator[IO[bytes]]:
+    """Yields a file for what a stage says beside its result; it stays if the stage fails."""
+    with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as file:
+        try:
+            yield file.file
+        except RecsysError:
+            print(f"Log: {file.name}", file=sys.stderr)
+            raise
+    Path(file.name).unlink()
