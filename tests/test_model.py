@@ -169,3 +169,16 @@ def test_a_model_whose_code_has_changed_is_refused(folder):
     check_probe(folder, query + 5e-5)
     with pytest.raises(RecsysError, match=r"R311.*train again"):
         check_probe(folder, query + 2e-4)
+
+
+def test_a_full_disk_is_an_error_and_no_crash(data, tmp_path):
+    (tmp_path / "model" / "weights").mkdir(parents=True)
+    (tmp_path / "model" / "weights" / "0.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        save_model(
+            tmp_path / "model",
+            build(data),
+            STAGE,
+            data[0] / "vocabulary",
+            data[0] / "catalogue",
+        )

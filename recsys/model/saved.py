@@ -15,6 +15,7 @@ import dataclasses
 import importlib.metadata
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +170,29 @@ def _meaningful_rows(model: TwoTower, variable: Any) -> int:
 
 
 def _write_rows(path: Path, value: Any, rows: int) -> None:
-    """Writes the first `rows` rows of `value`, shard by shard."""
-    file = np.lib.format.open_memmap(path, "w+", np.float32, (rows, *value.shape[1:]))
+    """Writes the first `rows` rows of `value`, shard by shard.
+
+    By plain writes: a full disk is an error there, and ends the process in a memory map.
+    """
+    shape = (rows, *value.shape[1:])
+    row_bytes = 4 * int(np.prod(shape[1:]))
+    with path.open("wb") as file:
+        described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, described)
+        data = file.tell()
+        for start, part in _parts(value):
+            file.seek(data + start * row_bytes)
+            file.write(np.ascontiguousarray(part[: max(0, rows - start)], "<f4").tobytes())
+
+
+def _parts(value: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the first row and the rows of each shard of a variable's value."""
     shards = getattr(value, "addressable_shards", None)
     if shards is None:
-        file[:] = keras.ops.convert_to_numpy(value)[:rows]
+        yield 0, keras.ops.convert_to_numpy(value)
     for shard in shards or ():
-        start, stop, _ = shard.index[0].indices(value.shape[0])
-        stop = min(stop, rows)
-        if start < stop:
-            file[start:stop] = np.asarray(shard.data)[: stop - start]
-    file.flush()
+        start, _, _ = shard.index[0].indices(value.shape[0]) if shard.index else (0, 0, 0)
+        yield start, np.asarray(shard.data)
 
 
 def _read_rows(
