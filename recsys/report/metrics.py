@@ -211,6 +211,8 @@ def _measured(
 def _users(part: dict[str, Any]) -> str:
     users, held_out = part.get("users"), part.get("users_held_out")
     text = counted(users, "user", "users")
+    if users is None or held_out is None:
+        return text
     if is_number(users) and is_number(held_out) and held_out > users:
         return f"{text} (chosen at random of {count(held_out)})"
     return text
