@@ -27,7 +27,7 @@ from recsys.errors import RecsysError
 
 State = Literal["ok", "warn", "fail"]
 
-CORE = ("keras", "keras-rs", "jax", "numpy", "pyarrow", "grain", "orbax-checkpoint", "pydantic")
+CORE = ("keras", "keras-rs", "jax", "numpy", "pyarrow", "grain", "pydantic")
 PIPELINE = (
     "tfx", "tensorflow", "apache-beam", "ml-metadata", "tensorflow-data-validation", "tfx-bsl",
 )  # fmt: skip

@@ -7,7 +7,6 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-os.environ["MPLBACKEND"] = "Agg"
 os.environ.pop("RECSYS_EVENTS", None)
 
 import hypothesis

@@ -18,7 +18,7 @@ from recsys.errors import RecsysError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = [
-    "apache_beam", "grain", "jax", "keras", "matplotlib", "numpy", "orbax", "pandas", "pyarrow",
+    "apache_beam", "grain", "jax", "keras", "numpy", "pandas", "pyarrow",
     "pydantic", "tensorflow", "tfx", "yaml",
 ]  # fmt: skip
 
