@@ -28,8 +28,8 @@ def test_python_must_be_of_a_supported_version(python, state):
     ("glibc", "python", "state", "fix"),
     [
         ((2, 36), PY311, "ok", ""),
-        ((2, 27), PY311, "ok", ""),
-        ((2, 26), PY311, "fail", "Debian 12"),
+        ((2, 34), PY311, "ok", ""),
+        ((2, 33), PY311, "fail", "Debian 12"),
         ((2, 36), PY312, "fail", "Python 3.11"),
         ((2, 39), PY312, "ok", ""),
         (None, PY311, "warn", "Linux"),
