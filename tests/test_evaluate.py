@@ -30,14 +30,14 @@ def log(events, rows):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A data folder with items 1 … 6, less and less popular, and an untrained model."""
+    """A data folder with items 1 … 6, the third most popular, and an untrained model."""
     data, model_folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("model")
     train = log([(1, 1, 1), (1, 2, 2), (2, 1, 1)], rows=[0, 1, 2])
     held_out = log([(0, 3, 10), (0, 4, 20), (1, 2, 12)], rows=[1, 0])
     rows = np.array([1, 0], np.int32)
     InteractionStore(train, held_out, ["ann", "zoe"], rows, 10).save(data / "store")
     users = Vocabulary(pa.array(["ann", "bob"]), np.array([2, 1]))
-    items = Vocabulary(pa.array([f"i{n}" for n in range(1, 7)]), np.array([6, 5, 4, 3, 2, 1]))
+    items = Vocabulary(pa.array([f"i{n}" for n in range(1, 7)]), np.array([2, 3, 6, 4, 5, 1]))
     (data / "vocabulary").mkdir()
     users.save(data / "vocabulary" / "users.parquet")
     items.save(data / "vocabulary" / "items.parquet")
@@ -83,11 +83,11 @@ def test_metrics_are_means_over_users_of_the_means_over_their_queries(folders, r
 
 
 def test_popularity_ranks_unseen_items_by_their_training_positives(result):
-    # Ann's next item is each time the most popular one left; Zoe's is the second of all.
+    # Of what is left, Ann's next item is the first, then the second; Zoe's is the fourth.
     popularity = result["baselines"]["popularity"]
-    assert popularity["recall@1"] == 0.5
-    assert popularity["mrr"] == 0.75
-    assert popularity["ndcg@3"] == pytest.approx((1 + 1 / np.log2(3)) / 2)
+    assert popularity["recall@1"] == 0.25
+    assert popularity["mrr"] == ((1 + 1 / 2) / 2 + 1 / 4) / 2
+    assert popularity["ndcg@3"] == pytest.approx((1 + 1 / np.log2(3)) / 2 / 2)
 
 
 def test_at_cut_asks_each_user_once_and_wants_all_that_follows(result):
@@ -106,7 +106,7 @@ def test_slices_part_the_queries_by_user_and_by_history(result):
         "queries with a history of 1 to 5": (1, 2),
     }
     known, new = (part["baselines"]["popularity"]["mrr"] for part in result["slices"][:2])
-    assert (known, new) == (1.0, 0.5)
+    assert (known, new) == (0.75, 0.25)
 
 
 def test_coverage_is_the_share_of_items_in_the_first_places(folders, result):

@@ -91,7 +91,8 @@ def test_an_item_without_training_positives_reads_row_zero_of_the_table(data):
 
 def test_the_loss_masks_by_item_and_corrects_and_divides_as_the_config_says(data):
     model = build(data)
-    query, candidate = np.random.default_rng(3).normal(size=(2, 3, DIM)).astype(np.float32)
+    # Short vectors: every candidate has its part in the sum.
+    query, candidate = np.random.default_rng(3).normal(0, 0.2, (2, 3, DIM)).astype(np.float32)
     # Examples 0 and 2 are of one item; the id of the second is dropped.
     x = {
         "item_row": np.array([1, 2, 1], np.int32),
