@@ -70,9 +70,10 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
 
 def storage_error(error: OSError) -> RecsysError:
     """Returns what to tell of a file that couldn't be read or written."""
+    what = "its files" if error.filename is None else repr(str(error.filename))
     return RecsysError(
         "R603",
-        f"The program must be able to read and write {error.filename or 'its files'!r}.",
+        f"The program must be able to read and write {what}.",
         "Free some space or mend the permissions, and run again; what was served still is.",
         error.strerror or str(error),
     )
