@@ -37,12 +37,8 @@ _CURES = dict.fromkeys(
 
 Parse = Callable[[CsvBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
 """Turns a batch of the file at an index into typed rows and dead letters."""
-
-
-def bucket_number(files: Sequence[str]) -> int:
-    """Returns in how many buckets rows of `files` are shuffled."""
-    size = sum(Path(file).stat().st_size for file in files)
-    return 1 + size // _BYTES_OF_A_BUCKET
+Drop = Callable[[pa.Table], tuple[pa.Table, int]]
+"""Returns the rows of a bucket that are no duplicates, and how many were."""
 
 
 class ReadCsv(beam.DoFn):
@@ -85,7 +81,7 @@ class DropDuplicates(beam.DoFn):
         drop: Returns the rows kept, and how many were dropped.
     """
 
-    def __init__(self, drop: Callable[[pa.Table], tuple[pa.Table, int]]) -> None:
+    def __init__(self, drop: Drop) -> None:
         self._drop = drop
 
     def process(self, element: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Any]:
@@ -94,6 +90,44 @@ class DropDuplicates(beam.DoFn):
         kept, n_dropped = self._drop(pa.Table.from_batches(list(batches)))
         yield TaggedOutput(COUNTS, {"good": kept.num_rows, "duplicates": n_dropped})
         yield bucket, kept
+
+
+class ReadUnique(beam.PTransform):
+    """Reads files into typed rows without duplicates.
+
+    Args:
+        files: The files; of equal rows the one of the earlier file stays.
+        columns: Columns to read.
+        parse: Types a batch.
+        key: Column that all of equal rows share; it decides the bucket.
+        drop: Returns the rows kept of a bucket, and how many were dropped.
+    """
+
+    def __init__(
+        self, files: Sequence[str], columns: Sequence[str], parse: Parse, key: str, drop: Drop
+    ) -> None:
+        super().__init__()
+        self._files = list(files)
+        self._drop = drop
+        self.n_buckets = 1 + sum(Path(file).stat().st_size for file in files) // _BYTES_OF_A_BUCKET
+        """Buckets that the rows are shuffled in."""
+        self._read = ReadCsv(columns, parse, key, self.n_buckets)
+
+    def expand(self, begin: beam.pvalue.PBegin) -> tuple[beam.PCollection, ...]:
+        """Returns `(bucket, unique rows)`, the dead letters, and two collections of counts."""
+        read = (
+            begin
+            | "Files" >> beam.Create(list(enumerate(self._files)))
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.ParDo(self._read).with_outputs(REJECTED, COUNTS, main="rows")
+        )
+        unique = (
+            read.rows
+            | "ToBuckets" >> beam.GroupByKey()
+            | "DropDuplicates"
+            >> beam.ParDo(DropDuplicates(self._drop)).with_outputs(COUNTS, main="rows")
+        )
+        return unique.rows, read.rejected, read.counts, unique.counts
 
 
 def sum_counts(counts: Iterable[dict[Any, int]]) -> dict[Any, int]:

@@ -64,14 +64,15 @@ def InteractionEncoder(
         for split in ("train", "eval"):
             files = example_files(Path(interactions.uri) / f"Split-{split}")
             n_parts = _part_number(files, n_user_rows)
+            encode_part = _Encode(vocabularies.uri, split, n_parts)
+            write_part = _WritePart(vocabularies.uri, split, n_parts, str(parts))
             _ = (
                 pipeline
                 | f"Files[{split}]" >> beam.Create(files)
                 | f"Spread[{split}]" >> beam.Reshuffle()
-                | f"Encode[{split}]" >> beam.ParDo(_Encode(vocabularies.uri, split, n_parts))
+                | f"Encode[{split}]" >> beam.ParDo(encode_part)
                 | f"ToParts[{split}]" >> beam.GroupByKey()
-                | f"Write[{split}]"
-                >> beam.ParDo(_WritePart(vocabularies.uri, split, n_parts, str(parts)))
+                | f"Write[{split}]" >> beam.ParDo(write_part)
             )
         _ = (
             pipeline

@@ -60,40 +60,20 @@ def InteractionGen(
     interactions = source.interactions
     wanted = interaction_columns(interactions.columns)
     files = check_files(interactions.files, "interactions", wanted)
-    n_buckets = ingestion.bucket_number(files)
+    parse = functools.partial(_parse, interactions, int(time.time()))
+    read = ingestion.ReadUnique(files, wanted, parse, "user_id", drop_duplicates)
     with beam_pipeline as pipeline:
-        read = (
-            pipeline
-            | "Files" >> beam.Create(list(enumerate(files)))
-            | "Spread" >> beam.Reshuffle()
-            | "Read"
-            >> beam.ParDo(
-                ingestion.ReadCsv(
-                    wanted,
-                    functools.partial(_parse, interactions, int(time.time())),
-                    "user_id",
-                    n_buckets,
-                )
-            ).with_outputs(ingestion.REJECTED, ingestion.COUNTS, main="rows")
-        )
-        unique = (
-            read.rows
-            | "ToBuckets" >> beam.GroupByKey()
-            | "DropDuplicates"
-            >> beam.ParDo(ingestion.DropDuplicates(drop_duplicates)).with_outputs(
-                ingestion.COUNTS, main="rows"
-            )
-        )
-        days = (
-            unique.rows
+        rows, rejected, *counts = pipeline | "ReadUnique" >> read
+        cut = (
+            rows
             | "CountDays" >> beam.MapTuple(lambda _, table: count_positive_days(table))
             | "SumDays" >> beam.CombineGlobally(ingestion.sum_counts)
+            | "Cut" >> beam.Map(_cut, source.eval_share)
         )
-        cut = days | "Cut" >> beam.Map(_cut, source.eval_share)
-        split = unique.rows | "WriteSplits" >> beam.Map(
-            _write_splits, examples.uri, n_buckets, beam.pvalue.AsSingleton(cut)
+        split = rows | "WriteSplits" >> beam.Map(
+            _write_splits, examples.uri, read.n_buckets, beam.pvalue.AsSingleton(cut)
         )
-        _ = (read.rejected, read.counts, unique.counts, split) | ingestion.WriteLetters(
+        _ = (rejected, *counts, split) | ingestion.WriteLetters(
             dead_letters.uri, {"files": files}, beam.pvalue.AsSingleton(cut)
         )
     summary = ingestion.read_summary(dead_letters.uri)

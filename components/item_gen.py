@@ -46,29 +46,13 @@ def ItemGen(
     source = ItemsConfig.model_validate_json(config)
     wanted = raw_columns(source)
     files = check_files(source.files, "items", wanted)
-    n_buckets = ingestion.bucket_number(files)
+    read = ingestion.ReadUnique(
+        files, wanted, functools.partial(_parse, source), "item_id", drop_duplicate_items
+    )
     with beam_pipeline as pipeline:
-        read = (
-            pipeline
-            | "Files" >> beam.Create(list(enumerate(files)))
-            | "Spread" >> beam.Reshuffle()
-            | "Read"
-            >> beam.ParDo(
-                ingestion.ReadCsv(wanted, functools.partial(_parse, source), "item_id", n_buckets)
-            ).with_outputs(ingestion.REJECTED, ingestion.COUNTS, main="rows")
-        )
-        unique = (
-            read.rows
-            | "ToBuckets" >> beam.GroupByKey()
-            | "DropDuplicates"
-            >> beam.ParDo(ingestion.DropDuplicates(drop_duplicate_items)).with_outputs(
-                ingestion.COUNTS, main="rows"
-            )
-        )
-        _ = unique.rows | "Write" >> beam.Map(_write, examples.uri, n_buckets)
-        _ = (read.rejected, read.counts, unique.counts) | ingestion.WriteLetters(
-            dead_letters.uri, {"files": files}
-        )
+        rows, rejected, *counts = pipeline | "ReadUnique" >> read
+        _ = rows | "Write" >> beam.Map(_write, examples.uri, read.n_buckets)
+        _ = (rejected, *counts) | ingestion.WriteLetters(dead_letters.uri, {"files": files})
     ingestion.refuse_empty(ingestion.read_summary(dead_letters.uri), "items")
     set_parquet_splits(examples, [SPLIT])
 
