@@ -274,7 +274,9 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
     child("\n" + stubborn + GRANDCHILD + "    time.sleep(60)")
     pids = tmp_path / "pids"
     program = (
-        "import io, sys; from pathlib import Path; from rich.console import Console\n"
+        "import io, signal, sys; from pathlib import Path; from rich.console import Console\n"
+        # A shell's background job, such as a CI may be, ignores SIGINT and hands that on.
+        f"signal.signal({int(signum)}, signal.SIG_DFL)\n"
         "from recsys.cli import run; run._GRACE_S = 0.3\n"
         "run.follow(['planted_runner', sys.argv[1]], run.new_log(Path(sys.argv[2])),"
         " Console(file=io.StringIO()))"
