@@ -24,7 +24,7 @@ from recsys.example_users import example_users
 from recsys.metrics import per_query, per_user
 from recsys.model import SavedModel, load_model
 from recsys.model.inference import embed_catalogue, embed_queries
-from recsys.model.saved import check_probe
+from recsys.model.saved import check_probe, read_probe
 from recsys.process import stage_main
 from recsys.queries import Protocol, Queries, make_queries
 from recsys.ranking import Ranking, Scorer, rank
@@ -55,16 +55,16 @@ def evaluate(
             number.
     """
     store = InteractionStore.open(data / "store")
-    saved = _load_checked(model)
-    evaluation = _Evaluation(stage, store, saved)
+    saved, candidates = _load_checked(model)
+    evaluation = _Evaluation(stage, store, saved, candidates)
     headline = evaluation.measure(stage.evaluate.query)
     other = evaluation.measure(_OTHER[stage.evaluate.query])
     last = None
     if blessed is not None and stage.bless.over_blessed:
-        last = evaluation.blessed_metrics(_load_checked(blessed), headline.queries)
+        last = evaluation.blessed_metrics(*_load_checked(blessed), headline.queries)
     metrics, popularity = headline.mean(headline.model), headline.mean(headline.popularity)
     verdict = judge(stage.bless, metrics, popularity, last)
-    examples, unknown = example_users(stage.report_users, store, saved, evaluation.candidates)
+    examples, unknown = example_users(stage.report_users, store, saved, candidates)
     result = {
         "query": stage.evaluate.query,
         **headline.summary(),
@@ -85,10 +85,16 @@ def evaluate(
 class _Evaluation:
     """Scores queries with a model, and ranks what they should have found."""
 
-    def __init__(self, stage: EvaluateStage, store: InteractionStore, saved: SavedModel) -> None:
+    def __init__(
+        self,
+        stage: EvaluateStage,
+        store: InteractionStore,
+        saved: SavedModel,
+        candidates: np.ndarray,
+    ) -> None:
         self._ks, self._store, self._saved = stage.evaluate.k, store, saved
         self._most = stage.evaluate.max_queries
-        self.candidates = embed_catalogue(saved.model, saved.catalogue, saved.items)
+        self._candidates = candidates
         self._counts = saved.items.row_counts.astype(np.float32)
 
     def measure(self, kind: Protocol) -> _Measured:
@@ -100,8 +106,8 @@ class _Evaluation:
             queries.histories(self._saved.stage.model.history),
             self._saved.items,
         )
-        _check_numbers(embedded, self.candidates)
-        ranking = self._rank(lambda block: embedded[block] @ self.candidates.T, queries)
+        _check_numbers(embedded)
+        ranking = self._rank(lambda block: embedded[block] @ self._candidates.T, queries)
         popular = self._rank(
             lambda block: np.broadcast_to(
                 self._counts, (block.stop - block.start, len(self._counts))
@@ -111,20 +117,21 @@ class _Evaluation:
         return _Measured(
             queries=queries,
             n_users=len(self._store.eval_user_ids),
-            n_candidates=len(self.candidates) - 1,
+            n_candidates=len(self._candidates) - 1,
             ranking=ranking,
             model=self._metrics(ranking, queries),
             popularity=self._metrics(popular, queries),
         )
 
-    def blessed_metrics(self, last: SavedModel, queries: Queries) -> dict[str, float]:
+    def blessed_metrics(
+        self, last: SavedModel, candidates: np.ndarray, queries: Queries
+    ) -> dict[str, float]:
         """Returns the metrics of another model, which has its own rows, on `queries`."""
         to_last = _translation(self._saved.items, last.items)
         ids = [self._store.eval_user_ids[user] for user in queries.user]
         history = to_last[queries.histories(last.stage.model.history)]
         embedded = embed_queries(last.model, last.users.rows(ids), history, last.items)
-        candidates = embed_catalogue(last.model, last.catalogue, last.items)
-        _check_numbers(embedded, candidates)
+        _check_numbers(embedded)
         # What the other model doesn't know it can't recommend.
         missing = to_last == 0
 
@@ -199,13 +206,15 @@ class _Measured:
         return len(np.unique(shown)) / self.n_candidates
 
 
-def _load_checked(folder: Path) -> SavedModel:
-    """Returns the model in `folder`, once it gives the trainer's own numbers again."""
+def _load_checked(folder: Path) -> tuple[SavedModel, np.ndarray]:
+    """Returns the model in `folder` and its item embeddings, once both towers are proven."""
     saved = load_model(folder)
-    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
-        query = embed_queries(saved.model, probe["user_row"], probe["history"], saved.items)
-    check_probe(folder, query)
-    return saved
+    candidates = embed_catalogue(saved.model, saved.catalogue, saved.items)
+    probe = read_probe(folder)
+    query = embed_queries(saved.model, probe.user_row, probe.history, saved.items)
+    _check_numbers(query, candidates)
+    check_probe(folder, probe, query, candidates)
+    return saved, candidates
 
 
 def _mean_over_users(

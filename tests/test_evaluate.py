@@ -50,7 +50,9 @@ def folders(tmp_path_factory):
     user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
     query = embed_queries(model, user_row, history, items)
     np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)
-    return data, model_folder, query @ embed_catalogue(model, catalogue, items).T
+    candidates = embed_catalogue(model, catalogue, items)
+    np.save(model_folder / "candidates.npy", candidates)
+    return data, model_folder, query @ candidates.T
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.model import ModelSpec, TwoTower, load_model, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
-from recsys.model.saved import check_probe
+from recsys.model.saved import check_probe, read_probe
 
 DIM, HISTORY = 4, 3
 
@@ -164,12 +164,31 @@ def test_a_damaged_folder_is_refused_by_name(folder, file, damage):
         load_model(folder)
 
 
-def test_a_model_whose_code_has_changed_is_refused(folder):
-    query = np.eye(3, DIM, dtype=np.float32)
-    np.savez(folder / "probe.npz", query=query)
-    check_probe(folder, query + 5e-5)
+@pytest.fixture
+def probe(folder):
+    query, candidates = np.eye(3, DIM, dtype=np.float32), np.ones((7, DIM), np.float32)
+    np.savez(folder / "probe.npz", user_row=[1, 2, 3], history=[[0], [1], [2]], query=query)
+    np.save(folder / "candidates.npy", candidates)
+    return read_probe(folder)
+
+
+@pytest.mark.parametrize("tower", ["query", "candidate"])
+def test_a_model_whose_code_has_changed_is_refused(folder, probe, tower):
+    near, far = (
+        (probe.query + by * (tower == "query"), probe.candidates + by * (tower == "candidate"))
+        for by in (5e-5, 2e-4)
+    )
+    check_probe(folder, probe, *near)
     with pytest.raises(RecsysError, match=r"R311.*train again"):
-        check_probe(folder, query + 2e-4)
+        check_probe(folder, probe, *far)
+
+
+@pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink()])
+@pytest.mark.parametrize("file", ["probe.npz", "candidates.npy"])
+def test_a_damaged_probe_is_refused_by_name(folder, probe, file, damage):
+    damage(folder / file)
+    with pytest.raises(RecsysError, match=r"R310.*model"):
+        read_probe(folder)
 
 
 def test_a_full_disk_is_an_error_and_no_crash(data, tmp_path):

@@ -128,7 +128,8 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
     Catalogue(names, names, (bags,)).save(other / "catalogue")
     paths = [v["path"] for v in json.loads((other / "model.json").read_text())["variables"]]
     table = other / "weights" / f"{paths.index('two_tower/items/table')}.npy"
-    np.save(table, np.load(table)[order])
+    for file in (table, other / "candidates.npy"):
+        np.save(file, np.load(file)[order])
     with np.load(other / "probe.npz") as probe:
         new_row = np.argsort(order)
         np.savez(other / "probe.npz", **{**probe, "history": new_row[probe["history"]]})

@@ -15,6 +15,7 @@ import dataclasses
 import importlib.metadata
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,21 +116,57 @@ def load_model(folder: Path, n_shards: int = 1) -> SavedModel:
     return SavedModel(model, vocabularies[0], vocabularies[1], catalogue, stage)
 
 
-def check_probe(folder: Path, query: np.ndarray) -> None:
-    """Checks that a model computes what it computed when it was trained.
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """What the trainer's own towers gave.
+
+    Attributes:
+        user_row: User rows of the queries `[probes]` int32.
+        history: Item rows of their histories `[probes, history]` int32.
+        query: Their embeddings `[probes, dim]` float32.
+        candidates: Embeddings of all items `[item rows, dim]` float32.
+    """
+
+    user_row: np.ndarray
+    history: np.ndarray
+    query: np.ndarray
+    candidates: np.ndarray
+
+
+def read_probe(folder: Path) -> Probe:
+    """Reads `probe.npz` and `candidates.npy` of a model folder.
+
+    Raises:
+        RecsysError: One of them is missing or damaged.
+    """
+    try:
+        with (
+            (folder / "probe.npz").open("rb") as file,
+            np.load(file, allow_pickle=False) as probe,
+        ):
+            candidates = np.load(folder / "candidates.npy", mmap_mode="r", allow_pickle=False)
+            return Probe(**probe, candidates=candidates)
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        raise _damaged(folder, str(error)) from None
+
+
+def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.ndarray) -> None:
+    """Checks that both towers compute what they computed when they were trained.
 
     The weights of a model fit every code with variables of the same names; a tower
     that was changed since would give other numbers without a word.
 
     Args:
-        folder: Model folder.
-        query: Embeddings `[probes, dim]` of the queries in `probe.npz`, as computed now.
+        folder: Model folder, for the message.
+        probe: What the trainer's towers gave.
+        query: Embeddings `[probes, dim]` of the probe's queries, as computed now.
+        candidates: Embeddings `[item rows, dim]` of all items, as computed now.
 
     Raises:
         RecsysError: They differ from those of the trainer.
     """
-    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
-        difference = float(np.abs(probe["query"] - query).max(initial=0.0))
+    pairs = ((probe.query, query), (probe.candidates, candidates))
+    difference = max(float(np.abs(trained - now).max(initial=0.0)) for trained, now in pairs)
     if not difference <= PROBE_TOLERANCE:
         raise RecsysError(
             "R311",
