@@ -1,0 +1,50 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["torch==2.13.0", "numpy>=2,<3"]
+# ///
+"""PyTorch with sparse gradients: `nn.Embedding(sparse=True)` and Adagrad, which takes them."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.two_tower_step.case import INITIAL, LEARNING_RATE, TOWER_WIDTHS
+from benchmarks.two_tower_step.clock import StepClock, read_case
+
+
+def table(rows: int, dim: int) -> nn.Embedding:
+    # From empty: nn.Embedding would first draw a normal table.
+    weights = torch.empty(rows, dim).uniform_(-INITIAL, INITIAL)
+    return nn.Embedding.from_pretrained(weights, freeze=False, sparse=True)
+
+
+def tower(dim: int) -> nn.Module:
+    hidden, out = TOWER_WIDTHS
+    return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
+
+
+def main() -> None:
+    case = read_case()
+    clock = StepClock(case)
+    user_rows, item_rows = table(case.rows, case.dim), table(case.rows, case.dim)
+    users, items = tower(case.dim), tower(case.dim)
+    dense = [*users.parameters(), *items.parameters()]
+    optimizers = [
+        torch.optim.Adagrad([user_rows.weight, item_rows.weight], lr=LEARNING_RATE, foreach=False),
+        torch.optim.Adagrad(dense, lr=LEARNING_RATE),
+    ]
+    for batch in clock.batches():
+        user, item = torch.from_numpy(batch)
+        query, candidate = users(user_rows(user)), items(item_rows(item))
+        loss = functional.cross_entropy(query @ candidate.T, torch.arange(len(user)))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        clock.tick(loss.item())
+    clock.report(2 * case.rows * case.dim * 2 * 4, ["torch"])
+
+
+if __name__ == "__main__":
+    main()
