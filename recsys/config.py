@@ -142,6 +142,11 @@ class ModelConfig(Strict):
     new_user_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of training examples whose user is shown as a new one, without id and
     history, so that the model learns what to recommend to them [0..1)."""
+    table_placement: Literal["auto", "row", "column", "replicated"] = "auto"
+    """How a table lies on several devices: `row` and `column` split it, `replicated`
+    repeats it; `auto` splits by rows from 50,000 rows on."""
+    table_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the tables' weights; `bfloat16` halves them and rounds stochastically."""
 
 
 class TrainConfig(Strict):
@@ -155,8 +160,11 @@ class TrainConfig(Strict):
     nothing keeps it out of a list."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
+    table_optimizer: Literal["adagrad", "row_wise_adagrad", "lazy_adam", "ftrl", "sgd"] = "adagrad"
+    """Optimizer of the tables' rows; `row_wise_adagrad` keeps one number a row in
+    place of `model.dim`."""
     table_learning_rate: PositiveFloat = 0.05
-    """Adagrad's learning rate, for the tables."""
+    """Learning rate of the tables."""
     tower_learning_rate: PositiveFloat = 0.001
     """Adam's learning rate, for the towers."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0

@@ -7,11 +7,11 @@ rules of `recsys.embedding`; towers are replicated.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ import jax
 import keras
 import numpy as np
 
-from recsys.config import TrainStage
+from recsys.config import TrainConfig, TrainStage
 from recsys.config_file import load_stage
 from recsys.data.batches import BatchSource, read_ahead
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
-from recsys.embedding import TABLE_RULE, Placement, activate, prove_placement, table_layout
+from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
+from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
-from recsys.model import ModelSpec, TwoTower, save_model
+from recsys.model import ModelSpec, TwoTower, model_tables, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
 
@@ -55,14 +56,15 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     store = InteractionStore.open(data / "store")
     catalogue = Catalogue.open(data / "catalogue")
     users = Vocabulary.load(data / "vocabulary" / "users.parquet")
-    layout = table_layout()
-    n_devices = layout.device_mesh.shape[0]
+    n_devices = jax.device_count()
     _check_divides("batch_size", stage.train.batch_size, n_devices)
     _check_divides("uniform_negatives", stage.train.uniform_negatives, n_devices)
-    activate(layout)
 
     spec = ModelSpec.for_data(stage.model, users.n_rows, catalogue)
-    model = TwoTower(spec, n_devices, stage.train.seed)
+    tables = model_tables(spec, _table_optimizer(stage.train))
+    layout = table_layout(list(tables.values()))
+    activate(layout)
+    model = TwoTower(spec, tables, stage.train.seed)
     model.build()
     placements = prove_placement(model, layout)
     source = BatchSource(
@@ -84,6 +86,11 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     return _write_summary(out, placements, curve, source, seconds)
 
 
+def _table_optimizer(train: TrainConfig) -> RowOptimizer:
+    optimizer = row_optimizer(train.table_optimizer)
+    return dataclasses.replace(optimizer, learning_rate=train.table_learning_rate)
+
+
 def _check_divides(key: str, value: int, n_devices: int) -> None:
     if value % n_devices:
         raise UsageError(
@@ -99,9 +106,7 @@ def _fit(
 ) -> tuple[list[dict[str, float]], float]:
     """Trains; returns the loss curve and the seconds that it took."""
     towers = keras.optimizers.Adam(stage.train.tower_learning_rate)
-    tables = keras.optimizers.Adagrad(stage.train.table_learning_rate)
-    by_path = keras.optimizers.OptimizerMap(towers, {TABLE_RULE: tables})
-    model.compile(optimizer=keras.optimizers.MultiOptimizer(by_path), jit_compile=True)
+    model.compile(optimizer=towers, jit_compile=True)
     watch = _LossWatch(total_steps=len(source), batch_size=source.batch_size)
     started = time.perf_counter()
     model.fit(
@@ -176,7 +181,7 @@ def _write_probe(out: Path, model: TwoTower, store: InteractionStore, items: Voc
 
 def _write_summary(
     out: Path,
-    placements: list[Placement],
+    placements: list[TablePlacement],
     curve: list[dict[str, float]],
     source: BatchSource,
     seconds: float,
@@ -189,7 +194,7 @@ def _write_summary(
         "examples": examples,
         "seconds": round(seconds, 3),
         "examples_per_s": round(examples / seconds, 1),
-        "sharding": [asdict(placement) for placement in placements],
+        "sharding": [dataclasses.asdict(placement) for placement in placements],
         "curve": curve,
     }
     (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")

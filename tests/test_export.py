@@ -125,8 +125,8 @@ class World:
         rows = np.array((done + [0] * _HISTORY)[:_HISTORY])
         rows = self.trained(rows)
         weight = (rows > 0) * np.log1p(np.exp(self.weights["history/place"]))
-        pooled = weight @ self.weights["items/table"][rows] / max(weight.sum(), 1e-6)
-        user = self.weights["users/table"][self.users.rows([user_id])[0]]
+        pooled = weight @ self.weights["embedding/items/embeddings"][rows] / max(weight.sum(), 1e-6)
+        user = self.weights["embedding/users/embeddings"][self.users.rows([user_id])[0]]
         known = np.concatenate([pooled, user])
         return self.tower("query_tower", (pooled + user)[None], known[None])[0]
 
@@ -134,9 +134,9 @@ class World:
         means = []
         for name in sorted(bags):
             present = (bags[name] > 0)[..., None]
-            vectors = self.weights[f"{name}/table"][bags[name]] * present
+            vectors = self.weights[f"embedding/{name}/embeddings"][bags[name]] * present
             means.append(vectors.sum(axis=1) / np.maximum(present.sum(axis=1), 1e-6))
-        own = self.weights["items/table"][self.trained(rows)]
+        own = self.weights["embedding/items/embeddings"][self.trained(rows)]
         return self.tower("candidate_tower", own, np.concatenate([own, *means], axis=1))
 
     def catalogue(self) -> np.ndarray:

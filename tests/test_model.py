@@ -10,7 +10,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.model import ModelSpec, TwoTower, load_model, save_model
+from recsys.model import ModelSpec, TwoTower, load_model, model_tables, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.model.saved import check_probe, read_probe
 
@@ -32,23 +32,28 @@ def data(tmp_path):
     return tmp_path, users, items, catalogue
 
 
-STAGE = TrainStage(model=ModelConfig(dim=DIM, feature_dim=2, history=HISTORY, widths=(5,)))
+STAGE = TrainStage(
+    model=ModelConfig(dim=DIM, feature_dim=2, history=HISTORY, widths=(5,), table_placement="row")
+)
 
 
-def build(data, n_shards=1):
+def build(data):
     _, users, _, catalogue = data
-    model = TwoTower(ModelSpec.for_data(STAGE.model, users.n_rows, catalogue), n_shards, seed=7)
+    model = TwoTower(ModelSpec.for_data(STAGE.model, users.n_rows, catalogue), seed=7)
     model.build()
-    for number, variable in enumerate(model.variables):
+    for number, variable in enumerate(model.weights):
         rng = np.random.default_rng(number)
         variable.assign(rng.normal(size=variable.shape).astype(np.float32))
     return model
 
 
 def weights(model):
-    return {
-        v.path.removeprefix("two_tower/"): np.asarray(v.value, np.float64) for v in model.variables
+    tables = model.embedding.get_embedding_tables()
+    dense = {
+        v.path.removeprefix("two_tower/"): np.asarray(v.value, np.float64)
+        for v in model.trainable_variables
     }
+    return {**dense, **{name: np.asarray(rows, np.float64) for name, rows in tables.items()}}
 
 
 def tower(w, name, anchor, inputs):
@@ -62,8 +67,8 @@ def test_a_query_is_the_unit_vector_of_user_and_weighted_history(data):
     w = weights(model)
     place = np.log1p(np.exp(w["history/place"]))
     history = np.array([[2, 3, 0]], np.int32)
-    pooled = (place[0] * w["items/table"][2] + place[1] * w["items/table"][3]) / place[:2].sum()
-    user = w["users/table"][4]
+    pooled = (place[0] * w["items"][2] + place[1] * w["items"][3]) / place[:2].sum()
+    user = w["users"][4]
     expected = tower(w, "query_tower", pooled + user, np.concatenate([pooled, user]))
     found = embed_queries(model, np.array([4], np.int32), history, data[2])
     assert np.allclose(found[0], expected, atol=1e-6)
@@ -72,7 +77,7 @@ def test_a_query_is_the_unit_vector_of_user_and_weighted_history(data):
 def test_a_candidate_is_the_unit_vector_of_id_and_mean_of_tokens(data):
     model = build(data)
     w = weights(model)
-    own, genres = w["items/table"][1], w["genres/table"][[1, 2]].mean(axis=0)
+    own, genres = w["items"][1], w["genres"][[1, 2]].mean(axis=0)
     expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
     found = embed_catalogue(model, data[3], data[2])
     assert found.shape == (7, DIM)
@@ -83,8 +88,8 @@ def test_a_candidate_is_the_unit_vector_of_id_and_mean_of_tokens(data):
 def test_an_item_without_training_positives_reads_row_zero_of_the_table(data):
     model = build(data)
     w = weights(model)
-    genres = w["genres/table"][[3, 2]].mean(axis=0)
-    own = w["items/table"][0]
+    genres = w["genres"][[3, 2]].mean(axis=0)
+    own = w["items"][0]
     expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
     assert np.allclose(embed_catalogue(model, data[3], data[2])[6], expected, atol=1e-6)
 
@@ -107,21 +112,20 @@ def test_the_loss_masks_by_item_and_corrects_and_divides_as_the_config_says(data
 
 
 @pytest.fixture
-def mesh():
-    activate(table_layout())
-    yield 8
+def without_mesh():
+    yield
     keras.distribution.set_distribution(None)
 
 
-def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, mesh):
-    keras.distribution.set_distribution(None)
+def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, without_mesh):
     one = build(data)
     folder = tmp_path / "model"
     save_model(folder, one, STAGE, data[0] / "vocabulary", data[0] / "catalogue")
     expected = embed_catalogue(one, data[3], data[2])
-    activate(table_layout())
-    eight = load_model(folder, n_shards=mesh)
-    assert len(eight.model.items.table.value.addressable_shards) == 8
+    activate(table_layout(list(model_tables(one.spec, None).values())))
+    eight = load_model(folder)
+    _, items, *_ = eight.model.embedding.tables
+    assert items.embeddings.value.addressable_shards[0].data.shape == (3840 // 8, DIM)
     found = embed_catalogue(eight.model, eight.catalogue, eight.items)
     assert np.allclose(found, expected, atol=1e-6)
     assert eight.stage == STAGE

@@ -1,21 +1,29 @@
-"""Embedding tables: their shape, the layer that reads them, their place on the mesh."""
+"""The sharded embedding engine: tables over all devices, updated where a step touched them."""
 
-from recsys.embedding.layer import Bag, TableLookup
+from recsys.embedding.config import FeatureConfig, TableConfig
+from recsys.embedding.layer import ShardedEmbedding
+from recsys.embedding.lookups import Ragged
+from recsys.embedding.model import SparseModel
+from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
 from recsys.embedding.placement import (
-    TABLE_RULE,
-    Placement,
+    TablePlacement,
     activate,
     prove_placement,
     table_layout,
 )
-from recsys.embedding.table import TableSpec
 
 __all__ = [
-    "TABLE_RULE",
-    "Bag",
-    "Placement",
-    "TableLookup",
-    "TableSpec",
+    "SGD",
+    "Adagrad",
+    "FeatureConfig",
+    "Ftrl",
+    "LazyAdam",
+    "Ragged",
+    "RowWiseAdagrad",
+    "ShardedEmbedding",
+    "SparseModel",
+    "TableConfig",
+    "TablePlacement",
     "activate",
     "prove_placement",
     "table_layout",

@@ -1,97 +1,288 @@
-"""The layers that read embedding tables.
+"""The layer: features in, embeddings out.
 
-This is the place of the sharded engine: `TableLookup` is the only code that reads a
-table, and `table` the only variable of one, so sparse updates and an explicit
-exchange go in here without a change elsewhere. Today the gather is XLA's and the
-gradient is dense, so a step's cost grows with the table.
+On JAX it reads through the exchange and leaves its readings on the step's tape. On
+other backends, which serve and evaluate, it gathers rows by `keras.ops` alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from recsys.embedding.table import TableSpec
+from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, resolve
+from recsys.embedding.lookups import Ragged
+from recsys.embedding.table import Table, checked_columns
+from recsys.errors import UsageError
+
+Nested = Any
 
 
 @keras.saving.register_keras_serializable(package="recsys")
-class TableLookup(keras.layers.Layer):
-    """Reads rows of one embedding table; no row reads another's.
+class ShardedEmbedding(keras.layers.Layer):
+    """Looks up and combines the embeddings of features, as `keras_rs.layers.DistributedEmbedding`.
+
+    Tables are split over the devices as the active distribution's layout says
+    (`recsys.embedding.table_layout`), and trained by `SparseModel`: a step costs what
+    its batch costs, whatever the number of rows.
 
     Args:
-        rows: Rows that mean something; a row outside 0 … `rows` - 1 reads row 0.
-        dim: Width of a row [floats].
-        n_shards: Devices that the table is split over; rows are padded to a
-            multiple of it.
-        seed: Seed of the initial values.
+        feature_configs: Nested structure of `FeatureConfig`. Features share a table by
+            naming the same `TableConfig` object, or one of the same name.
+        table_stacking: Tables to store as one, as lists of names; `auto` stacks all that
+            are alike in width, optimizer and place; None stacks none. Stacked tables
+            share one exchange.
+        n_shards: Devices that tables may be split over; None takes those of the active
+            distribution.
+        seed: Seed of initial values and of stochastic rounding.
+
+    Example:
+        ```python
+        users = TableConfig("users", 1_000_000, 64, optimizer=RowWiseAdagrad(0.05))
+        layer = ShardedEmbedding({"user": FeatureConfig("user", users, (None,), (None, 64))})
+        layer({"user": [3, 5]})["user"].shape  # (2, 64)
+        ```
     """
 
     def __init__(
-        self, rows: int, dim: int, n_shards: int = 1, seed: int = 0, **kwargs: Any
+        self,
+        feature_configs: Nested,
+        table_stacking: str | Sequence[Sequence[str]] | None = None,
+        n_shards: int | None = None,
+        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.rows, self.dim, self.n_shards, self.seed = rows, dim, n_shards, seed
+        self.autocast = False
+        self._convert_input_args = False
+        self.feature_configs, self.table_stacking = feature_configs, table_stacking
+        self.n_shards = devices_of_distribution() if n_shards is None else n_shards
+        self.seed = seed
+        self._paths = dict(_flat(feature_configs))
+        configs = _by_name([feature.table for feature in self._paths.values()])
+        self._resolved = {name: resolve(config) for name, config in configs.items()}
+        for kind in self._resolved.values():
+            checked_columns(kind, self.n_shards)
+        self.tables = [
+            Table(members, self.n_shards, seed)
+            for members in stacks(list(self._resolved.values()), table_stacking)
+        ]
+        self._home = {m.name: table for table in self.tables for m in table.members}
 
-    @property
-    def spec(self) -> TableSpec:
-        """The table that this layer reads."""
-        return TableSpec(self.name, self.rows, self.dim)
+    def build(self, input_shapes: Any = None) -> None:
+        """Creates the tables."""
+        for table in self.tables:
+            if not table.built:
+                table.build()
+        self.built = True
 
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the table `[padded rows, dim]` float32."""
-        self.table = self.add_weight(
-            name="table",
-            shape=(self.spec.padded_rows(self.n_shards), self.dim),
-            # The values of a row don't depend on how many rows follow it, so the
-            # padding, and with it the number of devices, changes nothing.
-            initializer=keras.initializers.RandomNormal(stddev=0.05, seed=self.seed),
-        )
+    def __call__(self, inputs: Nested, weights: Nested = None, **kwargs: Any) -> Any:
+        """Checks ids in the width that they come in, then calls the layer."""
+        from recsys.embedding.ids import checked_ids
 
-    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the embeddings `[..., dim]` float32 of `rows` `[...]` int32."""
-        known = ops.logical_and(rows >= 0, rows < self.rows)
-        return ops.take(self.table, ops.where(known, rows, 0), axis=0)
+        inputs = self._map(inputs, lambda _, feature, ids: checked_ids(ids, feature.name))
+        if weights is None:
+            return super().__call__(inputs, **kwargs)
+        return super().__call__(inputs, weights=weights, **kwargs)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        names = ("rows", "dim", "n_shards", "seed")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
-
-@keras.saving.register_keras_serializable(package="recsys")
-class Bag(keras.layers.Layer):
-    """Averages the embeddings of a padded bag; row 0 is padding and counts nothing.
-
-    Args:
-        length: Entries of a bag; given, the layer learns a weight for each place
-            in it (the newest first, say); left out, all entries weigh the same.
-    """
-
-    def __init__(self, length: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.length = length
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the weights of the places `[length]`, all of them equal at first."""
-        if self.length is not None:
-            self.place = self.add_weight(name="place", shape=(self.length,), initializer="zeros")
-
-    def call(self, rows: keras.KerasTensor, embeddings: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns means `[batch, dim]` of `embeddings` `[batch, length, dim]`.
+    def call(self, inputs: Nested, weights: Nested = None) -> Nested:
+        """Returns the embeddings `[batch, dim]` of each feature, in the structure of `inputs`.
 
         Args:
-            rows: Rows of the entries `[batch, length]` int32; 0 is padding.
-            embeddings: Embedding of each entry. An empty bag gives zeros.
+            inputs: Ids in the structure of the feature configs; a dict may leave
+                features out. Each is `[batch]`, single ids; `[batch, length]`, bags; or a
+                `Ragged`.
+            weights: Weights of the ids in the same structure and shapes, or None; an
+                entry may be None. An id of weight 0 is not in its bag. On single ids
+                they matter for the combiner `sum` alone, as in keras-rs.
         """
-        weights = ops.cast(rows > 0, embeddings.dtype)
-        if self.length is not None:
-            weights = weights * ops.softplus(self.place)
-        total = ops.sum(weights, axis=1, keepdims=True)
-        summed = ops.sum(embeddings * weights[..., None], axis=1)
-        return summed / ops.where(total > 0, total, 1.0)
+        if keras.backend.backend() == "jax":
+            from recsys.embedding.reading import read_feature as read
+        else:
+            from recsys.embedding.plain_reading import read_feature as read
+        chosen = {} if weights is None else dict(self._leaves(weights))
+
+        def embed(path: str, feature: FeatureConfig, ids: Any) -> Any:
+            kind = self._resolved[feature.table.name]
+            table = self._home[kind.name]
+            out = read(table, kind, ids, chosen.get(path))
+            return ops.cast(out, self.compute_dtype)
+
+        return self._map(inputs, embed)
+
+    def compute_output_spec(self, inputs: Nested, weights: Nested = None, **_: Any) -> Nested:
+        """Returns the outputs' specs without tracing the exchange."""
+
+        def spec(path: str, feature: FeatureConfig, ids: Any) -> keras.KerasTensor:
+            batch = (ids.lengths if isinstance(ids, Ragged) else ids).shape[0]
+            dim = feature.table.embedding_dim
+            return keras.KerasTensor((batch, dim), dtype=self.compute_dtype)
+
+        return self._map(inputs, spec)
+
+    def get_embedding_tables(self) -> dict[str, Any]:
+        """Returns the weights of each table by its name `[rows, dim]`, gathered on the host."""
+        from recsys.embedding.in_order import in_order
+
+        found = {}
+        for table in self.tables:
+            values = in_order(table, table.embeddings)
+            for member in table.members:
+                start = table.offset(member.name)
+                found[member.name] = values[start : start + member.rows]
+        return found
+
+    def _map(self, inputs: Nested, function: Any) -> Nested:
+        """Maps `function(path, feature, leaf)` over the leaves that `inputs` has."""
+
+        def walk(prefix: str, node: Any) -> Any:
+            if prefix in self._paths:
+                return function(prefix, self._paths[prefix], node)
+            if isinstance(node, dict):
+                return {key: walk(_join(prefix, key), value) for key, value in node.items()}
+            if isinstance(node, list | tuple) and not isinstance(node, Ragged):
+                return type(node)(walk(_join(prefix, i), value) for i, value in enumerate(node))
+            raise UsageError(
+                "R356",
+                "The inputs must have the structure of the feature configs.",
+                f"Features: {', '.join(sorted(self._paths))}.",
+                prefix or type(node).__name__,
+            )
+
+        return walk("", inputs)
+
+    def _leaves(self, nested: Nested) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        self._map(nested, lambda path, _, leaf: found.append((path, leaf)))
+        return found
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "length": self.length}
+        """Returns the constructor's arguments; tables are named once, features refer to them."""
+        tables = _by_name([feature.table for feature in self._paths.values()])
+        features = {
+            path: {
+                "name": feature.name,
+                "table": feature.table.name,
+                "input_shape": feature.input_shape,
+                "output_shape": feature.output_shape,
+            }
+            for path, feature in self._paths.items()
+        }
+        return {
+            **super().get_config(),
+            "tables": {name: _of_ours(t).get_config() for name, t in tables.items()},
+            "features": features,
+            "structure": _skeleton(self.feature_configs, ""),
+            "table_stacking": self.table_stacking,
+            "n_shards": self.n_shards,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ShardedEmbedding:
+        """Makes the layer of a config."""
+        config = dict(config)
+        tables = {n: TableConfig.from_config(c) for n, c in config.pop("tables").items()}
+        features = {
+            path: FeatureConfig(
+                f["name"], tables[f["table"]], tuple(f["input_shape"]), tuple(f["output_shape"])
+            )
+            for path, f in config.pop("features").items()
+        }
+        structure = config.pop("structure")
+        return cls(_filled(structure, features), **config)
+
+
+def devices_of_distribution() -> int:
+    """Returns the number of devices of the active distribution; 1 without one."""
+    distribution = keras.distribution.distribution()
+    return 1 if distribution is None else int(distribution.device_mesh.devices.size)
+
+
+def _join(prefix: str, key: Any) -> str:
+    return f"{prefix}.{key}" if prefix else str(key)
+
+
+def _flat(node: Nested, prefix: str = "") -> list[tuple[str, FeatureConfig]]:
+    if isinstance(node, dict):
+        pairs = [(key, value) for key, value in node.items()]
+    elif isinstance(node, list | tuple):
+        pairs = list(enumerate(node))
+    else:
+        return [(prefix, node)]
+    return [leaf for key, value in pairs for leaf in _flat(value, _join(prefix, key))]
+
+
+def _skeleton(node: Nested, prefix: str) -> Nested:
+    """Returns the structure with the path of each leaf in its place."""
+    if isinstance(node, dict):
+        return {key: _skeleton(value, _join(prefix, key)) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_skeleton(value, _join(prefix, i)) for i, value in enumerate(node)]
+    return prefix
+
+
+def _filled(skeleton: Nested, features: dict[str, FeatureConfig]) -> Nested:
+    if isinstance(skeleton, dict):
+        return {key: _filled(value, features) for key, value in skeleton.items()}
+    if isinstance(skeleton, list):
+        return [_filled(value, features) for value in skeleton]
+    return features[skeleton]
+
+
+def _of_ours(table: Any) -> TableConfig:
+    """Returns a keras-rs config as one of ours."""
+    if isinstance(table, TableConfig):
+        return table
+    return TableConfig.from_config(table.get_config())
+
+
+def _by_name(tables: list[Any]) -> dict[str, Any]:
+    """Returns the tables by name; two different ones of a name are refused."""
+    found: dict[str, Any] = {}
+    for table in tables:
+        known = found.setdefault(table.name, table)
+        if known is not table and known.get_config() != table.get_config():
+            raise UsageError(
+                "R357",
+                f"Two tables of one layer must not both be called {table.name!r}.",
+                "Give one of them another name.",
+                (known, table),
+            )
+    return found
+
+
+def stacks(
+    kinds: Sequence[ResolvedTable], stacking: str | Sequence[Sequence[str]] | None
+) -> list[list[ResolvedTable]]:
+    """Returns the tables in groups that are stored as one."""
+    if stacking is None:
+        return [[kind] for kind in kinds]
+    if stacking == "auto":
+        groups: dict[Any, list[ResolvedTable]] = {}
+        for kind in kinds:
+            key = _likeness(kind) if kind.placement == "row" else kind.name
+            groups.setdefault(key, []).append(kind)
+        return list(groups.values())
+    if isinstance(stacking, str):
+        raise UsageError(
+            "R358", "table_stacking must be 'auto', lists of names, or None.", "Use one.", stacking
+        )
+    by_name = {kind.name: kind for kind in kinds}
+    stacks = [[by_name[name] for name in names] for names in stacking]
+    for stack in stacks:
+        if len({_likeness(kind) for kind in stack}) > 1:
+            raise UsageError(
+                "R358",
+                "Stacked tables must be alike in width, optimizer, placement, dtype.",
+                "Leave the one that differs out of table_stacking.",
+                [kind.name for kind in stack],
+            )
+    stacked = {name for names in stacking for name in names}
+    return stacks + [[kind] for kind in kinds if kind.name not in stacked]
+
+
+def _likeness(kind: ResolvedTable) -> str:
+    return repr((kind.dim, kind.optimizer, kind.placement, kind.dtype))

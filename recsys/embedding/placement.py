@@ -1,69 +1,123 @@
-"""Where tables live: row-wise over every device, and the proof that they do.
+"""Where tables live: the layout rules, and the proof that the devices follow them.
 
-One mesh axis carries both the rows of the tables and the batch: every device
-holds 1/n of each table and works on 1/n of each batch; towers are replicated.
+By default one mesh axis carries both the rows of the tables and the batch: every
+device holds 1/n of each table and works on 1/n of each batch; towers are replicated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from recsys.embedding.layer import TableLookup
+from recsys.embedding.config import Placement, ResolvedTable, resolve
+from recsys.embedding.layer import ShardedEmbedding, stacks
+from recsys.embedding.table import WEIGHTS, Table
 from recsys.errors import RecsysError
 
 AXIS = "devices"
-# Anchored: a LayoutMap is also asked for activations ("<layer>/output") and slots.
-TABLE_RULE = r"(.*/)?table"
+BATCH_AXIS, MODEL_AXIS = "data", "model"
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class TablePlacement:
     """Where one table lies.
 
     Attributes:
         table: Name of the table.
+        placement: `row`, `column`, or `replicated`.
         rows: Rows that mean something.
         padded_rows: Rows with those that make the shards equal.
         dim: Width of a row [floats].
-        shards: Devices that hold a part each.
-        bytes_per_device: Bytes of the table on each device.
+        shards: Devices that hold a part each of one copy.
+        bytes_per_device: Bytes of the weights on each device.
+        slot_bytes_per_device: Bytes of the optimizer's slots on each device.
     """
 
     table: str
+    placement: Placement
     rows: int
     padded_rows: int
     dim: int
     shards: int
     bytes_per_device: int
+    slot_bytes_per_device: int
 
 
-def table_layout() -> keras.distribution.LayoutMap:
-    """Returns the layout over all devices: tables are split by rows, nothing else is."""
+def table_layout(
+    tables: Sequence[Any],
+    table_stacking: str | Sequence[Sequence[str]] | None = None,
+    n_model: int | None = None,
+) -> keras.distribution.LayoutMap:
+    """Returns the layout of `tables` over all devices.
+
+    Args:
+        tables: The `TableConfig`s of a `ShardedEmbedding`.
+        table_stacking: As given to the layer.
+        n_model: Devices that a table is split over, on a mesh of two axes, `data` and
+            `model`; None for one axis over all devices, which batch and tables share.
+
+    Returns:
+        A rule for each table that is split and none for what is replicated, with the
+        mesh; pass it to `activate` before the model is made.
+    """
     devices = keras.distribution.list_devices()
-    mesh = keras.distribution.DeviceMesh((len(devices),), (AXIS,), devices)
+    if n_model is None:
+        mesh = keras.distribution.DeviceMesh((len(devices),), (AXIS,), devices)
+    else:
+        shape = (len(devices) // n_model, n_model)
+        mesh = keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), devices)
     layout = keras.distribution.LayoutMap(mesh)
-    layout[TABLE_RULE] = (AXIS, None)
+    for members in stacks([resolve(table) for table in tables], table_stacking):
+        for rule, axes in _rules(members, mesh.axis_names[-1]):
+            layout[rule] = axes
     return layout
 
 
+def _rules(
+    members: Sequence[ResolvedTable], axis: str
+) -> list[tuple[str, tuple[str | None, str | None]]]:
+    """Returns the rules of a table; anchored, since Keras asks for activations too."""
+    kind = members[0]
+    slots = () if kind.optimizer is None else kind.optimizer.slot_list()
+    name = re.escape("_".join(member.name for member in members))
+    if kind.placement == "row":
+        names = "|".join([WEIGHTS, *(slot.name for slot in slots)])
+        return [(rf"(.*/)?{name}/({names})", (axis, None))]
+    if kind.placement == "column":
+        # A slot of one number a row has no columns to split.
+        names = "|".join([WEIGHTS, *(slot.name for slot in slots if not slot.per_row)])
+        return [(rf"(.*/)?{name}/({names})", (None, axis))]
+    return []
+
+
 def activate(layout: keras.distribution.LayoutMap) -> None:
-    """Makes Keras place variables by `layout`, and batches over the same devices."""
+    """Makes Keras place variables by `layout`, and batches over its first axis."""
     keras.distribution.set_distribution(
         keras.distribution.ModelParallel(
-            layout_map=layout, batch_dim_name=AXIS, auto_shard_dataset=False
+            layout_map=layout,
+            batch_dim_name=layout.device_mesh.axis_names[0],
+            auto_shard_dataset=False,
         )
     )
 
 
-def prove_placement(model: keras.Model, layout: keras.distribution.LayoutMap) -> list[Placement]:
-    """Checks that every table lies as planned, and nothing else is split.
+def tables_of(model: keras.Model) -> list[Table]:
+    """Returns the tables of a model, in the order of its layers."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, ShardedEmbedding)]
+    return [table for layer in layers for table in layer.tables]
+
+
+def prove_placement(
+    model: keras.Model, layout: keras.distribution.LayoutMap
+) -> list[TablePlacement]:
+    """Checks that every table lies as its config says, and nothing else is split.
 
     Args:
-        model: A built model; `TableLookup` layers of its own read its tables.
+        model: A built model.
         layout: What the model was built under.
 
     Returns:
@@ -73,50 +127,87 @@ def prove_placement(model: keras.Model, layout: keras.distribution.LayoutMap) ->
         RecsysError: A table matched no rule or several, or the devices hold
             other bytes than planned.
     """
-    # A table deeper inside the model is not among these, so the rules refuse it.
-    lookups = [layer for layer in model.layers if isinstance(layer, TableLookup)]
-    tables = {layer.table.path for layer in lookups}
+    tables = tables_of(model)
+    split = {
+        variable.path: table.kind.placement
+        for table in tables
+        for variable, per_row in _with_shape(table)
+        if table.kind.placement == "row" or (table.kind.placement == "column" and not per_row)
+    }
     for variable in model.variables:
-        _check_rules(variable.path, layout, is_table=variable.path in tables)
-    return [_check_bytes(layer, layout) for layer in lookups]
+        _check_rules(variable.path, layout, split.get(variable.path))
+    return [_check_bytes(table, layout) for table in tables]
 
 
-def _check_rules(path: str, layout: keras.distribution.LayoutMap, is_table: bool) -> None:
+def _with_shape(table: Table) -> list[tuple[Any, bool]]:
+    """Returns the table's variables, and whether each has one number a row."""
+    slots = () if table.optimizer is None else table.optimizer.slot_list()
+    per_row = [False, *(slot.per_row for slot in slots)]
+    return list(zip(table.variables_by_row, per_row, strict=True))
+
+
+def _check_rules(
+    path: str, layout: keras.distribution.LayoutMap, placement: Placement | None
+) -> None:
     matched = [rule for rule in layout if re.fullmatch(rule, path)]
-    if len(matched) == (1 if is_table else 0):
+    if len(matched) == (0 if placement is None else 1):
         return
-    if is_table:
+    if placement is None:
+        rule = f"Variable {path!r} is not to be split and must match no layout rule."
+    else:
         rule = (
             f"Table {path!r} must match exactly one layout rule, else every device holds it whole."
         )
-    else:
-        rule = f"Variable {path!r} is no table and must match no layout rule."
     raise RecsysError(
         "R301",
         rule,
-        f"Tables are variables whose path matches {TABLE_RULE!r}; name the variable accordingly.",
+        "Make the layout with recsys.embedding.table_layout, of the same TableConfigs as the"
+        " layer.",
         matched,
     )
 
 
-def _check_bytes(layer: TableLookup, layout: keras.distribution.LayoutMap) -> Placement:
-    n_shards = layout.device_mesh.shape[0]
-    planned = layer.spec.bytes_per_device(n_shards)
-    held = _bytes_per_device(layer.table.value)
-    if len(held) != n_shards or set(held.values()) != {planned}:
+def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePlacement:
+    placement = planned(table, _shards(table, layout))
+    plan = (placement.bytes_per_device, placement.slot_bytes_per_device)
+    n_devices = int(layout.device_mesh.devices.size)
+    held = [_bytes_per_device(variable.value) for variable in table.variables_by_row]
+    slots = {device: sum(slot[device] for slot in held[1:]) for device in held[0]}
+    if len(held[0]) != n_devices or any((held[0][d], slots[d]) != plan for d in held[0]):
         raise RecsysError(
             "R302",
-            f"Each of {n_shards} devices must hold {planned:,} bytes of table {layer.name!r}.",
+            f"Each of {n_devices} devices must hold {plan[0]:,} bytes of table {table.name!r}"
+            f" and {plan[1]:,} of its slots.",
             "Check the layout rules and the padding of the table.",
-            held,
+            {device: (held[0][device], slots[device]) for device in held[0]},
         )
-    return Placement(
-        table=layer.name,
-        rows=layer.rows,
-        padded_rows=layer.spec.padded_rows(n_shards),
-        dim=layer.dim,
+    return placement
+
+
+def _shards(table: Table, layout: keras.distribution.LayoutMap) -> int:
+    if table.kind.placement == "replicated":
+        return 1
+    return int(layout.device_mesh.shape[-1])
+
+
+def planned(table: Table, n_shards: int) -> TablePlacement:
+    """Returns the placement of `table` when `n_shards` devices share a copy of it."""
+    kind = table.kind
+    slots = () if kind.optimizer is None else kind.optimizer.slot_list()
+    whole = table.places * table.dim
+    per_row = sum(slot.per_row for slot in slots)
+    full = (len(slots) - per_row) * whole * 4 // n_shards
+    # On a column-wise table every device keeps the slots of whole rows.
+    rows_here = table.places // (n_shards if kind.placement == "row" else 1)
+    return TablePlacement(
+        table=table.name,
+        placement=kind.placement,
+        rows=table.rows,
+        padded_rows=table.places,
+        dim=table.dim,
         shards=n_shards,
-        bytes_per_device=planned,
+        bytes_per_device=whole * kind.itemsize // n_shards,
+        slot_bytes_per_device=full + per_row * rows_here * 4,
     )
 
 

@@ -1,7 +1,7 @@
 """The model folder: a trained model with all that is needed to use it.
 
 model.json        spec, configs, versions, and the variables in order
-weights/N.npy     one file a variable; tables without their padding rows
+weights/N.npy     one file a variable; tables in the order of their rows
 vocabulary/       users.parquet, items.parquet
 catalogue/        titles and features by item row
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
@@ -16,7 +16,7 @@ import importlib.metadata
 import json
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+from recsys.embedding.in_order import chunks_in_order, in_places
+from recsys.embedding.placement import tables_of
+from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
 from recsys.model.two_tower import TwoTower
@@ -71,10 +74,10 @@ def save_model(
     shutil.copytree(vocabulary, folder / "vocabulary", dirs_exist_ok=True)
     shutil.copytree(catalogue, folder / "catalogue", dirs_exist_ok=True)
     described = []
-    for number, variable in enumerate(model.variables):
-        rows = _meaningful_rows(model, variable)
-        _write_rows(folder / "weights" / f"{number}.npy", variable.value, rows)
-        described.append({"path": variable.path, "shape": [rows, *variable.shape[1:]]})
+    for number, (variable, table) in enumerate(_kept(model)):
+        shape = variable.shape if table is None else (table.rows, table.dim)
+        _write(folder / "weights" / f"{number}.npy", variable, table, shape)
+        described.append({"path": variable.path, "shape": list(shape)})
     summary = {
         "format": 1,
         "spec": model.spec.model_dump(mode="json"),
@@ -85,12 +88,11 @@ def save_model(
     (folder / "model.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def load_model(folder: Path, n_shards: int = 1) -> SavedModel:
-    """Reads a model folder, on whatever backend and mesh is active.
+def load_model(folder: Path) -> SavedModel:
+    """Reads a model folder, on whatever backend and mesh is active, to compute with it.
 
     Args:
         folder: What `save_model` wrote.
-        n_shards: Devices of the mesh that the tables are split over.
 
     Raises:
         RecsysError: The folder holds no model, or a damaged one.
@@ -105,13 +107,15 @@ def load_model(folder: Path, n_shards: int = 1) -> SavedModel:
         ]
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder, str(error)) from None
-    model = TwoTower(spec, n_shards)
+    model = TwoTower(spec)
     model.build()
-    paths = [variable.path for variable in model.variables]
+    kept = _kept(model)
+    paths = [variable.path for variable, _ in kept]
     if paths != [described["path"] for described in summary["variables"]]:
         raise _damaged(folder, "other variables than the code has")
-    for number, variable in enumerate(model.variables):
-        variable.assign(_read_rows(folder, number, tuple(variable.shape), summary))
+    for number, (variable, table) in enumerate(kept):
+        weights = _read(folder, number, summary, (table or variable).shape)
+        variable.assign(weights if table is None else in_places(table, weights))
     catalogue = Catalogue.open(folder / "catalogue")
     return SavedModel(model, vocabularies[0], vocabularies[1], catalogue, stage)
 
@@ -199,52 +203,46 @@ def candidate_inputs(rows: np.ndarray, catalogue: Catalogue, items: Vocabulary) 
     return {"id_row": id_rows(rows, items), **features}
 
 
-def _meaningful_rows(model: TwoTower, variable: Any) -> int:
-    for table in (model.users, model.items, *model.features.values()):
-        if variable is table.table:
-            return table.rows
-    return int(variable.shape[0])
+def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:
+    """Returns the variables that a model computes with, and the table that each belongs to.
+
+    Slots and step counts are the trainer's own.
+    """
+    tables = {id(v): table for table in tables_of(model) for v in table.variables}
+    kept = []
+    for variable in model.weights:
+        table = tables.get(id(variable))
+        if table is None or variable is table.embeddings:
+            kept.append((variable, table))
+    return kept
 
 
-def _write_rows(path: Path, value: Any, rows: int) -> None:
-    """Writes the first `rows` rows of `value`, shard by shard.
+def _write(path: Path, variable: Any, table: Table | None, shape: tuple[int, ...]) -> None:
+    """Writes a variable, a table chunk by chunk.
 
     By plain writes: a full disk is an error there, and ends the process in a memory map.
     """
-    shape = (rows, *value.shape[1:])
-    row_bytes = 4 * int(np.prod(shape[1:]))
+    if table is None:
+        chunks: Iterable[np.ndarray] = [keras.ops.convert_to_numpy(variable.value)]
+    else:
+        chunks = chunks_in_order(table, variable)
     with path.open("wb") as file:
-        described = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        described = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(file, described)
-        data = file.tell()
-        for start, part in _parts(value):
-            file.seek(data + start * row_bytes)
-            file.write(np.ascontiguousarray(part[: max(0, rows - start)], "<f4").tobytes())
+        for chunk in chunks:
+            file.write(np.ascontiguousarray(chunk, "<f4").tobytes())
 
 
-def _parts(value: Any) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the first row and the rows of each shard of a variable's value."""
-    shards = getattr(value, "addressable_shards", None)
-    if shards is None:
-        yield 0, keras.ops.convert_to_numpy(value)
-    for shard in shards or ():
-        start, _, _ = shard.index[0].indices(value.shape[0]) if shard.index else (0, 0, 0)
-        yield start, np.asarray(shard.data)
-
-
-def _read_rows(
-    folder: Path, number: int, shape: tuple[int, ...], summary: dict[str, Any]
-) -> np.ndarray:
+def _read(folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
     path = folder / "weights" / f"{number}.npy"
     try:
         weights = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error)) from None
-    expected = tuple(summary["variables"][number]["shape"])
-    if weights.shape != expected or weights.shape[1:] != shape[1:]:
-        raise _damaged(path, f"shape {weights.shape} where {expected} was written")
-    padding = np.zeros((shape[0] - len(weights), *shape[1:]), np.float32)
-    return np.concatenate([weights, padding]) if len(padding) else np.asarray(weights)
+    described = tuple(summary["variables"][number]["shape"])
+    if weights.shape != described or weights.shape != tuple(shape):
+        raise _damaged(path, f"shape {weights.shape} where {described} was written")
+    return np.asarray(weights)
 
 
 def _damaged(path: Path, found: str) -> RecsysError:

@@ -19,7 +19,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.embedding import Bag, TableLookup
+from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
+from recsys.embedding.optimizers import RowOptimizer
 from recsys.losses import sampled_softmax
 from recsys.model.spec import ModelSpec
 
@@ -80,58 +81,80 @@ class Tower(keras.layers.Layer):
         return {**super().get_config(), **config}
 
 
-class TwoTower(keras.Model):
+@keras.saving.register_keras_serializable(package="recsys")
+class PlaceWeights(keras.layers.Layer):
+    """Weighs the entries of a history by their place in it, the newest first.
+
+    Args:
+        length: Entries of a history; each place has a weight that is learned.
+    """
+
+    def __init__(self, length: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.length = length
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights of the places `[length]`, all of them equal at first."""
+        self.place = self.add_weight(name="place", shape=(self.length,), initializer="zeros")
+
+    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the weights `[batch, length]` of `rows`; 0, and not in the bag, for row 0."""
+        return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "length": self.length}
+
+
+class TwoTower(SparseModel):
     """A user tower and an item tower that share the item table.
 
     Args:
         spec: What the model is.
-        n_shards: Devices that the tables are split over.
+        tables: The tables by name, as `model_tables` returns them.
         seed: Seed of the initial weights.
     """
 
-    def __init__(self, spec: ModelSpec, n_shards: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, tables: dict[str, TableConfig] | None = None, seed: int = 0
+    ) -> None:
         super().__init__(name="two_tower")
         self.spec = spec
         config = spec.config
-        place = {"n_shards": n_shards, "seed": seed}
-        self.users = TableLookup(spec.user_rows, config.dim, name="users", **place)
-        self.items = TableLookup(
-            spec.item_rows, config.dim, name="items", **{**place, "seed": seed + 1}
-        )
-        self.features = {
-            f.name: TableLookup(f.rows, f.dim, name=f.name, **{**place, "seed": seed + 2 + i})
-            for i, f in enumerate(spec.features)
-        }
-        self.recent = Bag(config.history, name="history")
-        self.tokens = Bag(name="tokens")
+        tables = model_tables(spec, optimizer=None) if tables is None else tables
+        self.embedding = ShardedEmbedding(_features(spec, tables), seed=seed, name="embedding")
+        self.recent = PlaceWeights(config.history, name="history")
         self.query_tower = Tower(config.widths, config.dim, seed + 1000, name="query_tower")
         self.candidate_tower = Tower(config.widths, config.dim, seed + 2000, name="candidate_tower")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
         config, features = self.spec.config, self.spec.features
-        tables = (self.users, self.items, *self.features.values())
-        layers: list[keras.layers.Layer] = [*tables, self.recent, self.tokens]
-        for layer in layers:
-            layer.build(None)
+        self.embedding.build()
+        self.recent.build()
         self.query_tower.build((None, 2 * config.dim))
         self.candidate_tower.build((None, config.dim + sum(f.dim for f in features)))
         self.built = True
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns unit vectors `[batch, dim]` float32 of `user_row` and `history`."""
-        pooled = self.recent(inputs["history"], self.items(inputs["history"]))
-        user = self.users(inputs["user_row"])
+        wanted = {name: inputs[name] for name in ("user_row", "history")}
+        weights = {"user_row": None, "history": self.recent(inputs["history"])}
+        found = self.embedding(wanted, weights=weights)
+        pooled, user = found["history"], found["user_row"]
         # The user's own embedding is in the guess too: without it a new user, with
         # an empty history, would start from a zero vector, whose direction is noise.
         return self.query_tower(pooled + user, ops.concatenate([pooled, user], axis=-1))
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns unit vectors `[batch, dim]` float32 of `id_row` and the features."""
-        own = self.items(inputs["id_row"])
-        bags = [
-            self.tokens(inputs[name], table(inputs[name])) for name, table in self.features.items()
-        ]
+        names = [feature.name for feature in self.spec.features]
+        wanted = {name: inputs[name] for name in ("id_row", *names)}
+        # Row 0 of a feature's table is padding.
+        weights = {name: ops.cast(inputs[name] > 0, "float32") for name in names}
+        found = self.embedding(wanted, weights={"id_row": None, **weights})
+        own = found["id_row"]
+        bags = [found[name] for name in names]
         return self.candidate_tower(own, ops.concatenate([own, *bags], axis=-1))
 
     def call(self, inputs: Tensors) -> Tensors:
@@ -159,6 +182,47 @@ class TwoTower(keras.Model):
             log_q=x["log_q"],
             temperature=self.spec.config.temperature,
         )
+
+
+def model_tables(spec: ModelSpec, optimizer: RowOptimizer | None) -> dict[str, TableConfig]:
+    """Returns the tables of a model by name.
+
+    Args:
+        spec: What the model is.
+        optimizer: Optimizer of the tables; None for a model that is only read.
+    """
+    sizes = {
+        "users": (spec.user_rows, spec.config.dim),
+        "items": (spec.item_rows, spec.config.dim),
+        **{f.name: (f.rows, f.dim) for f in spec.features},
+    }
+    return {
+        name: TableConfig(
+            name,
+            rows,
+            dim,
+            initializer=keras.initializers.RandomNormal(stddev=0.05),
+            optimizer=optimizer,
+            combiner="mean",
+            placement=spec.config.table_placement,
+            dtype=spec.config.table_dtype,
+        )
+        for name, (rows, dim) in sizes.items()
+    }
+
+
+def _features(spec: ModelSpec, tables: dict[str, TableConfig]) -> dict[str, FeatureConfig]:
+    """Returns the features by the name of their input, each with its table and shape."""
+    shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        "user_row": ("users", (None,)),
+        "history": ("items", (None, spec.config.history)),
+        "id_row": ("items", (None,)),
+        **{f.name: (f.name, (None, f.width)) for f in spec.features},
+    }
+    return {
+        name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
+        for name, (table, shape) in shapes.items()
+    }
 
 
 def _normalize(x: keras.KerasTensor) -> keras.KerasTensor:
