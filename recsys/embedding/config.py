@@ -1,0 +1,128 @@
+"""What a user says of tables and features, in the words of keras-rs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import keras
+import keras_rs
+
+from recsys.embedding.lookups import COMBINERS
+from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+from recsys.errors import UsageError
+
+FeatureConfig = keras_rs.layers.FeatureConfig
+
+Placement = Literal["row", "column", "replicated"]
+PLACEMENTS = ("auto", "default_device", "sparsecore", "row", "column", "replicated")
+REPLICATE_BELOW_ROWS = 50_000
+"""Placement `auto` splits a table from this many rows on; a smaller one is everywhere."""
+
+
+@dataclasses.dataclass(order=True)
+class TableConfig(keras_rs.layers.TableConfig):
+    """One embedding table; `keras_rs.layers.TableConfig` with what that can't say.
+
+    Args:
+        name: Name of the table.
+        vocabulary_size: Rows; row 0 stands for unknown ids.
+        embedding_dim: Width of a row [floats].
+        initializer: Initial values; see `recsys.embedding.initial`.
+        optimizer: Optimizer of the rows; see `recsys.embedding.optimizers`. None for a
+            table that is only read.
+        combiner: `sum`, `mean`, `sqrtn`, or `max`.
+        placement: `row`, `column`: split over the devices; `replicated`: on each of
+            them; `auto`, `default_device`: by rows from 50,000 rows on, else
+            replicated; `sparsecore`: by keras-rs, on a TPU.
+        unknown: What an id outside the vocabulary does: `row0` reads row 0 and is
+            counted, `error` stops the run.
+        dtype: `float32`, or `bfloat16` with stochastic rounding.
+    """
+
+    unknown: str = "row0"
+    dtype: str = "float32"
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "unknown": self.unknown, "dtype": self.dtype}
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedTable:
+    """A checked `TableConfig`: what the engine goes by.
+
+    Attributes:
+        name: Name of the table.
+        rows: Rows that mean something.
+        dim: Width of a row [floats].
+        placement: How it is meant to lie.
+        optimizer: Optimizer of its rows; None if it is only read.
+        initializer: Initial values.
+        combiner: How a bag becomes one vector.
+        unknown: `row0` or `error`.
+        dtype: Of the weights.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    placement: Placement
+    optimizer: RowOptimizer | None
+    initializer: Any
+    combiner: str
+    unknown: str
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.dtype == "bfloat16" else 4
+
+
+def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
+    """Returns the checked form of a table's config.
+
+    Raises:
+        UsageError: A value is none that the engine knows.
+    """
+    _check(table, "combiner", table.combiner, COMBINERS)
+    _check(table, "placement", table.placement, PLACEMENTS)
+    unknown = getattr(table, "unknown", "row0")
+    dtype = getattr(table, "dtype", "float32")
+    _check(table, "unknown", unknown, ("row0", "error"))
+    _check(table, "dtype", dtype, ("float32", "bfloat16"))
+    for name in ("vocabulary_size", "embedding_dim"):
+        if not 0 < getattr(table, name) < 2**31:
+            raise _refused(table, name, getattr(table, name), "a number in 1 … 2³¹ - 1")
+    return ResolvedTable(
+        name=table.name,
+        rows=table.vocabulary_size,
+        dim=table.embedding_dim,
+        placement=_placement(table.placement, table.vocabulary_size),
+        optimizer=None if table.optimizer is None else row_optimizer(table.optimizer),
+        initializer=keras.initializers.get(table.initializer),
+        combiner=table.combiner,
+        unknown=unknown,
+        dtype=dtype,
+    )
+
+
+def _placement(placement: str, rows: int) -> Placement:
+    if placement in ("row", "column", "replicated"):
+        return placement  # type: ignore[return-value]
+    return "row" if rows >= REPLICATE_BELOW_ROWS else "replicated"
+
+
+def _check(table: Any, name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise _refused(table, name, value, f"one of {', '.join(allowed)}")
+
+
+def _refused(table: Any, name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(
+        "R353",
+        f"{name!r} of table {table.name!r} must be {expected}.",
+        "Change it in the table's TableConfig.",
+        value,
+    )

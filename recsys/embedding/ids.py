@@ -1,0 +1,128 @@
+"""Ids before they reach a device: checked in 64 bits, then cast to 32.
+
+JAX cuts int64 down to int32 without a word, so 2³² + 3 would read row 3. An id that
+does not fit becomes -1, which no vocabulary holds: an unknown id like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from recsys.embedding.lookups import Ragged
+from recsys.errors import RecsysError, UsageError
+
+UNKNOWN = -1
+_INT32 = np.iinfo(np.int32)
+
+
+def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
+    """Returns `ids` `[...]` as int32; those that don't fit become -1.
+
+    Args:
+        ids: Integers of any width, on the host.
+        name: What they are, for the message.
+
+    Raises:
+        UsageError: They are no integers.
+    """
+    ids = np.asarray(ids)
+    if ids.size == 0 and ids.dtype == np.float64:  # numpy's type of []
+        return ids.astype(np.int32)
+    if ids.dtype == object:
+        # Whole numbers past 64 bits are held as objects.
+        ids = np.array([_limited(x, name) for x in ids.ravel()], np.int64).reshape(ids.shape)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise _not_integers(name, ids.dtype)
+    if ids.dtype.itemsize <= 4 and ids.dtype != np.uint32:
+        return ids.astype(np.int32)
+    fits = (ids >= 0) & (ids <= _INT32.max)
+    return np.where(fits, ids, UNKNOWN).astype(np.int32)
+
+
+def _limited(x: Any, name: str) -> int:
+    if not isinstance(x, int | np.integer) or isinstance(x, bool):
+        raise _not_integers(name, type(x).__name__)
+    return int(x) if 0 <= x <= _INT32.max else UNKNOWN
+
+
+def _not_integers(name: str, received: Any) -> UsageError:
+    return UsageError(
+        "R362",
+        f"Ids of {name!r} must be integers.",
+        "Turn what the world calls things into rows by a vocabulary first.",
+        received,
+    )
+
+
+def checked_ids(ids: Any, name: str) -> Any:
+    """Returns ids that are on the host as int32, and others as they are.
+
+    Args:
+        ids: Ids of one feature: numbers on the host, a `Ragged`, or a tensor.
+        name: Name of the feature.
+    """
+    if isinstance(ids, Ragged):
+        return ids._replace(
+            values=checked_ids(ids.values, name), lengths=checked_ids(ids.lengths, name)
+        )
+    if isinstance(ids, np.ndarray | list | tuple | int | np.integer):
+        return keras.ops.convert_to_tensor(as_int32(ids, name))
+    dtype = keras.backend.standardize_dtype(ids.dtype)
+    if "int" not in dtype:
+        raise _not_integers(name, dtype)
+    return ids
+
+
+def checked_batch(batch: Any) -> Any:
+    """Returns a batch for JAX: 64-bit integers on the host become int32 as ids do.
+
+    Args:
+        batch: Nested structure of arrays, as `fit` and `predict` take it.
+    """
+
+    def check(leaf: Any) -> Any:
+        is_wide = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu"
+        return as_int32(leaf) if is_wide and leaf.dtype.itemsize > 4 else leaf
+
+    return keras.tree.map_structure(check, batch)
+
+
+def ragged(bags: Any, capacity: int, n_parts: int = 1, weights: Any = None) -> Ragged:
+    """Returns bags of any length as one `Ragged` of a fixed size.
+
+    Args:
+        bags: Sequence of sequences of ids; its length divides by `n_parts`.
+        capacity: Ids that there is room for [ids]; a multiple of `n_parts`.
+        n_parts: Parts that the batch is split into, one after the other.
+        weights: Weights in the structure of `bags`, or None.
+
+    Raises:
+        RecsysError: A part's bags hold more ids than its share of the capacity.
+    """
+    lengths = np.array([len(bag) for bag in bags], np.int32)
+    room, n_bags = capacity // n_parts, len(lengths) // n_parts
+    values = np.zeros(capacity, np.int32)
+    out = None if weights is None else np.zeros(capacity, np.float32)
+    for part in range(n_parts):
+        mine = slice(part * n_bags, (part + 1) * n_bags)
+        used = int(lengths[mine].sum())
+        if used > room:
+            raise RecsysError(
+                "R363",
+                f"The ragged bags of part {part} must hold at most {room} ids together.",
+                "Raise the capacity, or shorten the longest bags.",
+                used,
+            )
+        at = slice(part * room, part * room + used)
+        values[at] = as_int32(_chained(bags[mine], None))
+        if out is not None:
+            out[at] = _chained(weights[mine], np.float32)
+    return Ragged(values, lengths, out)
+
+
+def _chained(bags: Any, dtype: Any) -> np.ndarray:
+    parts = [np.asarray(bag, dtype) for bag in bags if len(bag)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype or np.int32)

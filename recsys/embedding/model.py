@@ -1,0 +1,245 @@
+"""The model whose training step updates the touched rows of its tables, and no others.
+
+`SparseModel` is a `keras.Model` with another `train_step`; `compile`, `fit`,
+callbacks, schedules, loss scaling, metrics and saving are Keras' own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from keras.src import backend
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from recsys.embedding import exchange
+from recsys.embedding.batches import checked_data
+from recsys.embedding.counting import ExactCount
+from recsys.embedding.exchange import Use
+from recsys.embedding.optimizers import RowOptimizer
+from recsys.embedding.rounding import mixed
+from recsys.embedding.rows import Numbers
+from recsys.embedding.table import Table
+from recsys.embedding.taps import Counts, Reading, Tape, recording
+
+Arrays = list[jax.Array]
+_GOLDEN = 0x9E3779B9
+
+
+class TableStep:
+    """What one step knows of one table: its uses, and the gradients of what they returned."""
+
+    def __init__(self, table: Table, optimizer: RowOptimizer) -> None:
+        self.table, self.optimizer = table, optimizer
+        self.uses: list[Use] = []
+        self.grads: Arrays = []
+
+    def add(self, use: Use, grad: jax.Array) -> None:
+        """Adds a use of the table."""
+        self.uses.append(use)
+        self.grads.append(grad)
+
+    def squares(self) -> jax.Array:
+        """Returns the sum of squares of the table's gradient, a scalar."""
+        table = self.table
+        return exchange.squares(table.site, table.places, self.uses, self.grads)
+
+    def apply(self, values: Arrays, step: jax.Array, scale: jax.Array) -> Arrays:
+        """Returns the new values of the table's weights and slots."""
+        table, optimizer = self.table, self.optimizer
+        rate = optimizer.rate(step)
+        name = zlib.crc32(f"{table.seed} {table.name}".encode())
+        numbers = Numbers(
+            rate=rate,
+            step_size=optimizer.step_size(rate, step),
+            scale=jnp.asarray(scale, jnp.float32),
+            seed=mixed(step.astype(jnp.uint32) * jnp.uint32(_GOLDEN) ^ jnp.uint32(name)),
+            row_offset=jnp.int32(0),
+        )
+        weights, slots = exchange.apply(
+            table.site,
+            optimizer,
+            values[0],
+            tuple(values[1:]),
+            self.uses,
+            self.grads,
+            numbers,
+        )
+        return [weights, *slots]
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class SparseModel(keras.Model):
+    """A Keras model with `ShardedEmbedding` layers; on JAX its tables train row by row.
+
+    The optimizer given to `compile` trains the dense weights; each table has its own.
+    `global_clipnorm` of the model's optimizer measures dense and sparse gradients
+    together, and `gradient_accumulation_steps` and loss scaling count the tables in.
+    Logs hold `unknown_ids`, the ids of the epoch that no vocabulary held, and
+    `exchange_overflows`, the exchanges that needed more than one round.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.unknown_ids = ExactCount(name="unknown_ids")
+        self.exchange_overflows = ExactCount(name="exchange_overflows")
+        self._step_counts: Counts | None = None
+        self._tape: Tape | None = None
+
+    # --- one step
+
+    def train_step(self, state: Any, data: Any) -> Any:
+        """Returns logs and the state after one step; see `keras.Model.train_step` on JAX."""
+        tv, ntv, ov, mv = state
+        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+
+        def forward(tv: Arrays, taps: Arrays | None) -> Any:
+            with recording(Tape(taps)) as tape:
+                loss, aux = self.compute_loss_and_updates(
+                    tv, ntv, mv, x, y, sample_weight, training=True, optimizer_variables=ov
+                )
+            return loss, (aux, tape.readings, tape.total())
+
+        tables, taps = _discovered(lambda: forward(tv, None))
+
+        def differentiable(tv: Arrays, taps: Arrays) -> Any:
+            loss, (aux, readings, counts) = forward(tv, taps)
+            return loss, (aux, [(r.use, r.out) for r in readings], counts)
+
+        grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
+        (_, (aux, read, counts)), (grads, tap_grads) = grad_fn(tv, taps)
+        loss, y_pred, ntv, mv = aux
+        # An update writes where the lookup reads: it must wait for the lookup, also
+        # where the gradient doesn't depend on it, or XLA copies the table.
+        tap_grads, _ = jax.lax.optimization_barrier((tap_grads, [out for _, out in read]))
+        steps = _by_table(tables, [use for use, _ in read], tap_grads)
+        tv, ntv, ov = self._applied(tv, list(ntv), ov, grads, steps)
+        self._step_counts = counts
+        logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
+        self._step_counts = None
+        return logs, (tv, ntv, ov, mv)
+
+    def _applied(
+        self, tv: Arrays, ntv: Arrays, ov: Arrays, grads: Arrays, steps: list[TableStep]
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        """Returns all variables after the dense and the sparse updates."""
+        scale = 1.0 / self._loss_scale(ov)
+        grads, scale_rows = self._clipped(grads, steps, scale)
+        finite = self._all_finite(grads, steps)
+        tv, ov = self.optimizer.stateless_apply(ov, grads, tv)
+        index = {id(v): i for i, v in enumerate(self.non_trainable_variables)}
+        for step in steps:
+            at = [index[id(v)] for v in step.table.variables_by_row]
+            at_count = index[id(step.table.steps)]
+            if finite is not None:
+                step.uses = [_masked(use, finite) for use in step.uses]
+            values = step.apply([ntv[i] for i in at], ntv[at_count], scale_rows)
+            for i, value in zip(at, values, strict=True):
+                ntv[i] = value
+            ntv[at_count] = ntv[at_count] + (1 if finite is None else finite.astype(jnp.int32))
+        return tv, ntv, ov
+
+    def _loss_scale(self, ov: Arrays) -> jax.Array:
+        mapping = list(zip(self.optimizer.variables, ov, strict=True))
+        with backend.StatelessScope(state_mapping=mapping):
+            return jnp.asarray(self.optimizer.scale_loss(jnp.float32(1.0)), jnp.float32)
+
+    def _clipped(
+        self, grads: Arrays, steps: list[TableStep], scale: jax.Array
+    ) -> tuple[Arrays, jax.Array]:
+        """Clips by the norm of all gradients, dense and sparse; returns grads and rows' factor."""
+        limit = getattr(_innermost(self.optimizer), "global_clipnorm", None)
+        if limit is None:
+            return grads, scale
+        dense = sum((jnp.sum(jnp.square(g * scale)) for g in grads), jnp.float32(0))
+        sparse = sum((step.squares() for step in steps), jnp.float32(0)) * scale * scale
+        factor = limit / jnp.maximum(jnp.sqrt(dense + sparse), limit)
+        return [g * factor.astype(g.dtype) for g in grads], scale * factor
+
+    def _all_finite(self, grads: Arrays, steps: list[TableStep]) -> jax.Array | None:
+        """Tells whether a step under loss scaling counts; None if it always does."""
+        if not isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            return None
+        arrays = [*grads, *(g for step in steps for g in step.grads)]
+        return jnp.stack([jnp.all(jnp.isfinite(a)) for a in arrays]).all()
+
+    def test_step(self, state: Any, data: Any) -> Any:
+        """Returns logs and the state after evaluating one batch."""
+        with recording(Tape(trains=False)) as tape:
+            self._tape = tape
+            try:
+                return super().test_step(state, data)
+            finally:
+                self._tape = None
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Adds the engine's own counts to the metrics."""
+        counts = self._step_counts if self._tape is None else self._tape.total()
+        if counts is not None:
+            self.unknown_ids.update_state(counts.unknown)
+            self.exchange_overflows.update_state(counts.extra_rounds)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    # --- data
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains; 64-bit ids are checked before JAX cuts them down. See `keras.Model.fit`."""
+        if kwargs.get("validation_data") is not None:
+            head, *rest = kwargs["validation_data"]
+            kwargs["validation_data"] = (checked_data(head), *rest)
+        return super().fit(checked_data(x), *args, **kwargs)
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates; see `fit`."""
+        return super().evaluate(checked_data(x), *args, **kwargs)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Predicts; see `fit`."""
+        return super().predict(checked_data(x), *args, **kwargs)
+
+    def train_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch; see `fit`."""
+        return super().train_on_batch(checked_data(x), *args, **kwargs)
+
+    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates one batch; see `fit`."""
+        return super().test_on_batch(checked_data(x), *args, **kwargs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predicts one batch; see `fit`."""
+        return super().predict_on_batch(checked_data(x))
+
+
+def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays]:
+    """Returns the tables in the order that a step reads them, and a tap for each reading."""
+    found: list[Reading] = []
+
+    def trace() -> jax.Array:
+        loss, (_, readings, _) = forward()
+        found.extend(readings)
+        return loss
+
+    jax.eval_shape(trace)
+    return [r.table for r in found], [jnp.zeros(r.out.shape, r.out.dtype) for r in found]
+
+
+def _by_table(tables: list[Table], uses: list[Use], grads: Arrays) -> list[TableStep]:
+    steps: dict[int, TableStep] = {}
+    for table, use, grad in zip(tables, uses, grads, strict=True):
+        if table.optimizer is not None:
+            steps.setdefault(id(table), TableStep(table, table.optimizer)).add(use, grad)
+    return list(steps.values())
+
+
+def _masked(use: Use, keep: jax.Array) -> Use:
+    """Returns `use` with nothing to update unless `keep`."""
+    rows = jnp.where(keep, use.lookups.rows, -1)
+    return Use(use.lookups._replace(rows=rows), use.n_bags, use.is_single)
+
+
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -1,0 +1,365 @@
+"""Optimizers of embedding rows: one step touches the rows of the batch and no other.
+
+Each is a set of numbers and one pure function on gathered rows, which serves as the
+definition: the native kernels compute the same. Where all rows are touched they equal
+the Keras optimizer of the same name. What differs, differs because rows outside the
+batch are left alone: moments decay and weights shrink when a row is touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from recsys.errors import UsageError
+
+Slots = tuple[jax.Array, ...]
+Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
+RowMean = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Width:
+    """The width of a row, of which a device may hold a part.
+
+    Attributes:
+        dim: Whole width [floats].
+        axis: Mesh axis over which it is split; None if it is whole.
+        first_column: Column that the part begins with.
+    """
+
+    dim: int
+    axis: str | None = None
+    first_column: int | jax.Array = 0
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """Returns the sums `[rows, 1]` over whole rows of `x` `[rows, dim or part of it]`."""
+        part = jnp.sum(x, axis=-1, keepdims=True)
+        return part if self.axis is None else jax.lax.psum(part, self.axis)
+
+    def mean(self, x: jax.Array) -> jax.Array:
+        """Returns the means `[rows, 1]` over whole rows."""
+        return self.sum(x) / self.dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """State that an optimizer keeps for every row.
+
+    Attributes:
+        name: Name of the variable.
+        initial: Value at the start.
+        per_row: One number a row, else one a weight.
+    """
+
+    name: str
+    initial: float = 0.0
+    per_row: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowOptimizer:
+    """What all optimizers of rows share.
+
+    Args:
+        learning_rate: A number, or a Keras schedule of the table's own step count.
+        weight_decay: Share of a touched row that is taken off a step, times the
+            learning rate (decoupled: Loshchilov and Hutter, ICLR 2019).
+        clipnorm: Longest gradient of one row; a longer one is shortened to it.
+    """
+
+    learning_rate: float | Schedule = dataclasses.field(default=0.001, kw_only=False)
+    weight_decay: float = 0.0
+    clipnorm: float = 0.0
+
+    kind: ClassVar[str] = ""
+    slots: ClassVar[tuple[Slot, ...]] = ()
+
+    def slot_list(self) -> tuple[Slot, ...]:
+        """Returns the slots with their initial values."""
+        return self.slots
+
+    def rate(self, step: jax.Array) -> jax.Array:
+        """Returns the learning rate of `step`, int32, 0 for the first one."""
+        schedule = self.learning_rate
+        rate = schedule(step) if callable(schedule) else schedule
+        return jnp.asarray(rate, jnp.float32)
+
+    def step_size(self, rate: jax.Array, step: jax.Array) -> jax.Array:
+        """Returns the rate with the bias correction of the step, if there is one."""
+        return rate
+
+    def attributes(self) -> dict[str, float]:
+        """Returns the numbers that don't change while training."""
+        skip = ("learning_rate",)
+        fields = [f.name for f in dataclasses.fields(self) if f.name not in skip]
+        return {name: float(getattr(self, name)) for name in fields}
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """Returns the new rows and slots.
+
+        Args:
+            row: Rows `[rows, dim]` float32, weight decay already taken off.
+            slots: Their slots, `[rows, dim]` or `[rows, 1]` float32.
+            gradient: Their gradients, duplicates summed `[rows, dim]` float32.
+            rate: Learning rate, a scalar.
+            step_size: What `step_size` returned, a scalar.
+            mean: Mean over the width of a row; other where a device holds part of it.
+        """
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        config = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if callable(self.learning_rate):
+            config["learning_rate"] = keras.saving.serialize_keras_object(self.learning_rate)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> RowOptimizer:
+        """Makes the optimizer of a config."""
+        rate = config.get("learning_rate")
+        if isinstance(rate, dict):
+            rate = keras.saving.deserialize_keras_object(rate)
+        return cls(**{**config, "learning_rate": rate})
+
+
+def _register(cls: type) -> type:
+    return keras.saving.register_keras_serializable(package="recsys")(cls)
+
+
+@_register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(RowOptimizer):
+    """Plain gradient descent: w ← w − η g."""
+
+    learning_rate: float | Schedule = dataclasses.field(default=0.01, kw_only=False)
+    kind: ClassVar[str] = "sgd"
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """See `RowOptimizer.apply`."""
+        return row - rate * gradient, slots
+
+
+@_register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adagrad(RowOptimizer):
+    """Adagrad: a ← a + g², w ← w − η g / √(a + ε) (Duchi et al., JMLR 2011)."""
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "adagrad"
+
+    def slot_list(self) -> tuple[Slot, ...]:
+        """Returns the accumulator, one number a weight."""
+        return (Slot("accumulator", self.initial_accumulator_value),)
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """See `RowOptimizer.apply`."""
+        accumulator = slots[0] + gradient * gradient
+        return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
+
+
+@_register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowWiseAdagrad(RowOptimizer):
+    """Adagrad with one accumulator a row: a ← a + mean(g²) (FBGEMM's row-wise Adagrad)."""
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "row_wise_adagrad"
+
+    def slot_list(self) -> tuple[Slot, ...]:
+        """Returns the accumulator, one number a row."""
+        return (Slot("accumulator", self.initial_accumulator_value, per_row=True),)
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """See `RowOptimizer.apply`."""
+        accumulator = slots[0] + mean(gradient * gradient)
+        return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
+
+
+@_register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LazyAdam(RowOptimizer):
+    """Adam on the touched rows (Kingma and Ba, ICLR 2015).
+
+    The moments of a row decay when it is touched; the bias correction counts the
+    steps of the table.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    kind: ClassVar[str] = "lazy_adam"
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("velocity"))
+
+    def step_size(self, rate: jax.Array, step: jax.Array) -> jax.Array:
+        """Returns η √(1 − β₂ᵗ) / (1 − β₁ᵗ) with t = `step` + 1."""
+        t = (step + 1).astype(jnp.float32)
+        return rate * jnp.sqrt(1.0 - self.beta_2**t) / (1.0 - self.beta_1**t)
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """See `RowOptimizer.apply`."""
+        momentum = slots[0] + (gradient - slots[0]) * (1.0 - self.beta_1)
+        velocity = slots[1] + (gradient * gradient - slots[1]) * (1.0 - self.beta_2)
+        return row - step_size * momentum / (jnp.sqrt(velocity) + self.epsilon), (
+            momentum,
+            velocity,
+        )
+
+
+@_register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ftrl(RowOptimizer):
+    """FTRL-Proximal with Keras' arguments (McMahan et al., KDD 2013)."""
+
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    l2_shrinkage_regularization_strength: float = 0.0
+    beta: float = 0.0
+    kind: ClassVar[str] = "ftrl"
+
+    def slot_list(self) -> tuple[Slot, ...]:
+        """Returns the accumulator and the linear term, one number a weight each."""
+        return (Slot("accumulator", self.initial_accumulator_value), Slot("linear"))
+
+    def apply(
+        self,
+        row: jax.Array,
+        slots: Slots,
+        gradient: jax.Array,
+        rate: jax.Array,
+        step_size: jax.Array,
+        mean: RowMean,
+    ) -> tuple[jax.Array, Slots]:
+        """See `RowOptimizer.apply`."""
+        accumulator, linear = slots
+        power, l1 = -self.learning_rate_power, self.l1_regularization_strength
+        l2 = self.l2_regularization_strength + self.beta / (2.0 * rate)
+        shrunk = gradient + 2.0 * self.l2_shrinkage_regularization_strength * row
+        new = accumulator + gradient * gradient
+        linear = linear + shrunk - (new**power - accumulator**power) / rate * row
+        quadratic = new**power / rate + 2.0 * l2
+        return (jnp.clip(linear, -l1, l1) - linear) / quadratic, (new, linear)
+
+
+_BY_NAME: dict[str, type[RowOptimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "row_wise_adagrad": RowWiseAdagrad,
+    "rowwiseadagrad": RowWiseAdagrad,
+    "adam": LazyAdam,
+    "lazy_adam": LazyAdam,
+    "lazyadam": LazyAdam,
+    "ftrl": Ftrl,
+}
+_BY_KERAS: dict[type, type[RowOptimizer]] = {
+    keras.optimizers.SGD: SGD,
+    keras.optimizers.Adagrad: Adagrad,
+    keras.optimizers.Adam: LazyAdam,
+    keras.optimizers.Ftrl: Ftrl,
+}
+# Arguments of Keras optimizers that mean nothing here, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "name": (),
+    "clipvalue": (None,),
+    "global_clipnorm": (None,),
+    "use_ema": (False,),
+    "ema_momentum": (),
+    "ema_overwrite_frequency": (),
+    "loss_scale_factor": (None,),
+    "gradient_accumulation_steps": (None,),
+    "momentum": (0.0,),
+    "nesterov": (False,),
+    "amsgrad": (False,),
+}
+
+
+def row_optimizer(optimizer: Any) -> RowOptimizer:
+    """Returns the optimizer of rows that `optimizer` means.
+
+    Args:
+        optimizer: One of this module; its name ("adam", "row_wise_adagrad", …); or a
+            Keras optimizer, whose arguments are taken over.
+
+    Raises:
+        UsageError: There is none, or it has an argument that rows can't follow.
+    """
+    if isinstance(optimizer, RowOptimizer):
+        return optimizer
+    if isinstance(optimizer, str) and optimizer.lower() in _BY_NAME:
+        return _BY_NAME[optimizer.lower()]()
+    if type(optimizer) in _BY_KERAS:
+        return _from_keras(optimizer)
+    raise UsageError(
+        "R350",
+        "The optimizer of a table must be one that updates single rows.",
+        f"Use one of {', '.join(sorted(set(_BY_NAME)))}, a class of"
+        " recsys.embedding.optimizers, or keras.optimizers.SGD, Adagrad, Adam or Ftrl.",
+        optimizer,
+    )
+
+
+def _from_keras(optimizer: keras.optimizers.Optimizer) -> RowOptimizer:
+    cls = _BY_KERAS[type(optimizer)]
+    config = dict(optimizer.get_config())
+    for name, neutral in _NEUTRAL.items():
+        value = config.pop(name, None)
+        if neutral and value not in neutral:
+            raise UsageError(
+                "R351",
+                f"A table's {type(optimizer).__name__} must leave {name!r} at {neutral[0]!r}.",
+                "Clip and accumulate with the optimizer of the model; it counts the tables in.",
+                value,
+            )
+    for name in ("weight_decay", "clipnorm"):
+        config[name] = config.get(name) or 0.0
+    return cls.from_config(config)

@@ -1,0 +1,283 @@
+"""Operations on the rows that one device holds: pool them, update them in place.
+
+The pure-JAX versions here are the definition and run anywhere. On a CPU with a C
+compiler the kernels of `recsys.native` do the same faster.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recsys import native
+from recsys.embedding.lookups import Lookups, bag_sums
+from recsys.embedding.optimizers import RowOptimizer, Slots, Width
+from recsys.embedding.rounding import round_stochastically
+
+float0 = jax.dtypes.float0
+
+
+class Gradients(NamedTuple):
+    """What a step knows of the gradients of one table.
+
+    The gradient of a row is the sum of `weight` · `grads[bag]` over its entries.
+
+    Attributes:
+        lookups: Rows of the local table.
+        grads: Gradients of the bags `[bags, dim]` float32.
+    """
+
+    lookups: Lookups
+    grads: jax.Array
+
+
+class Numbers(NamedTuple):
+    """What an update needs beside the gradients; all of it changes from step to step.
+
+    Attributes:
+        rate: Learning rate.
+        step_size: Learning rate with bias correction.
+        scale: Factor on every gradient (loss scale, global clipping).
+        seed: Seed of the stochastic rounding, uint32.
+        row_offset: Place of the table's first row in the whole table, int32.
+    """
+
+    rate: jax.Array
+    step_size: jax.Array
+    scale: jax.Array
+    seed: jax.Array
+    row_offset: jax.Array
+
+
+def use_native() -> bool:
+    """Tells whether the kernels are there for the devices that JAX uses by default."""
+    import importlib.util
+
+    if importlib.util.find_spec("recsys.native.rows") is None:
+        return False
+    return jax.default_backend() == "cpu" and native.available()
+
+
+# --- reading
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> jax.Array:
+    """Returns the weighted sums of rows over bags `[n_bags, dim]` float32.
+
+    Differentiable in the weights alone: what a table's gradient would be is not an
+    array of its size, but `Gradients`.
+
+    Args:
+        table: Rows `[rows, dim]` float32 or bfloat16.
+        lookups: Which rows.
+        keep: `lookups.weights()`, again: the argument to differentiate by.
+        n_bags: Number of bags.
+    """
+    lookups = lookups._replace(weight=None if lookups.weight is None else keep)
+    if use_native():
+        from recsys.native import rows as kernels
+
+        return kernels.pool(table, lookups.rows, lookups.bags(n_bags), lookups.weights(), n_bags)
+    return _pool(table, lookups, n_bags)
+
+
+def _pool(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
+    picked = gather(table, lookups.rows)
+    if lookups.weight is not None:
+        picked = picked * lookups.weight[:, None]
+    if lookups.bag is None and lookups.rows.shape[0] == n_bags:
+        return picked
+    return bag_sums(picked, lookups, n_bags)
+
+
+def gather(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns rows `[n, dim]` float32 of `table`; zeros for a row outside it."""
+    inside = (rows >= 0) & (rows < table.shape[0])
+    safe = jnp.where(inside, rows, table.shape[0])
+    return table.at[safe].get(mode="fill", fill_value=0).astype(jnp.float32)
+
+
+def _pool_forward(
+    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int
+) -> tuple[jax.Array, tuple[jax.Array, Lookups]]:
+    return pool(table, lookups, keep, n_bags), (table, lookups)
+
+
+def _pool_backward(
+    n_bags: int, residual: tuple[jax.Array, Lookups], grads: jax.Array
+) -> tuple[None, Any, jax.Array]:
+    table, lookups = residual
+    integers = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
+    empty = integers._replace(
+        weight=None if lookups.weight is None else jnp.zeros_like(lookups.weight)
+    )
+    return None, empty, weight_grad(table, lookups, grads, n_bags)
+
+
+pool.defvjp(_pool_forward, _pool_backward)
+
+
+def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> jax.Array:
+    """Returns the gradients of the weights `[n]` float32: row · gradient of its bag."""
+    bags = lookups.bags(n_bags)
+    if use_native():
+        from recsys.native import rows as kernels
+
+        return kernels.weight_grad(table, lookups.rows, bags, grads)
+    return jnp.sum(gather(table, lookups.rows) * grads[bags], axis=-1)
+
+
+# --- updating
+
+
+def update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    gradients: Gradients,
+    numbers: Numbers,
+    width: Width | None = None,
+) -> tuple[jax.Array, Slots]:
+    """Returns the table and its slots after one step of the rows in `gradients`.
+
+    Donated arrays are changed in place; no row outside the lookups is read or written.
+
+    Args:
+        optimizer: What to do with a row.
+        table: Rows `[rows, dim]` float32 or bfloat16.
+        slots: State of the rows, `[rows, dim]` or `[rows, 1]` float32.
+        gradients: Gradients; a row may come up any number of times.
+        numbers: What changes from step to step.
+        width: Width of whole rows, if `table` holds a part of each.
+    """
+    if width is None and use_native():
+        return _update_native(optimizer, table, slots, gradients, numbers)
+    width = width or Width(table.shape[1])
+    return _update(optimizer, table, slots, gradients, numbers, width)
+
+
+def _update_native(
+    optimizer: RowOptimizer, table: jax.Array, slots: Slots, gradients: Gradients, numbers: Numbers
+) -> tuple[jax.Array, Slots]:
+    from recsys.native import rows as kernels
+
+    lookups, grads = gradients
+    scalars = [numbers.rate, numbers.scale, numbers.step_size, jnp.float32(0)]
+    rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
+    return kernels.update(
+        optimizer.kind,
+        table,
+        slots,
+        lookups.rows,
+        lookups.bags(grads.shape[0]),
+        lookups.weights(),
+        grads,
+        jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars]),
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in rounding]),
+        **optimizer.attributes(),
+    )
+
+
+def _update(
+    optimizer: RowOptimizer,
+    table: jax.Array,
+    slots: Slots,
+    gradients: Gradients,
+    numbers: Numbers,
+    width: Width,
+) -> tuple[jax.Array, Slots]:
+    rows, grads = distinct(gradients, table.shape[0])
+    grads = clipped(grads * numbers.scale, optimizer.clipnorm, width)
+    old = table.at[rows].get(mode="fill", fill_value=0).astype(jnp.float32)
+    old = old - numbers.rate * optimizer.weight_decay * old
+    # 1 where nothing is there, so that no power or root of it is infinite.
+    state = tuple(slot.at[rows].get(mode="fill", fill_value=1) for slot in slots)
+    new, state = optimizer.apply(old, state, grads, numbers.rate, numbers.step_size, width.mean)
+    if table.dtype != jnp.float32:
+        places = rows + numbers.row_offset
+        new = round_stochastically(new, places, numbers.seed, table.dtype, width.first_column)
+    write: dict[str, Any] = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
+    table = table.at[rows].set(new, **write)
+    slots = tuple(slot.at[rows].set(s, **write) for slot, s in zip(slots, state, strict=True))
+    return table, slots
+
+
+def clipped(grads: jax.Array, clipnorm: float, width: Width) -> jax.Array:
+    """Returns `grads` `[rows, dim]`, each row no longer than `clipnorm` if that is not 0."""
+    if not clipnorm:
+        return grads
+    norms = jnp.sqrt(width.sum(grads * grads))
+    return grads * (clipnorm / jnp.maximum(norms, clipnorm))
+
+
+def distinct(gradients: Gradients, n_rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns each row once, with its summed gradient.
+
+    Args:
+        gradients: Gradients with duplicates, n entries.
+        n_rows: Rows of the table.
+
+    Returns:
+        Rows `[n]` int32, ascending and distinct, those past the table meaning none;
+        gradients `[n, dim]` float32.
+    """
+    rows = gradients.lookups.rows
+    n = rows.shape[0]
+    rows = jnp.where((rows >= 0) & (rows < n_rows), rows, n_rows)
+    order = jnp.argsort(rows, stable=True)
+    ordered = rows[order]
+    first = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])[:n]
+    segment = jnp.cumsum(first) - 1
+    per_entry = _per_entry(gradients)[order]
+    sums = jax.ops.segment_sum(per_entry, segment, n, indices_are_sorted=True)
+    # Past the distinct rows come numbers past the table: sorted, distinct, dropped.
+    unique = n_rows + jnp.arange(n, dtype=jnp.int32)
+    return unique.at[segment].set(ordered, indices_are_sorted=True), sums
+
+
+def _per_entry(gradients: Gradients) -> jax.Array:
+    lookups, grads = gradients
+    n_bags = grads.shape[0]
+    if lookups.bag is None and lookups.rows.shape[0] == n_bags:
+        expanded = grads
+    else:
+        expanded = grads[lookups.bags(n_bags)]
+    return expanded if lookups.weight is None else expanded * lookups.weight[:, None]
+
+
+def sum_squares(gradients: Gradients, n_rows: int) -> jax.Array:
+    """Returns the sum of squares over all distinct rows' gradients, a scalar float32."""
+    if use_native():
+        from recsys.native import rows as kernels
+
+        lookups, grads = gradients
+        bags = lookups.bags(grads.shape[0])
+        return kernels.sum_squares(lookups.rows, bags, lookups.weights(), grads, n_rows)
+    rows, grads = distinct(gradients, n_rows)
+    return jnp.sum(jnp.where((rows < n_rows)[:, None], grads * grads, 0.0))
+
+
+def joined(parts: list[Gradients]) -> Gradients:
+    """Returns the gradients of several uses of one table as one."""
+    if len(parts) == 1:
+        return parts[0]
+    n_bags = [part.grads.shape[0] for part in parts]
+    offsets = np.cumsum([0, *n_bags[:-1]])
+    return Gradients(
+        Lookups(
+            jnp.concatenate([p.lookups.rows for p in parts]),
+            jnp.concatenate(
+                [
+                    p.lookups.bags(n) + np.int32(offset)
+                    for p, n, offset in zip(parts, n_bags, offsets, strict=True)
+                ]
+            ),
+            jnp.concatenate([p.lookups.weights() for p in parts]),
+        ),
+        jnp.concatenate([p.grads for p in parts]),
+    )
