@@ -11,6 +11,8 @@ from benchmarks.two_tower_step.clock import StepClock, read_case
 
 
 class Tables(keras.layers.Layer):
+    """A table for each side."""
+
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
         self.tables = {
@@ -19,10 +21,12 @@ class Tables(keras.layers.Layer):
         }
 
     def call(self, ids: dict[str, keras.KerasTensor]) -> dict[str, keras.KerasTensor]:
+        """Returns the rows `[batch, dim]` of ids `[batch]`."""
         return {side: self.tables[side](ids[side]) for side in self.tables}
 
 
 def main() -> None:
+    """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     dense_keras.fit(dense_keras.TwoTower(Tables(case.rows, case.dim)), clock)

@@ -11,6 +11,7 @@ from benchmarks.two_tower_step.clock import StepClock, read_case
 
 
 def tables(rows: int, dim: int) -> keras_rs.layers.DistributedEmbedding:
+    """Returns the layer with a table for each side."""
     configs = {}
     for side in ("user", "item"):
         table = keras_rs.layers.TableConfig(
@@ -21,6 +22,7 @@ def tables(rows: int, dim: int) -> keras_rs.layers.DistributedEmbedding:
 
 
 def main() -> None:
+    """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     dense_keras.fit(dense_keras.TwoTower(tables(case.rows, case.dim)), clock)

@@ -27,6 +27,7 @@ keras = tf.keras
 
 
 def tower(rows: int, dim: int) -> keras.Sequential:
+    """Returns the table and the dense layers of one side."""
     hidden, out = TOWER_WIDTHS
     initial = keras.initializers.RandomUniform(-INITIAL, INITIAL)
     return keras.Sequential(
@@ -39,26 +40,33 @@ def tower(rows: int, dim: int) -> keras.Sequential:
 
 
 class TwoTower(tfrs.Model):
+    """The two towers and the retrieval task."""
+
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
         self.users, self.items = tower(rows, dim), tower(rows, dim)
         self.task = tfrs.tasks.Retrieval()
 
     def compute_loss(self, features: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """Returns the in-batch softmax of ids `[2, batch]`."""
         query, candidate = self.users(features[0]), self.items(features[1])
         return self.task(query, candidate, compute_metrics=not training)
 
 
 class Ticker(keras.callbacks.Callback):
+    """Ends each step of the clock by reading the loss."""
+
     def __init__(self, clock: StepClock) -> None:
         super().__init__()
         self.clock = clock
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Ticks."""
         self.clock.tick(float((logs or {})["loss"]))
 
 
 def main() -> None:
+    """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     model = TwoTower(case.rows, case.dim)

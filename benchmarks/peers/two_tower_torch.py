@@ -13,17 +13,20 @@ from benchmarks.two_tower_step.clock import StepClock, read_case
 
 
 def table(rows: int, dim: int) -> nn.Embedding:
+    """Returns a table whose gradients are sparse."""
     # From empty: nn.Embedding would first draw a normal table.
     weights = torch.empty(rows, dim).uniform_(-INITIAL, INITIAL)
     return nn.Embedding.from_pretrained(weights, freeze=False, sparse=True)
 
 
 def tower(dim: int) -> nn.Module:
+    """Returns the dense layers of one side."""
     hidden, out = TOWER_WIDTHS
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
 def main() -> None:
+    """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     user_rows, item_rows = table(case.rows, case.dim), table(case.rows, case.dim)

@@ -23,11 +23,13 @@ from benchmarks.two_tower_step.clock import StepClock, read_case
 
 
 def tower(dim: int) -> nn.Module:
+    """Returns the dense layers of one side."""
     hidden, out = TOWER_WIDTHS
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
 def main() -> None:
+    """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     tables = SplitTableBatchedEmbeddingBagsCodegen(

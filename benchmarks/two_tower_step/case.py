@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict, dataclass
 
 TOWER_WIDTHS = (128, 64)
@@ -64,6 +65,11 @@ class Measured:
     state_bytes: int
     peak_rss_mib: float
     versions: dict[str, str]
+
+    @property
+    def median_ms(self) -> float:
+        """The median of the steps' times [ms]."""
+        return statistics.median(self.step_ms)
 
     @classmethod
     def from_stdout(cls, text: str) -> Measured:

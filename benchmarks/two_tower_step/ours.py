@@ -1,0 +1,89 @@
+"""Our engine under measurement: `ShardedEmbedding` in a `SparseModel`, trained by `fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from benchmarks.two_tower_step import dense_keras
+from benchmarks.two_tower_step.case import LEARNING_RATE, Case
+from benchmarks.two_tower_step.clock import StepClock, read_case
+from recsys import embedding
+from recsys.losses import sampled_softmax
+
+OPTIMIZERS = {
+    "rowwise_adagrad": embedding.RowWiseAdagrad,
+    "adagrad": embedding.Adagrad,
+    "sgd": embedding.SGD,
+    "lazy_adam": embedding.LazyAdam,
+    "ftrl": embedding.Ftrl,
+}
+TEMPERATURE = 1.0
+
+
+class TwoTower(embedding.SparseModel):
+    """The two towers over sharded tables."""
+
+    def __init__(self, embed: embedding.ShardedEmbedding) -> None:
+        super().__init__()
+        self.embed = embed
+        self.users, self.items = dense_keras.tower(), dense_keras.tower()
+
+    def call(self, ids: dict[str, keras.KerasTensor]) -> dict[str, keras.KerasTensor]:
+        """Returns the embeddings `[batch, 64]` of ids `[batch]`."""
+        rows = self.embed(ids)
+        return {"query": self.users(rows["user"]), "candidate": self.items(rows["item"])}
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
+        """Returns the in-batch softmax; unlike the peers' it also masks accidental hits."""
+        item = ops.cast(x["item"], "int32")
+        log_q = ops.zeros(item.shape, "float32")
+        return sampled_softmax(y_pred["query"], y_pred["candidate"], item, log_q, TEMPERATURE)
+
+
+def tables(case: Case) -> dict[str, embedding.TableConfig]:
+    """Returns the configs of the two tables."""
+    return {
+        side: embedding.TableConfig(
+            side,
+            case.rows,
+            case.dim,
+            initializer=dense_keras.initial(),
+            optimizer=OPTIMIZERS[case.optimizer](LEARNING_RATE),
+            placement="row",
+        )
+        for side in ("user", "item")
+    }
+
+
+def build(case: Case) -> TwoTower:
+    """Returns the model, on as many devices as the case has."""
+    configs = tables(case)
+    if case.devices > 1:
+        embedding.activate(embedding.table_layout(list(configs.values())))
+    features = {
+        side: embedding.FeatureConfig(side, table, (None,), (None, case.dim))
+        for side, table in configs.items()
+    }
+    return TwoTower(embedding.ShardedEmbedding(features))
+
+
+def state_bytes(model: TwoTower) -> int:
+    """Returns the bytes of the tables and their slots, over all devices."""
+    variables = [v for table in model.embed.tables for v in table.variables_by_row]
+    return sum(int(v.value.nbytes) for v in variables)
+
+
+def main() -> None:
+    """Measures the case that the command line names."""
+    case = read_case()
+    clock = StepClock(case)
+    model = build(case)
+    dense_keras.fit(model, clock)
+    clock.report(state_bytes(model), ["keras", "jax"])
+
+
+if __name__ == "__main__":
+    main()
