@@ -21,6 +21,7 @@ from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.exchange import Use
 from recsys.embedding.optimizers import RowOptimizer
+from recsys.embedding.proof import StepProof, prove_step
 from recsys.embedding.rounding import mixed
 from recsys.embedding.rows import Numbers
 from recsys.embedding.table import Table
@@ -80,7 +81,11 @@ class SparseModel(keras.Model):
     `global_clipnorm` of the model's optimizer measures dense and sparse gradients
     together, and `gradient_accumulation_steps` and loss scaling count the tables in.
     Logs hold `unknown_ids`, the ids of the epoch that no vocabulary held, and
-    `exchange_overflows`, the exchanges that needed more than one round.
+    `exchange_overflows`, the rounds that exchanges took beyond the first.
+
+    Attributes:
+        step_proof: What the compiled training step holds, checked on the first batch;
+            None before it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,6 +94,8 @@ class SparseModel(keras.Model):
         self.exchange_overflows = ExactCount(name="exchange_overflows")
         self._step_counts: Counts | None = None
         self._tape: Tape | None = None
+        self._ids_in_step = 0
+        self.step_proof: StepProof | None = None
 
     # --- one step
 
@@ -116,7 +123,9 @@ class SparseModel(keras.Model):
         # An update writes where the lookup reads: it must wait for the lookup, also
         # where the gradient doesn't depend on it, or XLA copies the table.
         tap_grads, _ = jax.lax.optimization_barrier((tap_grads, [out for _, out in read]))
-        steps = _by_table(tables, [use for use, _ in read], tap_grads)
+        uses = [use for use, _ in read]
+        self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
+        steps = _by_table(tables, uses, tap_grads)
         tv, ntv, ov = self._applied(tv, list(ntv), ov, grads, steps)
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
@@ -183,6 +192,34 @@ class SparseModel(keras.Model):
             self.unknown_ids.update_state(counts.unknown)
             self.exchange_overflows.update_state(counts.extra_rounds)
         return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    # --- proof
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes the jitted step, which proves itself on its first batch."""
+        if self.run_eagerly or not self.jit_compile:
+            super().make_train_function(force)
+        elif self.train_function is None or force:
+            distributed = keras.distribution.distribution() is not None
+            shardings = (None, self._get_state_sharding_spec()) if distributed else None
+            step = jax.jit(self.train_step, donate_argnums=0, out_shardings=shardings)
+            self.train_function = self._make_function(self._proving(step))
+
+    def _proving(self, step: Any) -> Callable[[Any, Any], Any]:
+        """Returns `step`, which checks its own compiled form when it is called first."""
+        self.step_proof = None
+
+        def proven(state: Any, data: Any) -> Any:
+            if self.step_proof is None:
+                # jit keeps what is compiled here, so nothing is compiled twice.
+                compiled = step.lower(state, data).compile()
+                self.step_proof = prove_step(compiled, self._tables(), self._ids_in_step)
+            return step(state, data)
+
+        return proven
+
+    def _tables(self) -> list[Table]:
+        return [layer for layer in self._flatten_layers() if isinstance(layer, Table)]
 
     # --- data
 
