@@ -1,0 +1,596 @@
+"""The row kernels against loops in numpy, and what they promise beside right numbers."""
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys import native
+from recsys.errors import RecsysError
+from recsys.native import rows as kernels
+
+INT32 = np.iinfo(np.int32)
+N_SLOTS = {"sgd": 0, "adagrad": 1, "row_wise_adagrad": 1, "lazy_adam": 2, "ftrl": 2}
+KINDS = sorted(N_SLOTS)
+DTYPES = ["float32", "bfloat16"]
+NO_SEED = np.zeros(2, np.int32)
+
+pytestmark = pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
+
+
+def test_where_there_is_a_compiler_there_are_kernels():
+    assert native.status() == native.NativeStatus(
+        True, "", native.status().compiler, native.status().library
+    )
+    assert native.available()
+
+
+# --- the reference: one row, one entry at a time, in float64
+
+
+def entries(n_rows, n_bags, rows, bag):
+    """Yields the position, the row and the bag of each entry that isn't skipped."""
+    for i, (r, b) in enumerate(zip(rows.tolist(), bag.tolist(), strict=True)):
+        if 0 <= r < n_rows and 0 <= b < n_bags:
+            yield i, r, b
+
+
+def pooled(table, rows, bag, weight, n_bags):
+    out = np.zeros((n_bags, table.shape[1]))
+    for i, r, b in entries(len(table), n_bags, rows, bag):
+        out[b] += np.float64(weight[i]) * table[r].astype(np.float64)
+    return out
+
+
+def row_gradients(n_rows, rows, bag, weight, grads):
+    sums = {}
+    for i, r, b in entries(n_rows, len(grads), rows, bag):
+        sums[r] = sums.get(r, 0.0) + np.float64(weight[i]) * grads[b].astype(np.float64)
+    return sums
+
+
+def stepped(kind, w, slots, g, lr, alpha, a):
+    """Returns one row and its slots after one step, as the papers have it."""
+    if clip := a.get("clipnorm", 0.0):
+        g = g * clip / max(np.linalg.norm(g), clip)
+    w = w - lr * a.get("weight_decay", 0.0) * w
+    if kind == "sgd":
+        return w - lr * g, []
+    eps = a.get("epsilon", 1e-7)
+    if kind == "adagrad":
+        acc = slots[0] + g**2
+        return w - lr * g / np.sqrt(acc + eps), [acc]
+    if kind == "row_wise_adagrad":
+        acc = slots[0] + np.mean(g**2)
+        return w - lr * g / np.sqrt(acc + eps), [acc]
+    if kind == "lazy_adam":
+        b1, b2 = a.get("beta_1", 0.9), a.get("beta_2", 0.999)
+        m, v = b1 * slots[0] + (1 - b1) * g, b2 * slots[1] + (1 - b2) * g**2
+        return w - alpha * m / (np.sqrt(v) + eps), [m, v]
+    p = -a.get("learning_rate_power", -0.5)
+    l1 = a.get("l1_regularization_strength", 0.0)
+    l2 = a.get("l2_regularization_strength", 0.0) + a.get("beta", 0.0) / (2 * lr)
+    shrunk = g + 2 * a.get("l2_shrinkage_regularization_strength", 0.0) * w
+    acc = slots[0] + g**2
+    z = slots[1] + shrunk - (acc**p - slots[0] ** p) / lr * w
+    return (np.clip(z, -l1, l1) - z) / (acc**p / lr + 2 * l2), [acc, z]
+
+
+def updated(kind, table, slots, rows, bag, weight, grads, scalars, **attributes):
+    table = table.astype(np.float64)
+    slots = [s.astype(np.float64) for s in slots]
+    lr, scale, alpha, _ = (float(x) for x in scalars)
+    for r, g in row_gradients(len(table), rows, bag, weight, grads).items():
+        state = [s[r].copy() for s in slots]
+        table[r], new = stepped(kind, table[r], state, scale * g, lr, alpha, attributes)
+        for s, x in zip(slots, new, strict=True):
+            s[r] = x
+    return table, slots
+
+
+# --- inputs and calls
+
+PLAIN_SCALARS = np.array([0.1, 1.0, 0.05, 0], np.float32)
+
+
+def slots_of(kind, n_rows, dim, rng):
+    shapes = [(n_rows, 1 if kind == "row_wise_adagrad" else dim)] * N_SLOTS[kind]
+    return [rng.uniform(0.1, 1, shape).astype(np.float32) for shape in shapes]
+
+
+def batch(seed, n=300, n_rows=40, n_bags=17, dim=8, dtype="float32"):
+    """Returns a table, a list with duplicates and skipped entries, and gradients."""
+    rng = np.random.default_rng(seed)
+    table = np.asarray(jnp.asarray(rng.normal(size=(n_rows, dim)), dtype))
+    rows = rng.integers(-3, n_rows + 3, n).astype(np.int32)
+    rows[rng.random(n) < 0.1] = INT32.min
+    rows[rng.random(n) < 0.1] = INT32.max
+    rows[rng.random(n) < 0.2] = min(5, n_rows - 1)
+    bag = np.sort(rng.integers(0, max(n_bags, 1), n)).astype(np.int32)
+    weight = rng.normal(size=n).astype(np.float32)
+    weight[rng.random(n) < 0.2] = 0
+    return table, rows, bag, weight, rng.normal(size=(n_bags, dim)).astype(np.float32)
+
+
+pool = jax.jit(kernels.pool, static_argnums=4)
+weight_grad = jax.jit(kernels.weight_grad)
+sum_squares = jax.jit(kernels.sum_squares, static_argnums=4)
+
+
+@functools.cache
+def update_with(kind, attributes, donate=()):
+    return jax.jit(
+        functools.partial(kernels.update, kind, **dict(attributes)), donate_argnums=donate
+    )
+
+
+def update(kind, table, slots, *rest, rounding=NO_SEED, **attributes):
+    call = update_with(kind, tuple(sorted(attributes.items())))
+    table, slots = call(table, tuple(slots), *rest, rounding)
+    return np.asarray(table), [np.asarray(s) for s in slots]
+
+
+def limit_workers(n):
+    ctypes.CDLL(str(native.status().library)).recsys_limit_workers(n)
+
+
+@pytest.fixture
+def workers():
+    """Returns a function that limits the threads of a call."""
+    yield limit_workers
+    limit_workers(0)
+
+
+def close(actual, expected, tolerance=1e-6):
+    expected = np.asarray(expected)
+    scale = max(1.0, np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, atol=tolerance * scale)
+
+
+# --- reading
+
+DIMS = [1, 3, 15, 16, 17, 64, 100, 129]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_pool_sums_the_weighted_rows_of_each_bag(dim, dtype):
+    table, rows, bag, weight, _ = batch(dim, dim=dim, dtype=dtype)
+    close(pool(table, rows, bag, weight, 17), pooled(table, rows, bag, weight, 17))
+
+
+def test_pool_takes_equal_bags_without_numbers_and_ones_without_weights():
+    table, rows, *_ = batch(1, n=60, n_bags=12)
+    bag, ones = np.repeat(np.arange(12, dtype=np.int32), 5), np.ones(60, np.float32)
+    close(pool(table, rows, None, None, 12), pooled(table, rows, bag, ones, 12))
+
+
+def test_pool_is_right_when_bags_are_out_of_order_or_out_of_range():
+    table, rows, bag, weight, _ = batch(2)
+    shuffled = np.random.default_rng(0).permutation(bag)
+    shuffled[::7] = -1
+    shuffled[::11] = 17
+    shuffled[::13] = INT32.min
+    close(pool(table, rows, shuffled, weight, 17), pooled(table, rows, shuffled, weight, 17))
+    ordered = np.sort(shuffled)
+    close(pool(table, rows, ordered, weight, 17), pooled(table, rows, ordered, weight, 17))
+
+
+def test_pool_gives_zeros_for_a_bag_without_entries_or_with_skipped_ones():
+    table = np.full((4, 3), 7, np.float32)
+    rows = np.array([1, -1, 4], np.int32)
+    out = pool(table, rows, np.array([1, 3, 3], np.int32), np.ones(3, np.float32), 5)
+    assert np.asarray(out).tolist() == [[0] * 3, [7] * 3, [0] * 3, [0] * 3, [0] * 3]
+
+
+def test_a_row_that_is_not_looked_up_can_hold_anything():
+    table = np.full((4, 20), np.nan, np.float32)
+    table[2] = 1
+    rows = np.array([2, -1, 4, INT32.max, INT32.min], np.int32)
+    out = pool(table, rows, np.zeros(5, np.int32), np.ones(5, np.float32), 1)
+    assert np.asarray(out).tolist() == [[1] * 20]
+
+
+def test_nan_in_a_row_shows_in_its_bag_alone():
+    table = np.ones((3, 20), np.float32)
+    table[1, 4] = np.nan
+    out = np.asarray(pool(table, np.array([0, 1, 2], np.int32), None, None, 3))
+    assert np.argwhere(np.isnan(out)).tolist() == [[1, 4]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_weight_grad_is_the_product_of_row_and_gradient(dim, dtype):
+    table, rows, bag, _, grads = batch(dim, dim=dim, dtype=dtype)
+    bag[::9] = 17
+    bag[::10] = -2
+    expected = np.zeros(len(rows))
+    for i, r, b in entries(len(table), 17, rows, bag):
+        expected[i] = table[r].astype(np.float64) @ grads[b].astype(np.float64)
+    close(weight_grad(table, rows, bag, grads), expected)
+
+
+def test_sum_squares_adds_duplicates_before_it_squares():
+    table, rows, bag, weight, grads = batch(3, dim=33)
+    sums = row_gradients(len(table), rows, bag, weight, grads)
+    expected = sum(float(g @ g) for g in sums.values())
+    close(sum_squares(rows, bag, weight, grads, len(table)), expected)
+
+
+# --- updating
+
+ATTRIBUTES = {
+    "plain": {},
+    "clipped": {"clipnorm": 0.8},
+    "decayed": {"weight_decay": 0.3},
+    "all": {
+        "clipnorm": 1.5, "weight_decay": 0.1, "epsilon": 1e-3, "beta_1": 0.7, "beta_2": 0.9,
+        "learning_rate_power": -0.7, "l1_regularization_strength": 0.05, "beta": 0.2,
+        "l2_regularization_strength": 0.1, "l2_shrinkage_regularization_strength": 0.2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES.values(), ids=ATTRIBUTES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_steps_each_distinct_row_once(kind, attributes):
+    scalars = np.array([0.1, 0.7, 0.05, 0], np.float32)
+    for dim in (3, 64, 129):
+        table, *lookups = batch(dim, dim=dim)
+        slots = slots_of(kind, len(table), dim, np.random.default_rng(1))
+        out, state = update(kind, table, slots, *lookups, scalars, **attributes)
+        expected, expected_state = updated(kind, table, slots, *lookups, scalars, **attributes)
+        close(out, expected, 2e-6)
+        for s, e in zip(state, expected_state, strict=True):
+            close(s, e, 2e-6)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_update_holds_for_any_width(dim):
+    table, *lookups = batch(dim, dim=dim)
+    slots = slots_of("row_wise_adagrad", len(table), dim, np.random.default_rng(1))
+    out, [state] = update("row_wise_adagrad", table, slots, *lookups, PLAIN_SCALARS)
+    expected, [expected_state] = updated("row_wise_adagrad", table, slots, *lookups, PLAIN_SCALARS)
+    close(out, expected)
+    close(state, expected_state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_update_of_a_bfloat16_table_lands_on_a_neighbour_of_the_exact_row(kind):
+    table, *lookups = batch(4, dim=37, dtype="bfloat16")
+    slots = slots_of(kind, len(table), 37, np.random.default_rng(1))
+    out, state = update(kind, table, slots, *lookups, PLAIN_SCALARS, weight_decay=0.1)
+    expected, expected_state = updated(
+        kind, table, slots, *lookups, PLAIN_SCALARS, weight_decay=0.1
+    )
+    assert out.dtype == jnp.bfloat16
+    spacing = 2.0 ** (np.floor(np.log2(np.abs(expected) + 1e-30)) - 7)
+    assert np.all(np.abs(out.astype(np.float64) - expected) <= spacing * 1.001 + 1e-6)
+    for s, e in zip(state, expected_state, strict=True):
+        close(s, e, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_in_the_list_keep_their_bits(dtype):
+    table = np.array(jnp.full((50, 5), np.nan, dtype))
+    table[[3, 7]] = 1
+    slots = [np.full((50, 5), np.nan, np.float32)]
+    slots[0][[3, 7]] = 1
+    rows = np.array([7, 3, 7, -1, 50, INT32.max, INT32.min, 9, 9], np.int32)
+    bag = np.array([0, 0, 1, 0, 0, 0, 0, 2, -1], np.int32)
+    grads = np.ones((2, 5), np.float32)
+    weight = np.ones(9, np.float32)
+    out, [state] = update("adagrad", table, slots, rows, bag, weight, grads, PLAIN_SCALARS)
+    untouched = np.setdiff1d(np.arange(50), [3, 7])
+    assert np.isfinite(out[[3, 7]].astype(np.float32)).all()
+    assert out[untouched].tobytes() == table[untouched].tobytes()
+    assert state[untouched].tobytes() == slots[0][untouched].tobytes()
+    assert np.all(state[[3, 7]] == [[2], [5]])
+
+
+def test_a_touched_row_whose_gradient_is_zero_still_decays():
+    table = np.ones((3, 4), np.float32)
+    rows, bag = np.array([1, 2, 2], np.int32), np.zeros(3, np.int32)
+    weight = np.array([0, 1, -1], np.float32)
+    out, _ = update("sgd", table, [], rows, bag, weight, table[:1], PLAIN_SCALARS, weight_decay=5.0)
+    np.testing.assert_allclose(out, [[1] * 4, [0.5] * 4, [0.5] * 4], rtol=1e-6)
+
+
+def test_one_hot_row_gets_all_its_gradients():
+    n = 30_000
+    grads = np.full((1, 3), 1.0, np.float32)
+    zeros = np.zeros(n, np.int32)
+    out, _ = update(
+        "sgd", np.zeros((9, 3), np.float32), [], zeros + 4, zeros, np.ones(n, np.float32), grads,
+        np.array([1, 1, 1, 0], np.float32),
+    )  # fmt: skip
+    assert out[4].tolist() == [-n] * 3
+    assert not out[[0, 1, 2, 3, 5, 6, 7, 8]].any()
+
+
+def test_nan_in_one_gradient_touches_its_row_alone():
+    table, slots = np.ones((6, 70), np.float32), [np.ones((6, 1), np.float32)]
+    grads = np.ones((3, 70), np.float32)
+    grads[1, 69] = np.nan
+    rows = np.array([4, 2, 0], np.int32)
+    out, [state] = update(
+        "row_wise_adagrad", table, slots, rows, None, None, grads, PLAIN_SCALARS, clipnorm=1.0
+    )
+    assert np.isnan(out).any(axis=1).tolist() == [False, False, True, False, False, False]
+    assert np.isnan(state[:, 0]).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(("n", "n_bags", "n_rows"), [(0, 0, 5), (0, 4, 5), (6, 0, 5), (6, 4, 0)])
+def test_nothing_happens_where_there_is_nothing(n, n_bags, n_rows):
+    _, rows, bag, weight, grads = batch(5, n=n, n_rows=5, n_bags=n_bags)
+    table = np.ones((n_rows, 8), np.float32)
+    assert not np.asarray(pool(table, rows, bag, weight, n_bags)).any()
+    assert not np.asarray(weight_grad(table, rows, bag, grads)).any()
+    assert sum_squares(rows, bag, weight, grads, n_rows) == 0
+    slots = [np.ones((n_rows, 8), np.float32)]
+    out, [state] = update("adagrad", table, slots, rows, bag, weight, grads, PLAIN_SCALARS)
+    assert np.all(out == 1)
+    assert np.all(state == 1)
+
+
+LENGTHS = [0, 1, 2, 33, 200]
+ANY_ROW = st.one_of(st.integers(-2, 12), st.sampled_from([INT32.min, INT32.max]))
+
+
+@given(st.data())
+def test_any_list_gives_what_the_loops_give(data):
+    n = data.draw(st.sampled_from(LENGTHS))
+    draw = functools.partial(st.lists, min_size=n, max_size=n)
+    rows = np.array(data.draw(draw(ANY_ROW)), np.int32)
+    bag = np.array(data.draw(draw(st.integers(-1, 5))), np.int32)
+    weight = np.array(data.draw(draw(st.integers(-3, 3))), np.float32)
+    rng = np.random.default_rng(0)
+    table, grads = (rng.integers(-9, 9, (k, 19)).astype(np.float32) for k in (10, 5))
+    # Whole numbers: every sum is exact, whatever its order.
+    assert np.array_equal(pool(table, rows, bag, weight, 5), pooled(table, rows, bag, weight, 5))
+    sums = row_gradients(10, rows, bag, weight, grads)
+    scalars = np.array([0.5, 1, 1, 0], np.float32)
+    out, _ = update("sgd", table, [], rows, bag, weight, grads, scalars)
+    assert np.array_equal(out, updated("sgd", table, [], rows, bag, weight, grads, scalars)[0])
+    expected = sum(float(g @ g) for g in sums.values())
+    assert sum_squares(rows, bag, weight, grads, 10) == expected
+
+
+# --- rounding
+
+
+def mixed(x):
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def rounded(x, row, column, seed):
+    """Returns the 16 bits of `x` after stochastic rounding, by the formula."""
+    bits = int(np.float32(x).view(np.uint32))
+    by_column = mixed((column * 0x85EBCA77 % 2**32) ^ seed)
+    key = mixed((row * 0x9E3779B1 % 2**32) ^ by_column)
+    return (bits + (key >> 16)) >> 16
+
+
+@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (123456789, 3), (2**32 - 1, 2**31 - 40)])
+def test_stochastic_rounding_follows_the_formula_bit_for_bit(seed, offset):
+    rng = np.random.default_rng(0)
+    table = np.asarray(jnp.asarray(rng.integers(-64, 64, (30, 21)) / 8, jnp.bfloat16))
+    grads = rng.integers(-(2**13), 2**13, (30, 21)).astype(np.float32) / 2**14
+    rows = np.arange(30, dtype=np.int32)[::-1].copy()
+    rounding = np.array([seed, offset], np.uint32).view(np.int32)
+    scalars = np.array([1, 1, 1, 0], np.float32)
+    out, _ = update("sgd", table, [], rows, None, None, grads, scalars, rounding=rounding)
+    # Few bits each: the difference is exact in float32.
+    exact = table.astype(np.float32) - grads[::-1]
+    expected = [[rounded(exact[r, c], offset + r, c, seed) for c in range(21)] for r in range(30)]
+    assert np.array_equal(out.view(np.uint16), expected)
+
+
+def test_stochastic_rounding_is_right_on_average():
+    n = 4096
+    table = np.asarray(jnp.ones((n, 4), jnp.bfloat16))
+    grads = np.full((n, 4), -(2.0**-10), np.float32)  # An eighth of the way to the next number.
+    rows = np.arange(n, dtype=np.int32)
+    means = [
+        update(
+            "sgd", table, [], rows, None, None, grads, np.array([1, 1, 1, 0], np.float32),
+            rounding=np.array([seed, 0], np.int32),
+        )[0].astype(np.float64).mean(axis=0)
+        for seed in range(8)
+    ]  # fmt: skip
+    # Each of the 2**15 draws a column is 1 or 1 + 2**-7: five standard errors.
+    error = 5 * 2.0**-7 * np.sqrt(1 / 8 * 7 / 8 / (8 * n))
+    np.testing.assert_allclose(np.mean(means, axis=0), 1 + 2.0**-10, atol=error)
+    assert len({tuple(m) for m in means}) == 8
+
+
+def test_infinity_and_nan_are_not_rounded_into_something_else():
+    table = np.asarray(jnp.ones((3, 40), jnp.bfloat16))
+    grads = np.zeros((3, 40), np.float32)
+    grads[0], grads[1], grads[2] = np.inf, -np.inf, np.nan
+    rows = np.arange(3, dtype=np.int32)
+    out, _ = update("sgd", table, [], rows, None, None, grads, PLAIN_SCALARS)
+    out = out.astype(np.float32)
+    assert np.all(out[0] == -np.inf)
+    assert np.all(out[1] == np.inf)
+    assert np.isnan(out[2]).all()
+
+
+# --- threads, memory, and where it may be called
+
+
+def big_batch(dtype="float32"):
+    return batch(6, n=60_000, n_rows=5_000, n_bags=1_000, dim=24, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_thread_and_two_and_a_second_run_give_the_same_bits(workers, dtype):
+    table, *lookups = big_batch(dtype)
+    slots = slots_of("adagrad", len(table), 24, np.random.default_rng(1))
+
+    def everything():
+        out, state = update("adagrad", table, slots, *lookups, PLAIN_SCALARS, clipnorm=2.0)
+        rows, bag, weight, grads = lookups
+        more = (
+            pool(table, rows, bag, weight, 1_000),
+            weight_grad(table, rows, bag, grads),
+            sum_squares(rows, bag, weight, grads, len(table)),
+        )
+        return [np.asarray(x).tobytes() for x in (out, *state, *more)]
+
+    workers(1)
+    alone = everything()
+    workers(2)
+    assert everything() == alone
+    assert everything() == alone
+
+
+def test_a_large_update_is_right_with_threads():
+    table, rows, bag, weight, grads = big_batch()
+    # Whole numbers: the sum over a hot row is exact in float32 too.
+    lookups = rows, bag, np.round(weight), np.round(grads)
+    slots = slots_of("lazy_adam", len(table), 24, np.random.default_rng(1))
+    out, state = update("lazy_adam", table, slots, *lookups, PLAIN_SCALARS)
+    expected, expected_state = updated("lazy_adam", table, slots, *lookups, PLAIN_SCALARS)
+    close(out, expected, 2e-6)
+    for s, e in zip(state, expected_state, strict=True):
+        close(s, e, 2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_donated_tables_are_changed_where_they_lie(kind):
+    n_rows = 20_000
+    _, *lookups = batch(7, n_rows=n_rows, dim=64)
+    slots = tuple(map(jnp.asarray, slots_of(kind, n_rows, 64, np.random.default_rng(1))))
+    state = (jnp.ones((n_rows, 64)), slots)
+    step = update_with(kind, (), donate=(0, 1))
+    rest = (*lookups, PLAIN_SCALARS, NO_SEED)
+    analysis = step.lower(*state, *rest).compile().memory_analysis()
+    state_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
+    assert analysis.alias_size_in_bytes == state_bytes
+    assert analysis.temp_size_in_bytes < 4096
+    where = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
+    out = step(*state, *rest)
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(out)] == where
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+def test_a_table_that_is_not_donated_stays_as_it_was():
+    table, *lookups = batch(8)
+    before = jnp.asarray(table)
+    out, _ = update("sgd", before, [], *lookups, PLAIN_SCALARS)
+    assert np.array_equal(before, table)
+    assert not np.array_equal(out, table)
+
+
+def test_update_works_in_a_loop_under_a_condition():
+    table, *lookups = batch(9)
+
+    def body(state):
+        i, table = state
+        new = functools.partial(kernels.update, "sgd", table, (), *lookups, PLAIN_SCALARS, NO_SEED)
+        return i + 1, jax.lax.cond(i % 2 == 0, lambda: new()[0], lambda: table)
+
+    _, looped = jax.jit(lambda t: jax.lax.while_loop(lambda s: s[0] < 4, body, (jnp.int32(0), t)))(
+        jnp.asarray(table)
+    )
+    once, _ = update("sgd", table, [], *lookups, PLAIN_SCALARS)
+    twice, _ = update("sgd", once, [], *lookups, PLAIN_SCALARS)
+    assert np.array_equal(looped, twice)
+
+
+EIGHT_DEVICES = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+from recsys.native import rows as kernels
+
+assert jax.device_count() == 8
+mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+rng = np.random.default_rng(0)
+n, n_rows, n_bags, dim = 30_000, 1_000, 300, 16
+table = rng.integers(-9, 9, (8 * n_rows, dim)).astype(np.float32)
+rows = rng.integers(-1, n_rows + 1, 8 * n).astype(np.int32)
+bag = np.sort(rng.integers(0, n_bags, (8, n)).astype(np.int32)).reshape(-1)
+weight = rng.integers(-3, 4, 8 * n).astype(np.float32)
+grads = rng.integers(-9, 9, (n_bags, dim)).astype(np.float32)
+scalars, rounding = np.array([1, 1, 1, 0], np.float32), np.zeros(2, np.int32)
+
+def step(table, rows, bag, weight, grads, scalars, rounding):
+    out = kernels.pool(table, rows, bag, weight, n_bags)
+    new, _ = kernels.update("sgd", table, (), rows, bag, weight, grads, scalars, rounding)
+    squares = kernels.sum_squares(rows, bag, weight, grads, n_rows)
+    return out, new, kernels.weight_grad(table, rows, bag, grads), squares[None]
+
+x, whole = P("x"), P()
+arrays = (table, rows, bag, weight, grads, scalars, rounding)
+specs = (x, x, x, x, whole, whole, whole)
+for check_vma in (True, False):
+    mapped = jax.jit(jax.shard_map(
+        step, mesh=mesh, in_specs=specs, out_specs=(x, x, x, x), check_vma=check_vma))
+    for _ in range(20):
+        results = [np.asarray(r) for r in mapped(*arrays)]
+alone = jax.jit(step)
+for d in range(8):
+    part = [a.reshape(8, -1, *a.shape[1:])[d] for a in arrays[:4]]
+    for got, expected in zip(results, alone(*part, grads, scalars, rounding)):
+        assert np.array_equal(got.reshape(8, -1, *got.shape[1:])[d], expected), d
+print("agree")
+"""
+
+
+def test_eight_devices_at_once_each_get_their_own_result_and_none_waits_forever():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EIGHT_DEVICES)],
+        capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ),
+    )  # fmt: skip
+    assert done.stdout == "agree\n", done.stderr
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"rows": np.zeros(4, np.int64)}, "rows"),
+        ({"bag": np.zeros(3, np.int32)}, "bag"),
+        ({"weight": np.zeros(4, np.float16)}, "weight"),
+        ({"grads": np.zeros((2, 6), np.float32)}, "grads"),
+        ({"table": np.zeros((5, 3), np.float16)}, "float32 or bfloat16"),
+        ({"table": np.zeros((5, 0), np.float32)}, "table"),
+        ({"slots": (np.zeros((4, 3), np.float32),)}, "slots"),
+        ({"slots": ()}, "slots"),
+        ({"kind": "adam"}, "lazy_adam"),
+        ({"scalars": np.zeros(3, np.float32)}, "scalars"),
+        ({"rounding": np.zeros(2, np.float32)}, "rounding"),
+        ({"bag": None, "rows": np.zeros(5, np.int32), "weight": None}, "equal length"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
+)
+def test_wrong_shapes_and_types_are_refused(change, name):
+    arguments = {
+        "kind": "adagrad",
+        "table": np.zeros((5, 3), np.float32),
+        "slots": (np.zeros((5, 3), np.float32),),
+        "rows": np.zeros(4, np.int32),
+        "bag": np.zeros(4, np.int32),
+        "weight": np.zeros(4, np.float32),
+        "grads": np.zeros((2, 3), np.float32),
+        "scalars": PLAIN_SCALARS,
+        "rounding": NO_SEED,
+    }
+    with jax.enable_x64(True), pytest.raises(RecsysError, match=name) as error:
+        kernels.update(**{**arguments, **change})
+    assert error.value.code == "R342"
