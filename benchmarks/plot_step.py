@@ -80,7 +80,7 @@ def draw(found: Mapping[str, list[Point]], out: Path) -> None:
     import matplotlib as mpl  # type: ignore[import-not-found]
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # type: ignore[import-not-found]
+    from matplotlib import pyplot as plt
 
     plt.rcParams.update({"font.size": 13, "font.family": "DejaVu Sans"})
     figure, axes = plt.subplots(figsize=(7.2, 5.4), dpi=200, layout="constrained")
