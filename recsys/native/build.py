@@ -160,7 +160,7 @@ def _register(library: ctypes.CDLL) -> None:
 
     for name in _handlers():
         target = _PREFIX + name
-        capsule = jax.ffi.pycapsule(getattr(library, target))  # type: ignore[no-untyped-call]
+        capsule = jax.ffi.pycapsule(getattr(library, target))
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
