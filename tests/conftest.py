@@ -1,7 +1,11 @@
 """The tone of all tests: the backend, several devices, and warnings that count."""
 
 import os
+import sys
+from pathlib import Path
 
+# What several files of tests share.
+sys.path.append(str(Path(__file__).parent / "test_embedding_scripts"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

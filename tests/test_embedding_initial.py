@@ -1,0 +1,117 @@
+"""Initial values: right on average, and a function of table, row and column alone."""
+
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import Lookup, on_mesh
+
+from recsys.embedding import FeatureConfig, ShardedEmbedding, TableConfig
+from recsys.errors import UsageError
+
+initializers = keras.initializers
+
+
+def initial_tables(configs, **kwargs):
+    features = {c.name: FeatureConfig(c.name, c, (None,), (None, 4)) for c in configs}
+    layer = ShardedEmbedding(features, **kwargs)
+    layer.build()
+    return layer.get_embedding_tables()
+
+
+def initial(initializer, rows=4000, dim=16, placement="row", **kwargs):
+    config = TableConfig("t", rows, dim, initializer=initializer, placement=placement)
+    return initial_tables([config], **kwargs)["t"]
+
+
+@pytest.mark.parametrize(
+    ("initializer", "mean", "deviation", "limit"),
+    [
+        (initializers.RandomUniform(-0.2, 0.6), 0.2, 0.8 / 12**0.5, 0.6),
+        (initializers.RandomNormal(0.5, 0.25), 0.5, 0.25, np.inf),
+        # A normal cut at two deviations has 0.87963 of its deviation left.
+        (initializers.TruncatedNormal(0.5, 0.25), 0.5, 0.25 * 0.87963, 1.0),
+        (initializers.VarianceScaling(2.0, "fan_out", "uniform"), 0, (2 / 16) ** 0.5, 0.6124),
+        (initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal"), 0, 0.35355, np.inf),
+        (initializers.VarianceScaling(1.0, "fan_out", "truncated_normal"), 0, 0.25, 0.5685),
+        ("uniform", 0.0, 0.05 / 3**0.5, 0.05),
+    ],
+    ids=["uniform", "normal", "truncated", "scaled uniform", "scaled", "scaled cut", "by name"],
+)
+def test_each_family_has_its_mean_and_deviation(initializer, mean, deviation, limit):
+    values = initial(initializer)
+    n = values.size
+    assert values.shape == (4000, 16)
+    assert abs(values.mean() - mean) < 4 * deviation / n**0.5
+    assert values.std() == pytest.approx(deviation, rel=0.01)
+    assert np.abs(values).max() <= limit
+    if np.isfinite(limit):
+        assert np.abs(values).max() > 0.98 * limit
+    # Rows and columns are as unlike each other as chance makes them.
+    assert np.abs(np.corrcoef(values.T) - np.eye(16)).max() < 5 / 4000**0.5
+    assert len(np.unique(values[:, 0])) > 3900
+
+
+@pytest.mark.parametrize(
+    ("initializer", "value"),
+    [("zeros", 0.0), ("ones", 1.0), (initializers.Constant(0.25), 0.25)],
+)
+def test_constants_are_themselves(initializer, value):
+    assert np.array_equal(initial(initializer, rows=5), np.full((5, 16), value, np.float32))
+
+
+@pytest.mark.parametrize(
+    "initializer", [initializers.Orthogonal(), initializers.Identity()], ids=type
+)
+def test_an_initializer_of_the_whole_table_is_refused(initializer):
+    with pytest.raises(UsageError, match=r"R352.*depend on the table's size"):
+        initial(initializer)
+
+
+@pytest.mark.parametrize("placement", ["row", "column", "replicated"])
+@pytest.mark.parametrize("mesh", ["8", "2×2", "1×4"])
+def test_a_row_starts_alike_on_every_mesh(mesh, placement):
+    config = TableConfig("t", 33, 16, initializer="normal", placement=placement)
+    expected = initial("normal", rows=33)
+    with on_mesh(mesh, [config]):
+        found = initial_tables([config])["t"]
+    assert np.array_equal(found, expected)
+
+
+def test_more_rows_padding_and_stacking_change_no_row():
+    names = ("a", "b", "c")
+    tables = [TableConfig(n, 20, 4, optimizer="sgd", placement="row") for n in names]
+    alone = {t.name: initial_tables([t])[t.name] for t in tables}
+    assert not np.array_equal(alone["a"], alone["b"])
+    for stacking in (None, "auto", [["c", "a"]]):
+        together = initial_tables(tables, table_stacking=stacking)
+        assert all(np.array_equal(together[n], alone[n]) for n in names)
+    padded = initial_tables(tables, n_shards=7)
+    assert all(np.array_equal(padded[n], alone[n]) for n in names)
+    longer = TableConfig("a", 9000, 4, optimizer="sgd", placement="row")
+    assert np.array_equal(initial_tables([longer])["a"][:20], alone["a"])
+
+
+def test_the_seed_of_layer_and_initializer_count():
+    first, second = initial("normal"), initial("normal", seed=1)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, initial("normal"))
+    own = [initial(initializers.RandomNormal(seed=5), seed=n) for n in (0, 1)]
+    assert np.array_equal(*own)
+    assert not np.array_equal(own[0], initial(initializers.RandomNormal(seed=6)))
+
+
+def test_bfloat16_tables_start_near_the_float32_ones():
+    config = TableConfig("t", 100, 8, initializer="normal", dtype="bfloat16", placement="row")
+    half = initial_tables([config])["t"]
+    np.testing.assert_allclose(half, initial("normal", rows=100, dim=8), rtol=2**-8)
+
+
+def test_a_model_of_eight_devices_starts_as_one_of_one():
+    table = TableConfig("t", 50, 4, placement="row")
+    found = {}
+    for mesh in ("one device", "8"):
+        with on_mesh(mesh, [table]):
+            model = Lookup({"f": table})
+            model.build()
+            found[mesh] = np.asarray(model.predict_on_batch({"f": np.arange(16, dtype=np.int32)}))
+    assert np.array_equal(found["8"], found["one device"])
