@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu_layer`: lookup and row-wise Adagrad update on one GPU.
 
 It needs JAX's CUDA build beside the driver: `pip install "jax[cuda13]"` (or `jax[cuda12]`).
+A machine without network needs the wheels of keras, keras-rs, namex and optree as well.
 The workload is that of `benchmarks.gpu_step`: 26 features × a batch of 65,536 are 1.7
 million ids a step. The lines, for each number of rows and each width:
 

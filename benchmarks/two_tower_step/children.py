@@ -58,10 +58,12 @@ def _command(who: str) -> list[str]:
 
 
 def _environment(case: Case) -> dict[str, str]:
-    environment = {"KERAS_BACKEND": "jax", "PYTHONPATH": str(_ROOT)}
-    if case.devices > 1:
-        flag = f"--xla_force_host_platform_device_count={case.devices}"
-        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    devices = f"--xla_force_host_platform_device_count={case.devices}"
+    environment = {
+        "KERAS_BACKEND": "jax",
+        "PYTHONPATH": str(_ROOT),
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}".strip(),
+    }
     if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
         environment.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
     return environment

@@ -60,6 +60,9 @@ def tables(case: Case) -> dict[str, embedding.TableConfig]:
 
 def build(case: Case) -> TwoTower:
     """Returns the model, on as many devices as the case has."""
+    n_devices = keras.distribution.get_device_count()
+    if n_devices != case.devices:
+        raise ValueError(f"There must be {case.devices} devices. Received: {n_devices}.")
     configs = tables(case)
     if case.devices > 1:
         embedding.activate(embedding.table_layout(list(configs.values())))

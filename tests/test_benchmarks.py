@@ -1,0 +1,244 @@
+"""The benchmarks say what they promise; how fast it is, no test says."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import embedding_step, gpu_layer, plot_step
+from benchmarks.gpu_step.case import moved_bytes
+from benchmarks.measure import print_line
+from benchmarks.two_tower_step import children, clock
+from benchmarks.two_tower_step.case import Case, Measured
+from benchmarks.two_tower_step.clock import StepClock
+from benchmarks.two_tower_step.figures import Figures, Key
+from benchmarks.two_tower_step.ids import zipf_batches
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = sorted((ROOT / "benchmarks" / "peers").glob("*.py"))
+
+
+def test_a_line_has_the_promised_fields(capsys):
+    print_line("bench", "case", [3.0, 1.0, 2.0], "ms", 12.34)
+    line = json.loads(capsys.readouterr().out)
+    expected = {
+        "bench": "bench",
+        "case": "case",
+        "n_runs": 3,
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "unit": "ms",
+        "peak_rss_mib": 12.3,
+    }
+    assert expected.items() <= line.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ([], "rows", [100_000, 1_000_000, 10_000_000]),
+        (["--rows", "5", "7"], "rows", [5, 7]),
+        (["--devices", "1", "8"], "devices", [1, 8]),
+        (["--peers", "all"], "peers", ["torchrec", "torch", "tfrs", "keras", "keras_rs"]),
+        (["--peers", "keras", "torch"], "peers", ["keras", "torch"]),
+        (["--optimizer", "ftrl"], "optimizer", "ftrl"),
+    ],
+)
+def test_embedding_step_reads_its_options(words, name, value):
+    assert getattr(embedding_step.parse(words), name) == value
+
+
+def test_gpu_layer_asks_for_the_sizes_of_the_goal():
+    options = gpu_layer.parse([])
+    assert options.features * options.batch == 1_703_936
+    assert (options.rows[-1], options.dim) == (100_000_000, [64, 128])
+
+
+# --- ids
+
+
+def test_ids_are_zipf_over_all_rows_and_each_side_has_its_own_hot_rows():
+    ids = zipf_batches(50, 4096, 1000, seed=0)
+    assert ids.shape == (50, 2, 4096)
+    assert ids.dtype == np.int32
+    assert ids.min() >= 0
+    assert ids.max() < 1000
+    expected = np.arange(1, 1001) ** -1.05
+    expected /= expected.sum()
+    counts = [np.bincount(ids[:, side].ravel(), minlength=1000) for side in range(2)]
+    for of_side in counts:
+        shares = np.sort(of_side)[::-1] / of_side.sum()
+        np.testing.assert_allclose(shares[:5], expected[:5], rtol=0.05)
+        np.testing.assert_allclose(shares[:100].sum(), expected[:100].sum(), rtol=0.02)
+    hottest = [np.argsort(of_side)[::-1][:2] for of_side in counts]
+    assert hottest[0][0] != hottest[1][0]
+    assert all(abs(int(a) - int(b)) > 1 for a, b in hottest)
+
+
+def test_ids_of_features_lie_in_parts_of_their_own():
+    ids = gpu_layer.feature_ids(features=4, batch=50, rows=403, seed=0)
+    assert ids.shape == (4, 200)
+    np.testing.assert_array_equal(np.unique(ids[0].reshape(4, 50) // 100, axis=1).ravel(), range(4))
+
+
+def test_moved_bytes_count_distinct_rows_twice_and_every_gradient_once():
+    ids = np.array([[5, 5, 5, 7]], np.int32)
+    assert moved_bytes(ids, dim=8) == 2 * 2 * (8 + 1) * 4 + 4 * 8 * 4
+
+
+# --- timing
+
+
+@pytest.fixture
+def make_clock(tmp_path, monkeypatch):
+    """Makes a clock in whose world the n-th step takes the n-th of `step_s`."""
+
+    def make(warmup, steps, seconds, step_s):
+        path = tmp_path / "ids.npy"
+        np.save(path, np.zeros((2, 2, 3), np.int32))
+        now = itertools.accumulate(step_s, initial=0.0)
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
+        return StepClock(Case(str(path), 10, 4, warmup, steps, seconds))
+
+    return make
+
+
+def test_the_clock_leaves_out_the_warm_up(make_clock):
+    clock = make_clock(2, 3, 100.0, [50.0, 9.0, 1.0, 2.0, 3.0, 4.0])
+    for _ in clock.batches():
+        clock.tick(0.5)
+    assert clock.step_ms == [1000, 2000, 3000]
+
+
+def test_slow_steps_end_early_but_not_before_three(make_clock):
+    clock = make_clock(10, 60, 5.0, [500.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    for _ in clock.batches():
+        clock.tick(0.5)
+    # 500 s of compilation count for nothing: two more steps warm up, three are measured.
+    assert clock.step_ms == [4000, 4000, 4000]
+    assert len(clock.losses) == 6
+
+
+# --- lines
+
+
+def of(step_ms, peak=0.0, state=1):
+    return Measured(step_ms, [1.0, 1.0], state, peak, {})
+
+
+def test_the_times_come_first_ours_in_the_order_of_rows(capsys):
+    figures = Figures()
+    for key in (Key("torch", 10), Key("ours", 10), Key("torch", 20), Key("ours", 20)):
+        figures.add(key, of([2.0, 4.0, 90.0], state=key.rows))
+    figures.print_all(batch=8)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    times = [line["case"] for line in lines if line["unit"] == "ms"]
+    assert times == ["ours rows=10", "ours rows=20", "torch rows=10", "torch rows=20"]
+    assert [line["case"] for line in lines[:4]] == times
+    assert {line["median"] for line in lines if line["unit"] == "ms"} == {4.0}
+    assert {line["median"] for line in lines if line["unit"] == "examples/s"} == {2000.0}
+
+
+def test_ratios_compare_rounds_that_were_measured_side_by_side(capsys):
+    figures = Figures()
+    mib = 2**20
+    for slowdown in (1, 2, 3):  # Whatever slows a round slows all of it.
+        figures.add(Key("ours", 10), of([2.0 * slowdown], peak=60, state=10 * mib))
+        figures.add(Key("ours", 10, 8), of([3.0 * slowdown], peak=60, state=10 * mib))
+        figures.add(Key("torch", 10), of([8.0 * slowdown], peak=1, state=mib))
+        figures.add(Key("ours", 90), of([2.2 * slowdown], peak=150, state=100 * mib))
+    figures.print_all(batch=8)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ratios = {line["case"]: (line["min"], line["max"]) for line in lines if line["unit"] == "ratio"}
+    assert ratios == {
+        "torch/ours rows=10": (4.0, 4.0),
+        "ours devices=8/1 rows=10": (1.5, 1.5),
+        "ours rows=90/10": (1.1, 1.1),
+        "ours peak/state rows=90": (1.5, 1.5),
+        "ours peak/state rows=90-10": (1.0, 1.0),
+        "ours devices=8 peak/state rows=10": (6.0, 6.0),
+        "torch peak/state rows=10": (1.0, 1.0),
+    }
+
+
+def test_the_picture_takes_the_times_on_one_device():
+    lines = [
+        {"bench": "embedding_step", "case": "ours rows=20", "unit": "ms"},
+        {"bench": "embedding_step", "case": "ours rows=10", "unit": "ms"},
+        {"bench": "embedding_step", "case": "ours devices=8 rows=10", "unit": "ms"},
+        {"bench": "embedding_step", "case": "ours rows=10", "unit": "examples/s"},
+        {"bench": "embedding_layer", "case": "ours rows=10", "unit": "ms"},
+    ]
+    text = [json.dumps({**line, "median": 2.0, "min": 1.0, "max": 3.0}) for line in lines]
+    assert plot_step.curves(text) == {"ours": [(10, 2.0, 1.0, 3.0), (20, 2.0, 1.0, 3.0)]}
+
+
+def test_labels_keep_their_order_and_a_distance():
+    ends = {"a": 60.0, "b": 61.0, "c": 59.0, "far": 4000.0}
+    heights = plot_step.label_heights(ends, gap=1.3)
+    assert list(heights) == ["c", "a", "b", "far"]
+    assert heights["far"] == pytest.approx(4000.0)
+    near = [heights[who] for who in ("c", "a", "b")]
+    assert near[1] / near[0] == pytest.approx(1.3, rel=1e-3)
+    assert near[2] / near[1] == pytest.approx(1.3, rel=1e-3)
+
+
+# --- whole runs, tiny
+
+
+@pytest.mark.parametrize("path", PEERS, ids=lambda path: path.stem)
+def test_a_peer_declares_an_environment_of_its_own(path):
+    text = path.read_text("utf-8")
+    (block,) = re.findall(r"^# /// script\n(.*?)^# ///$", text, re.DOTALL | re.MULTILINE)
+    header = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.MULTILINE))
+    assert header["dependencies"]
+    assert "3.11" in header["requires-python"]
+    compile(text, path, "exec")
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
+    ids = tmp_path / "ids.npy"
+    np.save(ids, zipf_batches(4, 16, 100, seed=0))
+    case = Case(str(ids), 100, 8, warmup=2, steps=3, seconds=60.0, devices=devices)
+    found = children.measure(children.OURS, case, "tuned")
+    assert len(found.step_ms) == 3
+    # Without training every candidate is as likely as any other.
+    assert found.losses[0] == pytest.approx(np.log(16), abs=0.4)
+    assert found.state_bytes >= 2 * 100 * (8 + 1) * 4
+    assert found.peak_rss_mib > 50
+
+
+def run_gpu_layer(*words):
+    command = [sys.executable, "-m", "benchmarks.gpu_layer", "--rows", "300", "--dim", "4"]
+    command += ["--features", "2", "--batch", "8", "--rounds", "1", "--steps", "1", *words]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_gpu_layer_refuses_a_machine_without_a_gpu():
+    done = run_gpu_layer()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("JAX sees no GPU here: install jax[cuda13]")
+
+
+def test_gpu_layer_can_be_tried_on_a_cpu():
+    done = run_gpu_layer("--allow-cpu", "--repeats", "2")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["case"] for line in lines] == [
+        "ours rows=300 dim=4",
+        "copy rows=300 dim=4",
+        "ours/copy rows=300 dim=4",
+    ]
+    assert [line["n_runs"] for line in lines] == [2, 2, 2]
