@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.process import run_stage
+from recsys.process import run_stage, stage_environment
 
 
 def run_with_config(
@@ -24,4 +24,4 @@ def run_with_config(
     with tempfile.TemporaryDirectory(prefix="recsys-stage-") as folder:
         file = Path(folder) / "config.json"
         file.write_text(config)
-        return run_stage(module, ["--config", str(file), *arguments], {"KERAS_BACKEND": backend})
+        return run_stage(module, ["--config", str(file), *arguments], stage_environment(backend))

@@ -17,6 +17,25 @@ from typing import IO, Any, NoReturn
 
 from recsys.errors import RecsysError
 
+# A training step takes and frees arrays of many megabytes. By default glibc gives each
+# back to the kernel and faults it in anew: half of a step's time on a CPU.
+_ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+
+
+def stage_environment(keras_backend: str) -> dict[str, str]:
+    """Returns the variables that a stage's process is started with.
+
+    Args:
+        keras_backend: `jax` to compute, `tensorflow` to export.
+    """
+    allocator = _ALLOCATOR if keras_backend == "jax" else {}
+    own = {name: value for name, value in allocator.items() if name not in os.environ}
+    return {"KERAS_BACKEND": keras_backend, **own}
+
 
 def run_stage(
     module: str,

@@ -16,7 +16,7 @@ from typing import IO, Any
 from recsys.config import canonical_json
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
-from recsys.process import run_stage
+from recsys.process import run_stage, stage_environment
 
 
 def train(path: Path | None, overrides: Sequence[str], data: Path, out: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _run(
         resolved.write_text(canonical_json(config), encoding="utf-8")
         words = ["--config", str(resolved), *words]
         with _log(module) as log:
-            return run_stage(module, words, {"KERAS_BACKEND": keras_backend}, log)
+            return run_stage(module, words, stage_environment(keras_backend), log)
 
 
 @contextmanager

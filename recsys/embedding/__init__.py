@@ -5,12 +5,8 @@ from recsys.embedding.layer import ShardedEmbedding
 from recsys.embedding.lookups import Ragged
 from recsys.embedding.model import SparseModel
 from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
-from recsys.embedding.placement import (
-    TablePlacement,
-    activate,
-    prove_placement,
-    table_layout,
-)
+from recsys.embedding.placement import activate, prove_placement, table_layout
+from recsys.embedding.plan import TablePlacement
 
 __all__ = [
     "SGD",

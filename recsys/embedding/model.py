@@ -6,6 +6,7 @@ callbacks, schedules, loss scaling, metrics and saving are Keras' own.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ import keras
 from keras.src import backend
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from recsys.embedding import exchange
+from recsys.embedding import accumulation, exchange
+from recsys.embedding.accumulation import GradientBuffers
 from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.exchange import Use
@@ -26,6 +28,7 @@ from recsys.embedding.rounding import mixed
 from recsys.embedding.rows import Numbers
 from recsys.embedding.table import Table
 from recsys.embedding.taps import Counts, Reading, Tape, recording
+from recsys.errors import UsageError
 
 Arrays = list[jax.Array]
 _GOLDEN = 0x9E3779B9
@@ -44,13 +47,40 @@ class TableStep:
         self.uses.append(use)
         self.grads.append(grad)
 
+    def kept_if(self, condition: jax.Array) -> TableStep:
+        """Returns this with nothing to update unless `condition`."""
+        kept = TableStep(self.table, self.optimizer)
+        for use, grad in zip(self.uses, self.grads, strict=True):
+            rows = jnp.where(condition, use.lookups.rows, -1)
+            kept.add(dataclasses.replace(use, lookups=use.lookups._replace(rows=rows)), grad)
+        return kept
+
+    def scaled(self, scale: jax.Array) -> TableStep:
+        """Returns this with gradients times `scale`."""
+        scaled = TableStep(self.table, self.optimizer)
+        for use, grad in zip(self.uses, self.grads, strict=True):
+            scaled.add(use, grad * scale)
+        return scaled
+
     def squares(self) -> jax.Array:
         """Returns the sum of squares of the table's gradient, a scalar."""
         table = self.table
         return exchange.squares(table.site, table.places, self.uses, self.grads)
 
-    def apply(self, values: Arrays, step: jax.Array, scale: jax.Array) -> Arrays:
-        """Returns the new values of the table's weights and slots."""
+    def updated(self, values: Arrays, scale: jax.Array, is_due: jax.Array | None) -> Arrays:
+        """Returns the new values of the table's weights, slots and step count.
+
+        Args:
+            values: The values.
+            scale: Factor on every gradient.
+            is_due: Whether to update at all, a scalar bool; None for always.
+        """
+        if is_due is None:
+            return self._apply(values, scale)
+        return accumulation.only_if(is_due, lambda v: self._apply(v, scale), values)
+
+    def _apply(self, values: Arrays, scale: jax.Array) -> Arrays:
+        *values, step = values
         table, optimizer = self.table, self.optimizer
         rate = optimizer.rate(step)
         name = zlib.crc32(f"{table.seed} {table.name}".encode())
@@ -70,7 +100,7 @@ class TableStep:
             self.grads,
             numbers,
         )
-        return [weights, *slots]
+        return [weights, *slots, step + 1]
 
 
 @keras.saving.register_keras_serializable(package="recsys")
@@ -94,7 +124,9 @@ class SparseModel(keras.Model):
         self.exchange_overflows = ExactCount(name="exchange_overflows")
         self._step_counts: Counts | None = None
         self._tape: Tape | None = None
+        self.gradient_buffers = GradientBuffers(name="gradient_buffers")
         self._ids_in_step = 0
+        self._step_arrays: list[jax.ShapeDtypeStruct] = []
         self.step_proof: StepProof | None = None
 
     # --- one step
@@ -137,20 +169,50 @@ class SparseModel(keras.Model):
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Returns all variables after the dense and the sparse updates."""
         scale = 1.0 / self._loss_scale(ov)
-        grads, scale_rows = self._clipped(grads, steps, scale)
-        finite = self._all_finite(grads, steps)
+        is_due = self._all_finite(grads, steps)
+        if is_due is not None:
+            steps = [step.kept_if(is_due) for step in steps]
+        row_scale = scale
+        if self._accumulation_steps():
+            # The scale of the loss may change until the update.
+            steps = [step.scaled(scale) for step in steps]
+            steps, ntv, is_due = self._accumulated(ov, ntv, steps)
+            row_scale = jnp.float32(1.0)
+        grads, row_scale = self._clipped(ov, grads, steps, scale, row_scale)
         tv, ov = self.optimizer.stateless_apply(ov, grads, tv)
         index = {id(v): i for i, v in enumerate(self.non_trainable_variables)}
         for step in steps:
-            at = [index[id(v)] for v in step.table.variables_by_row]
-            at_count = index[id(step.table.steps)]
-            if finite is not None:
-                step.uses = [_masked(use, finite) for use in step.uses]
-            values = step.apply([ntv[i] for i in at], ntv[at_count], scale_rows)
+            at = [index[id(v)] for v in (*step.table.variables_by_row, step.table.steps)]
+            values = step.updated([ntv[i] for i in at], row_scale, is_due)
             for i, value in zip(at, values, strict=True):
                 ntv[i] = value
-            ntv[at_count] = ntv[at_count] + (1 if finite is None else finite.astype(jnp.int32))
         return tv, ntv, ov
+
+    def _accumulated(
+        self, ov: Arrays, ntv: Arrays, steps: list[TableStep]
+    ) -> tuple[list[TableStep], Arrays, jax.Array | None]:
+        """Returns the steps since the last update, the buffers, and whether one is due now."""
+        count = self._accumulation_steps()
+        leaves, structure = jax.tree.flatten([(step.uses, step.grads) for step in steps])
+        if not self.gradient_buffers.parts:
+            self._step_arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+            return steps, ntv, None
+        index = {id(v): i for i, v in enumerate(self.non_trainable_variables)}
+        at = [index[id(variable)] for variable in self.gradient_buffers.parts]
+        counter = ov[_index(self.optimizer.variables, _innermost(self.optimizer)._iterations)]
+        buffers = accumulation.kept([ntv[i] for i in at], leaves, counter % count)
+        for i, buffer in zip(at, buffers, strict=True):
+            ntv[i] = buffer
+        joined = [TableStep(step.table, step.optimizer) for step in steps]
+        for turn in range(count):
+            parts = jax.tree.unflatten(structure, [buffer[turn] for buffer in buffers])
+            for step, (uses, grads) in zip(joined, parts, strict=True):
+                step.uses += uses
+                step.grads += [grad / count for grad in grads]
+        return joined, ntv, (counter + 1) % count == 0
+
+    def _accumulation_steps(self) -> int:
+        return getattr(_innermost(self.optimizer), "gradient_accumulation_steps", None) or 0
 
     def _loss_scale(self, ov: Arrays) -> jax.Array:
         mapping = list(zip(self.optimizer.variables, ov, strict=True))
@@ -158,16 +220,34 @@ class SparseModel(keras.Model):
             return jnp.asarray(self.optimizer.scale_loss(jnp.float32(1.0)), jnp.float32)
 
     def _clipped(
-        self, grads: Arrays, steps: list[TableStep], scale: jax.Array
+        self,
+        ov: Arrays,
+        grads: Arrays,
+        steps: list[TableStep],
+        scale: jax.Array,
+        row_scale: jax.Array,
     ) -> tuple[Arrays, jax.Array]:
         """Clips by the norm of all gradients, dense and sparse; returns grads and rows' factor."""
-        limit = getattr(_innermost(self.optimizer), "global_clipnorm", None)
+        optimizer = _innermost(self.optimizer)
+        limit = getattr(optimizer, "global_clipnorm", None)
         if limit is None:
-            return grads, scale
-        dense = sum((jnp.sum(jnp.square(g * scale)) for g in grads), jnp.float32(0))
-        sparse = sum((step.squares() for step in steps), jnp.float32(0)) * scale * scale
+            return grads, row_scale
+        count = self._accumulation_steps()
+        before = [jnp.zeros((), g.dtype) for g in grads]
+        if count:
+            held = optimizer._accumulated_gradients
+            before = [ov[_index(self.optimizer.variables, v)] for v in held]
+        totals = [(g * scale + b) / (count or 1) for g, b in zip(grads, before, strict=True)]
+        dense = sum((jnp.sum(jnp.square(t)) for t in totals), jnp.float32(0))
+        sparse = sum((step.squares() for step in steps), jnp.float32(0)) * row_scale**2
         factor = limit / jnp.maximum(jnp.sqrt(dense + sparse), limit)
-        return [g * factor.astype(g.dtype) for g in grads], scale * factor
+        if count:
+            # Keras adds what it holds to this, divides, and clips what is short already.
+            is_due = (ov[_index(self.optimizer.variables, optimizer._iterations)] + 1) % count == 0
+            due = [(t * factor * count - b) / scale for t, b in zip(totals, before, strict=True)]
+            grads = [jnp.where(is_due, d, g) for d, g in zip(due, grads, strict=True)]
+            return grads, row_scale * factor
+        return [g * factor.astype(g.dtype) for g in grads], row_scale * factor
 
     def _all_finite(self, grads: Arrays, steps: list[TableStep]) -> jax.Array | None:
         """Tells whether a step under loss scaling counts; None if it always does."""
@@ -200,23 +280,35 @@ class SparseModel(keras.Model):
         if self.run_eagerly or not self.jit_compile:
             super().make_train_function(force)
         elif self.train_function is None or force:
-            distributed = keras.distribution.distribution() is not None
-            shardings = (None, self._get_state_sharding_spec()) if distributed else None
-            step = jax.jit(self.train_step, donate_argnums=0, out_shardings=shardings)
-            self.train_function = self._make_function(self._proving(step))
+            self.train_function: Any = self._make_function(self._proving())
 
-    def _proving(self, step: Any) -> Callable[[Any, Any], Any]:
-        """Returns `step`, which checks its own compiled form when it is called first."""
-        self.step_proof = None
+    def _proving(self) -> Callable[[Any, Any], Any]:
+        """Returns the jitted step, which checks its own compiled form when called first."""
+        step: Any = None
 
         def proven(state: Any, data: Any) -> Any:
-            if self.step_proof is None:
+            nonlocal step
+            if step is None:
+                state = self._with_buffers(state, data)
+                step = _jitted(self.train_step, state)
                 # jit keeps what is compiled here, so nothing is compiled twice.
                 compiled = step.lower(state, data).compile()
                 self.step_proof = prove_step(compiled, self._tables(), self._ids_in_step)
             return step(state, data)
 
         return proven
+
+    def _with_buffers(self, state: Any, data: Any) -> Any:
+        """Returns the state with buffers to accumulate in, made for batches like `data`."""
+        if not self._accumulation_steps() or self.gradient_buffers.parts:
+            return state
+        tv, ntv, ov, mv = state
+        known = {id(v): value for v, value in zip(self.non_trainable_variables, ntv, strict=True)}
+        jax.eval_shape(self.train_step, state, data)  # fills _step_arrays
+        self.gradient_buffers.build_for(self._step_arrays, self._accumulation_steps())
+        variables = self.non_trainable_variables
+        ntv = [known[id(v)] if id(v) in known else v.value for v in variables]  # noqa: SIM401 purged
+        return tv, ntv, ov, mv
 
     def _tables(self) -> list[Table]:
         return [layer for layer in self._flatten_layers() if isinstance(layer, Table)]
@@ -251,6 +343,23 @@ class SparseModel(keras.Model):
         return super().predict_on_batch(checked_data(x))
 
 
+def _jitted(step: Any, state: Any) -> Any:
+    """Returns `step` compiled to leave the state where it finds it."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return jax.jit(step, donate_argnums=0)
+    places = jax.tree.map(lambda x: x.sharding, state)
+    n_devices = int(distribution.device_mesh.devices.size)
+    if {len(place.device_set) for place in jax.tree.leaves(places)} != {n_devices}:
+        raise UsageError(
+            "R305",
+            f"Every variable of the model and its optimizer must lie on all {n_devices} devices.",
+            "Call recsys.embedding.activate before the model and its optimizer are made.",
+            sorted({len(place.device_set) for place in jax.tree.leaves(places)}),
+        )
+    return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
+
+
 def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays]:
     """Returns the tables in the order that a step reads them, and a tap for each reading."""
     found: list[Reading] = []
@@ -272,10 +381,8 @@ def _by_table(tables: list[Table], uses: list[Use], grads: Arrays) -> list[Table
     return list(steps.values())
 
 
-def _masked(use: Use, keep: jax.Array) -> Use:
-    """Returns `use` with nothing to update unless `keep`."""
-    rows = jnp.where(keep, use.lookups.rows, -1)
-    return Use(use.lookups._replace(rows=rows), use.n_bags, use.is_single)
+def _index(variables: list[Any], wanted: Any) -> int:
+    return next(i for i, variable in enumerate(variables) if variable is wanted)
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -29,8 +29,8 @@ COLLECTIVES = (
 # What passes a table on, or writes rows of it where it lies. A write that can't be in
 # place shows as a copy before it.
 _IN_PLACE = frozenset(
-    "parameter get-tuple-element tuple bitcast while conditional call opt-barrier"
-    " optimization-barrier custom-call scatter dynamic-update-slice".split()
+    {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call"}
+    | {"opt-barrier", "optimization-barrier", "custom-call", "scatter", "dynamic-update-slice"}
 )
 _ITEMSIZE = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")

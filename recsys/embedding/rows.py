@@ -17,6 +17,7 @@ from recsys import native
 from recsys.embedding.lookups import Lookups, bag_sums
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
 from recsys.embedding.rounding import round_stochastically
+from recsys.native import rows as kernels
 
 float0 = jax.dtypes.float0
 
@@ -55,10 +56,6 @@ class Numbers(NamedTuple):
 
 def use_native() -> bool:
     """Tells whether the kernels are there for the devices that JAX uses by default."""
-    import importlib.util
-
-    if importlib.util.find_spec("recsys.native.rows") is None:
-        return False
     return jax.default_backend() == "cpu" and native.available()
 
 
@@ -80,9 +77,7 @@ def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> ja
     """
     lookups = lookups._replace(weight=None if lookups.weight is None else keep)
     if use_native():
-        from recsys.native import rows as kernels
-
-        return kernels.pool(table, lookups.rows, lookups.bags(n_bags), lookups.weights(), n_bags)
+        return kernels.pool(table, lookups.rows, lookups.bag, lookups.weight, n_bags)
     return _pool(table, lookups, n_bags)
 
 
@@ -124,12 +119,9 @@ pool.defvjp(_pool_forward, _pool_backward)
 
 def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> jax.Array:
     """Returns the gradients of the weights `[n]` float32: row · gradient of its bag."""
-    bags = lookups.bags(n_bags)
     if use_native():
-        from recsys.native import rows as kernels
-
-        return kernels.weight_grad(table, lookups.rows, bags, grads)
-    return jnp.sum(gather(table, lookups.rows) * grads[bags], axis=-1)
+        return kernels.weight_grad(table, lookups.rows, lookups.bag, grads)
+    return jnp.sum(gather(table, lookups.rows) * grads[lookups.bags(n_bags)], axis=-1)
 
 
 # --- updating
@@ -164,8 +156,6 @@ def update(
 def _update_native(
     optimizer: RowOptimizer, table: jax.Array, slots: Slots, gradients: Gradients, numbers: Numbers
 ) -> tuple[jax.Array, Slots]:
-    from recsys.native import rows as kernels
-
     lookups, grads = gradients
     scalars = [numbers.rate, numbers.scale, numbers.step_size, jnp.float32(0)]
     rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
@@ -173,9 +163,7 @@ def _update_native(
         optimizer.kind,
         table,
         slots,
-        lookups.rows,
-        lookups.bags(grads.shape[0]),
-        lookups.weights(),
+        *lookups,
         grads,
         jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in rounding]),
@@ -253,11 +241,8 @@ def _per_entry(gradients: Gradients) -> jax.Array:
 def sum_squares(gradients: Gradients, n_rows: int) -> jax.Array:
     """Returns the sum of squares over all distinct rows' gradients, a scalar float32."""
     if use_native():
-        from recsys.native import rows as kernels
-
         lookups, grads = gradients
-        bags = lookups.bags(grads.shape[0])
-        return kernels.sum_squares(lookups.rows, bags, lookups.weights(), grads, n_rows)
+        return kernels.sum_squares(*lookups, grads, n_rows)
     rows, grads = distinct(gradients, n_rows)
     return jnp.sum(jnp.where((rows < n_rows)[:, None], grads * grads, 0.0))
 
