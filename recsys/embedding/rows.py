@@ -157,6 +157,7 @@ def _update_native(
     optimizer: RowOptimizer, table: jax.Array, slots: Slots, gradients: Gradients, numbers: Numbers
 ) -> tuple[jax.Array, Slots]:
     lookups, grads = gradients
+    attributes: dict[str, Any] = optimizer.attributes()
     scalars = [numbers.rate, numbers.scale, numbers.step_size, jnp.float32(0)]
     rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
     return kernels.update(
@@ -167,7 +168,7 @@ def _update_native(
         grads,
         jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in rounding]),
-        **optimizer.attributes(),
+        **attributes,
     )
 
 
