@@ -149,6 +149,8 @@ def _refuse(name: str, rows: int, n_unknown: Any) -> None:
 
 
 def _read(table: Table, site: Site, lookups: Lookups, n_bags: int, is_single: bool) -> jax.Array:
+    if not lookups.rows.shape[0]:  # Bags of length 0: collectives refuse empty arrays.
+        return jnp.zeros((n_bags, table.dim), jnp.float32)
     weights = jax.lax.stop_gradient(table.embeddings.value)
     out, use, extra = exchange.read(site, weights, lookups, n_bags, is_single)
     tape = active()
