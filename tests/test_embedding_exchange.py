@@ -57,7 +57,7 @@ def trained(request):
         model.build()
         references = model.reference()
         steps = list(batches(features, 3))
-        train_both(model, references, steps, DIM)
+        train_both(model, references, steps)
         return model.state(), references
 
 

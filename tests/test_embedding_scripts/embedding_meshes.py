@@ -8,6 +8,7 @@ import math
 import keras
 import numpy as np
 from embedding_reference import ReferenceTable
+
 from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel
 from recsys.embedding.in_order import in_order
 
@@ -104,22 +105,37 @@ def compiled(model, optimizer="sgd", **kwargs):
     return model
 
 
-def train_both(model, references, batches, dim):
+def train_both(model, references, batches):
     """Trains the model and the references on `batches` of inputs and targets."""
     for x, y in batches:
         model.train_on_batch(x, y)
-        step_references(model, references, x, y, dim)
+        step_references(model.features, references, bags_of(model.features, references, x), y)
 
 
-def step_references(model, references, x, y, dim):
-    uses = {name: [] for name in references}
-    for at, (name, table) in enumerate(model.features.items()):
-        reference = references[table.name]
+def bags_of(features, references, x):
+    """Returns the bags of each feature of a batch of arrays."""
+    found = {}
+    for name, table in features.items():
         ids = np.asarray(x[name])
         ids = ids[:, None] if ids.ndim == 1 else ids
-        bags = reference.bags(ids, x.get(f"{name}_weight"))
-        target = y[:, at * dim : (at + 1) * dim]
-        uses[table.name].append((bags, (reference.read(bags) - target) / len(target)))
+        found[name] = references[table.name].bags(ids, x.get(f"{name}_weight"))
+    return found
+
+
+def read_references(features, references, bags):
+    """Returns what the model should return."""
+    found = [references[table.name].read(bags[name]) for name, table in features.items()]
+    return np.concatenate(found, axis=1)
+
+
+def step_references(features, references, bags, y):
+    """Trains the references on one batch, by the gradient of `half_squares`."""
+    grads = (read_references(features, references, bags) - y) / len(y)
+    uses, at = {name: [] for name in references}, 0
+    for name, table in features.items():
+        dim = references[table.name].weights.shape[1]
+        uses[table.name].append((bags[name], grads[:, at : at + dim]))
+        at += dim
     for name, reference in references.items():
         reference.train(uses[name])
 
