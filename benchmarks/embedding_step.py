@@ -8,6 +8,8 @@ has the median, the least and the most of the rounds. The lines:
 - `ours rows=R`, `torchrec rows=R`, …: ms a step, and the same as examples/s;
 - `torchrec/ours rows=R`, …: their time over ours, round by round (over 1: we are faster);
 - `ours devices=8/1 rows=R`: what the exchange costs on the same cores;
+- `ours devices=8 sent rows=R`: KiB that a device sends in a step; `… sent/least …`: the same
+  over the distinct rows that live elsewhere · dim · 4 bytes, both ways;
 - `ours rows=R2/R1`: whether a step is flat in the number of rows;
 - `ours peak/state rows=R2`: most memory over tables and slots; `… rows=R2-R1`: the same of
   the differences, in which the memory of program and batch cancels out.

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import embedding_step, gpu_layer, plot_step
 from benchmarks.gpu_step.case import moved_bytes
 from benchmarks.measure import print_line
-from benchmarks.two_tower_step import children, clock
+from benchmarks.two_tower_step import children, clock, traffic
 from benchmarks.two_tower_step.case import Case, Measured
 from benchmarks.two_tower_step.clock import StepClock
 from benchmarks.two_tower_step.figures import Figures, Key
@@ -92,6 +92,54 @@ def test_ids_of_features_lie_in_parts_of_their_own():
 def test_moved_bytes_count_distinct_rows_twice_and_every_gradient_once():
     ids = np.array([[5, 5, 5, 7]], np.int32)
     assert moved_bytes(ids, dim=8) == 2 * 2 * (8 + 1) * 4 + 4 * 8 * 4
+
+
+# --- bytes between devices
+
+# Two tables read on two devices: each asks for places and gets rows, in chunks of 2 or of 4.
+EXCHANGES = """
+  %a.1 = (s32[1,2]{1,0}, s32[1,2]{1,0}) all-to-all(%x, %y), channel_id=1
+  %a.2 = (f32[1,2,8]{2,1,0}, f32[1,2,8]{2,1,0}) all-to-all(%x, %y), channel_id=2
+  %a.3 = (s32[1,4]{1,0}, s32[1,4]{1,0}) all-to-all(%x, %y), channel_id=3
+  %a.4 = (f32[1,4,8]{2,1,0}, f32[1,4,8]{2,1,0}) all-to-all(%x, %y), channel_id=4
+  %b.1 = (s32[1,2]{1,0}, s32[1,2]{1,0}) all-to-all(%x, %y), channel_id=5
+  %b.2 = (f32[1,2,8]{2,1,0}, f32[1,2,8]{2,1,0}) all-to-all(%x, %y), channel_id=6
+  %b.3 = (s32[1,4]{1,0}, s32[1,4]{1,0}) all-to-all(%x, %y), channel_id=7
+  %b.4 = (f32[1,4,8]{2,1,0}, f32[1,4,8]{2,1,0}) all-to-all(%x, %y), channel_id=8
+  %c = f32[2,8]{1,0} all-reduce(%x), channel_id=9
+"""
+CHUNK_OF_2, CHUNK_OF_4 = 2 * 4 + 2 * 8 * 4, 4 * 4 + 4 * 8 * 4
+"""Bytes of a chunk: places int32, and rows of eight floats."""
+
+
+def odd_rows_live_on_device_1(rows):
+    return rows % 2
+
+
+def test_a_device_sends_all_chunks_but_its_own():
+    sent = traffic.sent_by_capacity(EXCHANGES)
+    assert sent == {2: 2 * CHUNK_OF_2, 4: 2 * CHUNK_OF_4}
+
+
+@pytest.mark.parametrize(
+    ("users", "items", "sent"),
+    [
+        ([0, 2, 2, 0, 1, 3], [1, 1, 1, 3, 3, 3], 2 * CHUNK_OF_2),
+        ([0, 2, 4, 1, 1, 3], [1, 1, 1, 3, 3, 3], CHUNK_OF_4 + CHUNK_OF_2),
+        ([0, 2, 4, 1, 1, 3], [1, 3, 5, 3, 3, 3], 2 * CHUNK_OF_4),
+    ],
+    ids=["narrow", "one-wide", "wide"],
+)
+def test_the_fullest_chunk_of_each_table_says_what_is_sent(users, items, sent):
+    ids = np.array([[users, items]], np.int32)
+    assert traffic.sent_bytes(EXCHANGES, ids, odd_rows_live_on_device_1, 2) == sent
+
+
+def test_the_least_is_every_foreign_row_once_both_ways():
+    # Device 0 has 0, 2, 1: it needs 1. Device 1 has 1, 4, 4: it needs 4.
+    ids = np.array([[[0, 2, 1, 1, 4, 4]]], np.int32)
+    least = traffic.least_bytes(ids, odd_rows_live_on_device_1, 2, dim=8)
+    assert least == 2 * 1 * 8 * 4
 
 
 # --- timing
@@ -215,6 +263,7 @@ def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     assert found.losses[0] == pytest.approx(np.log(16), abs=0.4)
     assert found.state_bytes >= 2 * 100 * (8 + 1) * 4
     assert found.peak_rss_mib > 50
+    assert (found.sent_bytes >= found.least_bytes > 0) == (devices > 1)
 
 
 def run_gpu_layer(*words):

@@ -58,6 +58,8 @@ class Measured:
         state_bytes: Bytes of the tables and of their slots.
         peak_rss_mib: Most memory that the process held [MiB].
         versions: Of what it ran on, by name.
+        sent_bytes: Bytes that a device sends to others in a step; 0 on one device.
+        least_bytes: The least that it could send.
     """
 
     step_ms: list[float]
@@ -65,6 +67,8 @@ class Measured:
     state_bytes: int
     peak_rss_mib: float
     versions: dict[str, str]
+    sent_bytes: float = 0.0
+    least_bytes: float = 0.0
 
     @property
     def median_ms(self) -> float:

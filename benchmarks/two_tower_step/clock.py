@@ -72,12 +72,20 @@ class StepClock:
         late = self._last - self._phase > self.case.seconds
         return n_done >= n_asked or (late and n_done >= _FEWEST)
 
-    def report(self, state_bytes: int, packages: Sequence[str]) -> None:
+    def report(
+        self,
+        state_bytes: int,
+        packages: Sequence[str],
+        sent_bytes: float = 0.0,
+        least_bytes: float = 0.0,
+    ) -> None:
         """Prints what was measured as the last line of stdout.
 
         Args:
             state_bytes: Bytes of the tables and of their slots.
             packages: Distributions whose versions belong to the figures.
+            sent_bytes: Bytes that a device sends to others in a step.
+            least_bytes: The least that it could send.
         """
         measured = Measured(
             step_ms=self.step_ms[: self.case.steps],
@@ -85,6 +93,8 @@ class StepClock:
             state_bytes=state_bytes,
             peak_rss_mib=peak_rss_mib(),
             versions={name: importlib.metadata.version(name) for name in packages},
+            sent_bytes=sent_bytes,
+            least_bytes=least_bytes,
         )
         print(json.dumps(asdict(measured)), flush=True)
 

@@ -11,6 +11,7 @@ from benchmarks.two_tower_step.case import Measured
 
 BENCH = "embedding_step"
 _OURS = "ours"
+_KIB = 1024
 _MIB = 1024 * 1024
 
 
@@ -58,6 +59,8 @@ class Figures:
             self._line(str(key), rates, "examples/s", [key])
         for key in keys:
             self._print_ratio(key)
+        for key in keys:
+            self._print_traffic(key)
         for name in self._names:
             self._print_growth([key for key in self.rounds if key.name == name])
         versions = {name: self.rounds[key][0].versions for key in keys for name in [key.name]}
@@ -77,6 +80,14 @@ class Figures:
             return
         who = f"{_OURS} devices={key.devices}/1" if key.who == _OURS else f"{key.who}/{_OURS}"
         self._line(f"{who} rows={key.rows}", self._ratios(key, ours), "ratio", [key, ours])
+
+    def _print_traffic(self, key: Key) -> None:
+        """Prints what a device sends in a step, and how often the least that would do."""
+        sending = [m for m in self.rounds[key] if m.sent_bytes]
+        sent = [m.sent_bytes / _KIB for m in sending]
+        shares = [m.sent_bytes / m.least_bytes for m in sending]
+        self._line(f"{key.name} sent rows={key.rows}", sent, "KiB", [key])
+        self._line(f"{key.name} sent/least rows={key.rows}", shares, "ratio", [key])
 
     def _print_growth(self, keys: Sequence[Key]) -> None:
         """Prints how time and memory of one competitor grow from the fewest to the most rows."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import keras
+import numpy as np
 from keras import ops
 
-from benchmarks.two_tower_step import dense_keras
+from benchmarks.two_tower_step import dense_keras, traffic
 from benchmarks.two_tower_step.case import LEARNING_RATE, Case
 from benchmarks.two_tower_step.clock import StepClock, read_case
 from recsys import embedding
@@ -79,13 +81,39 @@ def state_bytes(model: TwoTower) -> int:
     return sum(int(v.value.nbytes) for v in variables)
 
 
+def exchanged(model: TwoTower, case: Case) -> tuple[float, float]:
+    """Returns the bytes that a device sends in a step, and the least that it could."""
+    ids, n = np.load(case.ids), case.devices
+    table = model.embed.tables[0]
+
+    def owner(rows: Any) -> Any:
+        return table.place(rows) // (table.places // n)
+
+    sent = traffic.sent_bytes(compiled_step(model, ids[0]), ids, owner, n)
+    return sent, traffic.least_bytes(ids, owner, n, case.dim)
+
+
+def compiled_step(model: TwoTower, batch: Any) -> str:
+    """Returns the program of a training step on `batch` `[2, batch]`, as `fit` compiles it."""
+    names = ("trainable", "non_trainable", "optimizer", "metrics")
+    state = model._get_jax_state(**{f"{name}_variables": True for name in names})
+    distribution = keras.distribution.distribution()
+    features = {
+        side: keras.distribution.distribute_tensor(ids, distribution.get_data_layout(ids.shape))
+        for side, ids in zip(("user", "item"), batch, strict=True)
+    }
+    step = jax.jit(model.train_step, donate_argnums=0)
+    return step.lower(state, (features,)).compile().as_text() or ""
+
+
 def main() -> None:
     """Measures the case that the command line names."""
     case = read_case()
     clock = StepClock(case)
     model = build(case)
     dense_keras.fit(model, clock)
-    clock.report(state_bytes(model), ["keras", "jax"])
+    traffic = exchanged(model, case) if case.devices > 1 else (0.0, 0.0)
+    clock.report(state_bytes(model), ["keras", "jax"], *traffic)
 
 
 if __name__ == "__main__":
