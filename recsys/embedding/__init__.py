@@ -7,6 +7,7 @@ from recsys.embedding.model import SparseModel
 from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
 from recsys.embedding.placement import activate, prove_placement, table_layout
 from recsys.embedding.plan import TablePlacement
+from recsys.embedding.sparsecore import embedding_layer
 
 __all__ = [
     "SGD",
@@ -21,6 +22,7 @@ __all__ = [
     "TableConfig",
     "TablePlacement",
     "activate",
+    "embedding_layer",
     "prove_placement",
     "table_layout",
 ]

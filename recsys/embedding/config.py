@@ -88,6 +88,8 @@ def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
     """
     _check(table, "combiner", table.combiner, COMBINERS)
     _check(table, "placement", table.placement, PLACEMENTS)
+    if table.placement == "sparsecore":
+        raise _refused(table, "placement", "sparsecore", "another one: this is no TPU")
     unknown = getattr(table, "unknown", "row0")
     dtype = getattr(table, "dtype", "float32")
     _check(table, "unknown", unknown, ("row0", "error"))

@@ -192,7 +192,7 @@ class ShardedEmbedding(keras.layers.Layer):
             for path, f in config.pop("features").items()
         }
         structure = config.pop("structure")
-        return cls(_filled(structure, features), **config)
+        return cls(mapped_features(structure, features.__getitem__), **config)
 
 
 def devices_of_distribution() -> int:
@@ -224,12 +224,13 @@ def _skeleton(node: Nested, prefix: str) -> Nested:
     return prefix
 
 
-def _filled(skeleton: Nested, features: dict[str, FeatureConfig]) -> Nested:
-    if isinstance(skeleton, dict):
-        return {key: _filled(value, features) for key, value in skeleton.items()}
-    if isinstance(skeleton, list):
-        return [_filled(value, features) for value in skeleton]
-    return features[skeleton]
+def mapped_features(node: Nested, function: Any) -> Nested:
+    """Returns the nested structure `node` with `function(leaf)` for each leaf."""
+    if isinstance(node, dict):
+        return {key: mapped_features(value, function) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [mapped_features(value, function) for value in node]
+    return function(node)
 
 
 def _of_ours(table: Any) -> TableConfig:

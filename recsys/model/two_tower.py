@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
+from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.losses import sampled_softmax
 from recsys.model.spec import ModelSpec
@@ -122,7 +122,7 @@ class TwoTower(SparseModel):
         self.spec = spec
         config = spec.config
         tables = model_tables(spec, optimizer=None) if tables is None else tables
-        self.embedding = ShardedEmbedding(_features(spec, tables), seed=seed, name="embedding")
+        self.embedding = embedding_layer(_features(spec, tables), seed=seed, name="embedding")
         self.recent = PlaceWeights(config.history, name="history")
         self.query_tower = Tower(config.widths, config.dim, seed + 1000, name="query_tower")
         self.candidate_tower = Tower(config.widths, config.dim, seed + 2000, name="candidate_tower")
