@@ -82,7 +82,9 @@ def _checked_dataset(dataset: Any) -> Any:
     def check(leaf: Any) -> Any:
         if leaf.dtype not in (tf.int64, tf.uint64):
             return leaf
-        fits = (leaf >= 0) & (leaf <= tf.constant(2**31 - 1, leaf.dtype))
+        fits = leaf <= tf.constant(2**31 - 1, leaf.dtype)
+        if leaf.dtype == tf.int64:
+            fits &= leaf >= -(2**31)
         return tf.where(fits, tf.cast(leaf, tf.int32), -1)
 
     def check_all(*batch: Any) -> Any:

@@ -28,9 +28,12 @@ def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
     Raises:
         UsageError: They are no integers.
     """
-    ids = np.asarray(ids)
+    given, ids = ids, np.asarray(ids)
     if ids.size == 0 and ids.dtype == np.float64:  # numpy's type of []
         return ids.astype(np.int32)
+    if ids.dtype == np.float64 and not hasattr(given, "dtype"):
+        # numpy's type of a list with whole numbers below and above 2⁶³.
+        ids = np.asarray(given, object)
     if ids.dtype == object:
         # Whole numbers past 64 bits are held as objects.
         ids = np.array([_limited(x, name) for x in ids.ravel()], np.int64).reshape(ids.shape)
@@ -38,14 +41,14 @@ def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
         raise _not_integers(name, ids.dtype)
     if ids.dtype.itemsize <= 4 and ids.dtype != np.uint32:
         return ids.astype(np.int32)
-    fits = (ids >= 0) & (ids <= _INT32.max)
+    fits = (ids >= _INT32.min) & (ids <= _INT32.max)
     return np.where(fits, ids, UNKNOWN).astype(np.int32)
 
 
 def _limited(x: Any, name: str) -> int:
     if not isinstance(x, int | np.integer) or isinstance(x, bool):
         raise _not_integers(name, type(x).__name__)
-    return int(x) if 0 <= x <= _INT32.max else UNKNOWN
+    return int(x) if _INT32.min <= x <= _INT32.max else UNKNOWN
 
 
 def _not_integers(name: str, received: Any) -> UsageError:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import keras
 from keras.src import backend
+from keras.src.models.functional import Functional
+from keras.src.models.model import functional_init_arguments
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from recsys.embedding import accumulation, exchange
@@ -22,6 +24,7 @@ from recsys.embedding.accumulation import GradientBuffers
 from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.exchange import Use
+from recsys.embedding.ids import checked_batch
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.embedding.proof import StepProof, prove_step
 from recsys.embedding.rounding import mixed
@@ -117,6 +120,16 @@ class SparseModel(keras.Model):
         step_proof: What the compiled training step holds, checked on the first batch;
             None before it.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SparseModel:
+        """Makes a functional model a `FunctionalSparseModel`.
+
+        Keras would put `Functional` among the bases of this class for good, and every
+        other subclass would break.
+        """
+        if cls is SparseModel and functional_init_arguments(args, kwargs):
+            return super().__new__(FunctionalSparseModel)
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -315,11 +328,18 @@ class SparseModel(keras.Model):
 
     # --- data
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; a functional one would cut 64-bit ids down to its inputs' type."""
+        return super().__call__(*(checked_batch(argument) for argument in args), **kwargs)
+
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; 64-bit ids are checked before JAX cuts them down. See `keras.Model.fit`."""
-        if kwargs.get("validation_data") is not None:
-            head, *rest = kwargs["validation_data"]
+        validation = kwargs.get("validation_data")
+        if isinstance(validation, tuple | list):
+            head, *rest = validation
             kwargs["validation_data"] = (checked_data(head), *rest)
+        elif validation is not None:
+            kwargs["validation_data"] = checked_data(validation)
         return super().fit(checked_data(x), *args, **kwargs)
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -341,6 +361,11 @@ class SparseModel(keras.Model):
     def predict_on_batch(self, x: Any) -> Any:
         """Predicts one batch; see `fit`."""
         return super().predict_on_batch(checked_data(x))
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class FunctionalSparseModel(SparseModel, Functional):
+    """What `SparseModel(inputs, outputs)` makes."""
 
 
 def _jitted(step: Any, state: Any) -> Any:
