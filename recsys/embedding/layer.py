@@ -14,7 +14,7 @@ from keras import ops
 
 from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, resolve
 from recsys.embedding.lookups import Ragged
-from recsys.embedding.table import Table, checked_columns
+from recsys.embedding.table import FeatureInput, Table, checked_columns
 from recsys.errors import UsageError
 
 Nested = Any
@@ -99,18 +99,17 @@ class ShardedEmbedding(keras.layers.Layer):
                 they matter for the combiner `sum` alone, as in keras-rs.
         """
         if keras.backend.backend() == "jax":
-            from recsys.embedding.reading import read_feature as read
+            from recsys.embedding.reading import read_features
         else:
-            from recsys.embedding.plain_reading import read_feature as read
+            from recsys.embedding.plain_reading import read_features
+        leaves = dict(self._leaves(inputs))
         chosen = {} if weights is None else dict(self._leaves(weights))
-
-        def embed(path: str, feature: FeatureConfig, ids: Any) -> Any:
-            kind = self._resolved[feature.table.name]
-            table = self._home[kind.name]
-            out = read(table, kind, ids, chosen.get(path))
-            return ops.cast(out, self.compute_dtype)
-
-        return self._map(inputs, embed)
+        asked = []
+        for path, ids in leaves.items():
+            kind = self._resolved[self._paths[path].table.name]
+            asked.append(FeatureInput(self._home[kind.name], kind, ids, chosen.get(path)))
+        found = dict(zip(leaves, read_features(asked), strict=True))
+        return self._map(inputs, lambda path, *_: ops.cast(found[path], self.compute_dtype))
 
     def compute_output_spec(self, inputs: Nested, weights: Nested = None, **_: Any) -> Nested:
         """Returns the outputs' specs without tracing the exchange."""

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
 
 from recsys.embedding.config import ResolvedTable
 from recsys.embedding.lookups import Ragged
-from recsys.embedding.table import Table
+from recsys.embedding.table import FeatureInput, Table
 from recsys.errors import UsageError
 
 
-def read_feature(table: Table, kind: ResolvedTable, ids: Any, weights: Any) -> Any:
-    """Returns the combined embeddings `[batch, dim]` float32 of one feature.
+def read_features(asked: Sequence[FeatureInput]) -> list[Any]:
+    """Returns the combined embeddings `[batch, dim]` float32 of each feature.
 
-    The same numbers as `recsys.embedding.reading.read_feature`, which JAX runs.
-
-    Args:
-        table: The table, or the stack that it is part of.
-        kind: What the table is.
-        ids: Ids `[batch]` or `[batch, length]`, integers.
-        weights: Weights of the ids, or None.
+    The same numbers as `recsys.embedding.reading.read_features`, which JAX runs.
     """
+    return [_read(*one) for one in asked]
+
+
+def _read(table: Table, kind: ResolvedTable, ids: Any, weights: Any) -> Any:
     if isinstance(ids, Ragged):
         raise UsageError(
             "R361",

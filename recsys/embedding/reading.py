@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,58 +20,91 @@ from recsys.embedding.lookups import (
     ragged_lookups,
 )
 from recsys.embedding.site import Site, shard_mapped
-from recsys.embedding.table import Table
+from recsys.embedding.table import FeatureInput, Table
 from recsys.embedding.taps import Counts, Reading, active
 from recsys.errors import RecsysError, UsageError
 
 
-def read_feature(table: Table, kind: ResolvedTable, ids: Any, weights: Any) -> jax.Array:
-    """Returns the combined embeddings `[batch, dim]` float32 of one feature.
+def read_features(asked: Sequence[FeatureInput]) -> list[jax.Array]:
+    """Returns the combined embeddings `[batch, dim]` float32 of each feature.
 
-    Args:
-        table: The table, or the stack that it is part of.
-        kind: What the table is.
-        ids: Ids `[batch]`, `[batch, length]`, or a `Ragged`; int32.
-        weights: Weights of the ids, or None.
+    Single ids that go to one table go together, in one exchange.
     """
-    site = table.site
-    ids, weights, n_bags, is_single = _checked(kind, ids, weights)
-    values = ids.values if isinstance(ids, Ragged) else ids
-    known = (values >= 0) & (values < kind.rows)
-    rows = jnp.where(known, values, 0)
+    found: list[Any] = [None] * len(asked)
+    together: dict[tuple[int, int], list[int]] = {}
+    for number, one in enumerate(asked):
+        if not isinstance(one.ids, Ragged) and one.ids.ndim == 1:
+            together.setdefault((id(one.table), one.ids.shape[0]), []).append(number)
+        else:
+            found[number] = _read_bags(*one)
+    for numbers in together.values():
+        outs = _read_singles([asked[number] for number in numbers])
+        for number, out in zip(numbers, outs, strict=True):
+            found[number] = out
+    return found
+
+
+def _read_singles(asked: list[FeatureInput]) -> list[jax.Array]:
+    """Returns the embeddings of features `[batch]` of one table."""
+    table = asked[0].table
+    # On single ids weights matter where they are summed.
+    weights = [_finite(one.weights) if one.kind.combiner == "sum" else None for one in asked]
+    places = []
+    for one, weight in zip(asked, weights, strict=True):
+        rows, unknown = _known(one.kind, one.ids)
+        places.append(_places(table, one.kind, dense_lookups(rows, weight), unknown))
+    # Side by side, not end to end: so each device's part of the batch stays its own.
+    stacked = jnp.stack(places, axis=1)
+    out = _read(table, table.site, Lookups(stacked.reshape(-1)), stacked.size, True)
+    out = out.reshape(*stacked.shape, table.dim)
+    return [
+        out[:, i] if weight is None else out[:, i] * weight[:, None]
+        for i, weight in enumerate(weights)
+    ]
+
+
+def _read_bags(table: Table, kind: ResolvedTable, ids: Any, weights: Any) -> jax.Array:
+    """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
+    site, scale = table.site, 1.0
     if isinstance(ids, Ragged):
+        n_bags, values = ids.lengths.shape[0], ids.values
+        rows, unknown = _known(kind, values)
+        weights = _finite(ids.weights if weights is None else weights)
         lookups = _by_device(site, rows, ids.lengths, weights, kind.combiner)
-        scale = 1.0
     else:
-        lookups, scale = _dense(rows, weights, n_bags, kind.combiner)
-    _count(kind, lookups.rows >= 0, ~known.reshape(-1))
-    places = table.place(jnp.maximum(lookups.rows, 0) + table.offset(kind.name))
-    lookups = lookups._replace(rows=jnp.where(lookups.rows >= 0, places, -1))
-    if kind.combiner == "max" and not is_single:
+        _check_rank(kind, ids)
+        n_bags, values = ids.shape[0], ids
+        rows, unknown = _known(kind, values)
+        lookups, scale = _dense(rows, _finite(weights), n_bags, kind.combiner)
+    lookups = lookups._replace(rows=_places(table, kind, lookups, unknown))
+    if kind.combiner == "max":
         each = _read(table, site, Lookups(lookups.rows), lookups.rows.shape[0], True)
         return _maxima(site, lookups, n_bags, each)
-    if not is_single:
-        return _read(table, site, lookups, n_bags, False) * scale
-    out = _read(table, site, Lookups(lookups.rows), n_bags, True)
-    return out if lookups.weight is None else out * lookups.weight[:, None]
+    return _read(table, site, lookups, n_bags, False) * scale
 
 
-def _checked(kind: ResolvedTable, ids: Any, weights: Any) -> tuple[Any, Any, int, bool]:
-    """Returns ids, weights that are numbers, the number of bags, whether bags are single ids."""
-    if isinstance(ids, Ragged):
-        weights = ids.weights if weights is None else weights
-        return ids, _finite(weights), ids.lengths.shape[0], False
-    if ids.ndim not in (1, 2):
+def _check_rank(kind: ResolvedTable, ids: Any) -> None:
+    if ids.ndim != 2:
         raise UsageError(
             "R359",
             f"Ids for table {kind.name!r} must be [batch] or [batch, length].",
             "Flatten further dimensions into the batch.",
             ids.shape,
         )
-    is_single = ids.ndim == 1
-    if is_single and kind.combiner != "sum":
-        weights = None
-    return ids, _finite(weights), ids.shape[0], is_single
+
+
+def _known(kind: ResolvedTable, ids: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns rows, 0 for an unknown id, and which ids are unknown, in the shape of `ids`."""
+    known = (ids >= 0) & (ids < kind.rows)
+    return jnp.where(known, ids, 0), ~known
+
+
+def _places(table: Table, kind: ResolvedTable, lookups: Lookups, unknown: jax.Array) -> jax.Array:
+    """Returns the places `[n]` of lookups in rows, -1 where nothing is; counts them."""
+    present = lookups.rows >= 0
+    _count(kind, present, unknown.reshape(-1))
+    places = table.place(jnp.maximum(lookups.rows, 0) + table.offset(kind.name))
+    return jnp.where(present, places, -1)
 
 
 def _finite(weights: Any) -> jax.Array | None:
@@ -86,7 +120,7 @@ def _dense(
 ) -> tuple[Lookups, float]:
     """Returns the lookups, and what their sums are to be multiplied by."""
     lookups = dense_lookups(rows, weights)
-    if rows.ndim == 1 or combiner == "max":
+    if combiner == "max":
         return lookups, 1.0
     if weights is not None:
         return normalized(lookups, n_bags, combiner), 1.0

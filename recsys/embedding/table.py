@@ -6,7 +6,7 @@ import functools
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -134,6 +134,22 @@ class _Initial(keras.initializers.Initializer):
             own = initial_rows(member.initializer, row - start, member.dim, seed)
             values = jnp.where(inside[:, None], own, values)
         return values.astype(dtype)
+
+
+class FeatureInput(NamedTuple):
+    """What one feature asks of its table.
+
+    Attributes:
+        table: The table, or the stack that it is part of.
+        kind: What the table is.
+        ids: Ids `[batch]`, `[batch, length]`, or a `Ragged`; int32.
+        weights: Weights of the ids, or None.
+    """
+
+    table: Table
+    kind: ResolvedTable
+    ids: Any
+    weights: Any
 
 
 def bytes_per_row(kind: ResolvedTable) -> tuple[int, int]:

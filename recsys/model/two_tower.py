@@ -138,31 +138,42 @@ class TwoTower(SparseModel):
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns unit vectors `[batch, dim]` float32 of `user_row` and `history`."""
-        wanted = {name: inputs[name] for name in ("user_row", "history")}
-        weights = {"user_row": None, "history": self.recent(inputs["history"])}
-        found = self.embedding(wanted, weights=weights)
+        return self._query(self._looked_up(inputs, ("user_row", "history")))
+
+    def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
+        """Returns unit vectors `[batch, dim]` float32 of `id_row` and the features."""
+        return self._candidate(self._looked_up(inputs, ("id_row", *self._feature_names)))
+
+    def call(self, inputs: Tensors) -> Tensors:
+        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
+        names = ("user_row", "history", "id_row", *self._feature_names)
+        found = self._looked_up(inputs, names)
+        return {"query": self._query(found), "candidate": self._candidate(found)}
+
+    @property
+    def _feature_names(self) -> tuple[str, ...]:
+        return tuple(feature.name for feature in self.spec.features)
+
+    def _looked_up(self, inputs: Tensors, names: tuple[str, ...]) -> Tensors:
+        """Returns the embeddings `[batch, dim]` of some inputs."""
+        weights: dict[str, Any] = dict.fromkeys(names)
+        for name in names:
+            if name == "history":
+                weights[name] = self.recent(inputs[name])
+            elif name in self._feature_names:
+                # Row 0 of a feature's table is padding.
+                weights[name] = ops.cast(inputs[name] > 0, "float32")
+        return self.embedding({name: inputs[name] for name in names}, weights=weights)
+
+    def _query(self, found: Tensors) -> keras.KerasTensor:
         pooled, user = found["history"], found["user_row"]
         # The user's own embedding is in the guess too: without it a new user, with
         # an empty history, would start from a zero vector, whose direction is noise.
         return self.query_tower(pooled + user, ops.concatenate([pooled, user], axis=-1))
 
-    def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns unit vectors `[batch, dim]` float32 of `id_row` and the features."""
-        names = [feature.name for feature in self.spec.features]
-        wanted = {name: inputs[name] for name in ("id_row", *names)}
-        # Row 0 of a feature's table is padding.
-        weights = {name: ops.cast(inputs[name] > 0, "float32") for name in names}
-        found = self.embedding(wanted, weights={"id_row": None, **weights})
-        own = found["id_row"]
-        bags = [found[name] for name in names]
+    def _candidate(self, found: Tensors) -> keras.KerasTensor:
+        own, bags = found["id_row"], [found[name] for name in self._feature_names]
         return self.candidate_tower(own, ops.concatenate([own, *bags], axis=-1))
-
-    def call(self, inputs: Tensors) -> Tensors:
-        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
-        return {
-            "query": self.embed_query(inputs),
-            "candidate": self.embed_candidate(inputs),
-        }
 
     def compute_loss(
         self,
