@@ -120,7 +120,7 @@ def ragged(bags: Any, capacity: int, n_parts: int = 1, weights: Any = None) -> R
                 used,
             )
         at = slice(part * room, part * room + used)
-        values[at] = as_int32(_chained(bags[mine], None))
+        values[at] = _chained([as_int32(bag) for bag in bags[mine]], np.int32)
         if out is not None:
             out[at] = _chained(weights[mine], np.float32)
     return Ragged(values, lengths, out)
@@ -128,4 +128,4 @@ def ragged(bags: Any, capacity: int, n_parts: int = 1, weights: Any = None) -> R
 
 def _chained(bags: Any, dtype: Any) -> np.ndarray:
     parts = [np.asarray(bag, dtype) for bag in bags if len(bag)]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype or np.int32)
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
