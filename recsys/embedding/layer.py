@@ -87,7 +87,7 @@ class ShardedEmbedding(keras.layers.Layer):
             return super().__call__(inputs, **kwargs)
         return super().__call__(inputs, weights=weights, **kwargs)
 
-    def call(self, inputs: Nested, weights: Nested = None) -> Nested:
+    def call(self, inputs: Nested, weights: Nested = None, training: bool = False) -> Nested:
         """Returns the embeddings `[batch, dim]` of each feature, in the structure of `inputs`.
 
         Args:
@@ -97,7 +97,13 @@ class ShardedEmbedding(keras.layers.Layer):
             weights: Weights of the ids in the same structure and shapes, or None; an
                 entry may be None. An id of weight 0 is not in its bag. On single ids
                 they matter for the combiner `sum` alone, as in keras-rs.
+            training: Whether this is part of a training step; `SparseModel`'s alone may be.
+
+        Raises:
+            UsageError: Another model trains, which would leave the tables as they are.
         """
+        if training:
+            self._check_trainer()
         if keras.backend.backend() == "jax":
             from recsys.embedding.reading import read_features
         else:
@@ -110,6 +116,20 @@ class ShardedEmbedding(keras.layers.Layer):
             asked.append(FeatureInput(self._home[kind.name], kind, ids, chosen.get(path)))
         found = dict(zip(leaves, read_features(asked), strict=True))
         return self._map(inputs, lambda path, *_: ops.cast(found[path], self.compute_dtype))
+
+    def _check_trainer(self) -> None:
+        from recsys.embedding.taps import active
+
+        learns = self.trainable and any(table.optimizer is not None for table in self.tables)
+        if learns and active() is None:
+            raise UsageError(
+                "R306",
+                "Tables are trained by recsys.embedding.SparseModel alone; another model would"
+                " leave them as they are.",
+                "Derive the model from SparseModel, or SparseModel(inputs, outputs); to train"
+                " the towers over fixed tables set trainable=False on the layer.",
+                self.name,
+            )
 
     def compute_output_spec(self, inputs: Nested, weights: Nested = None, **_: Any) -> Nested:
         """Returns the outputs' specs without tracing the exchange."""

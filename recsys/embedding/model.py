@@ -165,9 +165,10 @@ class SparseModel(keras.Model):
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
         (_, (aux, read, counts)), (grads, tap_grads) = grad_fn(tv, taps)
         loss, y_pred, ntv, mv = aux
-        # An update writes where the lookup reads: it must wait for the lookup, also
-        # where the gradient doesn't depend on it, or XLA copies the table.
-        tap_grads, _ = jax.lax.optimization_barrier((tap_grads, [out for _, out in read]))
+        # An update writes where lookups read, and gradients of learned weights: it must
+        # wait for all of them, also where it doesn't need them, or XLA copies the table.
+        reads = (grads, [out for _, out in read])
+        tap_grads, (grads, _) = jax.lax.optimization_barrier((tap_grads, reads))
         uses = [use for use, _ in read]
         self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
         steps = _by_table(tables, uses, tap_grads)
