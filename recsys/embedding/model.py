@@ -24,7 +24,7 @@ from recsys.embedding.accumulation import GradientBuffers
 from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.exchange import Use
-from recsys.embedding.ids import checked_batch
+from recsys.embedding.ids import checked_batch, checked_ids
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.embedding.proof import StepProof, prove_step
 from recsys.embedding.rounding import mixed
@@ -165,21 +165,24 @@ class SparseModel(keras.Model):
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
         (_, (aux, read, counts)), (grads, tap_grads) = grad_fn(tv, taps)
         loss, y_pred, ntv, mv = aux
-        # An update writes where lookups read, and gradients of learned weights: it must
-        # wait for all of them, also where it doesn't need them, or XLA copies the table.
-        reads = (grads, [out for _, out in read])
-        tap_grads, (grads, _) = jax.lax.optimization_barrier((tap_grads, reads))
+        reads = [*grads, *tap_grads, *(out for _, out in read)]
         uses = [use for use, _ in read]
         self._ids_in_step = sum(use.lookups.rows.shape[0] for use in uses)
         steps = _by_table(tables, uses, tap_grads)
-        tv, ntv, ov = self._applied(tv, list(ntv), ov, grads, steps)
+        tv, ntv, ov = self._applied(tv, list(ntv), ov, grads, steps, _after(reads))
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
         self._step_counts = None
         return logs, (tv, ntv, ov, mv)
 
     def _applied(
-        self, tv: Arrays, ntv: Arrays, ov: Arrays, grads: Arrays, steps: list[TableStep]
+        self,
+        tv: Arrays,
+        ntv: Arrays,
+        ov: Arrays,
+        grads: Arrays,
+        steps: list[TableStep],
+        after_reads: jax.Array,
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Returns all variables after the dense and the sparse updates."""
         scale = 1.0 / self._loss_scale(ov)
@@ -197,7 +200,7 @@ class SparseModel(keras.Model):
         index = {id(v): i for i, v in enumerate(self.non_trainable_variables)}
         for step in steps:
             at = [index[id(v)] for v in (*step.table.variables_by_row, step.table.steps)]
-            values = step.updated([ntv[i] for i in at], row_scale, is_due)
+            values = step.updated([ntv[i] for i in at], row_scale * after_reads, is_due)
             for i, value in zip(at, values, strict=True):
                 ntv[i] = value
         return tv, ntv, ov
@@ -368,6 +371,13 @@ class SparseModel(keras.Model):
 class FunctionalSparseModel(SparseModel, Functional):
     """What `SparseModel(inputs, outputs)` makes."""
 
+    def _convert_inputs_to_tensors(self, flat_inputs: list[Any]) -> list[Any]:
+        """Refuses what Keras would cast to whole numbers, and read as ids, without a word."""
+        for x, spec in zip(flat_inputs, self._inputs, strict=True):
+            if x is not None and "int" in spec.dtype:
+                checked_ids(x, spec.name)
+        return super()._convert_inputs_to_tensors(flat_inputs)
+
 
 def _jitted(step: Any, state: Any) -> Any:
     """Returns `step` compiled to leave the state where it finds it."""
@@ -384,6 +394,17 @@ def _jitted(step: Any, state: Any) -> Any:
             sorted({len(place.device_set) for place in jax.tree.leaves(places)}),
         )
     return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
+
+
+def _after(reads: Arrays) -> jax.Array:
+    """Returns 1.0, which isn't known before all of `reads` are.
+
+    An update writes where lookups read, and where the gradients of learned weights do.
+    It must wait for all of them, also where it doesn't need them, or XLA copies the
+    table; an optimization barrier is gone by the time that XLA orders its program.
+    """
+    total = sum((jnp.sum(x, dtype=jnp.float32) for x in reads), jnp.float32(0))
+    return jnp.where(total > jnp.inf, jnp.float32(2.0), jnp.float32(1.0))
 
 
 def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays]:
