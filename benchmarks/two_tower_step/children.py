@@ -8,23 +8,21 @@ import sys
 from pathlib import Path
 
 from benchmarks.two_tower_step.case import Case, Measured
+from recsys.process import stage_environment
 
 PEERS = ("torchrec", "torch", "tfrs", "keras", "keras_rs")
 OURS = "ours"
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 3600
 
-_TUNED = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "1073741824",
-}
+# What our launcher gives to training, which everyone gets here.
+_TUNED = {k: v for k, v in stage_environment("jax").items() if k.startswith("MALLOC_")}
 ALLOCATORS = {
     "tuned": _TUNED,
     "huge": {**_TUNED, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
     "system": {},
 }
-"""Settings of glibc's malloc by name; every competitor gets the same."""
+"""Settings of glibc's malloc by name; `huge` asks for huge pages as well."""
 
 
 def measure(who: str, case: Case, allocator: str) -> Measured:
