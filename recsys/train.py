@@ -27,6 +27,7 @@ from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+from recsys.embedding.proof import StepProof
 from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
 from recsys.model import ModelSpec, TwoTower, model_tables, save_model
@@ -83,7 +84,7 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     items = Vocabulary.load(data / "vocabulary" / "items.parquet")
     np.save(out / "candidates.npy", embed_catalogue(model, catalogue, items))
     _write_probe(out, model, store, items)
-    return _write_summary(out, placements, curve, source, seconds)
+    return _write_summary(out, placements, curve, source, seconds, model.step_proof)
 
 
 def _table_optimizer(train: TrainConfig) -> RowOptimizer:
@@ -185,6 +186,7 @@ def _write_summary(
     curve: list[dict[str, float]],
     source: BatchSource,
     seconds: float,
+    proof: StepProof | None,
 ) -> dict[str, Any]:
     examples = len(source) * source.batch_size
     summary = {
@@ -195,6 +197,7 @@ def _write_summary(
         "seconds": round(seconds, 3),
         "examples_per_s": round(examples / seconds, 1),
         "sharding": [dataclasses.asdict(placement) for placement in placements],
+        "step": None if proof is None else dataclasses.asdict(proof),
         "curve": curve,
     }
     (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")

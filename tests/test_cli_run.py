@@ -127,11 +127,11 @@ def test_the_result_names_its_files():
 
 def test_the_result_has_the_sharding_table():
     part = {
-        "table": "items", "rows": 9743, "padded_rows": 9744, "dim": 64, "shards": 8,
-        "bytes_per_device": 311_808,
+        "table": "items", "placement": "row", "rows": 9743, "padded_rows": 11_520, "dim": 64,
+        "shards": 8, "bytes_per_device": 368_640, "slot_bytes_per_device": 5_760,
     }  # fmt: skip
     text = result_text(sharding=[part]).replace(" ", "")
-    assert "│items│9,743│9,744│64│8│311.8kB│" in text
+    assert "│items│9,743│11,520│64│row│8│368.6kB│5.8kB│" in text
 
 
 def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(tmp_path):

@@ -260,10 +260,12 @@ def _training(rng: np.random.Generator) -> dict[str, Any]:
             {
                 "table": name,
                 "rows": rows,
+                "placement": "row",
                 "padded_rows": rows + rows % 2,
                 "dim": dim,
                 "shards": 2,
                 "bytes_per_device": (rows + rows % 2) * dim * 2,
+                "slot_bytes_per_device": (rows + rows % 2) * 2,
             }
             for name, rows, dim in [
                 ("users", 600, 64),
@@ -272,6 +274,7 @@ def _training(rng: np.random.Generator) -> dict[str, Any]:
                 ("title_words", 2_207, 32),
             ]
         ],
+        "step": {"tables": ["items"], "state_bytes": 2_000_000, "temporary_bytes": 30_000},
         "devices": 2,
         "platform": "cpu",
         "steps": 2040,
@@ -371,7 +374,8 @@ def test_training_and_tables_are_shown(run: Run) -> None:
     assert (
         "steps 2,040 examples 522,240 time 1 min 2 s examples a second 8,464 devices 2 cpu" in text
     )
-    assert "items 9,743 9,744 64 2 1.2 MB" in text
+    assert "items 9,743 9,744 64 row 2 1.2 MB 19.5 kB" in text
+    assert "makes nothing of the size of items." in text
     assert page.count("<svg") == 2
     assert page.count("<polyline") == 2
 

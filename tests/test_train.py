@@ -110,6 +110,15 @@ def test_the_result_says_what_each_device_holds(models):
     }
 
 
+def test_the_result_says_what_the_compiled_step_holds(models):
+    one, eight = (models[n][1]["step"] for n in (1, 8))
+    assert one["collectives"] == {}
+    assert {"all-to-all", "all-gather", "reduce-scatter"} <= set(eight["collectives"])
+    # Tables and Adagrad's slots of as many bytes, of which each device changes its eighth.
+    assert one["state_bytes"] > 2 * 4 * 3840 * (16 + 16 + 4)
+    assert eight["state_bytes"] < one["state_bytes"] / 4
+
+
 def test_a_trained_model_finds_the_users_taste_and_popularity_does_not(models, data, tmp_path):
     result = evaluate(EvaluateStage(), models[1][0], data, tmp_path)
     # 30 of 90 items are of a user's taste: 10 of them are a third.

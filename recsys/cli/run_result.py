@@ -66,7 +66,7 @@ def _metrics_table(metrics: dict[str, Any]) -> Table:
 
 def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
     table = _table("Embedding tables", "table")
-    for heading in ("rows", "padded", "dim", "shards", "a device"):
+    for heading in ("rows", "padded", "dim", "split by", "shards", "a device", "its slots"):
         table.add_column(heading, justify="right")
     for part in sharding:
         table.add_row(
@@ -74,11 +74,17 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
             f"{part['rows']:,}",
             f"{part['padded_rows']:,}",
             str(part["dim"]),
+            {"replicated": "–"}.get(part["placement"], part["placement"]),
             str(part["shards"]),
-            # Plain spaces, so that what is printed can be searched.
-            size(part["bytes_per_device"]).replace("\N{NO-BREAK SPACE}", " "),
+            _size(part["bytes_per_device"]),
+            _size(part["slot_bytes_per_device"]),
         )
     return table
+
+
+def _size(n_bytes: int) -> str:
+    # Plain spaces, so that what is printed can be searched.
+    return size(n_bytes).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _recommendations_table(example: dict[str, Any]) -> Table:

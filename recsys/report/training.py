@@ -37,8 +37,10 @@ class Shard:
     rows: str
     padded_rows: str
     dim: str
+    placement: str
     shards: str
     bytes_per_device: str
+    slot_bytes_per_device: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Sharding:
 
     tables: list[Shard]
     total: str
+    proof: str
 
 
 def read_training(artifacts: Artifacts) -> Training:
@@ -84,7 +87,8 @@ def read_training(artifacts: Artifacts) -> Training:
 
 def read_sharding(artifacts: Artifacts) -> Sharding:
     """Returns where the tables lie."""
-    parts = _read(artifacts).get("sharding")
+    training = _read(artifacts)
+    parts = training.get("sharding")
     if not parts:
         raise MissingError("The training named no tables.")
     tables = [
@@ -93,13 +97,31 @@ def read_sharding(artifacts: Artifacts) -> Sharding:
             rows=count(part.get("rows")),
             padded_rows=count(part.get("padded_rows")),
             dim=count(part.get("dim")),
+            placement=str(part.get("placement", "–")),
             shards=count(part.get("shards")),
             bytes_per_device=size(part.get("bytes_per_device")),
+            slot_bytes_per_device=size(part.get("slot_bytes_per_device")),
         )
         for part in parts
     ]
-    sizes = [part.get("bytes_per_device") for part in parts]
-    return Sharding(tables, size(sum(s for s in sizes if is_number(s))))
+    kinds = ("bytes_per_device", "slot_bytes_per_device")
+    sizes = [part.get(kind) for part in parts for kind in kinds]
+    total = size(sum(s for s in sizes if is_number(s)))
+    return Sharding(tables, total, _proof(training.get("step")))
+
+
+def _proof(step: dict[str, Any] | None) -> str:
+    """Returns what the compiled training step was found to hold, in a sentence."""
+    if not step:
+        return ""
+    sentence = (
+        f"The compiled training step changes {size(step.get('state_bytes'))} in place and needs"
+        f" {size(step.get('temporary_bytes'))} beside them."
+    )
+    if step.get("tables"):
+        names = ", ".join(step["tables"])
+        sentence += f" Checked: it copies, gathers and makes nothing of the size of {names}."
+    return sentence
 
 
 def _devices(devices: object) -> str:
