@@ -96,6 +96,7 @@ def examine(config_path: Path | None = None) -> Iterator[Check]:
         # The slow ones import what a run imports; they start first.
         jax = pool.submit(check_jax)
         tfx = pool.submit(check_tfx)
+        kernels = pool.submit(check_kernels)
         yield check_python(sys.version_info[:2])
         yield check_glibc(_glibc(), sys.version_info[:2])
         yield check_cores()
@@ -106,6 +107,7 @@ def examine(config_path: Path | None = None) -> Iterator[Check]:
         yield check_keras_backend(os.environ.get("KERAS_BACKEND"))
         yield from check_config(config_path)
         yield jax.result()
+        yield kernels.result()
         yield tfx.result()
 
 
@@ -248,6 +250,22 @@ def check_jax() -> Check:
         fix = "Install JAX for the GPU that is here: uv pip install 'jax[cuda12]'"
         return Check("jax devices", "warn", f"{text}; there is an NVIDIA GPU", fix)
     return Check("jax devices", "ok", text)
+
+
+def check_kernels() -> Check:
+    """Builds the C kernels if they aren't, and has them checked."""
+    program = (
+        "import json; from recsys import native; s = native.status();"
+        "print(json.dumps([s.available, s.reason, s.compiler]))"
+    )
+    found = _probe(program, {"JAX_PLATFORMS": "cpu"})
+    if isinstance(found, str):
+        return Check("C kernels", "warn", found, SYNC)
+    available, reason, compiler = json.loads(found.stdout.strip().splitlines()[-1])
+    if available:
+        return Check("C kernels", "ok", f"built by {compiler}")
+    fix = "Install a C compiler: apt install gcc, or uv pip install ziglang"
+    return Check("C kernels", "warn", f"{reason}; training on CPUs is slower", fix)
 
 
 def check_tfx() -> Check:

@@ -52,6 +52,17 @@ def test_the_set_of_tfx_packages_must_be_that_of_this_python(python, other):
     assert doctor.check_wheel_set(python, {}).state == "ok"
 
 
+def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("RECSYS_NATIVE", "")
+    check = doctor.check_kernels()
+    assert check.state == "warn"
+    assert "slower" in check.message
+    assert "apt install gcc" in check.fix
+
+
 @pytest.mark.parametrize(("gib", "state"), [(3.9, "warn"), (4.0, "ok"), (64.0, "ok")])
 def test_little_memory_is_a_warning(gib, state):
     assert doctor.check_memory(int(gib * 2**30)).state == state
