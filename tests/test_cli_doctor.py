@@ -164,7 +164,7 @@ def test_a_probe_that_hangs_is_given_up(monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """The slow checks, which have tests of their own, answer at once."""
-    for name in ("check_jax", "check_tfx"):
+    for name in ("check_jax", "check_kernels", "check_tfx"):
         monkeypatch.setattr(doctor, name, lambda name=name: Check(name, "ok", "planted"))
 
 
@@ -181,7 +181,8 @@ def test_json_has_every_check_and_the_exit_code_follows_them(quick, tmp_path, ca
     assert result["ok"] is True
     assert [check["name"] for check in result["checks"]] == [
         "python", "glibc", "cores", "memory", "core packages", "extra pipeline", "tfx set",
-        "KERAS_BACKEND", "config", "data", "root", "disk", "check_jax", "check_tfx",
+        "KERAS_BACKEND", "config", "data", "root", "disk", "check_jax", "check_kernels",
+        "check_tfx",
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()
     assert run_doctor(str(path), "--json") == 1
