@@ -3,9 +3,11 @@
 import ctypes
 import functools
 import os
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -484,6 +486,33 @@ def test_donated_tables_are_changed_where_they_lie(kind):
     out = step(*state, *rest)
     assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(out)] == where
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+def flags_of(address):
+    """Returns the kernel's flags of the memory at `address`."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            low, high = (int(x, 16) for x in found.groups())
+            is_inside = low <= address < high
+        elif is_inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+def test_a_large_table_asks_for_huge_pages_when_it_comes_again():
+    step = update_with("sgd", (), donate=(0,))
+    _, *lookups = batch(10, dim=64)
+    table = jnp.ones((160_000, 64))
+    asked = []
+    for _ in range(3):
+        table, _ = step(table, (), *lookups, PLAIN_SCALARS, NO_SEED)
+        asked.append("hg" in flags_of(table.unsafe_buffer_pointer() + table.nbytes // 2))
+    # Unless the process runs with huge pages for all memory anyway.
+    assert asked in ([False, True, True], [True, True, True])
 
 
 def test_a_table_that_is_not_donated_stays_as_it_was():

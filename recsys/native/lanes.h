@@ -57,15 +57,16 @@ RECSYS_INLINE Lanes lanes(const void *row, int is_half, int64_t i) {
 
 RECSYS_INLINE void put_lanes(float *row, int64_t i, Lanes x) { *(LanesAt *)(row + i) = (LanesAt)x; }
 
-/* Asks for the cache lines of a row that will be read, or written, soon. */
-RECSYS_INLINE void prefetch(const void *row, int64_t bytes, int write) {
+/* Asks for the cache lines of a row: into the second cache, which can wait for more of
+   them at once, or from there into the first, to be read or to be written. */
+typedef enum { FAR, NEAR_TO_READ, NEAR_TO_WRITE } Prefetch;
+
+RECSYS_INLINE void prefetch(const void *row, int64_t bytes, Prefetch how) {
   const char *at = row;
   for (int64_t offset = 0; offset < bytes; offset += LINE) {
-    if (write) {
-      __builtin_prefetch(at + offset, 1, 3);
-    } else {
-      __builtin_prefetch(at + offset, 0, 3);
-    }
+    if (how == FAR) __builtin_prefetch(at + offset, 0, 2);
+    if (how == NEAR_TO_READ) __builtin_prefetch(at + offset, 0, 3);
+    if (how == NEAR_TO_WRITE) __builtin_prefetch(at + offset, 1, 3);
   }
 }
 

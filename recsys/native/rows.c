@@ -5,9 +5,11 @@
 #include "call.h"
 #include "lanes.h"
 #include "lookups.h"
+#include "pages.h"
 
 enum {
-  POOL_AHEAD = 12,           /* entries between asking for a row and adding it */
+  ROWS_FAR = 32,             /* entries between asking for a row and reading it */
+  ROWS_NEAR = 8,
   BAGS_PER_TASK = 32,
   ENTRIES_PER_TASK = 2048,
   FLOATS_FOR_HELP = 1 << 15, /* read by less than this, one thread is faster */
@@ -26,10 +28,16 @@ RECSYS_INLINE const void *row_at(const Reading *r, int64_t row) {
   return (const char *)r->table + row * r->row_bytes;
 }
 
-RECSYS_INLINE void ask_for(const Reading *r, int64_t i) {
+RECSYS_INLINE void ask_for_one(const Reading *r, int64_t i, Prefetch how) {
   if (i < r->lookups.n && has_row(&r->lookups, i)) {
-    prefetch(row_at(r, r->lookups.rows[i]), r->row_bytes, 0);
+    prefetch(row_at(r, r->lookups.rows[i]), r->row_bytes, how);
   }
+}
+
+/* Asks for the rows that will be read after that of entry `i`. */
+RECSYS_INLINE void ask_ahead(const Reading *r, int64_t i) {
+  ask_for_one(r, i + ROWS_FAR, FAR);
+  ask_for_one(r, i + ROWS_NEAR, NEAR_TO_READ);
 }
 
 static int workers_for(XLA_FFI_CallFrame *frame, const Reading *r) {
@@ -44,7 +52,7 @@ RECSYS_INLINE void pool_columns(const Reading *r, int64_t i, int64_t end, float 
                                 int n_lanes, int is_half) {
   Lanes sums[8] = {{0}};
   for (; i < end; i++) {
-    if (c == 0) ask_for(r, i + POOL_AHEAD);
+    if (c == 0) ask_ahead(r, i);
     if (!has_row(&r->lookups, i)) continue;
     const void *row = row_at(r, r->lookups.rows[i]);
     Lanes weight = weight_of(&r->lookups, i) - (Lanes){0};
@@ -60,7 +68,7 @@ RECSYS_INLINE void pool_rest(const Reading *r, int64_t i, int64_t end, float *ou
                              int is_half) {
   for (int64_t k = c; k < r->dim; k++) out[k] = 0;
   for (; i < end; i++) {
-    if (c == 0) ask_for(r, i + POOL_AHEAD);
+    if (c == 0) ask_ahead(r, i);
     if (!has_row(&r->lookups, i)) continue;
     const void *row = row_at(r, r->lookups.rows[i]);
     float weight = weight_of(&r->lookups, i);
@@ -154,6 +162,7 @@ RECSYS_HANDLER(pool) {
   if (error != NULL) return error;
   Reading r = reading_of(frame, recsys_dim(recsys_ret(frame, 0), 0));
   int is_half = recsys_arg(frame, 0)->dtype == XLA_FFI_DataType_BF16;
+  recsys_ask_for_huge_pages(r.table, r.lookups.n_rows * r.row_bytes);
   if (!is_ordered(&r.lookups)) {
     pool_unordered(&r, is_half);
     return NULL;
@@ -171,7 +180,7 @@ RECSYS_INLINE void weight_grads(const Reading *r, int64_t task, int is_half) {
   int64_t i = task * ENTRIES_PER_TASK, end = i + ENTRIES_PER_TASK;
   if (end > l->n) end = l->n;
   for (; i < end; i++) {
-    ask_for(r, i + POOL_AHEAD);
+    ask_ahead(r, i);
     r->out[i] = 0;
     if (!has_row(l, i) || !has_bag(l, i)) continue;
     const float *grads = r->grads + bag_of(l, i) * r->dim;

@@ -6,10 +6,12 @@
 #include "lanes.h"
 #include "lookups.h"
 #include "optimizers.h"
+#include "pages.h"
 #include "partition.h"
 
 enum {
-  ROWS_AHEAD = 6,            /* rows between asking for one and changing it */
+  ROWS_FAR = 16,             /* rows between asking for one and changing it */
+  ROWS_NEAR = 4,
   FLOATS_FOR_HELP = 1 << 14, /* with fewer than these gradients, one thread is faster */
 };
 
@@ -77,14 +79,15 @@ static float *row_of_worker(const Update *u, int worker, int which) {
 
 /* ---- update ---- */
 
-RECSYS_INLINE void ask_for(const Update *u, const Bucket *b, int64_t i, int n_slots) {
+RECSYS_INLINE void ask_for(const Update *u, const Bucket *b, int64_t i, int n_slots, Prefetch how) {
   if (i >= b->n_groups) return;
   const Group *group = &b->groups[i];
-  prefetch(u->table + group->row * u->row_bytes, u->row_bytes, 1);
+  prefetch(u->table + group->row * u->row_bytes, u->row_bytes, how);
   for (int s = 0; s < n_slots; s++) {
-    prefetch(u->slots[s] + group->row * u->slot_dim, u->slot_dim * 4, 1);
+    prefetch(u->slots[s] + group->row * u->slot_dim, u->slot_dim * 4, how);
   }
-  prefetch(u->grads + b->entries[group->first].bag * u->dim, u->dim * 4, 0);
+  if (how == FAR) return;
+  prefetch(u->grads + b->entries[group->first].bag * u->dim, u->dim * 4, NEAR_TO_READ);
 }
 
 static int n_slots_of(Optimizer optimizer) {
@@ -107,9 +110,10 @@ RECSYS_INLINE void update_bucket(Update *u, int64_t bucket, int worker, Optimize
   Bucket b = partition_bucket(&u->partition, bucket, worker);
   float *g = row_of_worker(u, worker, 0), *buffer = row_of_worker(u, worker, 1);
   int n_slots = n_slots_of(optimizer);
-  for (int64_t i = 0; i < ROWS_AHEAD; i++) ask_for(u, &b, i, n_slots);
+  for (int64_t i = 0; i < ROWS_FAR; i++) ask_for(u, &b, i, n_slots, FAR);
   for (int64_t i = 0; i < b.n_groups; i++) {
-    ask_for(u, &b, i + ROWS_AHEAD, n_slots);
+    ask_for(u, &b, i + ROWS_FAR, n_slots, FAR);
+    ask_for(u, &b, i + ROWS_NEAR, n_slots, NEAR_TO_WRITE);
     sum_group(u, &b, &b.groups[i], g, u->numbers.scale);
     update_row(u, b.groups[i].row, g, buffer, optimizer, is_half);
   }
@@ -220,6 +224,10 @@ RECSYS_HANDLER(update) {
     u.slots[s] = recsys_ret(frame, 1 + s)->data;
   }
   Lookups lookups = lookups_of(frame, 1 + n_slots, recsys_dim(table, 0), recsys_dim(grads, 0));
+  recsys_ask_for_huge_pages(u.table, lookups.n_rows * u.row_bytes);
+  for (int s = 0; s < n_slots; s++) {
+    recsys_ask_for_huge_pages(u.slots[s], lookups.n_rows * u.slot_dim * 4);
+  }
   int n_workers = workers_for(frame, &lookups, u.dim);
   u.columns = prepare(&u, lookups, n_workers, (size_t)u.dim * sizeof *u.columns);
   int done = u.columns != NULL;
