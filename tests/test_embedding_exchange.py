@@ -2,9 +2,23 @@
 
 import numpy as np
 import pytest
-from embedding_meshes import Lookup, compiled, on_mesh, train_both
+from embedding_meshes import (
+    NATIVE,
+    Lookup,
+    compiled,
+    on_mesh,
+    row_operations,
+    train_both,
+)
 
-from recsys.embedding import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad, TableConfig
+from recsys.embedding import (
+    SGD,
+    Adagrad,
+    Ftrl,
+    LazyAdam,
+    RowWiseAdagrad,
+    TableConfig,
+)
 
 ROWS, DIM, BATCH, LENGTH = 20, 4, 16, 4
 OPTIMIZERS = {
@@ -18,6 +32,11 @@ COMBINERS = ("sum", "mean", "sqrtn", "max")
 PLACES = [
     *(("row", mesh) for mesh in ("one device", "1×1", "1×2", "2×2", "1×4", "1×8", "8")),
     *((placement, mesh) for placement in ("column", "replicated") for mesh in ("2×2", "4")),
+]
+NATIVE_PLACES = [("row", "one device"), ("row", "2×2"), ("row", "8"), ("column", "4")]
+CASES = [
+    *((*place, "pure") for place in PLACES),
+    *(pytest.param((*p, "native"), marks=NATIVE.marks) for p in NATIVE_PLACES),
 ]
 
 
@@ -48,11 +67,11 @@ def batches(names, n):
         yield x, rng.normal(size=(BATCH, DIM * len(names))).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=PLACES, ids=lambda p: f"{p[0]}, {p[1]}")
+@pytest.fixture(scope="module", params=CASES, ids=", ".join)
 def trained(request):
-    placement, mesh = request.param
+    placement, mesh, kind = request.param
     features = {t.name: t for t in tables(placement)}
-    with on_mesh(mesh, features.values()):
+    with on_mesh(mesh, features.values()), row_operations(kind):
         model = compiled(Lookup(features, seed=3))
         model.build()
         references = model.reference()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
+from unittest import mock
 
 import keras
 import numpy as np
+import pytest
 from embedding_reference import ReferenceTable
 
+from recsys import native
 from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel
 from recsys.embedding.in_order import in_order
 
@@ -54,6 +58,23 @@ def _distribution(shape, tables, stacks):
     return keras.distribution.ModelParallel(
         layout_map=layout, batch_dim_name=axes[0], auto_shard_dataset=False
     )
+
+
+@contextlib.contextmanager
+def row_operations(kind):
+    """Reads and updates rows by `pure` JAX, or by the `native` kernels."""
+    with mock.patch("recsys.embedding.rows.use_native", return_value=kind == "native"):
+        yield
+
+
+def has_native():
+    """Tells whether the kernels can be had on this machine."""
+    return importlib.util.find_spec("recsys.native.rows") is not None and native.available()
+
+
+NATIVE = pytest.param(
+    "native", marks=pytest.mark.skipif(not has_native(), reason="no kernels: no C compiler")
+)
 
 
 def half_squares(y, out):

@@ -1,0 +1,140 @@
+"""Chunks that are too narrow: more rounds, counted, and the same numbers."""
+
+import jax
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import (
+    Lookup,
+    assert_equal,
+    bags_of,
+    compiled,
+    on_mesh,
+    read_references,
+    step_references,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from recsys.embedding import Adagrad, TableConfig, row_exchange, spread
+
+ROWS, DIM = 20, 4
+MANY = 3 * spread.SLOTS
+
+
+@pytest.fixture(scope="module")
+def eight():
+    start = keras.initializers.Constant(0.25)
+    table = TableConfig("t", MANY, DIM, initializer=start, optimizer=Adagrad(0.1), placement="row")
+    with on_mesh("8", [table]):
+        model = compiled(Lookup({"id": table, "bag": table}))
+        model.build()
+        yield model, [(np.asarray(v.value), v.value.sharding) for v in model.weights]
+
+
+@pytest.fixture
+def wide(eight):
+    """A model on eight devices, as it was at first."""
+    model, values = eight
+    for variable, value in zip(model.weights, values, strict=True):
+        variable.assign(jax.device_put(*value))
+    return model
+
+
+def of_one_device(n):
+    """Returns n rows that the first of eight devices holds."""
+    rows = np.arange(MANY)
+    return rows[spread.places(rows, MANY) < MANY // 8][:n]
+
+
+@pytest.mark.parametrize(
+    ("ids", "extra"),
+    [
+        # 32 ids for each device, room for 8 in the widest chunk: four rounds.
+        (np.tile(of_one_device(32), 8), 3),
+        (np.repeat(of_one_device(8), 32), 0),
+        (np.arange(256), 0),
+        (np.full(256, 5), 0),
+        (np.full(256, MANY), 0),
+    ],
+    ids=["all on one device", "8 a device", "spread", "one hot id", "all unknown"],
+)
+def test_what_does_not_fit_a_chunk_takes_more_rounds_and_loses_nothing(wide, ids, extra):
+    """Numbers are small multiples of powers of 2: no order of summing rounds them."""
+    rng = np.random.default_rng(0)
+    bags = np.stack([rng.permutation(ids), rng.permutation(ids)], axis=1)
+    x = {"id": ids.astype(np.int32), "bag": bags.astype(np.int32)}
+    y = (rng.integers(-32, 32, (256, 2 * DIM)) / 16).astype(np.float32)
+    references = wide.reference()
+    wide.reset_metrics()
+    logs = wide.train_on_batch(x, y, return_dict=True)
+    assert logs["exchange_overflows"] == extra
+    known = bags_of(wide.features, references, x)
+    step_references(wide.features, references, known, y)
+    assert_equal(wide, references)
+    expected = read_references(wide.features, references, known)
+    np.testing.assert_allclose(wide.predict_on_batch(x), expected, rtol=1e-6, atol=1e-6)
+    wide.reset_metrics()
+    assert wide.test_on_batch(x, y, return_dict=True)["exchange_overflows"] == extra
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """A model on eight devices whose chunks hold one id: nearly every batch overflows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_exchange.Axis, "capacities", lambda axis, n: (1,))
+        table = TableConfig("t", ROWS, DIM, optimizer=Adagrad(0.1), combiner="max", placement="row")
+        with on_mesh("8", [table]):
+            model = compiled(Lookup({"id": table, "bag": table}))
+            model.build()
+            yield model
+
+
+def n_rounds(asked, shard_rows):
+    """Rounds until every device has what it asks for, at one place a round from each owner."""
+    most = 1
+    for first in range(0, 8 * shard_rows, shard_rows):
+        here = [
+            sorted({p - first for p in places if 0 <= p - first < shard_rows}) for places in asked
+        ]
+        covered, count = 0, 0
+        while covered < shard_rows:
+            left = [[place for place in places if place >= covered] for places in here]
+            covered = min([places[1] for places in left if len(places) > 1], default=shard_rows)
+            count += 1
+        most = max(most, count)
+    return most
+
+
+def by_device(bags):
+    """Returns the places that each of eight devices asks for."""
+    padded = spread.padded_rows(ROWS, 8)
+    per_device = len(bags) // 8
+    return [
+        [spread.places(row, padded) for bag in bags[n : n + per_device] for row, _ in bag]
+        for n in range(0, len(bags), per_device)
+    ]
+
+
+@settings(max_examples=30)
+@given(
+    arrays.arrays(np.int32, 16, elements=st.integers(-1, ROWS)),
+    arrays.arrays(np.int32, (16, 3), elements=st.integers(-1, ROWS)),
+    arrays.arrays(np.float32, (16, 3), elements=st.sampled_from([0, 1, 0.5])),
+)
+def test_chunks_of_one_id_give_the_same_numbers(narrow, ids, bags, weights):
+    references = narrow.reference()
+    accumulator = narrow.state()["t"][1]
+    references["t"].slots[0] = accumulator.astype(np.float64)
+    x = {"id": ids, "bag": bags, "bag_weight": weights}
+    y = np.full((16, 2 * DIM), 0.5, np.float32)
+    known = bags_of(narrow.features, references, x)
+    expected = read_references(narrow.features, references, known)
+    np.testing.assert_allclose(narrow.predict_on_batch(x), expected, rtol=1e-6, atol=1e-6)
+    narrow.reset_metrics()
+    logs = narrow.train_on_batch(x, y, return_dict=True)
+    extra = [n_rounds(by_device(known[name]), spread.SLOTS // 8) - 1 for name in ("id", "bag")]
+    assert logs["exchange_overflows"] == sum(extra)
+    step_references(narrow.features, references, known, y)
+    assert_equal(narrow, references)
