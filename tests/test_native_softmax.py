@@ -1,0 +1,235 @@
+"""The softmax kernel against numpy in float64 and against JAX, and what else it promises."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from softmax_reference import assert_close, exact, random_batch
+
+from recsys import native, softmax_blocks
+from recsys.native import softmax as kernel
+
+INT32 = np.iinfo(np.int32)
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason=native.status().reason)
+
+
+@pytest.fixture
+def workers():
+    """Returns a function that limits the threads of a call."""
+    library = ctypes.CDLL(str(native.status().library))
+    yield library.recsys_limit_workers
+    library.recsys_limit_workers(0)
+
+
+def swept(batch, with_log_q=True, module=kernel):
+    """Returns losses and gradients of query, candidate and log_q."""
+    found = module.losses_and_gradients(
+        *(jnp.asarray(x) for x in batch[:5]),
+        jnp.float32(1 / batch.temperature),
+        jnp.int32(batch.first),
+        with_log_q,
+    )
+    return [np.asarray(x) for x in found]
+
+
+def only_losses(batch):
+    query, candidate, item_row, log_q = (jnp.asarray(x) for x in batch[:4])
+    scale = jnp.float32(1 / batch.temperature)
+    return np.asarray(
+        kernel.losses(query, candidate, item_row, log_q, scale, jnp.int32(batch.first))
+    )
+
+
+def assert_exact(found, batch, tolerance=3e-6):
+    expected = exact(batch)
+    for actual, wanted in zip(
+        found,
+        (expected.losses, expected.query, expected.candidate, expected.log_q),
+        strict=True,
+    ):
+        assert_close(actual, wanted, tolerance)
+
+
+# --- right numbers
+
+# Around the heights and widths of blocks (96), panels (48), tiles (24) and lanes (256).
+SHAPES = [
+    (1, 1, 1),
+    (1, 100, 64),
+    (2, 2, 16),
+    (23, 47, 17),
+    (24, 48, 32),
+    (95, 96, 48),
+    (97, 97, 64),
+    (256, 300, 64),
+    (257, 257, 20),
+    (600, 1000, 64),
+    (100, 150, 80),
+    (100, 150, 128),
+    (50, 60, 1024),
+]
+
+
+@pytest.mark.parametrize(("n_queries", "n_candidates", "dim"), SHAPES)
+@pytest.mark.parametrize("items", [3, 10**6], ids=["few items", "many items"])
+def test_losses_and_gradients_are_those_in_float64(n_queries, n_candidates, dim, items):
+    first = (n_candidates - n_queries) // 2
+    batch = random_batch(n_queries, n_candidates, dim, items=items, first=first, spread=3)
+    assert_exact(swept(batch), batch)
+
+
+@given(
+    n_queries=st.integers(1, 120),
+    n_others=st.integers(0, 120),
+    before=st.floats(0, 1),
+    dim=st.integers(1, 70),
+    items=st.integers(1, 300),
+    spread=st.sampled_from([0.1, 1.0, 20.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_batch_is_right(n_queries, n_others, before, dim, items, spread, seed):
+    batch = random_batch(
+        n_queries, n_queries + n_others, dim,
+        items=items, first=int(before * n_others), seed=seed, spread=spread,
+    )  # fmt: skip
+    assert_exact(swept(batch), batch, 1e-5)
+
+
+@pytest.mark.parametrize("with_log_q", [False, True])
+def test_jax_alone_finds_the_same(with_log_q):
+    batch = random_batch(300, 500, 40, items=100, first=70, spread=3)
+    found, expected = (swept(batch, with_log_q, m) for m in (kernel, softmax_blocks))
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_close(actual, wanted, 3e-6)
+    assert found[3].shape == ((500,) if with_log_q else (0,))
+
+
+def test_losses_come_without_gradients_too():
+    batch = random_batch(300, 500, 40, items=100, first=70)
+    np.testing.assert_array_equal(only_losses(batch), swept(batch)[0])
+
+
+def test_item_rows_may_be_any_integers():
+    # Multiples of 2¹⁶ would all meet in one place of a careless hash table.
+    batch = random_batch(200, 400, 8)
+    some = [INT32.min, INT32.max, -1, 0, *(np.arange(40) << 16)]
+    rows = np.random.default_rng(0).choice(some, 400).astype(np.int32)
+    assert_exact(swept(batch._replace(item_row=rows)), batch._replace(item_row=rows))
+
+
+def test_exponentials_are_right_to_the_last_bits():
+    # One query and a second candidate with the logit x: its p is e^x / (1 + e^x), and so
+    # is the gradient of its log_q, with the other sign.
+    for x in -np.concatenate([np.linspace(0, 87, 500), np.logspace(-6, 0, 50)]):
+        x = np.float32(x)
+        found = kernel.losses_and_gradients(
+            jnp.ones((1, 1)), jnp.array([[0.0], [x]]), jnp.array([1, 2]), jnp.zeros(2),
+            jnp.ones(1), jnp.float32(1), jnp.int32(0), True,
+        )  # fmt: skip
+        e = np.exp(np.float64(x))
+        assert -float(found[3][1]) == pytest.approx(e / (1 + e), rel=3e-7), x
+
+
+def test_numbers_far_below_the_largest_count_as_zero_and_what_is_none_stays():
+    query, candidate = jnp.ones((1, 1)), jnp.array([[0.0], [-89.0], [-1e30]])
+    arguments = (jnp.arange(3), jnp.zeros(3), jnp.ones(1), jnp.float32(1), jnp.int32(0), True)
+    loss, _, _, d_log_q = kernel.losses_and_gradients(query, candidate, *arguments)
+    assert float(loss[0]) == 0
+    assert not np.any(d_log_q)
+    for bad in (np.nan, np.inf):
+        loss, *_ = kernel.losses_and_gradients(query, candidate.at[1].set(bad), *arguments)
+        assert np.isnan(loss[0])
+
+
+# --- what else is promised
+
+
+def test_results_are_the_same_bits_for_any_number_of_threads(workers):
+    batch = random_batch(1500, 1700, 24, items=200)
+    workers(1)
+    expected = swept(batch)
+    for n_threads in (2, 3, 0):
+        workers(n_threads)
+        for _ in range(5):
+            for actual, wanted in zip(swept(batch), expected, strict=True):
+                np.testing.assert_array_equal(actual, wanted)
+
+
+def test_what_a_call_leaves_in_memory_is_no_ones_result():
+    large = random_batch(700, 900, 60, items=50)
+    swept(large._replace(query=large.query * np.nan))
+    small = random_batch(90, 100, 50, items=50)
+    assert_exact(swept(small), small)
+
+
+@pytest.mark.parametrize("first", [-1, 3, INT32.max, INT32.min])
+def test_positives_outside_of_the_candidates_are_refused(first):
+    batch = random_batch(8, 10, 4)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="positive is not among"):
+        swept(batch._replace(first=first))
+
+
+def test_calls_may_be_mapped():
+    batches = [random_batch(10, 12, 4, seed=seed) for seed in range(3)]
+    stacked = [jnp.stack(arrays) for arrays in list(zip(*batches, strict=True))[:5]]
+
+    def one(*arrays):
+        return kernel.losses_and_gradients(*arrays, jnp.float32(0.5), jnp.int32(0), True)
+
+    for found, batch in zip(zip(*jax.vmap(one)(*stacked), strict=True), batches, strict=True):
+        assert_exact(found, batch._replace(temperature=2.0))
+
+
+def test_eight_devices_that_call_at_once_all_come_to_an_end():
+    program = """
+        import jax, numpy as np
+        from jax.sharding import PartitionSpec as P
+        from recsys import native
+        from recsys.native import softmax
+        from softmax_reference import assert_close, exact, random_batch
+
+        assert native.available() and jax.device_count() == 8
+        batch = random_batch(8 * 300, 8 * 350, 16, items=500)
+        mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+
+        def part(query, weight, candidate, item_row, log_q):
+            first = jax.lax.axis_index("x") * query.shape[0]
+            loss, d_query, d_candidate, d_log_q = softmax.losses_and_gradients(
+                query, candidate, item_row, log_q, weight, 1 / batch.temperature, first, True
+            )
+            return loss, d_query, jax.lax.psum(d_candidate, "x"), jax.lax.psum(d_log_q, "x")
+
+        step = jax.jit(jax.shard_map(
+            part, mesh=mesh, in_specs=(P("x"), P("x"), P(), P(), P()),
+            out_specs=(P("x"), P("x"), P(), P()), check_vma=False,
+        ))
+        expected = exact(batch)
+        wanted = (expected.losses, expected.query, expected.candidate, expected.log_q)
+        for _ in range(20):
+            found = step(
+                batch.query, batch.weight, batch.candidate, batch.item_row, batch.log_q
+            )
+            for actual, array in zip(found, wanted):
+                assert_close(actual, array, 3e-6)
+        print("done")
+    """
+    scripts = Path(__file__).parent / "test_embedding_scripts"
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(scripts)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.stdout.split() == ["done"]
