@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from recsys.errors import RecsysError, UsageError
 from recsys.native import cache
@@ -150,9 +151,16 @@ def _build(compiler: Compiler, library: Path) -> None:
 def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for name in _self_checks():
-        if getattr(library, name)() != 0:
+        if _symbol(library, name)() != 0:
             raise _UnusableError(f"{path} fails {name}")
     return library
+
+
+def _symbol(library: ctypes.CDLL, name: str) -> Any:
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise _UnusableError(str(error)) from error
 
 
 def _register(library: ctypes.CDLL) -> None:
@@ -160,7 +168,7 @@ def _register(library: ctypes.CDLL) -> None:
 
     for name in _handlers():
         target = _PREFIX + name
-        capsule = jax.ffi.pycapsule(getattr(library, target))
+        capsule = jax.ffi.pycapsule(_symbol(library, target))
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
