@@ -352,7 +352,7 @@ def _from_keras(optimizer: keras.optimizers.Optimizer) -> RowOptimizer:
     cls = _BY_KERAS[type(optimizer)]
     config = dict(optimizer.get_config())
     for name, neutral in _NEUTRAL.items():
-        value = config.pop(name, None)
+        value = config.pop(name, neutral[0] if neutral else None)
         if neutral and value not in neutral:
             raise UsageError(
                 "R351",
