@@ -8,8 +8,7 @@
 #include "pages.h"
 
 enum {
-  ROWS_FAR = 32,             /* entries between asking for a row and reading it */
-  ROWS_NEAR = 8,
+  ROWS_AHEAD = 16,           /* entries between asking for a row and reading it */
   BAGS_PER_TASK = 32,
   ENTRIES_PER_TASK = 2048,
   FLOATS_FOR_HELP = 1 << 15, /* read by less than this, one thread is faster */
@@ -28,16 +27,12 @@ RECSYS_INLINE const void *row_at(const Reading *r, int64_t row) {
   return (const char *)r->table + row * r->row_bytes;
 }
 
-RECSYS_INLINE void ask_for_one(const Reading *r, int64_t i, Prefetch how) {
-  if (i < r->lookups.n && has_row(&r->lookups, i)) {
-    prefetch(row_at(r, r->lookups.rows[i]), r->row_bytes, how);
-  }
-}
-
-/* Asks for the rows that will be read after that of entry `i`. */
+/* Asks for the row that will be read ROWS_AHEAD entries after `i`. */
 RECSYS_INLINE void ask_ahead(const Reading *r, int64_t i) {
-  ask_for_one(r, i + ROWS_FAR, FAR);
-  ask_for_one(r, i + ROWS_NEAR, NEAR_TO_READ);
+  i += ROWS_AHEAD;
+  if (i < r->lookups.n && has_row(&r->lookups, i)) {
+    prefetch(row_at(r, r->lookups.rows[i]), r->row_bytes, NEAR_TO_READ);
+  }
 }
 
 static int workers_for(XLA_FFI_CallFrame *frame, const Reading *r) {
