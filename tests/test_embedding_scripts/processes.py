@@ -73,4 +73,6 @@ model.compile(optimizer=keras.optimizers.SGD(0.3))
 history = model.fit(batches(), steps_per_epoch=STEPS, shuffle=False, verbose=0).history
 value = model.embed.tables[0].embeddings.value
 whole = np.asarray(multihost_utils.process_allgather(value, tiled=True), np.float64)
-print(json.dumps({"loss": history["loss"][0], "squares": float((whole**2).sum())}))
+sys.stdout.write(
+    json.dumps({"loss": history["loss"][0], "squares": float((whole**2).sum())}) + "\n"
+)
