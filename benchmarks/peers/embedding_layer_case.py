@@ -1,0 +1,100 @@
+"""What the competitors of `benchmarks.embedding_layer` share: the case, and taking turns."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+LEARNING_RATE = 0.01
+INITIAL = 0.5
+"""Every weight of the table at the start."""
+EPSILON = 1e-7
+WARMUP = 10
+
+_FEWEST = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table, and bags of one length.
+
+    Attributes:
+        ids: Path of a .npy file, int32 `[batches, bags, length]`: rows to look up.
+        grads: Path of a .npy file, float32 `[bags, dim]`: gradients of the sums.
+        rows: Rows of the table.
+        dim: Their width [floats].
+        optimizer: `rowwise_adagrad`, `adagrad` or `sgd`.
+    """
+
+    ids: str
+    grads: str
+    rows: int
+    dim: int
+    optimizer: str
+
+    def to_json(self) -> str:
+        """Returns the command line of a competitor."""
+        return json.dumps(asdict(self))
+
+
+def read_case() -> Case:
+    """Returns the case that the command line names."""
+    return Case(**json.loads(sys.argv[1]))
+
+
+def take_turns(
+    case: Case,
+    prepare: Callable[[npt.NDArray[np.int32]], object],
+    step: Callable[[object], None],
+    read_table: Callable[[], npt.NDArray[np.float32]],
+    packages: Sequence[str],
+) -> None:
+    """Warms up, then measures steps whenever the parent says so, until it says no more.
+
+    Each line of stdin is the length of a turn [s]; it is answered with a line of JSON,
+    the time of each step [ms]. The first line of stdout says what the warm-up did to the
+    table, which must be the same for all.
+
+    Args:
+        case: What is measured.
+        prepare: Makes of ids `[bags, length]` what `step` takes; isn't measured.
+        step: One lookup and update, done when it returns.
+        read_table: Returns the table `[rows, dim]`.
+        packages: Distributions whose versions belong to the figures.
+    """
+    batches = [prepare(ids) for ids in np.load(case.ids)]
+    for i in range(WARMUP):
+        step(batches[i % len(batches)])
+    moved = float(np.abs(np.asarray(read_table(), np.float64) - INITIAL).mean())
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    _say({"moved": moved, "versions": versions})
+    for line in sys.stdin:
+        _say({"step_ms": _turn(float(line), batches, step), "peak_rss_mib": _peak_rss_mib()})
+
+
+def _turn(seconds: float, batches: list[object], step: Callable[[object], None]) -> list[float]:
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < _FEWEST or time.perf_counter() - began < seconds:
+        batch = batches[len(times) % len(batches)]
+        started = time.perf_counter()
+        step(batch)
+        times.append((time.perf_counter() - started) * 1000)
+    return times
+
+
+def _say(what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def _peak_rss_mib() -> float:
+    [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if x[:5] == "VmHWM"]
+    return int(line.split()[1]) / 1024
