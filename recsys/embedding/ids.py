@@ -73,6 +73,8 @@ def checked_ids(ids: Any, name: str) -> Any:
         )
     if isinstance(ids, np.ndarray | list | tuple | int | np.integer):
         return keras.ops.convert_to_tensor(as_int32(ids, name))
+    if not hasattr(ids, "dtype"):
+        raise _not_integers(name, type(ids).__name__)
     dtype = keras.backend.standardize_dtype(ids.dtype)
     if "int" not in dtype:
         raise _not_integers(name, dtype)
