@@ -319,6 +319,18 @@ def test_one_hot_row_gets_all_its_gradients():
     assert not out[[0, 1, 2, 3, 5, 6, 7, 8]].any()
 
 
+@pytest.mark.parametrize("n_between", [0, 20_000])
+def test_gradients_of_a_row_are_summed_in_the_order_of_the_list(n_between):
+    table, other = np.zeros((9, 20), np.float32), np.full(n_between, 2)
+    rows = np.concatenate([[4], other, [4], other, [4]]).astype(np.int32)
+    bag = np.concatenate([[0], 0 * other, [1], 0 * other, [2]]).astype(np.int32)
+    grads = np.repeat(np.array([[1e8], [-1e8], [1]], np.float32), 20, axis=1)
+    scalars = np.array([1, 1, 1, 0], np.float32)
+    weight = np.ones(len(rows), np.float32)
+    out, _ = update("sgd", table, [], rows, bag, weight, grads, scalars)
+    assert out[4].tolist() == [-1] * 20
+
+
 def test_nan_in_one_gradient_touches_its_row_alone():
     table, slots = np.ones((6, 70), np.float32), [np.ones((6, 1), np.float32)]
     grads = np.ones((3, 70), np.float32)
@@ -420,7 +432,8 @@ def test_stochastic_rounding_is_right_on_average():
 def test_infinity_and_nan_are_not_rounded_into_something_else():
     table = np.asarray(jnp.ones((3, 40), jnp.bfloat16))
     grads = np.zeros((3, 40), np.float32)
-    grads[0], grads[1], grads[2] = np.inf, -np.inf, np.nan
+    # All bits set: one more would make zero of this NaN.
+    grads[0], grads[1], grads[2] = np.inf, -np.inf, np.uint32(0x7FFFFFFF).view(np.float32)
     rows = np.arange(3, dtype=np.int32)
     out, _ = update("sgd", table, [], rows, None, None, grads, PLAIN_SCALARS)
     out = out.astype(np.float32)
