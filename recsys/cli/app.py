@@ -137,6 +137,37 @@ def doctor(config: ConfigArgument = None, as_json: JsonOption = False) -> None:
 
 
 @app.command()
+def plan(
+    config: ConfigArgument = None,
+    devices: Annotated[
+        int, typer.Option("--devices", min=1, max=4096, help="How many devices train.")
+    ] = 1,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="What each has, as 80GB.")
+    ] = None,
+    sets: SetOption = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--rows", metavar="NAME=N", help="Rows of a table, as users=1e8; repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Data folder of an InteractionEncoder, for the rows."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what each device would hold and send in training; needs no devices.
+
+    Exits with 1 if the training would not run so.
+    """
+    from recsys.cli import plan as command
+
+    raise typer.Exit(
+        command.plan(config, sets or [], devices, memory, rows or [], data, as_json=as_json)
+    )
+
+
+@app.command()
 def synth(
     users: Annotated[int, typer.Option("--users", min=1, help="Users.")],
     items: Annotated[int, typer.Option("--items", min=1, help="Items of the catalogue.")],

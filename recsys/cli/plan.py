@@ -1,0 +1,167 @@
+"""`recsys plan`: what each device will hold and send, without devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recsys.cli.failure import print_error
+from recsys.cli.plan_view import plain_size, show_plan
+from recsys.config_file import default_config_path, load_config
+from recsys.errors import RecsysError, UsageError
+from recsys.table_rows import TableRows, find_rows, parse_rows
+
+if TYPE_CHECKING:
+    from recsys.plan import Part, Plan
+    from recsys.plan_advice import Change
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def plan(
+    path: Path | None,
+    overrides: Sequence[str],
+    devices: int,
+    memory: str | None,
+    rows: Sequence[str],
+    data: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Prints the plan of a training.
+
+    Args:
+        path: Config file; the one of the shipped data by default.
+        overrides: `a.b=value` each.
+        devices: How many.
+        memory: What each has, as `80GB`; None for whatever it takes.
+        rows: `NAME=N` each, rows of tables.
+        data: Data folder to take the other rows from.
+        as_json: Print one object of JSON.
+
+    Returns:
+        The exit code: 1 if the training would not run so, else 0.
+    """
+    limit = None if memory is None else parse_bytes(memory)
+    given = parse_rows(rows)
+    config = load_config(path or default_config_path(), overrides)
+    table_rows = find_rows(config, given, data)
+    with _quick_keras():
+        from recsys.plan import make_plan
+        from recsys.plan_advice import changes, obstacles
+
+    planned = make_plan(config, table_rows, devices)
+    errors = obstacles(config, table_rows, planned)
+    advice: list[Change] = []
+    if limit is not None and planned.bytes_per_device > limit:
+        advice = changes(config, table_rows, planned, limit)
+        errors.append(_too_large(planned, limit, advice))
+    if as_json:
+        print(json.dumps(_as_json(planned, table_rows, limit, errors, advice)))
+    else:
+        show_plan(planned, table_rows.source, limit, advice)
+    for error in errors:
+        print_error(str(error))
+    return 1 if errors else 0
+
+
+@contextmanager
+def _quick_keras() -> Iterator[None]:
+    """Lets Keras be imported on JAX, and without what takes longer than all the rest.
+
+    It imports these where it finds them; nothing here needs them.
+    """
+    os.environ["KERAS_BACKEND"] = "jax"
+    hidden = [name for name in ("pandas", "sklearn", "IPython") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not there
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def parse_bytes(text: str) -> int:
+    """Returns the bytes that `80GB`, `80GiB` or `8e10` mean.
+
+    Raises:
+        UsageError: The text is no size.
+    """
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?) *([KMGTP]?)(I?)B?", text.strip(), re.IGNORECASE)
+    n_bytes = 0
+    if match is not None and not (match[3] and not match[2]):
+        base = 1024 if match[3] else 1000
+        n_bytes = int(float(match[1]) * base ** _POWERS[match[2].upper()])
+    if n_bytes < 1:
+        raise UsageError(
+            "R370",
+            "--memory must be a size.",
+            "Write for example 80GB, 80GiB, 512MB, or a number of bytes.",
+            text,
+        )
+    return n_bytes
+
+
+def _too_large(planned: Plan, limit: int, advice: Sequence[Change]) -> RecsysError:
+    needs = f"A device needs {plain_size(planned.bytes_per_device)} for this training"
+    largest = max(planned.parts, key=lambda part: part.bytes_per_device)
+    of_it = f"{plain_size(largest.bytes_per_device)} of it for {largest.name!r}"
+    fitting = [change.words for change in advice if change.fits]
+    return RecsysError(
+        "R373",
+        f"{needs}, {of_it}; it has {plain_size(limit)}.",
+        f"What fits: {'; or '.join(fitting)}." if fitting else "Make train.batch_size smaller.",
+    )
+
+
+# --- as JSON
+
+
+def _as_json(
+    planned: Plan,
+    rows: TableRows,
+    limit: int | None,
+    errors: Sequence[RecsysError],
+    advice: Sequence[Change],
+) -> dict[str, Any]:
+    return {
+        "devices": planned.devices,
+        "rows_from": rows.source,
+        "bytes_per_device": planned.bytes_per_device,
+        "sent_bytes_per_step": planned.sent_bytes,
+        "memory_bytes": limit,
+        "fits": None if limit is None else planned.bytes_per_device <= limit,
+        "tables": [
+            {**dataclasses.asdict(part.placement), **_step_json(part)}
+            for part in planned.parts
+            if part.placement is not None
+        ],
+        **{
+            part.name: {
+                "bytes_per_device": part.weights,
+                "slot_bytes_per_device": part.slots,
+                **_step_json(part),
+            }
+            for part in planned.parts
+            if part.placement is None
+        },
+        "errors": [error.to_json() for error in errors],
+        "changes": [dataclasses.asdict(change) for change in advice],
+    }
+
+
+def _step_json(part: Part) -> dict[str, Any]:
+    step = part.step
+    return {
+        "buffer_bytes_per_device": step.held_bytes,
+        "buffers": step.by_buffer(),
+        "sent_bytes_per_step": step.sent_bytes,
+        "sent": step.by_collective(),
+    }

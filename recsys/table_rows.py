@@ -1,0 +1,137 @@
+"""How many rows the tables of a config will have, from wherever that can be known.
+
+A training takes them from its data folder. Before there is one the raw files tell,
+near enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recsys.config import Config
+from recsys.data.raw_counts import count_raw
+from recsys.errors import RecsysError, UsageError
+
+_MOST_ROWS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRows:
+    """The tables of a model, as far as data decide.
+
+    Attributes:
+        rows: Rows of each table, row 0 included: `users`, `items`, the items' features.
+        widths: Most tokens of an item, of each feature.
+        source: Where the numbers come from, for people.
+    """
+
+    rows: Mapping[str, int]
+    widths: Mapping[str, int]
+    source: str
+
+
+def parse_rows(words: Iterable[str]) -> dict[str, int]:
+    """Returns the rows by table that words `NAME=N` give.
+
+    Raises:
+        UsageError: A word isn't of this form, or N is no number of rows.
+    """
+    found = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        try:
+            number = float(text)
+        except ValueError:
+            number = 0.0
+        if not name or not 1 <= number <= _MOST_ROWS or not number.is_integer():
+            raise UsageError(
+                "R371",
+                "--rows must read NAME=N, with a whole number of rows in 1 … 2³¹ - 1.",
+                "Write for example --rows users=1e8.",
+                word,
+            )
+        found[name] = int(number)
+    return found
+
+
+def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None) -> TableRows:
+    """Returns the rows of a config's tables.
+
+    Args:
+        config: The run.
+        given: Rows of some tables, or of all.
+        data: Data folder to take the others from; None for that of the last run under
+            the config's root, and else the raw files.
+
+    Raises:
+        RecsysError: `data` is no data folder; or without one and without a run, the raw
+            files can't be read.
+        UsageError: `given` names what is no table.
+    """
+    found = None if data is None else _of_data(data)
+    widths = {f.name: f.max_tokens for f in config.data.items.features}
+    names = ["users", "items", *(widths if found is None else found.widths)]
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UsageError(
+            "R371",
+            "--rows must name tables of the model.",
+            f"Its tables: {', '.join(names)}.",
+            ", ".join(unknown),
+        )
+    if found is None and set(names) <= set(given):
+        return TableRows({name: given[name] for name in names}, widths, "as given")
+    found = found or _of_last_run(config, widths) or _of_raw_files(config, widths)
+    rows = {name: given.get(name, n) for name, n in found.rows.items()}
+    source = f"{', '.join(given)} as given; others {found.source}" if given else found.source
+    return TableRows(rows, found.widths, source)
+
+
+def _of_data(folder: Path) -> TableRows:
+    """Returns what the data folder of an InteractionEncoder says."""
+    try:
+        summary = json.loads((folder / "catalogue" / "catalogue.json").read_text("utf-8"))
+        features = {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
+        users, items = (
+            pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows + 1
+            for side in ("users", "items")
+        )
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise RecsysError(
+            "R372",
+            f"{str(folder)!r} must be a data folder, with vocabulary/ and catalogue/.",
+            "Name one that an InteractionEncoder wrote, or leave --data out.",
+            str(error),
+        ) from None
+    rows = {"users": users, "items": items, **{name: n for name, (n, _) in features.items()}}
+    return TableRows(rows, {name: w for name, (_, w) in features.items()}, f"from {folder}")
+
+
+def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
+    """Returns what the newest data folder says that has the features of the config."""
+    folders = Path(config.root).glob("artifacts/InteractionEncoder/data/*")
+    numbered = [folder for folder in folders if folder.name.isdecimal()]
+    for folder in sorted(numbered, key=lambda folder: int(folder.name), reverse=True):
+        try:
+            found = _of_data(folder)
+        except RecsysError:  # Of a run that was stopped.
+            continue
+        if dict(found.widths) == dict(widths):
+            return dataclasses.replace(found, source=f"from the last run, {folder}")
+    return None
+
+
+def _of_raw_files(config: Config, widths: Mapping[str, int]) -> TableRows:
+    try:
+        counts = count_raw(config.data)
+    except RecsysError as error:
+        cure = f"{error.cure} Or say the rows of all tables: --rows users=N --rows items=N …"
+        raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
+    rows = {name: n + 1 for name, n in counts.items()}
+    return TableRows(rows, widths, "counted in the raw files, of which training may use fewer")
