@@ -58,14 +58,18 @@ class StepUpdate:
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Returns all variables after the dense and the sparse updates."""
         scale = 1.0 / self._loss_scale(ov)
-        is_due = self._all_finite(grads, steps)
-        if is_due is not None:
-            steps = [step.kept_if(is_due) for step in steps]
+        is_due = finite = self._all_finite(grads, steps)
+        if finite is not None:
+            # Keras looks at the dense gradients, and is to skip the step with the tables.
+            grads = [jnp.where(finite, g, jnp.nan) for g in grads]
+            steps = [step.kept_if(finite) for step in steps]
         row_scale = scale
         if self.count:
             # The scale of the loss may change until the update.
             steps = [step.scaled(scale) for step in steps]
             steps, ntv, is_due = self._accumulated(ov, ntv, steps)
+            if finite is not None and is_due is not None:
+                is_due = is_due & finite
             row_scale = jnp.float32(1.0)
         grads, row_scale = self._clipped(ov, grads, steps, scale, row_scale)
         tv, ov = self.optimizer.stateless_apply(ov, grads, tv)
