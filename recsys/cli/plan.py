@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.abc
 import json
 import os
 import re
@@ -52,8 +53,8 @@ def plan(
     limit = None if memory is None else parse_bytes(memory)
     given = parse_rows(rows)
     config = load_config(path or default_config_path(), overrides)
-    table_rows = find_rows(config, given, data)
-    with _quick_keras():
+    with _quick_imports():
+        table_rows = find_rows(config, given, data)
         from recsys.plan import make_plan
         from recsys.plan_advice import changes, obstacles
 
@@ -72,20 +73,28 @@ def plan(
     return 1 if errors else 0
 
 
-@contextmanager
-def _quick_keras() -> Iterator[None]:
-    """Lets Keras be imported on JAX, and without what takes longer than all the rest.
+class _Hider(importlib.abc.MetaPathFinder):
+    """Hides packages that Keras and Arrow import where they find them.
 
-    It imports these where it finds them; nothing here needs them.
+    Nothing here needs these, and they take longer than all the rest.
     """
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raises what a package raises that isn't installed."""
+        if name in ("pandas", "sklearn", "IPython"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Lets Keras be imported on JAX, and without what is of no use here."""
     os.environ["KERAS_BACKEND"] = "jax"
-    hidden = [name for name in ("pandas", "sklearn", "IPython") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not there
+    hider = _Hider()
+    sys.meta_path.insert(0, hider)
     try:
         yield
     finally:
-        for name in hidden:
-            del sys.modules[name]
+        sys.meta_path.remove(hider)
 
 
 def parse_bytes(text: str) -> int:
@@ -94,7 +103,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: The text is no size.
     """
-    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?) *([KMGTP]?)(I?)B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d{1,2})?) *([KMGTP]?)(I?)B?", text.strip(), re.IGNORECASE)
     n_bytes = 0
     if match is not None and not (match[3] and not match[2]):
         base = 1024 if match[3] else 1000

@@ -1,0 +1,330 @@
+"""`recsys plan`: where rows come from, what is printed, and how it exits."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import keras  # noqa: F401  as other tests need it, before the command imports its own
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.cli import main
+from recsys.cli.plan import parse_bytes
+from recsys.config_file import default_config_path, load_config
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.raw_counts import count_raw
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError, UsageError
+from recsys.table_rows import find_rows, parse_rows
+
+ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
+
+
+def plan(*arguments):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *arguments])
+    return caught.value.code or 0
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Returns the path of a config with small raw files."""
+    (tmp_path / "events.csv").write_text(
+        'u,i,t\nann,x,1\nbob,y,2\nann ,y,3\n"cy, d",z,4\n,x,5\nbob,new,6\ntorn\n'
+    )
+    (tmp_path / "items.csv").write_text(
+        "i,name,tags\nx,The Cat,a|b\ny,the DOG!,b| c |\nz,,\nz,Cat,a\nunseen,cat-dog,\n"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "name: small\n"
+        "root: runs\n"
+        "data:\n"
+        "  interactions: {files: events.csv, columns: {user: u, item: i, timestamp: t}}\n"
+        "  items:\n"
+        "    files: items.csv\n"
+        "    columns: {item: i, title: name}\n"
+        "    features: [{name: tags, column: tags, kind: categories, max_tokens: 4}]\n"
+        "train: {batch_size: 64, uniform_negatives: 64}\n"
+    )
+    return path
+
+
+def write_data(folder, users=3, items=5, name="tags", rows=7, width=4):
+    """Writes the parts of a data folder that a plan reads."""
+    (folder / "vocabulary").mkdir(parents=True)
+    for side, n in (("users", users), ("items", items)):
+        ids = pa.array([str(i) for i in range(n)])
+        Vocabulary(ids, np.ones(n, np.int64)).save(folder / "vocabulary" / f"{side}.parquet")
+    bags = FeatureBags(name, rows, np.zeros((items + 1, width), np.int32))
+    ids = [str(i) for i in range(items + 1)]
+    Catalogue(ids, ids, (bags,)).save(folder / "catalogue")
+    return folder
+
+
+# --- where rows come from
+
+
+def test_rows_are_counted_in_the_raw_files_where_there_is_no_run(config):
+    found = find_rows(load_config(config), {})
+    # ann, bob, "cy, d"; x, y, z, new, unseen; a, b, c; each with row 0.
+    assert dict(found.rows) == {"users": 4, "items": 6, "tags": 4}
+    assert dict(found.widths) == {"tags": 4}
+    assert "counted in the raw files" in found.source
+
+
+def test_words_count_from_their_least_number_on(config):
+    text = config.read_text().replace("kind: categories", "kind: words, min_count: 2")
+    config.write_text(text.replace("column: tags", "column: name"))
+    # cat 3 times, the and dog twice; z, without a title, has its id.
+    assert find_rows(load_config(config), {}).rows["tags"] == 4
+
+
+def test_the_shipped_data_are_counted_as_python_counts_them():
+    data = load_config(default_config_path()).data
+    with Path(data.interactions.files).open(newline="") as file:
+        events = list(csv.DictReader(file))
+    with Path(data.items.files).open(newline="") as file:
+        movies = list(csv.DictReader(file))
+    words = Counter(w for m in movies for w in re.findall(r"\w+", m["title"].lower()))
+    assert count_raw(data) == {
+        "users": len({e["userId"] for e in events}),
+        "items": len({m["movieId"] for m in movies} | {e["movieId"] for e in events}),
+        "genres": len({g for m in movies for g in m["genres"].split("|")}),
+        "title_words": sum(n >= 3 for n in words.values()),
+    }
+
+
+def test_counting_does_not_depend_on_the_blocks_of_a_file(config, monkeypatch):
+    whole = count_raw(load_config(config).data)
+    monkeypatch.setattr("recsys.data.raw_counts._LOOSE", 0)
+    assert count_raw(load_config(config).data) == whole
+
+
+def test_a_data_folder_goes_before_the_last_run_and_that_before_the_raw_files(config, tmp_path):
+    runs = tmp_path / "runs" / "artifacts" / "InteractionEncoder" / "data"
+    write_data(runs / "9", users=8)
+    newest = write_data(runs / "10", users=20, items=30, rows=40)
+    found = find_rows(load_config(config), {})
+    assert dict(found.rows) == {"users": 21, "items": 31, "tags": 40}
+    assert found.source == f"from the last run, {newest}"
+    own = write_data(tmp_path / "own", users=100)
+    found = find_rows(load_config(config), {"items": 77}, own)
+    assert dict(found.rows) == {"users": 101, "items": 77, "tags": 7}
+    assert found.source == f"items as given; others from {own}"
+
+
+def test_a_run_that_was_stopped_or_had_other_features_is_passed_over(config, tmp_path):
+    runs = tmp_path / "runs" / "artifacts" / "InteractionEncoder" / "data"
+    write_data(runs / "1", users=8)
+    (write_data(runs / "2") / "catalogue" / "catalogue.json").unlink()
+    write_data(runs / "3", name="other")
+    write_data(runs / "4", width=9)
+    assert find_rows(load_config(config), {}).rows["users"] == 9
+    shutil.rmtree(runs / "1")
+    assert "raw files" in find_rows(load_config(config), {}).source
+
+
+def test_nothing_is_read_where_all_rows_are_given(config, tmp_path):
+    (tmp_path / "events.csv").unlink()
+    found = find_rows(load_config(config), {"tags": 1, "items": 2, "users": 3})
+    assert list(found.rows.items()) == [("users", 3), ("items", 2), ("tags", 1)]
+    assert found.source == "as given"
+
+
+def test_without_files_the_error_says_that_rows_can_be_given(config, tmp_path):
+    (tmp_path / "events.csv").unlink()
+    with pytest.raises(RecsysError, match=r"\[R201\] .*no such file.* --rows users=N"):
+        find_rows(load_config(config), {"users": 3})
+
+
+def test_a_folder_that_holds_no_data_is_refused(config, tmp_path):
+    with pytest.raises(RecsysError, match="R372"):
+        find_rows(load_config(config), {}, tmp_path)
+    damaged = write_data(tmp_path / "damaged")
+    (damaged / "vocabulary" / "users.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecsysError, match="R372"):
+        find_rows(load_config(config), {}, damaged)
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], {}),
+        (["users=1e8", "items=20"], {"users": 10**8, "items": 20}),
+        (["users=1_000", "users=5"], {"users": 5}),
+        (["users=2147483647"], {"users": 2**31 - 1}),
+    ],
+)
+def test_rows_are_whole_numbers_in_any_form(words, rows):
+    assert parse_rows(words) == rows
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["users", "=5", "users=", "users=x", "users=0", "users=1.5", "users=2147483648", "users=nan"],
+)
+def test_other_rows_are_refused(word):
+    with pytest.raises(UsageError, match="R371"):
+        parse_rows([word])
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("80GB", 80 * 10**9),
+        ("80GiB", 80 * 2**30),
+        ("512MB", 512 * 10**6),
+        ("1.5 tib", 3 * 2**39),
+        ("16G", 16 * 10**9),
+        ("1000", 1000),
+        ("8e10", 8 * 10**10),
+        ("7B", 7),
+    ],
+)
+def test_memory_has_a_unit_or_is_bytes(text, n_bytes):
+    assert parse_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "80XB", "80iB", "1e999", "80GB 3", "nan"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(UsageError, match="R370"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 10**15))
+def test_plain_bytes_are_taken_as_they_are(n_bytes):
+    assert parse_bytes(str(n_bytes)) == n_bytes
+
+
+# --- the command
+
+
+def test_the_tables_are_readable_at_100_columns(config, capsys):
+    assert plan(str(config), "--devices", "64", "--memory", "80GB", *ALL) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.splitlines()
+    assert lines[0] == "Rows: as given."
+    assert max(map(len, lines)) <= 100
+    assert "…" not in printed.out
+    [users] = [line for line in lines if line.startswith("│ users") and "," in line]
+    cells = [cell.strip() for cell in users.strip("│").split("│")]
+    padded = "1,000,001,280"
+    assert cells == ["users", "1,000,000,000", padded, "row", "64", "4.0 GB", "4.0 GB"]
+    assert "which fits in 80.0 GB" in printed.out
+
+
+def test_json_is_one_object_in_bytes(config, capsys):
+    assert plan(str(config), "--devices", "8", "--memory", "1GiB", "--json") == 0
+    printed = capsys.readouterr()
+    [line] = printed.out.splitlines()
+    found = json.loads(line)
+    assert (found["devices"], found["memory_bytes"], found["fits"]) == (8, 2**30, True)
+    assert "raw files" in found["rows_from"]
+    assert (found["errors"], found["changes"]) == ([], [])
+    tables = {table["table"]: table for table in found["tables"]}
+    assert list(tables) == ["users", "items", "tags"]
+    assert tables["users"]["rows"] == 4
+    parts = [*found["tables"], found["towers"], found["loss"]]
+    kinds = ("bytes_per_device", "slot_bytes_per_device", "buffer_bytes_per_device")
+    assert found["bytes_per_device"] == sum(part[kind] for part in parts for kind in kinds)
+    assert found["sent_bytes_per_step"] == sum(part["sent_bytes_per_step"] for part in parts)
+    for part in parts:
+        assert part["sent_bytes_per_step"] == sum(part["sent"].values())
+        assert part["buffer_bytes_per_device"] == sum(part["buffers"].values())
+
+
+def test_the_config_and_its_overrides_count(config, capsys):
+    def users(*arguments):
+        plan(str(config), "--devices", "4", "--json", *ALL, *arguments)
+        return json.loads(capsys.readouterr().out)["tables"][0]
+
+    row, column = users(), users("--set", "model.table_placement=column")
+    assert (row["placement"], column["placement"]) == ("row", "column")
+    assert column["padded_rows"] == 10**9
+    assert users("--set", "model.dim=32")["bytes_per_device"] * 2 == row["bytes_per_device"]
+
+
+def test_what_does_not_fit_is_printed_and_exits_with_1(config, capsys):
+    assert plan(str(config), "--devices", "4", "--memory", "80GB", *ALL) == 1
+    printed = capsys.readouterr()
+    assert "which does not fit in 80.0 GB" in printed.out
+    assert re.search(r"│ --devices 8 +│ +\S+ GB │ +\S+ GB │ +yes │", printed.out)
+    [sentence] = printed.err.splitlines()
+    assert sentence.startswith("[R373] A device needs 140.8 GB")
+    assert "it has 80.0 GB. What fits: --devices 8; or " in sentence
+    assert plan(str(config), "--devices", "4", "--memory", "80GB", "--json", *ALL) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    assert [error["code"] for error in found["errors"]] == ["R373"]
+    assert found["changes"][0]["words"] == "--devices 8"
+
+
+def test_a_batch_that_devices_cannot_share_exits_with_1(config, capsys):
+    assert plan(str(config), "--devices", "12") == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "train.batch_size must be a multiple of the 12 devices" in first
+    assert first.endswith("Received: 64. Use 72.")
+    assert "train.uniform_negatives" in second
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--devices", "0"],
+        ["--devices", "5000"],
+        ["--memory", "much"],
+        ["--rows", "users"],
+        ["--rows", "genre=5"],
+        ["--set", "train.epochs=0"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_typed_wrong_exits_with_2(config, arguments, capsys):
+    assert plan(str(config), *arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+
+
+def test_no_device_is_touched_and_neither_tfx_nor_tensorflow_imported(config):
+    program = (
+        "import sys\n"
+        "from recsys.cli import main\n"
+        "try: main(['plan', *sys.argv[1:]])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "from jax._src import xla_bridge\n"
+        "heavy = 'tensorflow', 'tfx', 'apache_beam', 'torch', 'pandas', 'sklearn', 'IPython'\n"
+        "print([m for m in heavy if m in sys.modules], xla_bridge._backends)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(config), "--devices", "64"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[] {}", done.stderr
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
+    section = page[page.index("## recsys plan") : page.index("## recsys synth")]
+    examples = re.findall(r"^`recsys plan (--.*?)`.*?```text\n(.*?)```", section, re.M | re.S)
+    assert len(examples) == 2
+    for arguments, expected in examples:
+        assert plan(*arguments.split(), "--set", "root=no-run") == 0
+        printed = capsys.readouterr().out
+        assert [line.rstrip() for line in printed.splitlines()] == expected.splitlines()
