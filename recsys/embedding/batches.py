@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +78,7 @@ class _Checked(keras.utils.PyDataset):
 
 
 def _checked_dataset(dataset: Any) -> Any:
-    import tensorflow as tf  # The caller has it: the data set is its own.
+    tf: Any = sys.modules["tensorflow"]  # The data set is the caller's own.
 
     def check(leaf: Any) -> Any:
         if leaf.dtype not in (tf.int64, tf.uint64):

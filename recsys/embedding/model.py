@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 from keras.src.trainers.data_adapters import data_adapter_utils
@@ -21,10 +22,11 @@ from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.ids import checked_batch, checked_ids
 from recsys.embedding.proof import StepProof, prove_step
+from recsys.embedding.reading import refuse
 from recsys.embedding.step_update import StepUpdate, accumulation_steps
 from recsys.embedding.table import Table
 from recsys.embedding.table_step import after, by_table
-from recsys.embedding.taps import Counts, Reading, Tape, recording
+from recsys.embedding.taps import Counts, Tape, recording
 from recsys.errors import UsageError
 
 Arrays = list[jax.Array]
@@ -78,16 +80,17 @@ class SparseModel(keras.Model):
                 loss, aux = self.compute_loss_and_updates(
                     tv, ntv, mv, x, y, sample_weight, training=True, optimizer_variables=ov
                 )
-            return loss, (aux, tape.readings, tape.total())
+            return loss, (aux, tape)
 
-        tables, taps = _discovered(lambda: forward(tv, None))
+        tables, taps, strict = _discovered(lambda: forward(tv, None))
 
         def differentiable(tv: Arrays, taps: Arrays) -> Any:
-            loss, (aux, readings, counts) = forward(tv, taps)
-            return loss, (aux, [(r.use, r.out) for r in readings], counts)
+            loss, (aux, tape) = forward(tv, taps)
+            refused = [count for _, count in tape.refused]
+            return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), refused)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        (_, (aux, read, counts)), (grads, tap_grads) = grad_fn(tv, taps)
+        (_, (aux, read, counts, refused)), (grads, tap_grads) = grad_fn(tv, taps)
         loss, y_pred, ntv, mv = aux
         reads = [*grads, *tap_grads, *(out for _, out in read)]
         uses = [use for use, _ in read]
@@ -96,6 +99,7 @@ class SparseModel(keras.Model):
         update = StepUpdate(self.optimizer, self.non_trainable_variables, self.gradient_buffers)
         tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, steps, after(reads))
         self._step_arrays = update.arrays
+        ntv = self._alarmed(ntv, list(zip(strict, refused, strict=True)))
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
         self._step_counts = None
@@ -106,9 +110,47 @@ class SparseModel(keras.Model):
         with recording(Tape(trains=False)) as tape:
             self._tape = tape
             try:
-                return super().test_step(state, data)
+                logs, (tv, ntv, mv) = super().test_step(state, data)
             finally:
                 self._tape = None
+        return logs, (tv, self._alarmed(ntv, tape.refused), mv)
+
+    def predict_step(self, state: Any, data: Any) -> Any:
+        """Returns the outputs for one batch, and the variables that may have changed."""
+        with recording(Tape(trains=False)) as tape:
+            outputs, ntv = super().predict_step(state, data)
+        return outputs, self._alarmed(ntv, tape.refused)
+
+    def _alarmed(self, ntv: Arrays, refused: list[tuple[Table, jax.Array]]) -> Arrays:
+        """Returns `ntv` with minus the unknown ids as the step count of a table that had any.
+
+        So the host learns of them without a callback from the devices, which would
+        leave all others waiting.
+        """
+        ntv = list(ntv)
+        for table, count in refused:
+            at = self._place_of(table.steps)
+            ntv[at] = jnp.where(count > 0, -count, ntv[at])
+        return ntv
+
+    def _place_of(self, wanted: Any) -> int:
+        variables = self.non_trainable_variables
+        return next(i for i, variable in enumerate(variables) if variable is wanted)
+
+    def _refusing(self, function: Any) -> Any:
+        """Returns `function` of a state and batches, which stops at an alarm of a table."""
+        strict = [t for t in self._tables() if t.optimizer and t.kind.unknown == "error"]
+        if not strict:
+            return function
+
+        def checked(state: Any, iterator: Any) -> Any:
+            result, state = function(state, iterator)
+            for table in strict:
+                steps = int(np.asarray(state[1][self._place_of(table.steps)]))
+                refuse(table.name, table.rows, max(0, -steps))
+            return result, state
+
+        return checked
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Adds the engine's own counts to the metrics."""
@@ -132,7 +174,19 @@ class SparseModel(keras.Model):
                 )
             super().make_train_function(force)
         elif self.train_function is None or force:
-            self.train_function: Any = self._make_function(self._proving())
+            self.train_function: Any = self._refusing(self._make_function(self._proving()))
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Makes the function that evaluates batches."""
+        if self.test_function is None or force:
+            super().make_test_function(force)
+            self.test_function: Any = self._refusing(self.test_function)
+
+    def make_predict_function(self, force: bool = False) -> None:
+        """Makes the function that predicts batches."""
+        if self.predict_function is None or force:
+            super().make_predict_function(force)
+            self.predict_function: Any = self._refusing(self.predict_function)
 
     def _proving(self) -> Callable[[Any, Any], Any]:
         """Returns the jitted step, which checks its own compiled form when called first."""
@@ -232,14 +286,21 @@ def _jitted(step: Any, state: Any) -> Any:
     return jax.jit(step, donate_argnums=0, out_shardings=(None, places))
 
 
-def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays]:
-    """Returns the tables in the order that a step reads them, and a tap for each reading."""
-    found: list[Reading] = []
+def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[Table]]:
+    """Finds out what a step reads.
+
+    Returns:
+        The tables in the order of the readings; a tap for each reading; and the tables
+        that take no unknown ids, once for each of their readings.
+    """
+    tapes: list[Tape] = []
 
     def trace() -> jax.Array:
-        loss, (_, readings, _) = forward()
-        found.extend(readings)
+        loss, (_, tape) = forward()
+        tapes.append(tape)
         return loss
 
     jax.eval_shape(trace)
-    return [r.table for r in found], [jnp.zeros(r.out.shape, r.out.dtype) for r in found]
+    found = tapes[0].readings
+    taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in found]
+    return [r.table for r in found], taps, [table for table, _ in tapes[0].refused]

@@ -102,7 +102,7 @@ def _known(kind: ResolvedTable, ids: Any) -> tuple[jax.Array, jax.Array]:
 def _places(table: Table, kind: ResolvedTable, lookups: Lookups, unknown: jax.Array) -> jax.Array:
     """Returns the places `[n]` of lookups in rows, -1 where nothing is; counts them."""
     present = lookups.rows >= 0
-    _count(kind, present, unknown.reshape(-1))
+    _count(table, kind, present, unknown.reshape(-1))
     places = table.place(jnp.maximum(lookups.rows, 0) + table.offset(kind.name))
     return jnp.where(present, places, -1)
 
@@ -162,23 +162,30 @@ def _maxima(site: Site, lookups: Lookups, n_bags: int, each: jax.Array) -> jax.A
     return shard_mapped(site, local, (specs, site.batch_spec), site.batch_spec)(lookups, each)
 
 
-def _count(kind: ResolvedTable, present: jax.Array, unknown: jax.Array) -> None:
-    """Counts ids and unknown ones on the tape; stops the run if the table's policy says so."""
+def _count(table: Table, kind: ResolvedTable, present: jax.Array, unknown: jax.Array) -> None:
+    """Counts ids and unknown ones on the tape; a table's policy may refuse the unknown."""
     n_unknown = jnp.sum(unknown & present, dtype=jnp.int32)
+    tape = active()
     if kind.unknown == "error":
-        jax.debug.callback(functools.partial(_refuse, kind.name, kind.rows), n_unknown)
-    if (tape := active()) is not None:
+        if tape is not None:
+            tape.refused.append((table, n_unknown))
+        elif isinstance(n_unknown, jax.core.Tracer):
+            jax.debug.callback(functools.partial(refuse, kind.name, kind.rows), n_unknown)
+        else:
+            refuse(kind.name, kind.rows, n_unknown)
+    if tape is not None:
         n_ids = jnp.sum(present, dtype=jnp.int32)
         tape.counts.append(Counts(n_ids, n_unknown, jnp.int32(0)))
 
 
-def _refuse(name: str, rows: int, n_unknown: Any) -> None:
+def refuse(name: str, rows: int, n_unknown: Any) -> None:
+    """Raises R360 if there are unknown ids."""
     if n_unknown:
         raise RecsysError(
             "R360",
             f"Ids of table {name!r} must be in 0 … {rows - 1}.",
             "Correct the input, or set unknown='row0' to read row 0 for them.",
-            f"{int(n_unknown)} others in one batch",
+            f"{int(n_unknown)} other ids in one batch",
         )
 
 

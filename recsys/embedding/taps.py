@@ -55,12 +55,18 @@ class Tape:
     Args:
         taps: What to add to each; None to find out their shapes.
         trains: Whether tables are to be updated after it.
+
+    Attributes:
+        readings: The readings.
+        counts: What each counted.
+        refused: Tables that take no unknown ids, with the unknown ids of each reading.
     """
 
     def __init__(self, taps: list[jax.Array] | None = None, trains: bool = True) -> None:
         self.taps, self.trains = taps, trains
         self.readings: list[Reading] = []
         self.counts: list[Counts] = []
+        self.refused: list[tuple[Table, jax.Array]] = []
 
     def tapped(self, reading: Reading) -> jax.Array:
         """Records a reading; returns its output, to differentiate by if taps are known."""
