@@ -1,0 +1,212 @@
+"""Where tables lie: the layout's rules, and the proof that the devices follow them."""
+
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import Lookup, on_mesh
+
+from recsys.embedding import (
+    SGD,
+    Adagrad,
+    Ftrl,
+    LazyAdam,
+    RowWiseAdagrad,
+    TableConfig,
+    TablePlacement,
+    activate,
+    prove_placement,
+    table_layout,
+)
+from recsys.errors import RecsysError
+
+DIM = 8
+ROW = TableConfig("row", 5000, DIM, optimizer=Adagrad(), placement="row")
+COLUMN = TableConfig("column", 50, DIM, optimizer=LazyAdam(), placement="column")
+FLAT = TableConfig("flat", 50, DIM, optimizer=Ftrl(), placement="replicated")
+ROWWISE = TableConfig("rowwise", 50, DIM, optimizer=RowWiseAdagrad(), placement="column")
+HALF = TableConfig("half", 50, DIM, optimizer=RowWiseAdagrad(), placement="row", dtype="bfloat16")
+PLAIN = TableConfig("plain", 50, DIM, optimizer=SGD(), placement="row")
+READ = TableConfig("read", 50, DIM, optimizer=None, placement="row")
+ALL = [ROW, COLUMN, FLAT, ROWWISE, HALF, PLAIN, READ]
+
+
+@pytest.fixture(autouse=True)
+def without_mesh():
+    yield
+    keras.distribution.set_distribution(None)
+
+
+class Tower(Lookup):
+    """A dense layer over the lookups."""
+
+    def build(self, input_shape=None):
+        super().build()
+        self.dense = keras.layers.Dense(16, name="dense")
+        self.dense.build((None, DIM * len(self.features)))
+
+    def call(self, inputs):
+        return self.dense(super().call(inputs))
+
+
+def build(layout, tables=ALL, **options):
+    activate(layout)
+    model = Tower({t.name: t for t in tables}, **options)
+    model.build()
+    return model
+
+
+def shards(variable):
+    return {s.data.shape for s in variable.value.addressable_shards}
+
+
+@pytest.mark.parametrize(("n_model", "n"), [(None, 8), (2, 2), (4, 4), (8, 8), (1, 1)])
+def test_every_device_holds_what_is_planned_of_each_kind(n_model, n):
+    """Literal bytes for 8; for the others a share of the whole."""
+    layout = table_layout(ALL, n_model=n_model)
+    model = build(layout)
+    found = {p.table: p for p in prove_placement(model, layout)}
+    assert list(found) == [t.name for t in ALL]
+    assert found["row"] == TablePlacement(
+        "row", "row", 5000, 7680, DIM, n, 7680 * 32 // n, 7680 * 32 // n
+    )
+    assert found["column"] == TablePlacement(
+        "column", "column", 50, 50, DIM, n, 50 * 32 // n, 2 * 50 * 32 // n
+    )
+    assert found["flat"] == TablePlacement(
+        "flat", "replicated", 50, 50, DIM, 1, 50 * 32, 2 * 50 * 32
+    )
+    # One number a row: of all rows on every device, as no row is whole on any.
+    assert found["rowwise"] == TablePlacement(
+        "rowwise", "column", 50, 50, DIM, n, 50 * 32 // n, 50 * 4
+    )
+    assert found["half"] == TablePlacement(
+        "half", "row", 50, 3840, DIM, n, 3840 * 16 // n, 3840 * 4 // n
+    )
+    assert (found["plain"].slot_bytes_per_device, found["read"].slot_bytes_per_device) == (0, 0)
+    table = model.embedding.tables[0]
+    assert shards(table.embeddings) == shards(table.slots[0]) == {(7680 // n, DIM)}
+    assert shards(model.embedding.tables[3].slots[0]) == {(50, 1)}
+    assert shards(model.dense.kernel) == {(DIM * len(ALL), 16)}
+    # Every device has its part, and no row is on two of one axis.
+    assert len(table.embeddings.value.addressable_shards) == 8
+
+
+@pytest.mark.parametrize("n_model", [None, 2])
+def test_the_layouts_rules_are_one_for_each_table_that_is_split(n_model):
+    layout = table_layout(ALL, n_model=n_model)
+    axis = "devices" if n_model is None else "model"
+    assert layout.device_mesh.shape == ((8,) if n_model is None else (4, 2))
+    rules = {
+        "model/embedding/row/embeddings": (axis, None),
+        "embedding/row/accumulator": (axis, None),
+        "row/embeddings": (axis, None),
+        "embedding/column/momentum": (None, axis),
+        "embedding/column/velocity": (None, axis),
+        "embedding/rowwise/embeddings": (None, axis),
+        "embedding/half/accumulator": (axis, None),
+    }
+    for path, axes in rules.items():
+        assert layout[path].axes == axes, path
+    whole = ["flat/embeddings", "flat/linear", "rowwise/accumulator", "row/steps", "dense/kernel"]
+    # Keras asks for what a layer returns too, and for slots of its own optimizers.
+    for path in (*whole, "row/output", "embedding/output", "adam/dense_kernel_momentum", "row"):
+        assert layout[f"embedding/{path}"] is None, path
+    assert layout["narrow/embeddings"] is None
+
+
+def test_stacked_tables_have_one_rule_by_all_their_names():
+    tables = [TableConfig(n, 50, DIM, optimizer="sgd", placement="row") for n in ("a", "b.c", "d")]
+    for stacking, paths in (("auto", ["a_b.c_d"]), ([["d", "a"]], ["d_a", "b.c"])):
+        layout = table_layout(tables, stacking)
+        assert len(layout) == len(paths)
+        model = build(layout, tables, table_stacking=stacking)
+        assert [p.table for p in prove_placement(model, layout)] == paths
+        assert layout["bXc/embeddings"] is None
+
+
+def test_the_first_axis_splits_the_batch():
+    for n_model, axis in ((None, "devices"), (2, "data")):
+        activate(table_layout([ROW], n_model=n_model))
+        assert keras.distribution.distribution().batch_dim_name == axis
+
+
+def test_a_table_that_matches_no_rule_stops_the_run():
+    layout = table_layout([COLUMN, FLAT])
+    model = build(layout, [ROW, COLUMN])
+    with pytest.raises(
+        RecsysError, match=r"R301.*'tower\w*/embedding/row/embeddings' must match exa"
+    ):
+        prove_placement(model, layout)
+
+
+def test_a_slot_that_matches_no_rule_stops_the_run():
+    layout = keras.distribution.LayoutMap(table_layout([ROW]).device_mesh)
+    layout[".*row/embeddings"] = ("devices", None)
+    model = build(layout, [ROW])
+    with pytest.raises(RecsysError, match=r"R301.*'tower\w*/embedding/row/accumulator' must match"):
+        prove_placement(model, layout)
+
+
+def test_a_table_that_matches_two_rules_stops_the_run():
+    layout = table_layout([ROW])
+    model = build(layout, [ROW])
+    layout[".*/row/embeddings"] = ("devices", None)
+    with pytest.raises(RecsysError, match=r"R301.*exactly one layout rule.*\(\.\*/\)\?row"):
+        prove_placement(model, layout)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path"),
+    [
+        (".*dense/kernel", "dense/kernel"),
+        (".*flat/embeddings", "embedding/flat/embeddings"),
+        (".*rowwise/accumulator", "embedding/rowwise/accumulator"),
+    ],
+)
+def test_a_rule_that_would_split_what_is_to_be_whole_stops_the_run(rule, path):
+    layout = table_layout(ALL)
+    model = build(layout)
+    layout[rule] = (None, None)
+    with pytest.raises(RecsysError, match=rf"R301.*'tower\w*/{path}' is not to be split"):
+        prove_placement(model, layout)
+
+
+@pytest.mark.parametrize("placement", ["row", "column"])
+def test_a_table_that_every_device_holds_whole_stops_the_run(placement):
+    """As one does that was made before the layout was active."""
+    table = TableConfig("t", 50, DIM, optimizer="adagrad", placement=placement)
+    layout = table_layout([table])
+    model = Tower({"t": table}, n_shards=8)
+    model.build()
+    rows = 3840 if placement == "row" else 50
+    with pytest.raises(
+        RecsysError, match=rf"R302.*8 devices must hold {rows * 4:,} bytes of table 't'"
+    ):
+        prove_placement(model, layout)
+
+
+@pytest.mark.xfail(strict=True, reason="prove_placement looks at bytes, not at what is split")
+def test_a_table_split_the_other_way_stops_the_run():
+    table = TableConfig("t", 3840, DIM, optimizer="sgd", placement="row")
+    layout = keras.distribution.LayoutMap(table_layout([table]).device_mesh)
+    layout[".*t/embeddings"] = (None, "devices")
+    model = build(layout, [table])
+    with pytest.raises(RecsysError):
+        prove_placement(model, layout)
+
+
+@pytest.mark.parametrize("mesh", ["8", "2×2", "1×4", "1×8"])
+def test_each_place_is_on_one_device_of_an_axis(mesh):
+    """And the devices' parts, put together, are the table."""
+    with on_mesh(mesh, [ROW]):
+        model = Lookup({"row": ROW})
+        model.build()
+        parts = model.embedding.tables[0].embeddings.value.addressable_shards
+        n = 1 if mesh == "1×1" else int(mesh[-1])
+        starts = sorted({part.index[0].start or 0 for part in parts})
+        assert starts == [k * 7680 // n for k in range(n)]
+    whole = Lookup({"row": ROW})
+    whole.build()
+    expected = np.asarray(whole.embedding.tables[0].embeddings.value)
+    for part in parts:
+        assert np.array_equal(part.data, expected[part.index])
