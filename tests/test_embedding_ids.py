@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from embedding_meshes import Lookup, compiled
+from embedding_meshes import Lookup, compiled, on_mesh
 
 from recsys.embedding import FeatureConfig, Ragged, ShardedEmbedding, SparseModel, TableConfig
 from recsys.embedding.ids import as_int32, checked_batch, ragged
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 
 ROWS, DIM = 10, 4
 UNKNOWN = [-1, ROWS, 2**31 - 1, 2**31, 2**32 + 3, 2**63 - 1, -(2**63)]
@@ -226,18 +226,25 @@ def test_a_model_refuses_what_is_no_integer(kind, ids):
 
 
 @pytest.mark.parametrize("kind", ["subclass", "functional"])
-def test_an_unknown_id_stops_a_run_that_asked_for_it(kind):
-    """By a sentence with its code, inside what Keras or JAX make of an error in a callback."""
+@pytest.mark.parametrize("mesh", ["one device", "8"])
+def test_an_unknown_id_stops_a_run_that_asked_for_it(kind, mesh):
+    """Also on a mesh, where a callback that raises would leave the other devices waiting."""
     for use in (
-        lambda model: model(X),
         lambda model: model.fit(X, Y, batch_size=8, verbose=0),
         lambda model: model.train_on_batch(X, Y),
         lambda model: model.predict(X, verbose=0),
         lambda model: model.evaluate(X, Y, verbose=0),
     ):
-        model = make(kind, unknown="error")
-        good = {"f": np.arange(8)}
-        model.fit(good, Y, batch_size=8, verbose=0)
-        assert np.isfinite(model.predict(good, verbose=0)).all()
-        with pytest.raises(RuntimeError, match=r"R360.*'t' must be in 0 … 9.*7 others"):
-            use(model)
+        with on_mesh(mesh, [table()]):
+            model = make(kind, unknown="error")
+            good = {"f": np.arange(8)}
+            model.fit(good, Y, batch_size=8, verbose=0)
+            assert np.isfinite(model.predict(good, verbose=0)).all()
+            with pytest.raises(RecsysError, match=r"R360.*'t' must be in 0 … 9.*7 other ids"):
+                use(model)
+
+
+def test_a_direct_call_refuses_an_unknown_id_too():
+    # Keras wraps what a call raises in an error of its own.
+    with pytest.raises(RuntimeError, match=r"R360.*'t' must be in 0 … 9.*7 other ids"):
+        make("subclass", unknown="error")(X)
