@@ -168,11 +168,13 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(capfd, tmp_path):
 
 
 def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tmp_path):
-    started = []
+    started, tunes = [], []
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
 
     def record(module, arguments, environment, log):
         config = load_config(Path(arguments[arguments.index("--config") + 1]))
-        started.append((module, environment, config.train.epochs))
+        started.append((module, environment["KERAS_BACKEND"], config.train.epochs))
+        tunes.append("MALLOC_TRIM_THRESHOLD_" in environment)
         return {"out": "x"}
 
     monkeypatch.setattr("recsys.cli.stages.run_stage", record)
@@ -181,10 +183,11 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
     assert run_main("evaluate", "--data", "d", "--model", "m", *common) == 0
     assert run_main("export", "--data", "d", "--model", "m", *common) == 0
     assert started == [
-        ("recsys.train", {"KERAS_BACKEND": "jax"}, 3),
-        ("recsys.evaluate", {"KERAS_BACKEND": "jax"}, 3),
-        ("recsys.export", {"KERAS_BACKEND": "tensorflow"}, 3),
+        ("recsys.train", "jax", 3),
+        ("recsys.evaluate", "jax", 3),
+        ("recsys.export", "tensorflow", 3),
     ]
+    assert tunes == [True, True, False]
     assert capsys.readouterr().out == '{"out": "x"}\n' * 3
 
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from recsys.errors import UsageError
+
 Arrays = list[jax.Array]
 
 
@@ -62,7 +64,19 @@ class GradientBuffers(keras.layers.Layer):
 
 
 def kept(buffers: Arrays, arrays: Arrays, at: jax.Array) -> Arrays:
-    """Returns `buffers` with the arrays of a step at place `at`, a scalar int32."""
+    """Returns `buffers` with the arrays of a step at place `at`, a scalar int32.
+
+    Raises:
+        UsageError: The batch has another length than the first one.
+    """
+    lengths = [(b.shape[1:], a.shape) for b, a in zip(buffers, arrays, strict=True)]
+    if any(room != shape for room, shape in lengths):
+        raise UsageError(
+            "R308",
+            "Batches must be equally long where gradients are accumulated.",
+            "Drop the last batch if it is shorter, or pad it with weight 0.",
+            next(pair for pair in lengths if pair[0] != pair[1]),
+        )
     return [
         jax.lax.dynamic_update_index_in_dim(buffer, array.astype(buffer.dtype), at, 0)
         for buffer, array in zip(buffers, arrays, strict=True)

@@ -215,9 +215,10 @@ class ShardedEmbedding(keras.layers.Layer):
 
 
 def devices_of_distribution() -> int:
-    """Returns the number of devices of the active distribution; 1 without one."""
+    """Returns the devices that the active distribution splits a table over; 1 without one."""
     distribution = keras.distribution.distribution()
-    return 1 if distribution is None else int(distribution.device_mesh.devices.size)
+    # Tables are split along the last axis, of one or two.
+    return 1 if distribution is None else int(distribution.device_mesh.shape[-1])
 
 
 def _join(prefix: str, key: Any) -> str:

@@ -70,8 +70,15 @@ class SparseModel(keras.Model):
 
     # --- one step
 
-    def train_step(self, state: Any, data: Any) -> Any:
+    def train_step(self, state: Any, data: Any = None) -> Any:
         """Returns logs and the state after one step; see `keras.Model.train_step` on JAX."""
+        if keras.backend.backend() != "jax":
+            raise UsageError(
+                "R309",
+                "A SparseModel must be trained on Keras' JAX backend.",
+                "Set KERAS_BACKEND=jax; other backends read tables.",
+                keras.backend.backend(),
+            )
         tv, ntv, ov, mv = state
         x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(data)
 
@@ -139,7 +146,7 @@ class SparseModel(keras.Model):
 
     def _refusing(self, function: Any) -> Any:
         """Returns `function` of a state and batches, which stops at an alarm of a table."""
-        strict = [t for t in self._tables() if t.optimizer and t.kind.unknown == "error"]
+        strict = [table for table in self._tables() if table.kind.unknown == "error"]
         if not strict:
             return function
 
@@ -209,6 +216,13 @@ class SparseModel(keras.Model):
         count = accumulation_steps(self.optimizer)
         if not count or self.gradient_buffers.parts:
             return state
+        if not self.trainable_variables:
+            raise UsageError(
+                "R312",
+                "A model that accumulates gradients must have dense weights: Keras counts by them.",
+                "Leave gradient_accumulation_steps out, and take larger batches.",
+                count,
+            )
         tv, ntv, ov, mv = state
         known = {id(v): value for v, value in zip(self.non_trainable_variables, ntv, strict=True)}
         jax.eval_shape(self.train_step, state, data)  # fills _step_arrays

@@ -29,6 +29,7 @@ CAPACITY_SHARES = (0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5)
 """Capacities of a chunk, as shares of the ids of a device divided by the devices."""
 
 _MIN_CAPACITY = 8
+_MANY = 100.0  # From this even share on 1.5 times it is five standard deviations more.
 
 State = TypeVar("State")
 
@@ -50,7 +51,10 @@ class Axis:
     def capacities(self, n_places: int) -> tuple[int, ...]:
         """Returns the capacities of a chunk for `n_places` places a device, ascending."""
         even = n_places / self.size
-        rounded = {-(-int(np.ceil(even * share)) // 8) * 8 for share in self.shares}
+        wanted = [even * share for share in self.shares]
+        # Few ids fill a chunk by chance: past five standard deviations hardly ever.
+        wanted.append(even * self.shares[-1] if even > _MANY else even + 5 * even**0.5)
+        rounded = {-(-int(np.ceil(n)) // 8) * 8 for n in wanted}
         # A chunk never holds more than all of a device's places.
         limit = max(1, n_places)
         return tuple(sorted({min(max(c, _MIN_CAPACITY), limit) for c in rounded}))

@@ -60,9 +60,9 @@ class Table(keras.layers.Layer):
                 start = keras.initializers.Constant(slot.initial)
                 width = 1 if slot.per_row else self.dim
                 self.slots.append(self._weight(slot.name, width, start, "float32"))
-            self.steps = self.add_weight(
-                name="steps", shape=(), initializer="zeros", dtype="int32", trainable=False
-            )
+        self.steps = self.add_weight(
+            name="steps", shape=(), initializer="zeros", dtype="int32", trainable=False
+        )
 
     def _weight(self, name: str, width: int, initializer: Any, dtype: str) -> Any:
         return self.add_weight(
