@@ -24,9 +24,7 @@ from recsys.embedding import (
     SparseModel,
     TableConfig,
     activate,
-    exchange,
     prove_placement,
-    step_plan,
     table_layout,
 )
 from recsys.embedding import model as model_module
@@ -170,12 +168,12 @@ def sent_by_hlo(text, n=N):
 
 
 def one_capacity(share):
-    """Makes exchanges, and plans of them, have chunks of one capacity."""
-    axis = partial(Axis, shares=(share,))
-    return [
-        mock.patch.object(exchange, "_axis", lambda site: axis(site.table_axis, site.n_shards)),
-        mock.patch.object(step_plan, "Axis", axis),
-    ]
+    """Makes the chunks of exchanges, compiled or planned, `share` times the even part wide."""
+
+    def capacities(self, n_places):
+        return (math.ceil(n_places / self.size * share),)
+
+    return mock.patch.object(Axis, "capacities", capacities)
 
 
 def without_kernels():
@@ -204,11 +202,9 @@ def test_a_step_sends_what_its_compiled_form_sends(placement, optimizer):
         f"train.table_optimizer={optimizer}",
         "train.uniform_negatives=512",
     )
-    patches = one_capacity(4.0)
-    with built(chosen) as (model, _):
+    with built(chosen) as (model, _), one_capacity(4):
         model.compile(optimizer="adam", jit_compile=True)
-        compiled = compiled_step(model, [batch_of(chosen)], *patches)
-    with patches[1]:
+        compiled = compiled_step(model, [batch_of(chosen)])
         plan = make_plan(chosen, ROWS, N)
     planned = Counter()
     for part in plan.parts:
@@ -259,15 +255,15 @@ def test_every_kind_of_feature_sends_what_is_planned():
     batch |= {name: zeros((n, length)) for name in ("max", "plain")}
     batch |= {"values": zeros(n * length), "lengths": np.full(n, length, np.int32)}
     activate(table_layout([a, b, tops], stacking))
-    patches = one_capacity(8.0)
     try:
         model = Bags(features, stacking)
         model.compile(optimizer="adam", loss="mse", jit_compile=True)
-        compiled = compiled_step(model, [batch, np.zeros((n, 4), np.float32)], *patches)
+        with one_capacity(8):
+            compiled = compiled_step(model, [batch, np.zeros((n, 4), np.float32)])
     finally:
         keras.distribution.set_distribution(None)
     planned = Counter()
-    with patches[1]:
+    with one_capacity(8):
         for stack in stacks([resolve(table) for table in (a, b, tops)], stacking):
             planned.update(table_step(stack, shapes, N).by_collective())
     found = sent_by_hlo(compiled.as_text())
@@ -304,11 +300,11 @@ def test_chunks_hold_different_and_evenly_spread_ids(n_places, n_devices):
 
 def test_buffers_bound_what_the_compiled_step_needs_without_kernels():
     chosen = config("train.batch_size=2048", "train.uniform_negatives=2048")
-    patches = one_capacity(1.5)  # The widest; eight of them take longer to compile.
-    with built(chosen) as (model, _):
+    # The widest of the capacities; all of them take longer to compile.
+    with built(chosen) as (model, _), one_capacity(1.5):
         model.compile(optimizer="adam", jit_compile=True)
-        compiled = compiled_step(model, [batch_of(chosen)], *patches, *without_kernels())
-    held = sum(part.step.held_bytes for part in make_plan(chosen, ROWS, N).parts)
+        compiled = compiled_step(model, [batch_of(chosen)], *without_kernels())
+        held = sum(part.step.held_bytes for part in make_plan(chosen, ROWS, N).parts)
     needed = compiled.memory_analysis().temp_size_in_bytes
     assert needed <= held <= 3 * needed
 
