@@ -228,6 +228,17 @@ def test_the_tables_are_readable_at_100_columns(config, capsys):
     assert "which fits in 80.0 GB" in printed.out
 
 
+def test_a_narrow_terminal_costs_no_name_and_no_digit(config, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "72")
+    assert plan(str(config), "--devices", "64", "--memory", "1MB", *ALL) == 1
+    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert max(map(len, printed.splitlines()[1:])) <= 72
+    assert "…" not in printed
+    for name in ("users", "items", "tags", "towers", "loss"):
+        assert f"│ {name} " in printed
+
+
 def test_json_is_one_object_in_bytes(config, capsys):
     assert plan(str(config), "--devices", "8", "--memory", "1GiB", "--json") == 0
     printed = capsys.readouterr()

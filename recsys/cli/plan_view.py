@@ -36,7 +36,7 @@ def show_plan(plan: Plan, rows_from: str, limit: int | None, advice: Sequence[Ch
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     console.print(Text(f"Rows: {rows_from}."), soft_wrap=True)
     console.print(_state_table(plan))
-    console.print(_step_table(plan))
+    console.print(_step_table(plan, is_narrow=console.width < _WIDTH))
     console.print(Text(_NOTE, "dim"))
     console.print(_sum(plan, limit))
     if advice:
@@ -50,9 +50,10 @@ def plain_size(n_bytes: int) -> str:
 
 def _table(title: str, first: str, *others: str) -> Table:
     table = Table(title=Text(title), title_justify="left", title_style="bold")
-    table.add_column(first)
+    table.add_column(first, no_wrap=True)
     for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
+        # A number goes on in the next line rather than lose digits.
+        table.add_column(heading, justify="right", overflow="fold")
     return table
 
 
@@ -74,9 +75,10 @@ def _state(part: Part) -> tuple[str, str]:
     return _or_absent(part.weights), _or_absent(part.slots)
 
 
-def _step_table(plan: Plan) -> Table:
+def _step_table(plan: Plan, *, is_narrow: bool) -> Table:
     used = [c for c in _COLLECTIVES if any(c in p.step.by_collective() for p in plan.parts)]
-    table = _table("A step, on each device", "", "buffers", *used, "sent")
+    headings = [name.replace("-", "-\n", 1) if is_narrow else name for name in used]
+    table = _table("A step, on each device", "", "buffers", *headings, "sent")
     for part in plan.parts:
         sent = part.step.by_collective()
         table.add_row(
@@ -105,6 +107,9 @@ def _sum(plan: Plan, limit: int | None) -> Text:
 
 def _advice_table(advice: Sequence[Change]) -> Table:
     table = _table("What to change", "", "a device", "saves", "fits")
+    table.columns[0].no_wrap = False
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for change in advice:
         fits = "yes" if change.fits else "no"
         sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
