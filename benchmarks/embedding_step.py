@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,9 +72,16 @@ def main() -> None:
     if os.getloadavg()[0] > _CALM:
         print("This machine is busy: the figures will be noisy.", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        figures = _measured(options, _cases(options, Path(folder)))
+        cases, figures = _cases(options, Path(folder)), Figures()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        is_whole = True
+        try:
+            _measure(options, cases, figures)
+        except KeyboardInterrupt:
+            print("Interrupted: what follows is of the rounds until here.", file=sys.stderr)
+            is_whole = False
     figures.print_all(options.batch)
-    sys.exit(1 if figures.failed else 0)
+    sys.exit(0 if is_whole and not figures.failed else 1)
 
 
 def _cases(options: argparse.Namespace, folder: Path) -> dict[Key, Case]:
@@ -98,8 +106,8 @@ def _cases(options: argparse.Namespace, folder: Path) -> dict[Key, Case]:
     return cases
 
 
-def _measured(options: argparse.Namespace, cases: dict[Key, Case]) -> Figures:
-    figures = Figures()
+def _measure(options: argparse.Namespace, cases: dict[Key, Case], figures: Figures) -> None:
+    """Measures every case once a round, and adds what is found to `figures`."""
     for number in range(options.rounds):
         for key, case in cases.items():
             if key in figures.failed:
@@ -114,7 +122,6 @@ def _measured(options: argparse.Namespace, cases: dict[Key, Case]) -> Figures:
                 continue
             figures.add(key, found)
             print(f"round {number + 1}, {key}: {found.median_ms:.2f} ms", file=sys.stderr)
-    return figures
 
 
 if __name__ == "__main__":

@@ -47,15 +47,15 @@ Point = tuple[int, float, float, float]
 
 
 def curves(lines: Iterable[str]) -> dict[str, list[Point]]:
-    """Returns the points of each competitor on one device, by rows."""
-    found: dict[str, list[Point]] = {}
+    """Returns the points of each competitor on one device, by rows; of two, the later one."""
+    found: dict[str, dict[int, Point]] = {}
     for line in lines:
         figure = json.loads(line)
         case = _CASE.fullmatch(figure["case"])
         if case and figure["bench"] == "embedding_step" and figure["unit"] == "ms":
             point = (int(case[2]), figure["median"], figure["min"], figure["max"])
-            found.setdefault(case[1], []).append(point)
-    return {who: sorted(points) for who, points in found.items()}
+            found.setdefault(case[1], {})[point[0]] = point
+    return {who: sorted(points.values()) for who, points in found.items()}
 
 
 def label_heights(ends: Mapping[str, float], gap: float) -> dict[str, float]:

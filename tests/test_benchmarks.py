@@ -227,9 +227,12 @@ def test_the_picture_takes_the_times_on_one_device():
         {"bench": "embedding_step", "case": "ours devices=8 rows=10", "unit": "ms"},
         {"bench": "embedding_step", "case": "ours rows=10", "unit": "examples/s"},
         {"bench": "embedding_layer", "case": "ours rows=10", "unit": "ms"},
+        {"bench": "embedding_step", "case": "ours rows=30", "unit": "ms", "median": 9.0},
+        {"bench": "embedding_step", "case": "ours rows=30", "unit": "ms"},
     ]
-    text = [json.dumps({**line, "median": 2.0, "min": 1.0, "max": 3.0}) for line in lines]
-    assert plot_step.curves(text) == {"ours": [(10, 2.0, 1.0, 3.0), (20, 2.0, 1.0, 3.0)]}
+    text = [json.dumps({"median": 2.0, "min": 1.0, "max": 3.0, **line}) for line in lines]
+    points = [(rows, 2.0, 1.0, 3.0) for rows in (10, 20, 30)]
+    assert plot_step.curves(text) == {"ours": points}
 
 
 def test_labels_keep_their_order_and_a_distance():
