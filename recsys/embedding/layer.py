@@ -6,6 +6,8 @@ other backends, which serve and evaluate, it gathers rows by `keras.ops` alone.
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,7 +104,7 @@ class ShardedEmbedding(keras.layers.Layer):
         Raises:
             UsageError: Another model trains, which would leave the tables as they are.
         """
-        if training:
+        if training or _is_training_step():
             self._check_trainer()
         if keras.backend.backend() == "jax":
             from recsys.embedding.reading import read_features
@@ -212,6 +214,20 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         structure = config.pop("structure")
         return cls(mapped_features(structure, features.__getitem__), **config)
+
+
+def _is_training_step() -> bool:
+    """Tells whether Keras is tracing a training step.
+
+    Keras on JAX calls a subclassed model's `call` directly, and layers in it are not
+    told; the only witness is the step that called. Looked for while tracing alone.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compute_loss_and_updates":
+            return bool(frame.f_locals.get("training"))
+        frame = frame.f_back
+    return False
 
 
 def devices_of_distribution() -> int:

@@ -20,6 +20,7 @@ from recsys.errors import RecsysError
 
 AXIS = "devices"
 BATCH_AXIS, MODEL_AXIS = "data", "model"
+_SPLITS = {"row": "rows", "column": "columns", "replicated": "none"}
 
 
 def table_layout(
@@ -148,7 +149,9 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
     n_devices = int(layout.device_mesh.devices.size)
     held = [_bytes_per_device(variable.value) for variable in table.variables_by_row]
     slots = {device: sum(slot[device] for slot in held[1:]) for device in held[0]}
-    if len(held[0]) != n_devices or any((held[0][d], slots[d]) != plan for d in held[0]):
+    is_other = table.site.split != _SPLITS[table.kind.placement]
+    wrong = len(held[0]) != n_devices or any((held[0][d], slots[d]) != plan for d in held[0])
+    if wrong or is_other:
         raise RecsysError(
             "R302",
             f"Each of {n_devices} devices must hold {plan[0]:,} bytes of table {table.name!r}"

@@ -64,8 +64,15 @@ class _Instruction:
     computation: str
     is_root: bool
 
-    def dimensions(self) -> set[int]:
-        return {int(d) for _, dims in _ARRAY.findall(self.shape) for d in dims.split(",") if d}
+    def holds(self, rows: set[int], width: int) -> bool:
+        """Whether a result has as many rows, of the table's width or of one number."""
+        for _, dims in _ARRAY.findall(self.shape):
+            sizes = [int(d) for d in dims.split(",") if d]
+            for n in rows:
+                rest = math.prod(sizes) // n if n in sizes else 0
+                if rest in (1, width) or sizes == [n * width]:
+                    return True
+        return False
 
     def bytes(self) -> int:
         return sum(
@@ -100,7 +107,7 @@ def prove_step(compiled: Any, tables: Iterable[Table], most_ids: int) -> StepPro
             continue
         checked.append(table.name)
         for instruction in instructions:
-            if instruction.dimensions() & rows and not _is_in_place(instruction, roots):
+            if instruction.holds(rows, table.dim) and not _is_in_place(instruction, roots):
                 raise _found(table, instruction)
     _check_aliases(tables, memory)
     return StepProof(

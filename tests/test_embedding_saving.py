@@ -1,0 +1,190 @@
+"""Models saved and loaded again, on the mesh that they come from and on any other."""
+
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import half_squares, on_mesh
+
+from recsys.embedding import (
+    Adagrad,
+    FeatureConfig,
+    Ftrl,
+    LazyAdam,
+    RowWiseAdagrad,
+    ShardedEmbedding,
+    SparseModel,
+    TableConfig,
+)
+from recsys.embedding.in_order import chunks_in_order, in_order, in_places
+
+# Keras' own numpy() of a variable, which saving an optimizer calls.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+ROWS, DIM, BATCH = 50, 8, 16
+TABLES = [
+    TableConfig("row", ROWS, DIM, optimizer=Adagrad(0.1), placement="row"),
+    TableConfig("wise", ROWS, DIM, optimizer=RowWiseAdagrad(0.1), placement="row", combiner="sum"),
+    TableConfig("column", ROWS, DIM, optimizer=Ftrl(0.1), placement="column"),
+    TableConfig("flat", ROWS, DIM, optimizer=LazyAdam(0.01), placement="replicated"),
+    TableConfig("a", 7, DIM, optimizer=Adagrad(0.1), placement="row"),
+    TableConfig("b", ROWS, DIM, optimizer=Adagrad(0.1), placement="row", combiner="max"),
+]
+STACKS = [["a", "b"]]
+
+
+def make():
+    inputs = {t.name: keras.Input((3,), dtype="int32", name=t.name) for t in TABLES}
+    configs = {t.name: FeatureConfig(t.name, t, (None, 3), (None, DIM)) for t in TABLES}
+    layer = ShardedEmbedding(configs, STACKS, name="embedding", seed=4)
+    found = layer(inputs)
+    out = keras.ops.concatenate([found[t.name] for t in TABLES], axis=-1)
+    start = keras.initializers.GlorotUniform(seed=1)
+    model = SparseModel(inputs, keras.layers.Dense(2, kernel_initializer=start, name="dense")(out))
+    model.compile(keras.optimizers.Adam(0.01, name="adam"), half_squares)
+    return model
+
+
+def batches(n, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        x = {t.name: rng.integers(-1, ROWS, (BATCH, 3)) for t in TABLES}
+        yield x, rng.normal(size=(BATCH, 2)).astype(np.float32)
+
+
+def train(model, n, seed=0):
+    for x, y in batches(n, seed):
+        model.train_on_batch(x, y)
+    return model
+
+
+def state(model):
+    """Returns everything that training changes, tables in the order of their rows."""
+    (layer,) = [found for found in model.layers if isinstance(found, ShardedEmbedding)]
+    tables = {
+        f"{table.name}/{v.path.split('/')[-1]}": in_order(table, v)
+        for table in layer.tables
+        for v in table.variables_by_row
+    }
+    steps = {f"{t.name}/steps": np.asarray(t.steps.value) for t in layer.tables}
+    dense = {v.path: np.asarray(v.value) for v in model.trainable_variables}
+    # Without its own name, which Keras numbers.
+    names = [v.path.split("/")[-1] for v in model.optimizer.variables]
+    adam = {n: np.asarray(v.value) for n, v in zip(names, model.optimizer.variables, strict=True)}
+    return {**tables, **steps, **dense, **adam}
+
+
+def assert_same_bits(one, two):
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert np.array_equal(value, two[name]), name
+
+
+def assert_close(one, two):
+    for name, value in one.items():
+        np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+PAIRS = [
+    ("one device", "one device"),
+    ("one device", "8"),
+    ("one device", "2×2"),
+    ("8", "one device"),
+    ("2×2", "one device"),
+    ("8", "2×2"),
+]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model saved on each mesh: its file, its state then, and after two steps more."""
+    folder, found = tmp_path_factory.mktemp("saved"), {}
+    for mesh in ("one device", "8", "2×2"):
+        with on_mesh(mesh, TABLES, STACKS):
+            model = train(make(), 2)
+            path = folder / f"{mesh}.keras"
+            model.save(path)
+            then = state(model)
+            found[mesh] = path, then, state(train(model, 2, seed=1))
+    return found
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_keras_file_comes_back_on_any_mesh_and_trains_on(saved, source, target):
+    path, then, later = saved[source]
+    with on_mesh(target, TABLES, STACKS):
+        model = keras.saving.load_model(path, custom_objects={"half_squares": half_squares})
+        assert isinstance(model, SparseModel)
+        assert_same_bits(state(model), then)
+        assert_close(state(train(model, 2, seed=1)), later)
+        shards = model.get_layer("embedding").tables[0].embeddings.value.addressable_shards
+        assert len({str(shard.index) for shard in shards}) == int(target[-1].replace("e", "1"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Two epochs of one batch on eight devices, kept by Keras' Orbax callback."""
+    folder = tmp_path_factory.mktemp("orbax") / "checkpoints"
+    (x, y) = next(batches(1))
+    with on_mesh("8", TABLES, STACKS):
+        model = make()
+        callback = keras.callbacks.OrbaxCheckpoint(
+            str(folder), save_on_background=False, max_to_keep=2
+        )
+        model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[callback], verbose=0)
+        then = state(model)
+        return folder, then, state(train(model, 2, seed=1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", ["8", "4", "2×2", "1"])
+def test_an_orbax_checkpoint_comes_back_on_any_mesh_and_trains_on(checkpoint, target):
+    folder, then, later = checkpoint
+    with on_mesh(target, TABLES, STACKS):
+        model = train(make(), 1, seed=9)
+        model.load_weights(str(folder))
+        assert_same_bits(state(model), then)
+        assert_close(state(train(model, 2, seed=1)), later)
+
+
+def test_an_accumulation_that_is_half_done_goes_on_where_it_was(tmp_path):
+    def fresh():
+        model = make()
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        model.compile(optimizer, half_squares)
+        return model
+
+    whole = train(fresh(), 4)
+    half = train(fresh(), 3)
+    half.save(tmp_path / "half.keras")
+    half = keras.saving.load_model(
+        tmp_path / "half.keras", custom_objects={"half_squares": half_squares}
+    )
+    x, y = list(batches(4))[-1]
+    half.train_on_batch(x, y)
+    assert_close(state(half), state(whole))
+    untouched = state(train(fresh(), 2))
+    assert not np.array_equal(state(half)["row/embeddings"], untouched["row/embeddings"])
+
+
+def test_weights_alone_come_back_too(tmp_path):
+    model = train(make(), 2)
+    model.save_weights(tmp_path / "w.weights.h5")
+    again = train(make(), 1, seed=9)
+    again.load_weights(tmp_path / "w.weights.h5")
+    assert_same_bits(state(again), state(model))
+
+
+@pytest.mark.parametrize("mesh", ["one device", "8", "2×2"])
+def test_rows_are_read_in_their_order_in_chunks_and_put_back(mesh, monkeypatch):
+    monkeypatch.setattr("recsys.embedding.in_order._CHUNK_BYTES", 4 * DIM * 13)
+    with on_mesh(mesh, TABLES, STACKS):
+        (layer,) = [x for x in make().layers if isinstance(x, ShardedEmbedding)]
+        for table in layer.tables:
+            values = np.random.default_rng(0).normal(size=(table.rows, DIM)).astype(np.float32)
+            table.embeddings.assign(in_places(table, values))
+            chunks = list(chunks_in_order(table, table.embeddings))
+            assert [len(c) for c in chunks[:-1]] == [13] * (len(chunks) - 1)
+            assert len(chunks) == -(-table.rows // 13)
+            assert np.array_equal(np.concatenate(chunks), values)
+        rows = layer.get_embedding_tables()["row"]
+        assert np.array_equal(layer({"row": np.array([[7]])})["row"], rows[[7]])
