@@ -51,8 +51,8 @@ def of_one_device(n):
 @pytest.mark.parametrize(
     ("ids", "extra"),
     [
-        # 32 ids for each device, room for 8 in the widest chunk: four rounds.
-        (np.tile(of_one_device(32), 8), 3),
+        # 32 ids for each device, room for 16 in the widest chunk: two rounds.
+        (np.tile(of_one_device(32), 8), 1),
         (np.repeat(of_one_device(8), 32), 0),
         (np.arange(256), 0),
         (np.full(256, 5), 0),
