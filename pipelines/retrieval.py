@@ -138,7 +138,7 @@ def create_pipeline(config: Config) -> Pipeline:
         metadata_connection_config=metadata.sqlite_metadata_connection_config(
             str(root / "metadata.sqlite")
         ),
-        beam_pipeline_args=list(config.beam_args),
+        beam_pipeline_args=list(config.beam.args),
     )
 
 

@@ -27,48 +27,113 @@ class Strict(pydantic.BaseModel):
 
 
 # Tables and inputs of the model that aren't features of an item.
-_RESERVED_FEATURE_NAMES = {"users", "items", "user_row", "history", "id_row", "item_row", "log_q"}
+_RESERVED_FEATURE_NAMES = {
+    "users",
+    "items",
+    "user_row",
+    "history",
+    "id_row",
+    "item_row",
+    "log_q",
+    "weight",
+}
+
+
+Files = str | tuple[str, ...]
+"""A file, a glob, or several; `{SPAN}`, `{VERSION}`, `{YYYY}`, `{MM}` and `{DD}` stand for digits."""
+
+
+class CsvFormat(Strict):
+    """How the rows of a CSV file are written."""
+
+    delimiter: Annotated[str, Field(min_length=1)] = ","
+    """What stands between two fields; one character or several, as `::`."""
+    quote: Annotated[str, Field(min_length=1, max_length=1)] | None = '"'
+    """What stands around a field that holds the delimiter; `null`: nothing does."""
+    names: tuple[str, ...] = ()
+    """Names of the columns of files without a header; empty: the first line has them."""
+    encoding: str = "utf-8"
+    """Encoding of the text, by the name that Python has for it."""
+
+
+class SourceConfig(Strict):
+    """Files, and how they are written."""
+
+    files: Files
+    """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
+    format: Literal["auto", "csv", "parquet", "jsonl", "tfrecord"] = "auto"
+    """`auto` tells by the name and the first bytes; `jsonl` is one JSON object a line,
+    `tfrecord` holds serialized tf.Examples."""
+    csv: CsvFormat = CsvFormat()
+    """How the rows of CSV files are written."""
 
 
 class InteractionColumns(Strict):
-    """Which column of the raw file holds what."""
+    """Which column of the raw file holds what; `a.b` is the field `b` in the JSON object `a`."""
 
     user: str
     """Column of the user's id."""
     item: str
     """Column of the item's id."""
     timestamp: str
-    """Column of the time of the event [seconds since 1970, UTC]."""
+    """Column of the time of the event."""
     rating: str | None = None
     """Column of a rating, if there is one."""
+    weight: str | None = None
+    """Column of the weight of an event in the loss, if there is one; 0 is no positive."""
+    event: str | None = None
+    """Column of the kind of event, as `click` or `purchase`, if there is one."""
 
 
-class InteractionsConfig(Strict):
+TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601"]
+
+
+class InteractionsConfig(SourceConfig):
     """The interactions: who did what to which item, and when."""
 
-    files: str
-    """CSV file or glob."""
     columns: InteractionColumns
     """Which column holds what."""
+    context: tuple[str, ...] = ()
+    """More columns to keep in the examples, where they are validated."""
+    timestamp_unit: TimestampUnit = "seconds"
+    """What the timestamps are: a number since 1970, UTC, or ISO 8601 text (without an
+    offset: UTC). Columns that have a time type need none."""
     positive_at_least: float | None = None
-    """Ratings from here up are positives; `null`: every interaction is one."""
+    """Ratings from here up are positives; `null`: the rating decides nothing."""
+    positive_events: tuple[str, ...] = ()
+    """Kinds of event that are positives; empty: the kind decides nothing."""
+    spans: PositiveInt | None = None
+    """Newest spans that are read, where `files` has `{SPAN}` or a date; `null`: all."""
+
+    @model_validator(mode="after")
+    def _rules_have_their_columns(self) -> Self:
+        for rule, column in (("positive_at_least", "rating"), ("positive_events", "event")):
+            if getattr(self, rule) not in (None, ()) and getattr(self.columns, column) is None:
+                raise ValueError(f"{rule} needs columns.{column}")
+        return self
 
 
-class ItemFeature(Strict):
-    """One feature of an item: a bag of tokens that has its own embedding table."""
+class Feature(Strict):
+    """One feature of an item or a user: a bag of tokens that has its own embedding table."""
 
     name: Name
     """Name of the feature and of its table."""
     column: str
     """Column of the raw file that the tokens come from."""
-    kind: Literal["categories", "words"]
-    """`categories`: split at `separator`; `words`: lower-cased words of a text."""
+    kind: Literal["category", "categories", "words", "number", "date"]
+    """`category`: the whole value is one token; `categories`: a list, or text split at
+    `separator`; `words`: lower-cased words of a text; `number`: a bucket of equally many
+    values; `date`: a bucket of equally many days, and the month."""
     separator: str = "|"
     """What stands between two categories."""
     min_count: PositiveInt = 1
-    """A token is known from this number of occurrences in the catalogue on."""
+    """A token is known from this number of occurrences on."""
     max_tokens: PositiveInt = 8
-    """Tokens kept of one item; the first ones."""
+    """Tokens kept of one item or user; the first ones."""
+    hash_buckets: PositiveInt | None = None
+    """Rows that tokens are hashed into; `null`: each known token has a row."""
+    buckets: Annotated[int, Field(ge=2)] = 10
+    """Buckets of a number or of a date."""
 
 
 class ItemColumns(Strict):
@@ -76,28 +141,54 @@ class ItemColumns(Strict):
 
     item: str
     """Column of the item's id."""
-    title: str
-    """Column of the name that people see."""
+    title: str | None = None
+    """Column of the name that people see; `null`: the id is shown."""
 
 
-class ItemsConfig(Strict):
+class ItemsConfig(SourceConfig):
     """The catalogue."""
 
-    files: str
-    """CSV file or glob."""
     columns: ItemColumns
     """Which column holds what."""
-    features: tuple[ItemFeature, ...] = ()
+    features: tuple[Feature, ...] = ()
     """Features of the item tower."""
 
-    @model_validator(mode="after")
-    def _feature_names_are_free(self) -> Self:
-        names = [feature.name for feature in self.features]
-        twice = {name for name in names if names.count(name) > 1}
-        taken = sorted(twice | (set(names) & _RESERVED_FEATURE_NAMES))
-        if taken:
-            raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
-        return self
+
+class UserColumns(Strict):
+    """Which column of the raw file holds what."""
+
+    user: str
+    """Column of the user's id."""
+
+
+class UsersConfig(SourceConfig):
+    """What is known of the users."""
+
+    columns: UserColumns
+    """Which column holds what."""
+    features: Annotated[tuple[Feature, ...], Field(min_length=1)]
+    """Features of the user tower."""
+
+
+class VocabularyConfig(Strict):
+    """Which ids have a row of their own."""
+
+    min_count: PositiveInt = 1
+    """Training positives from which on an id gets a row."""
+    hash_buckets: NonNegativeInt = 0
+    """Rows that all other ids share, by hash; 0: they read row 0. Fixed for good."""
+    evict_after_days: PositiveInt | None = None
+    """Days without a training event after which an id loses its row to a new id;
+    `null`: never [days]."""
+
+
+class VocabulariesConfig(Strict):
+    """The vocabularies of users and items, which grow from run to run."""
+
+    users: VocabularyConfig = VocabularyConfig()
+    """Which users have a row of their own."""
+    items: VocabularyConfig = VocabularyConfig()
+    """Which items have a row of their own."""
 
 
 class GateConfig(Strict):
@@ -115,12 +206,26 @@ class DataConfig(Strict):
 
     interactions: InteractionsConfig
     """Who did what to which item, and when."""
-    items: ItemsConfig
-    """The catalogue."""
+    items: ItemsConfig | None = None
+    """The catalogue; `null`: the items of the interactions, without features."""
+    users: UsersConfig | None = None
+    """What is known of the users; `null`: their ids and histories alone."""
+    vocabulary: VocabulariesConfig = VocabulariesConfig()
+    """Which users and items have a row of their own."""
     eval_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
     """Share of the newest positives that is held out, cut at a UTC midnight [0..1]."""
     gate: GateConfig = GateConfig()
     """When rejected data stops the run."""
+
+    @model_validator(mode="after")
+    def _feature_names_are_free(self) -> Self:
+        sides = [side for side in (self.items, self.users) if side is not None]
+        names = [feature.name for side in sides for feature in side.features]
+        twice = {name for name in names if names.count(name) > 1}
+        taken = sorted(twice | (set(names) & _RESERVED_FEATURE_NAMES))
+        if taken:
+            raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
+        return self
 
 
 class ModelConfig(Strict):
@@ -211,6 +316,16 @@ class PushConfig(Strict):
     """Newest versions kept in the serving folder."""
 
 
+class BeamConfig(Strict):
+    """How Beam runs."""
+
+    args: tuple[str, ...] = ("--runner=DirectRunner",)
+    """Passed to Beam as they are."""
+    tfx_args: tuple[str, ...] | None = None
+    """The same for TFX's own steps, StatisticsGen and Transform, for a runner that lacks
+    what they need; `null`: as `args`."""
+
+
 class Config(Strict):
     """Everything that a run needs to know."""
 
@@ -234,8 +349,8 @@ class Config(Strict):
     """The serving folder."""
     report_users: tuple[str, ...] = ()
     """Ids of users whose recommendations are shown; empty: three are chosen."""
-    beam_args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Passed to Beam as they are."""
+    beam: BeamConfig = BeamConfig()
+    """How Beam runs."""
 
     @model_validator(mode="after")
     def _metric_is_computed(self) -> Self:

@@ -24,6 +24,7 @@ _PATH_KEYS = (
     ("root",),
     ("data", "interactions", "files"),
     ("data", "items", "files"),
+    ("data", "users", "files"),
     ("data", "gate", "schema_dir"),
 )
 
@@ -158,9 +159,17 @@ def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
         part: Any = raw
         for key in keys[:-1]:
             part = part.get(key) if isinstance(part, dict) else None
-        if isinstance(part, dict) and isinstance(part.get(keys[-1]), str):
-            value = os.path.expanduser(part[keys[-1]])
-            part[keys[-1]] = os.path.normpath(os.path.join(folder, value))
+        if isinstance(part, dict) and keys[-1] in part:
+            part[keys[-1]] = _anchored(part[keys[-1]], folder)
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    """Returns a path, or each of several, from `folder` on; `gs://…` stays."""
+    if isinstance(value, list):
+        return [_anchored(one, folder) for one in value]
+    if not isinstance(value, str) or "://" in value:
+        return value
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
 
 
 def _apply_override(changed: dict[str, Any], override: str) -> None:

@@ -87,9 +87,9 @@ def test_a_path_may_start_at_home(small, monkeypatch):
         ("model.temperature=0.5", ("model", "temperature"), 0.5),
         ("model.widths=[64, 32]", ("model", "widths"), (64, 32)),
         ("train={epochs: 2}", ("train", "epochs"), 2),
-        ("data.interactions.positive_at_least=4", ("data", "interactions", "positive_at_least"), 4),
+        ("data.eval_share=0.5", ("data", "eval_share"), 0.5),
         ("data.gate.schema_dir=null", ("data", "gate", "schema_dir"), None),
-        ("beam_args=['--a=b']", ("beam_args",), ("--a=b",)),
+        ("beam.args=['--a=b']", ("beam", "args"), ("--a=b",)),
         ('report_users=["1"]', ("report_users",), ("1",)),
     ],
 )
@@ -172,12 +172,31 @@ def test_an_unknown_key_in_a_list_names_what_is_allowed_there(small):
     assert "Did you mean 'max_tokens'?" in str(error)
 
 
+@pytest.mark.parametrize(
+    "rule", ["positive_at_least=4", "positive_events=[buy]"], ids=["rating", "event"]
+)
+def test_a_rule_without_its_column_is_refused(small, rule):
+    error = refusal(small, f"data.interactions.{rule}")
+    assert error.code == "R107"
+    assert f"{rule.split('=')[0]} needs columns." in str(error)
+
+
+def test_paths_of_a_list_are_anchored_and_addresses_stay(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        SMALL.replace("events/*.csv", "[a.csv, ../b/*.csv, 'gs://bucket/c.csv', /d.csv]")
+    )
+    files = load_config(path).data.interactions.files
+    outside = str(tmp_path.parent / "b" / "*.csv")
+    assert files == (str(tmp_path / "a.csv"), outside, "gs://bucket/c.csv", "/d.csv")
+
+
 def test_a_missing_key_is_named(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(SMALL.replace("title: name", ""))
+    path.write_text(SMALL.replace("{item: i, title: name}", "{title: name}"))
     error = refusal(path)
     assert error.code == "R106"
-    assert "'data.items.columns.title'" in str(error)
+    assert "'data.items.columns.item'" in str(error)
 
 
 @pytest.mark.parametrize(
