@@ -1,13 +1,15 @@
-"""From CSV files to unique rows, dead letters and counts, as Beam transforms.
+"""From raw files to unique rows, dead letters and counts, as Beam transforms.
 
-Whole Arrow batches travel through Beam, never single rows: a shuffle carries
-`(bucket, RecordBatch)`.
+Record batches go from function to function; between workers they go through files
+(`components.shuffle`). The graphs are chains without side inputs and second outputs,
+which not every distributed runner has.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections import Counter
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,168 +17,217 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.io.filesystems import FileSystems
-from apache_beam.pvalue import TaggedOutput
 
+from components.progress import Progress
+from components.shuffle import Spill, SpillWriter, read_spills, write_spill
+from components.tally import Tally, add_up, letters_tally
 from recsys.data import dead_letters
-from recsys.data.buckets import hash_buckets, split_by_bucket
-from recsys.data.csv_columns import CsvBatch
-from recsys.data.csv_source import read_batches
+from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples
-from recsys.data.interactions import NO_TIME, OUT_OF_TIME
+from recsys.data.sources.pieces import Piece, read_piece
+from recsys.data.sources.raw_batch import RawBatch
 from recsys.errors import RecsysError
 
-REJECTED, COUNTS = "rejected", "counts"
 _BYTES_OF_A_BUCKET = 64 << 20
 
-_CURES = dict.fromkeys(
-    (NO_TIME, OUT_OF_TIME),
-    "Times are whole seconds since 1970, UTC: convert dates, divide milliseconds by 1000.",
-)
-"""What to do where no row is good, by the most frequent reason."""
-
-Parse = Callable[[CsvBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
+Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
 """Turns a batch of the file at an index into typed rows and dead letters."""
 Drop = Callable[[pa.Table], tuple[pa.Table, int]]
 """Returns the rows of a bucket that are no duplicates, and how many were."""
+Describe = Callable[[pa.Table], Tally]
+"""Returns what else is counted of unique rows."""
 
 
-class ReadCsv(beam.DoFn):
-    """Reads a file `(index, path)` into `(bucket, typed rows)`.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What a worker hands on: rows of a bucket, or counts, or both.
 
-    Outputs `REJECTED` (dead letters) and `COUNTS` (`{name: rows}`) beside.
-
-    Args:
-        columns: Columns to read.
-        parse: Types a batch.
-        key: Column that decides the bucket.
-        n_buckets: Number of buckets.
+    Attributes:
+        bucket: The bucket; -1 for counts alone.
+        rows: Where the rows are.
+        tally: What was counted.
     """
 
-    def __init__(self, columns: Sequence[str], parse: Parse, key: str, n_buckets: int) -> None:
-        self._columns = list(columns)
-        self._parse = parse
-        self._key = key
-        self._n_buckets = n_buckets
-
-    def process(self, element: tuple[int, str]) -> Iterator[Any]:
-        """Yields what the class says, a batch at a time."""
-        index, file = element
-        for batch in read_batches(file, self._columns):
-            rows, rejected = self._parse(batch, index)
-            counts = {"read": batch.n_read, "rejected": rejected.num_rows}
-            yield TaggedOutput(COUNTS, counts)
-            if rejected.num_rows:
-                yield TaggedOutput(REJECTED, rejected)
-            bucket = hash_buckets(rows.column(self._key), self._n_buckets)
-            yield from split_by_bucket(rows, bucket)
+    bucket: int
+    rows: Spill | None
+    tally: Tally
 
 
-class DropDuplicates(beam.DoFn):
-    """Joins the batches of a bucket and keeps the first of equal rows.
+_COUNTS_ALONE = -1
 
-    Outputs `COUNTS` beside.
+
+class Ingestion:
+    """The plan of reading one source: its pieces, its buckets, and where work is kept.
 
     Args:
-        drop: Returns the rows kept, and how many were dropped.
+        pieces: Parts of files, one for a worker at a time.
+        letters: Folder of the `DeadLetters` artifact.
+        step: Name of the step, for its progress.
     """
 
-    def __init__(self, drop: Drop) -> None:
-        self._drop = drop
+    def __init__(self, pieces: Sequence[Piece], letters: str, step: str) -> None:
+        self.pieces = list(pieces)
+        self.letters = Path(letters)
+        self.work = self.letters / "work"
+        n_bytes = sum(piece.n_bytes for piece in self.pieces)
+        self.n_buckets = 1 + n_bytes // _BYTES_OF_A_BUCKET
+        """Buckets that the rows are shuffled in."""
+        n_tasks = len(self.pieces) + 2 * self.n_buckets
+        self.progress = Progress(self.work / "done", step, n_tasks)
 
-    def process(self, element: tuple[int, Iterable[pa.RecordBatch]]) -> Iterator[Any]:
-        """Yields `(bucket, unique rows)` and their counts."""
-        bucket, batches = element
-        kept, n_dropped = self._drop(pa.Table.from_batches(list(batches)))
-        yield TaggedOutput(COUNTS, {"good": kept.num_rows, "duplicates": n_dropped})
-        yield bucket, kept
+    def clean(self) -> None:
+        """Removes what only the work needed."""
+        shutil.rmtree(self.work, ignore_errors=True)
 
 
 class ReadUnique(beam.PTransform):
-    """Reads files into typed rows without duplicates.
+    """Reads files into typed rows without duplicates: `Part`s, one a bucket and more.
 
     Args:
-        files: The files; of equal rows the one of the earlier file stays.
-        columns: Columns to read.
+        plan: What to read.
         parse: Types a batch.
         key: Column that all of equal rows share; it decides the bucket.
-        drop: Returns the rows kept of a bucket, and how many were dropped.
+        drop: Returns the rows kept of a bucket, and how many were dropped; the first
+            of equal rows stays.
+        describe: What else is counted.
     """
 
     def __init__(
-        self, files: Sequence[str], columns: Sequence[str], parse: Parse, key: str, drop: Drop
+        self, plan: Ingestion, parse: Parse, key: str, drop: Drop, describe: Describe
     ) -> None:
         super().__init__()
-        self._files = list(files)
-        self._drop = drop
-        self.n_buckets = 1 + sum(Path(file).stat().st_size for file in files) // _BYTES_OF_A_BUCKET
-        """Buckets that the rows are shuffled in."""
-        self._read = ReadCsv(columns, parse, key, self.n_buckets)
+        self._plan = plan
+        self._read = _ReadPiece(plan, parse, key)
+        self._unique = _UniqueRows(plan, drop, describe)
 
-    def expand(self, begin: beam.pvalue.PBegin) -> tuple[beam.PCollection, ...]:
-        """Returns `(bucket, unique rows)`, the dead letters, and two collections of counts."""
-        read = (
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
+        """Returns the parts."""
+        return (
             begin
-            | "Files" >> beam.Create(list(enumerate(self._files)))
+            | "Pieces" >> beam.Create(list(enumerate(self._plan.pieces)))
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.ParDo(self._read).with_outputs(REJECTED, COUNTS, main="rows")
-        )
-        unique = (
-            read.rows
+            | "Read" >> beam.ParDo(self._read)
             | "ToBuckets" >> beam.GroupByKey()
-            | "DropDuplicates"
-            >> beam.ParDo(DropDuplicates(self._drop)).with_outputs(COUNTS, main="rows")
+            | "Unique" >> beam.ParDo(self._unique)
         )
-        return unique.rows, read.rejected, read.counts, unique.counts
 
 
-def sum_counts(counts: Iterable[dict[Any, int]]) -> dict[Any, int]:
-    """Returns the sum of dicts of numbers, key by key."""
-    total: Counter[Any] = Counter()
-    for one in counts:
-        total.update(one)
-    return dict(total)
+class ToOne(beam.PTransform):
+    """Brings all elements together into one list."""
+
+    def expand(self, elements: beam.PCollection) -> beam.PCollection:
+        """Returns a collection of one list."""
+        return (
+            elements
+            | "Pair" >> beam.Map(lambda element: (0, element))
+            | "Group" >> beam.GroupByKey()
+            | "List" >> beam.Map(lambda pair: list(pair[1]))
+        )
+
+
+class _ReadPiece(beam.DoFn):
+    """Reads a piece into `(bucket, Part)`; its dead letters go to a file of their own."""
+
+    def __init__(self, plan: Ingestion, parse: Parse, key: str) -> None:
+        self._parse, self._key = parse, key
+        self._n_buckets, self._progress = plan.n_buckets, plan.progress
+        self._spills = plan.work / "rows"
+        self._letters = plan.letters / "dead_letters"
+
+    def process(self, element: tuple[int, Piece]) -> Iterator[tuple[int, Part]]:
+        number, piece = element
+        spills = SpillWriter(self._spills)
+        letters = _LetterFile(self._letters / f"letters-{number:05d}.parquet")
+        read: Tally = {"read": 0, "read_by_file": {piece.file: 0}}
+        for batch in read_piece(piece):
+            rows, rejected = self._parse(batch, piece.file_index)
+            read["read"] += batch.n_read
+            read["read_by_file"][piece.file] += batch.n_read
+            letters.add(rejected)
+            buckets = hash_buckets(rows.column(self._key), self._n_buckets)
+            yield from _parts(spills.add(buckets, rows))
+        yield from _parts(spills.close())
+        yield _COUNTS_ALONE, Part(_COUNTS_ALONE, None, add_up([read, letters.close()]))
+        self._progress.advance(f"piece-{number}", f"{piece.file} read")
+
+
+class _LetterFile:
+    """Dead letters of a piece: a file where there are any, and their tally."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._writer: pq.ParquetWriter | None = None
+        self._tallies: list[Tally] = []
+
+    def add(self, letters: pa.RecordBatch) -> None:
+        if not letters.num_rows:
+            return
+        if self._writer is None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._temporary, dead_letters.SCHEMA)
+        self._writer.write_batch(letters)
+        self._tallies.append(letters_tally(letters))
+
+    def close(self) -> Tally:
+        if self._writer is not None:
+            self._writer.close()
+            # Whole or not there: Beam may run the task again.
+            self._temporary.replace(self._file)
+        return add_up(self._tallies)
+
+    @property
+    def _temporary(self) -> Path:
+        return self._file.with_suffix(".writing")
+
+
+class _UniqueRows(beam.DoFn):
+    """Joins the rows of a bucket and keeps the first of equal ones."""
+
+    def __init__(self, plan: Ingestion, drop: Drop, describe: Describe) -> None:
+        self._drop, self._describe, self._progress = drop, describe, plan.progress
+        self._folder = plan.work / "unique"
+
+    def process(self, element: tuple[int, Iterable[Part]]) -> Iterator[Part]:
+        bucket, parts = element
+        if bucket == _COUNTS_ALONE:
+            yield Part(bucket, None, add_up(part.tally for part in parts))
+            return
+        found = read_spills(part.rows for part in parts if part.rows is not None)
+        kept, n_dropped = self._drop(found)
+        tally = {"good": kept.num_rows, "duplicates": n_dropped, **self._describe(kept)}
+        yield Part(bucket, write_spill(self._folder, kept), tally)
+        self._progress.advance(f"bucket-{bucket}", f"{kept.num_rows:,} rows without duplicates")
+
+
+def _parts(spilled: Iterable[tuple[int, Spill]]) -> Iterator[tuple[int, Part]]:
+    for bucket, spill in spilled:
+        yield bucket, Part(bucket, spill, {})
+
+
+def read_rows(part: Part) -> pa.Table:
+    """Returns the rows of a part."""
+    return read_spills([] if part.rows is None else [part.rows])
 
 
 def write_split(table: pa.Table, uri: str, split: str, bucket: int, n_buckets: int) -> None:
     """Writes the rows of a bucket as a file of the split's examples."""
-    name = f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
-    with FileSystems.create(FileSystems.join(uri, f"Split-{split}", name)) as sink:
+    folder = Path(uri) / f"Split-{split}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
+    temporary = file.with_suffix(".writing")
+    with temporary.open("wb") as sink:
         write_examples(table, sink)
+    temporary.replace(file)
 
 
-class WriteLetters(beam.PTransform):
-    """Writes dead letters `dead_letters.parquet`, and the counts `summary.json` with them.
-
-    Args:
-        uri: Folder of the `DeadLetters` artifact.
-        *rest: Dicts of more entries of the summary, or side inputs of such.
-    """
-
-    def __init__(self, uri: str, *rest: object) -> None:
-        super().__init__()
-        self._uri = uri
-        self._rest = rest
-
-    def expand(self, rejected_and_counts: tuple[beam.PCollection, ...]) -> beam.PCollection:
-        """Takes the dead letters, and any number of collections of counts."""
-        rejected, *counts = rejected_and_counts
-        total = (
-            counts
-            | "FlattenCounts" >> beam.Flatten()
-            | "SumCounts" >> beam.CombineGlobally(sum_counts)
-        )
-        return (
-            total.pipeline
-            | "Once" >> beam.Create([self._uri])
-            | "Write"
-            >> beam.Map(
-                _write_letters,
-                beam.pvalue.AsList(rejected),
-                beam.pvalue.AsSingleton(total),
-                *self._rest,
-            )
-        )
+def write_summary(tallies: Iterable[Tally], uri: str, files: Sequence[str]) -> Tally:
+    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+    zero: Tally = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
+    nothing: Tally = {"by_reason": {}, "examples": {}}
+    summary = {**add_up([zero, nothing, *tallies]), "files": list(files)}
+    (Path(uri) / "dead_letters").mkdir(parents=True, exist_ok=True)
+    (Path(uri) / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
 
 
 def read_summary(uri: str) -> dict[str, Any]:
@@ -184,29 +235,18 @@ def read_summary(uri: str) -> dict[str, Any]:
     return json.loads((Path(uri) / "summary.json").read_text())
 
 
-def refuse_empty(summary: dict[str, Any], what: str) -> None:
-    """Raises an error if no row could be used."""
+def refuse_empty(summary: dict[str, Any], what: str, cure: str = "") -> None:
+    """Raises an error if no row could be used.
+
+    Args:
+        summary: What was counted.
+        what: The part of the config that names the source.
+        cure: What would mend it, where that is known.
+    """
     if summary.get("good", 0) == 0:
-        reasons = summary["by_reason"]
-        most_often = max(reasons, key=reasons.__getitem__, default="")
         raise RecsysError(
             "R206",
             f"The {what} must have at least one good row of {summary['read']}.",
-            _CURES.get(most_often, f"Correct the columns of data.{what}."),
-            reasons,
+            cure or f"Correct data.{what}.",
+            summary["by_reason"],
         )
-
-
-def _write_letters(
-    uri: str, rejected: list[pa.RecordBatch], counts: dict[str, int], *rest: dict[str, Any]
-) -> None:
-    letters = pa.Table.from_batches(rejected, dead_letters.SCHEMA)
-    letters = letters.sort_by([("file", "ascending"), ("line", "ascending")])
-    with FileSystems.create(FileSystems.join(uri, "dead_letters.parquet")) as sink:
-        pq.write_table(letters, sink)
-    zero = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
-    summary = {**zero, **counts, "by_reason": dead_letters.count_reasons(letters)}
-    for more in rest:
-        summary.update(more)
-    with FileSystems.create(FileSystems.join(uri, "summary.json")) as sink:
-        sink.write((json.dumps(summary, indent=1) + "\n").encode())
