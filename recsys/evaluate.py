@@ -96,6 +96,8 @@ class _Evaluation:
         self._most = stage.evaluate.max_queries
         self._candidates = candidates
         self._counts = saved.items.row_counts.astype(np.float32)
+        self._is_known = saved.users.row_counts > 0
+        self._is_known[: 1 + saved.users.n_hash_rows] = False
 
     def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""
@@ -104,7 +106,7 @@ class _Evaluation:
             self._saved.model,
             queries.user_row,
             queries.histories(self._saved.stage.model.history),
-            self._saved.items,
+            self._saved.inputs,
         )
         _check_numbers(embedded)
         ranking = self._rank(lambda block: embedded[block] @ self._candidates.T, queries)
@@ -116,8 +118,9 @@ class _Evaluation:
         )
         return _Measured(
             queries=queries,
+            is_known=self._is_known[queries.user_row],
             n_users=len(self._store.eval_user_ids),
-            n_candidates=len(self._candidates) - 1,
+            n_candidates=int(self._saved.catalogue.is_item.sum()),
             ranking=ranking,
             model=self._metrics(ranking, queries),
             popularity=self._metrics(popular, queries),
@@ -130,10 +133,10 @@ class _Evaluation:
         to_last = _translation(self._saved.items, last.items)
         ids = [self._store.eval_user_ids[user] for user in queries.user]
         history = to_last[queries.histories(last.stage.model.history)]
-        embedded = embed_queries(last.model, last.users.rows(ids), history, last.items)
+        embedded = embed_queries(last.model, last.users.rows(ids), history, last.inputs)
         _check_numbers(embedded)
         # What the other model doesn't know it can't recommend.
-        missing = to_last == 0
+        missing = ~last.catalogue.is_item[to_last]
 
         def scorer(block: slice) -> np.ndarray:
             return np.where(missing, -np.inf, (embedded[block] @ candidates.T)[:, to_last])
@@ -143,7 +146,7 @@ class _Evaluation:
 
     def _rank(self, scorer: Scorer, queries: Queries) -> Ranking:
         return rank(
-            scorer, queries.positives, queries.seen, self._saved.catalogue.n_rows, min(self._ks)
+            scorer, queries.positives, queries.seen, self._saved.catalogue.is_item, min(self._ks)
         )
 
     def _metrics(self, ranking: Ranking, queries: Queries) -> Metrics:
@@ -155,6 +158,7 @@ class _Measured:
     """The metrics of every query, and their means."""
 
     queries: Queries
+    is_known: np.ndarray
     n_users: int
     n_candidates: int
     ranking: Ranking
@@ -179,7 +183,7 @@ class _Measured:
 
     def slices(self) -> list[dict[str, Any]]:
         """Returns the means over parts of the queries; parts without any are left out."""
-        known = self.queries.user_row > 0
+        known = self.is_known
         length = np.diff(self.queries.seen.offsets)
         parts = {
             "users known to training": known,
@@ -209,9 +213,9 @@ class _Measured:
 def _load_checked(folder: Path) -> tuple[SavedModel, np.ndarray]:
     """Returns the model in `folder` and its item embeddings, once both towers are proven."""
     saved = load_model(folder)
-    candidates = embed_catalogue(saved.model, saved.catalogue, saved.items)
+    candidates = embed_catalogue(saved.model, saved.inputs)
     probe = read_probe(folder)
-    query = embed_queries(saved.model, probe.user_row, probe.history, saved.items)
+    query = embed_queries(saved.model, probe.user_row, probe.history, saved.inputs)
     _check_numbers(query, candidates)
     check_probe(folder, probe, query, candidates)
     return saved, candidates

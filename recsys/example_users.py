@@ -41,13 +41,13 @@ def example_users(
     known = [i for i, id_ in enumerate(ids) if rows[i] > 0 or id_ in held_out]
     queries = _queries_at_cut(store, [ids[i] for i in known], rows[known], held_out)
     embedded = embed_queries(
-        saved.model, queries.user_row, queries.histories(saved.stage.model.history), saved.items
+        saved.model, queries.user_row, queries.histories(saved.stage.model.history), saved.inputs
     )
     ranking = rank(
         lambda block: embedded[block] @ candidates.T,
         queries.positives,
         queries.seen,
-        saved.catalogue.n_rows,
+        saved.catalogue.is_item,
         _ITEMS,
     )
     histories = queries.histories(_ITEMS)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.ragged import Ragged
 
 _BLOCK_SCORES = 2**24
@@ -32,23 +31,25 @@ class Ranking:
     top_scores: np.ndarray
 
 
-def rank(scorer: Scorer, positives: Ragged, seen: Ragged, n_rows: int, k: int) -> Ranking:
+def rank(
+    scorer: Scorer, positives: Ragged, seen: Ragged, is_candidate: np.ndarray, k: int
+) -> Ranking:
     """Ranks the positives of every query among all items that the user hasn't seen.
 
-    Of items with one score the one with the smaller row comes first. Row 0
-    (unknown) is no candidate: a positive that the vocabulary doesn't know ranks
-    behind every item.
+    Of items with one score the one with the smaller row comes first. A positive that is
+    no candidate, because the vocabulary doesn't know it, ranks behind every item.
 
     Args:
         scorer: Gives the scores of a slice of queries.
         positives: Held-out item rows of each query.
         seen: Item rows of each query that are left out of its list. A positive
             among them stays in: the user took it again.
-        n_rows: Item rows, row 0 included.
+        is_candidate: Which item rows are items `[item rows]` bool; row 0 is none.
         k: Items of the top lists.
     """
-    n_queries = len(positives)
-    k = min(k, n_rows - 1)
+    n_queries, n_rows = len(positives), len(is_candidate)
+    others = np.flatnonzero(~is_candidate)
+    k = min(k, n_rows - len(others))
     ranks = np.empty(len(positives.rows), np.int64)
     top = np.zeros((n_queries, k), np.int64)
     top_scores = np.zeros((n_queries, k), np.float32)
@@ -56,23 +57,25 @@ def rank(scorer: Scorer, positives: Ragged, seen: Ragged, n_rows: int, k: int) -
     for start in range(0, n_queries, size):
         block = slice(start, min(start + size, n_queries))
         wanted = positives.part(block)
-        scores = _mask(scorer(block), wanted, seen.part(block))
+        scores = _mask(scorer(block), wanted, seen.part(block), others)
         first = positives.offsets[block.start]
-        ranks[first : first + len(wanted.rows)] = _ranks(scores, wanted)
+        ranks[first : first + len(wanted.rows)] = _ranks(scores, wanted, is_candidate)
         top[block], top_scores[block] = _best(scores, k)
     return Ranking(ranks, top, top_scores)
 
 
-def _mask(scores: np.ndarray, positives: Ragged, seen: Ragged) -> np.ndarray:
+def _mask(
+    scores: np.ndarray, positives: Ragged, seen: Ragged, others: np.ndarray
+) -> np.ndarray:
     masked = np.array(scores, np.float32)
     kept = masked[positives.owner(), positives.rows]
     masked[seen.owner(), seen.rows] = -np.inf
     masked[positives.owner(), positives.rows] = kept
-    masked[:, UNKNOWN_ROW] = -np.inf
+    masked[:, others] = -np.inf
     return masked
 
 
-def _ranks(scores: np.ndarray, positives: Ragged) -> np.ndarray:
+def _ranks(scores: np.ndarray, positives: Ragged, is_candidate: np.ndarray) -> np.ndarray:
     query, rows = positives.owner(), positives.rows
     item = np.arange(scores.shape[1])
     ranks = np.empty(len(rows), np.int64)
@@ -83,7 +86,7 @@ def _ranks(scores: np.ndarray, positives: Ragged) -> np.ndarray:
         own = scores[query[part], rows[part]][:, None]
         before = (theirs > own) | ((theirs == own) & (item < rows[part][:, None]))
         ranks[part] = 1 + before.sum(axis=1)
-    return np.where(rows == UNKNOWN_ROW, scores.shape[1], ranks)
+    return np.where(is_candidate[rows], ranks, scores.shape[1])
 
 
 def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

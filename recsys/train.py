@@ -22,15 +22,13 @@ import numpy as np
 from recsys.config import TrainConfig, TrainStage
 from recsys.config_file import load_stage
 from recsys.data.batches import BatchSource, read_ahead
-from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 from recsys.embedding.proof import StepProof
 from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
-from recsys.model import ModelSpec, TwoTower, model_tables, save_model
+from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
 
@@ -55,13 +53,14 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
             planned, or the loss is no number.
     """
     store = InteractionStore.open(data / "store")
-    catalogue = Catalogue.open(data / "catalogue")
-    users = Vocabulary.load(data / "vocabulary" / "users.parquet")
+    inputs = TowerInputs.open(data)
     n_devices = jax.device_count()
     _check_divides("batch_size", stage.train.batch_size, n_devices)
     _check_divides("uniform_negatives", stage.train.uniform_negatives, n_devices)
 
-    spec = ModelSpec.for_data(stage.model, users.n_rows, catalogue)
+    spec = ModelSpec.for_data(
+        stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
+    )
     tables = model_tables(spec, _table_optimizer(stage.train))
     layout = table_layout(list(tables.values()))
     activate(layout)
@@ -70,7 +69,8 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
     placements = prove_placement(model, layout)
     source = BatchSource(
         events=store.train,
-        catalogue=catalogue,
+        catalogue=inputs.catalogue,
+        user_features=inputs.user_features,
         history=stage.model.history,
         batch_size=stage.train.batch_size,
         uniform_negatives=stage.train.uniform_negatives,
@@ -80,10 +80,9 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
         seed=stage.train.seed,
     )
     curve, seconds = _fit(model, stage, source)
-    save_model(out, model, stage, data / "vocabulary", data / "catalogue")
-    items = Vocabulary.load(data / "vocabulary" / "items.parquet")
-    np.save(out / "candidates.npy", embed_catalogue(model, catalogue, items))
-    _write_probe(out, model, store, items)
+    save_model(out, model, stage, data)
+    np.save(out / "candidates.npy", embed_catalogue(model, inputs))
+    _write_probe(out, model, store, inputs)
     return _write_summary(out, placements, curve, source, seconds, model.step_proof)
 
 
@@ -168,16 +167,25 @@ class _LossWatch(keras.callbacks.Callback):
         )
 
 
-def _write_probe(out: Path, model: TwoTower, store: InteractionStore, items: Vocabulary) -> None:
+def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: TowerInputs) -> None:
     """Writes queries and their embeddings, which the export must reproduce."""
     log, length = store.train, model.spec.config.history
     events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
     user_row = np.array(log.user_row[events])
     history = log.histories(events, length)
-    # A user without a row and one without a history are queries too.
+    # A user without a row and one without a history are queries too, and users of whom
+    # features alone are known.
     user_row[:1], history[1:2] = 0, 0
-    query = embed_queries(model, user_row, history, items)
+    untrained = _untrained_users(inputs)[: len(events) // 10]
+    user_row[len(events) - len(untrained) :] = untrained
+    query = embed_queries(model, user_row, history, inputs)
     np.savez(out / "probe.npz", user_row=user_row, history=history, query=query)
+
+
+def _untrained_users(inputs: TowerInputs) -> np.ndarray:
+    """Returns the rows of the users who have an id and no training positive."""
+    ids = inputs.users.ids_of_rows()
+    return np.flatnonzero((inputs.users.row_counts == 0) & ids.is_valid().to_numpy(False))
 
 
 def _write_summary(

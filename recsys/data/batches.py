@@ -12,7 +12,7 @@ import functools
 import grain
 import numpy as np
 
-from recsys.data.catalogue import Catalogue
+from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import EventLog
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
@@ -38,6 +38,7 @@ class BatchSource:
         id_dropout: Share of users and items whose id is read as unknown [0..1).
         new_user_share: Share of examples whose user has neither id nor history [0..1).
         seed: Seed of the shuffle and of the dropout.
+        user_features: The users' features.
     """
 
     events: EventLog
@@ -49,6 +50,7 @@ class BatchSource:
     id_dropout: float
     new_user_share: float
     seed: int
+    user_features: tuple[FeatureBags, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.events) < self.batch_size:
@@ -81,7 +83,8 @@ class BatchSource:
         drawn = random.integers(1, self.catalogue.n_rows, self.uniform_negatives, np.int32)
         item_row = np.concatenate([self.events.item_row[chosen], drawn])
         is_new = random.random(len(chosen)) < self.new_user_share
-        user_row = self._drop(np.asarray(self.events.user_row[chosen]), random)
+        address = np.asarray(self.events.user_row[chosen])
+        user_row = self._drop(address, random)
         history = self.events.histories(chosen, self.history)
         return {
             "user_row": np.where(is_new, UNKNOWN_ROW, user_row),
@@ -90,6 +93,8 @@ class BatchSource:
             "item_row": item_row,
             "log_q": self._log_q[item_row],
             **{f.name: np.asarray(f.bags[item_row]) for f in self.catalogue.features},
+            # A user who is shown as a new one keeps its features: they are known.
+            **{f.name: np.asarray(f.bags[address]) for f in self.user_features},
         }
 
     def _drop(self, rows: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -1,16 +1,18 @@
-"""The catalogue by row: each item's title and its features as padded bags.
+"""What is known of items and users, by row: titles, and features as padded bags.
 
-Layout of a catalogue:
+Layout of a catalogue, and of the folder of the users' features, which has no titles:
 
-    catalogue.json      features: name, rows, width, in the order of the config
-    titles.parquet      id and title of each item row from 1 on
-    <feature>.npy       token rows `[item rows, width]` int32, 0 is padding
+    features.json       features: name, rows, width, in the order of the config
+    titles.parquet      id and title of each item row from 1 on; no id, no item
+    <feature>.npy       token rows `[rows, width]` int32, 0 is padding
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +21,17 @@ import pyarrow.parquet as pq
 
 from recsys.errors import RecsysError
 
+SUMMARY, TITLES = "features.json", "titles.parquet"
+
 
 @dataclasses.dataclass(frozen=True)
 class FeatureBags:
-    """One feature of every item.
+    """One feature of every item, or of every user.
 
     Attributes:
         name: Name of the feature.
         rows: Rows of its table, row 0 (padding) included.
-        bags: Token rows of each item row `[item rows, width]` int32.
+        bags: Token rows of each item row or user row `[rows, width]` int32.
     """
 
     name: str
@@ -40,7 +44,8 @@ class Catalogue:
     """What is known of the items, by item row.
 
     Attributes:
-        ids: Id of each item row `[item rows]`; the one of row 0 is empty.
+        ids: Id of each item row `[item rows]`; empty for row 0, and for every other
+            row that is no item of its own.
         titles: Title of each item row `[item rows]`; the id where there is none.
         features: The features, in the order of the config.
     """
@@ -54,18 +59,16 @@ class Catalogue:
         """Item rows, row 0 included."""
         return len(self.ids)
 
+    @functools.cached_property
+    def is_item(self) -> np.ndarray:
+        """Which item rows are items `[item rows]` bool: those that can be recommended."""
+        return np.fromiter((id_ != "" for id_ in self.ids), bool, len(self.ids))
+
     def save(self, folder: Path) -> None:
-        """Writes the catalogue into `folder`; `catalogue.json` comes last."""
+        """Writes the catalogue into `folder`; `features.json` comes last."""
         folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(
-            pa.table({"id": self.ids[1:], "title": self.titles[1:]}), folder / "titles.parquet"
-        )
-        for feature in self.features:
-            np.save(folder / f"{feature.name}.npy", feature.bags.astype(np.int32, copy=False))
-        summary = [
-            {"name": f.name, "rows": f.rows, "width": int(f.bags.shape[1])} for f in self.features
-        ]
-        (folder / "catalogue.json").write_text(json.dumps({"features": summary}, indent=1) + "\n")
+        pq.write_table(pa.table({"id": self.ids[1:], "title": self.titles[1:]}), folder / TITLES)
+        save_features(self.features, folder)
 
     @classmethod
     def open(cls, folder: Path) -> Catalogue:
@@ -75,22 +78,67 @@ class Catalogue:
             RecsysError: The folder holds no catalogue, or a damaged one.
         """
         try:
-            summary = json.loads((folder / "catalogue.json").read_text())
-            names = pq.read_table(folder / "titles.parquet")
-            features = tuple(
-                FeatureBags(
-                    name=feature["name"],
-                    rows=feature["rows"],
-                    bags=np.load(folder / f"{feature['name']}.npy", mmap_mode="r"),
-                )
-                for feature in summary["features"]
-            )
-        except (OSError, ValueError, EOFError) as error:
-            raise RecsysError(
-                "R230",
-                f"{str(folder)!r} must hold a catalogue.",
-                "Name the folder that the InteractionEncoder wrote, or run again.",
-                str(error),
-            ) from None
-        ids, titles = names["id"].to_pylist(), names["title"].to_pylist()
+            names = pq.read_table(folder / TITLES)
+            ids, titles = names["id"].to_pylist(), names["title"].to_pylist()
+        except (OSError, ValueError, KeyError) as error:
+            raise _damaged(folder, str(error)) from None
+        features = _open_features(folder, n_rows=len(ids) + 1)
         return cls(ids=["", *ids], titles=["", *titles], features=features)
+
+
+def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
+    """Writes features into `folder`; `features.json` comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = []
+    for feature in features:
+        np.save(folder / f"{feature.name}.npy", feature.bags.astype(np.int32, copy=False))
+        width = int(feature.bags.shape[1])
+        summary.append({"name": feature.name, "rows": feature.rows, "width": width})
+    write_summary(folder, summary)
+
+
+def write_summary(folder: Path, features: list[dict[str, str | int]]) -> None:
+    """Writes the `features.json` of a folder whose bags are there."""
+    (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
+
+
+def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
+    """Reads the users' features in `folder`, memory-mapped; none where there is no folder.
+
+    Args:
+        folder: What `save_features` wrote.
+        n_rows: User rows, row 0 included.
+
+    Raises:
+        RecsysError: The folder is damaged, or is of other users.
+    """
+    return _open_features(folder, n_rows) if folder.exists() else ()
+
+
+def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
+    try:
+        described = json.loads((folder / SUMMARY).read_text())["features"]
+        features = tuple(
+            FeatureBags(
+                name=one["name"],
+                rows=one["rows"],
+                bags=np.load(folder / f"{one['name']}.npy", mmap_mode="r", allow_pickle=False),
+            )
+            for one in described
+        )
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise _damaged(folder, str(error)) from None
+    for feature, one in zip(features, described, strict=True):
+        if feature.bags.shape != (n_rows, one["width"]):
+            found = f"{feature.name}: shape {feature.bags.shape} for {n_rows} rows"
+            raise _damaged(folder, f"{found} of {one['width']} tokens")
+    return features
+
+
+def _damaged(folder: Path, found: str) -> RecsysError:
+    return RecsysError(
+        "R230",
+        f"{str(folder)!r} must hold a catalogue, or the features of the users.",
+        "Name the folder that the InteractionEncoder wrote, or run again.",
+        found,
+    )

@@ -2,12 +2,14 @@
 
 from recsys.model.saved import SavedModel, load_model, save_model
 from recsys.model.spec import FeatureSpec, ModelSpec
+from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower, model_tables
 
 __all__ = [
     "FeatureSpec",
     "ModelSpec",
     "SavedModel",
+    "TowerInputs",
     "TwoTower",
     "load_model",
     "model_tables",

@@ -9,16 +9,14 @@ import jax
 import keras
 import numpy as np
 
-from recsys.data.catalogue import Catalogue
-from recsys.data.vocabulary import Vocabulary
-from recsys.model.saved import candidate_inputs, id_rows
+from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower
 
 _BLOCK = 1024
 
 
 def embed_queries(
-    model: TwoTower, user_row: np.ndarray, history: np.ndarray, items: Vocabulary
+    model: TwoTower, user_row: np.ndarray, history: np.ndarray, inputs: TowerInputs
 ) -> np.ndarray:
     """Returns query embeddings `[n, dim]` float32.
 
@@ -26,22 +24,22 @@ def embed_queries(
         model: The model.
         user_row: User rows `[n]` int32.
         history: Item rows `[n, history]` int32, the newest first, padded with 0.
-        items: Vocabulary of the items.
+        inputs: What is known of users and items.
     """
 
-    def inputs(block: slice) -> dict[str, Any]:
-        return {"user_row": user_row[block], "history": id_rows(history[block], items)}
+    def of_block(block: slice) -> dict[str, Any]:
+        return inputs.query(user_row[block], history[block])
 
-    return _in_blocks(model, model.embed_query, inputs, len(user_row))
+    return _in_blocks(model, model.embed_query, of_block, len(user_row))
 
 
-def embed_catalogue(model: TwoTower, catalogue: Catalogue, items: Vocabulary) -> np.ndarray:
+def embed_catalogue(model: TwoTower, inputs: TowerInputs) -> np.ndarray:
     """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
-    rows = np.arange(catalogue.n_rows)
+    rows = np.arange(inputs.catalogue.n_rows)
     return _in_blocks(
         model,
         model.embed_candidate,
-        lambda block: candidate_inputs(rows[block], catalogue, items),
+        lambda block: inputs.candidate(rows[block]),
         len(rows),
     )
 

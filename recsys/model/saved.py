@@ -4,6 +4,7 @@ model.json        spec, configs, versions, and the variables in order
 weights/N.npy     one file a variable; tables in the order of their rows
 vocabulary/       users.parquet, items.parquet
 catalogue/        titles and features by item row
+user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
 probe.npz         queries and their embeddings, which an export must reproduce
 training.json     loss curve, speed, placement of the tables
@@ -25,18 +26,20 @@ import numpy as np
 
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
-from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.in_order import chunks_in_order, in_places
 from recsys.embedding.placement import tables_of
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
+from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one."""
 
 _PACKAGES = ("keras", "jax", "numpy")
+_KNOWN = ("vocabulary", "catalogue", "user_features")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,34 +48,43 @@ class SavedModel:
 
     Attributes:
         model: The model with its weights.
-        users: Vocabulary of the users.
-        items: Vocabulary of the items.
-        catalogue: The items.
+        inputs: What is known of users and items.
         stage: The config that it was trained with.
     """
 
     model: TwoTower
-    users: Vocabulary
-    items: Vocabulary
-    catalogue: Catalogue
+    inputs: TowerInputs
     stage: TrainStage
 
+    @property
+    def users(self) -> Vocabulary:
+        """Vocabulary of the users."""
+        return self.inputs.users
 
-def save_model(
-    folder: Path, model: TwoTower, stage: TrainStage, vocabulary: Path, catalogue: Path
-) -> None:
+    @property
+    def items(self) -> Vocabulary:
+        """Vocabulary of the items."""
+        return self.inputs.items
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The items."""
+        return self.inputs.catalogue
+
+
+def save_model(folder: Path, model: TwoTower, stage: TrainStage, data: Path) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
     Args:
         folder: Where to; made if missing.
         model: A built model.
         stage: The config that it was trained with.
-        vocabulary: Folder of `users.parquet` and `items.parquet`; copied.
-        catalogue: Folder of the catalogue; copied.
+        data: The data folder, of which all but the store is copied.
     """
     (folder / "weights").mkdir(parents=True, exist_ok=True)
-    shutil.copytree(vocabulary, folder / "vocabulary", dirs_exist_ok=True)
-    shutil.copytree(catalogue, folder / "catalogue", dirs_exist_ok=True)
+    for part in _KNOWN:
+        if (data / part).exists():
+            shutil.copytree(data / part, folder / part, dirs_exist_ok=True)
     described = []
     for number, (variable, table) in enumerate(_kept(model)):
         shape = variable.shape if table is None else (table.rows, table.dim)
@@ -101,12 +113,13 @@ def load_model(folder: Path) -> SavedModel:
         summary = json.loads((folder / "model.json").read_text())
         spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
         stage = TrainStage.model_validate_json(json.dumps(summary["stage"]))
-        vocabularies = [
-            Vocabulary.load(folder / "vocabulary" / f"{side}.parquet")
-            for side in ("users", "items")
-        ]
+        inputs = TowerInputs.open(folder)
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder, str(error)) from None
+    if ModelSpec.for_data(
+        spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features
+    ) != spec:
+        raise _damaged(folder, "a model of other users, items or features than its folder has")
     model = TwoTower(spec)
     model.build()
     kept = _kept(model)
@@ -116,8 +129,7 @@ def load_model(folder: Path) -> SavedModel:
     for number, (variable, table) in enumerate(kept):
         weights = _read(folder, number, summary, (table or variable).shape)
         variable.assign(weights if table is None else in_places(table, weights))
-    catalogue = Catalogue.open(folder / "catalogue")
-    return SavedModel(model, vocabularies[0], vocabularies[1], catalogue, stage)
+    return SavedModel(model, inputs, stage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,27 +192,6 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
             " last blessed model, run once with --set bless.over_blessed=0.",
             difference,
         )
-
-
-def id_rows(rows: np.ndarray, items: Vocabulary) -> np.ndarray:
-    """Returns the rows of the item table to read for item rows.
-
-    An item without training positives has an address but no trained row: row 0,
-    which `id_dropout` trained to stand in, is read in its place. Every caller of
-    the model, in training, evaluation and serving, passes its item rows through
-    here: `history` and `id_row`.
-
-    Args:
-        rows: Item rows `[...]` int32.
-        items: Vocabulary of the items, with training counts.
-    """
-    return np.where(items.row_counts[rows] > 0, rows, UNKNOWN_ROW).astype(np.int32)
-
-
-def candidate_inputs(rows: np.ndarray, catalogue: Catalogue, items: Vocabulary) -> dict[str, Any]:
-    """Returns the item tower's inputs for item rows `[b]`."""
-    features = {f.name: np.asarray(f.bags[rows]) for f in catalogue.features}
-    return {"id_row": id_rows(rows, items), **features}
 
 
 def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:

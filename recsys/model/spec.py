@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterable
+from typing import Literal, Self
 
 from pydantic import PositiveInt
 
 from recsys.config import ModelConfig, Strict
-from recsys.data.catalogue import Catalogue
+from recsys.data.catalogue import Catalogue, FeatureBags
+
+Side = Literal["user", "item"]
 
 
 class FeatureSpec(Strict):
-    """One feature of the item tower."""
+    """One feature of a tower."""
 
     name: str
     """Name of the feature, of its table and of its input."""
+    side: Side = "item"
+    """The tower that reads it."""
     rows: PositiveInt
     """Rows of its table, row 0 (padding) included."""
     width: PositiveInt
-    """Token rows of one item, padded with 0."""
+    """Token rows of one item or user, padded with 0."""
     dim: PositiveInt
     """Width of its embedding [floats]."""
 
@@ -33,17 +38,41 @@ class ModelSpec(Strict):
     item_rows: PositiveInt
     """Rows of the item table."""
     features: tuple[FeatureSpec, ...]
-    """Features of the item tower."""
+    """Features of the item tower, then those of the user tower."""
 
     @classmethod
-    def for_data(cls, config: ModelConfig, user_rows: int, catalogue: Catalogue) -> Self:
-        """Returns the spec of a model for `user_rows` users and the items of `catalogue`."""
+    def for_data(
+        cls,
+        config: ModelConfig,
+        user_rows: int,
+        catalogue: Catalogue,
+        user_features: Iterable[FeatureBags] = (),
+    ) -> Self:
+        """Returns the spec of a model.
+
+        Args:
+            config: The two towers.
+            user_rows: Rows of the user table.
+            catalogue: The items.
+            user_features: What is known of the users.
+        """
+        sides: dict[Side, Iterable[FeatureBags]]
+        sides = {"item": catalogue.features, "user": user_features}
         features = tuple(
             FeatureSpec(
-                name=f.name, rows=f.rows, width=int(f.bags.shape[1]), dim=config.feature_dim
+                name=f.name,
+                side=side,
+                rows=f.rows,
+                width=int(f.bags.shape[1]),
+                dim=config.feature_dim,
             )
-            for f in catalogue.features
+            for side, bags in sides.items()
+            for f in bags
         )
         return cls(
             config=config, user_rows=user_rows, item_rows=catalogue.n_rows, features=features
         )
+
+    def of_side(self, side: Side) -> tuple[FeatureSpec, ...]:
+        """Returns the features of one tower."""
+        return tuple(feature for feature in self.features if feature.side == side)

@@ -6,7 +6,7 @@ on TensorFlow. Inputs are rows, never ids:
     user_row   [b]            row of the user table; 0 for a user without one
     history    [b, history]   rows of the item table, the newest first; 0 is padding
     id_row     [b]            row of the item table; 0 for an item without one
-    <feature>  [b, width]     token rows of the item; 0 is padding
+    <feature>  [b, width]     token rows of the user or of the item; 0 is padding
 
 Two-tower retrieval with in-batch softmax: Yi et al., "Sampling-Bias-Corrected
 Neural Modeling for Large Corpus Item Recommendations", RecSys 2019.
@@ -129,50 +129,55 @@ class TwoTower(SparseModel):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
-        config, features = self.spec.config, self.spec.features
+        config, spec = self.spec.config, self.spec
         self.embedding.build()
         self.recent.build()
-        self.query_tower.build((None, 2 * config.dim))
-        self.candidate_tower.build((None, config.dim + sum(f.dim for f in features)))
+        of_user, of_item = (sum(f.dim for f in spec.of_side(side)) for side in ("user", "item"))
+        self.query_tower.build((None, 2 * config.dim + of_user))
+        self.candidate_tower.build((None, config.dim + of_item))
         self.built = True
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns unit vectors `[batch, dim]` float32 of `user_row` and `history`."""
-        return self._query(self._looked_up(inputs, ("user_row", "history")))
+        """Returns unit vectors `[batch, dim]` float32 of `user_row`, `history`, the features."""
+        return self._query(self._looked_up(inputs, self._query_inputs))
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns unit vectors `[batch, dim]` float32 of `id_row` and the features."""
-        return self._candidate(self._looked_up(inputs, ("id_row", *self._feature_names)))
+        return self._candidate(self._looked_up(inputs, self._candidate_inputs))
 
     def call(self, inputs: Tensors) -> Tensors:
         """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
-        names = ("user_row", "history", "id_row", *self._feature_names)
-        found = self._looked_up(inputs, names)
+        found = self._looked_up(inputs, (*self._query_inputs, *self._candidate_inputs))
         return {"query": self._query(found), "candidate": self._candidate(found)}
 
     @property
-    def _feature_names(self) -> tuple[str, ...]:
-        return tuple(feature.name for feature in self.spec.features)
+    def _query_inputs(self) -> tuple[str, ...]:
+        return ("user_row", "history", *(f.name for f in self.spec.of_side("user")))
+
+    @property
+    def _candidate_inputs(self) -> tuple[str, ...]:
+        return ("id_row", *(f.name for f in self.spec.of_side("item")))
 
     def _looked_up(self, inputs: Tensors, names: tuple[str, ...]) -> Tensors:
         """Returns the embeddings `[batch, dim]` of some inputs."""
         weights: dict[str, Any] = dict.fromkeys(names)
+        features = {feature.name for feature in self.spec.features}
         for name in names:
             if name == "history":
                 weights[name] = self.recent(inputs[name])
-            elif name in self._feature_names:
+            elif name in features:
                 # Row 0 of a feature's table is padding.
                 weights[name] = ops.cast(inputs[name] > 0, "float32")
         return self.embedding({name: inputs[name] for name in names}, weights=weights)
 
     def _query(self, found: Tensors) -> keras.KerasTensor:
-        pooled, user = found["history"], found["user_row"]
+        user, pooled, *bags = (found[name] for name in self._query_inputs)
         # The user's own embedding is in the guess too: without it a new user, with
         # an empty history, would start from a zero vector, whose direction is noise.
-        return self.query_tower(pooled + user, ops.concatenate([pooled, user], axis=-1))
+        return self.query_tower(pooled + user, ops.concatenate([pooled, user, *bags], axis=-1))
 
     def _candidate(self, found: Tensors) -> keras.KerasTensor:
-        own, bags = found["id_row"], [found[name] for name in self._feature_names]
+        own, *bags = (found[name] for name in self._candidate_inputs)
         return self.candidate_tower(own, ops.concatenate([own, *bags], axis=-1))
 
     def compute_loss(
@@ -183,7 +188,11 @@ class TwoTower(SparseModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> keras.KerasTensor:
-        """Returns the sampled softmax loss, a scalar; needs `item_row` and `log_q` in `x`."""
+        """Returns the sampled softmax loss, a scalar.
+
+        `x` has `item_row` and `log_q` beside the inputs, and `weight` `[batch]`, that of
+        each example in the loss, where the events have one.
+        """
         if x is None or y_pred is None:
             raise ValueError("The loss needs the inputs and the embeddings.")
         return sampled_softmax(
@@ -192,6 +201,7 @@ class TwoTower(SparseModel):
             item_row=x["item_row"],
             log_q=x["log_q"],
             temperature=self.spec.config.temperature,
+            sample_weight=x.get("weight"),
         )
 
 

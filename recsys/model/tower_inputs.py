@@ -1,0 +1,86 @@
+"""From the rows of users and items to what the towers read.
+
+A row is an address: it may be that of a user or an item that training never saw. Such
+a one has no trained embedding, and its features all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
+from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class TowerInputs:
+    """What is known of users and items, by row.
+
+    Attributes:
+        users: Vocabulary of the users.
+        items: Vocabulary of the items.
+        catalogue: The items.
+        user_features: Features of the users.
+    """
+
+    users: Vocabulary
+    items: Vocabulary
+    catalogue: Catalogue
+    user_features: tuple[FeatureBags, ...] = ()
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Reads a data folder or a model folder.
+
+        Raises:
+            RecsysError: A catalogue is missing or damaged.
+        """
+        users, items = (
+            Vocabulary.load(folder / "vocabulary" / f"{side}.parquet") for side in ("users", "items")
+        )
+        features = open_user_features(folder / "user_features", users.n_rows)
+        return cls(users, items, Catalogue.open(folder / "catalogue"), features)
+
+    def query(self, user_row: np.ndarray, history: np.ndarray) -> dict[str, Any]:
+        """Returns the user tower's inputs.
+
+        Args:
+            user_row: User rows `[b]`.
+            history: Item rows `[b, history]`, the newest first, padded with 0.
+        """
+        return {
+            "user_row": trained_rows(user_row, self.users),
+            "history": trained_rows(history, self.items),
+            **bags_of(self.user_features, user_row),
+        }
+
+    def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
+        """Returns the item tower's inputs for item rows `[b]`."""
+        return {
+            "id_row": trained_rows(item_row, self.items),
+            **bags_of(self.catalogue.features, item_row),
+        }
+
+
+def trained_rows(rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Returns the rows of the table to read for addresses.
+
+    A user or an item without training positives has an address but no trained row:
+    row 0, which `id_dropout` trained to stand in, is read in its place. Every caller
+    of the model, in training, evaluation and serving, passes its rows through here.
+
+    Args:
+        rows: User rows or item rows `[...]`.
+        vocabulary: Theirs, with training counts.
+    """
+    return np.where(vocabulary.row_counts[rows] > 0, rows, UNKNOWN_ROW).astype(np.int32)
+
+
+def bags_of(features: Iterable[FeatureBags], rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
+    return {feature.name: np.asarray(feature.bags[rows]) for feature in features}
