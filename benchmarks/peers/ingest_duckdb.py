@@ -1,0 +1,63 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["duckdb==1.4.2", "numpy>=2,<3"]
+# ///
+"""The store by DuckDB, in one process, by SQL."""
+# ruff: noqa: S608 - the SQL is ours
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import numpy as np
+
+from benchmarks.ingest_case.digest import digest_of
+
+DAY_S = 86_400
+
+
+def main() -> None:
+    """Makes the store and prints its seconds and digest."""
+    file, out = sys.argv[1], Path(sys.argv[2])
+    out.mkdir(parents=True)
+    start = time.perf_counter()
+    db = duckdb.connect()
+    source = (
+        f"read_parquet('{file}')"
+        if file.endswith(".parquet")
+        else f"read_csv('{file}', header=true, ignore_errors=true,"
+        " columns={'user': 'VARCHAR', 'item': 'VARCHAR', 'timestamp': 'BIGINT'})"
+    )
+    db.execute(
+        f"""CREATE TABLE events AS SELECT DISTINCT "user" AS u, item AS i, timestamp AS t
+        FROM {source} WHERE timestamp BETWEEN 31536000 AND {int(time.time())}
+        AND "user" <> '' AND item <> ''"""
+    )
+    days = db.execute(f"SELECT t // {DAY_S} AS d, count(*) FROM events GROUP BY d ORDER BY d")
+    day, counts = (np.array(column) for column in zip(*days.fetchall(), strict=True))
+    after = np.cumsum(counts[::-1])[::-1]
+    closest = 1 + int(np.argmin(np.abs(after[1:] - 0.1 * counts.sum())))
+    cut = int(day[closest]) * DAY_S
+    for name in ("u", "i"):
+        db.execute(
+            f"""CREATE TABLE ids_{name} AS SELECT {name} AS id,
+            (row_number() OVER (ORDER BY count(*) DESC, {name}))::INTEGER AS r
+            FROM events WHERE t < {cut} GROUP BY {name}"""
+        )
+    saved = {}
+    for part, condition in (("train", f"t < {cut}"), ("eval", f"t >= {cut}")):
+        saved[part] = db.execute(
+            f"""SELECT coalesce(a.r, 0)::INTEGER AS user_row, coalesce(b.r, 0)::INTEGER AS item_row,
+            t AS timestamp FROM events LEFT JOIN ids_u a ON u = a.id LEFT JOIN ids_i b ON i = b.id
+            WHERE {condition} ORDER BY user_row, timestamp, item_row"""
+        ).fetchnumpy()
+        for column, values in saved[part].items():
+            np.save(out / f"{part}-{column}.npy", values)
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}))
+
+
+if __name__ == "__main__":
+    main()

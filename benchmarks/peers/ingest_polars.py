@@ -1,0 +1,76 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = ["polars==1.35.2", "numpy>=2,<3", "pyarrow>=18"]
+# ///
+"""The store by polars, in one process, everything in memory."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from benchmarks.ingest_case.digest import digest_of
+
+DAY_S = 86_400
+KEY = ["user", "item", "timestamp"]
+
+
+def read(file: str) -> pl.DataFrame:
+    """Returns the raw events."""
+    types = {"user": pl.String, "item": pl.String, "timestamp": pl.Int64}
+    if file.endswith(".parquet"):
+        return pl.read_parquet(file, columns=KEY)
+    return pl.read_csv(file, schema_overrides=types, ignore_errors=True)
+
+
+def vocabulary(train: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Returns the ids of a column with their rows, the most frequent first."""
+    counts = train.group_by(column).len().sort(["len", column], descending=[True, False])
+    return counts.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias(f"{column}_row"))
+
+
+def cut_of(events: pl.DataFrame) -> int:
+    """Returns the UTC midnight closest to holding out a tenth."""
+    days = events.group_by(pl.col("timestamp") // DAY_S).len().sort("timestamp")
+    counts = days["len"].to_numpy()
+    after = np.cumsum(counts[::-1])[::-1]
+    closest = 1 + int(np.argmin(np.abs(after[1:] - 0.1 * counts.sum())))
+    return int(days["timestamp"][closest]) * DAY_S
+
+
+def main() -> None:
+    """Makes the store and prints its seconds and digest."""
+    file, out = sys.argv[1], Path(sys.argv[2])
+    out.mkdir(parents=True)
+    start = time.perf_counter()
+    now = int(time.time())
+    events = read(file).filter(
+        pl.col("timestamp").is_between(31_536_000, now)
+        & (pl.col("user") != "")
+        & (pl.col("item") != "")
+    )
+    events = events.unique(KEY, keep="first")
+    cut = cut_of(events)
+    parts = {
+        "train": events.filter(pl.col("timestamp") < cut),
+        "eval": events.filter(pl.col("timestamp") >= cut),
+    }
+    ids = {name: vocabulary(parts["train"], name) for name in ("user", "item")}
+    saved = {}
+    for name, part in parts.items():
+        for column, known in ids.items():
+            part = part.join(known.select(column, f"{column}_row"), on=column, how="left")
+        part = part.with_columns(pl.col("user_row", "item_row").fill_null(0))
+        part = part.sort(["user_row", "timestamp", "item_row"])
+        saved[name] = {c: part[c].to_numpy() for c in ("user_row", "item_row", "timestamp")}
+        for column, values in saved[name].items():
+            np.save(out / f"{name}-{column}.npy", values)
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}))
+
+
+if __name__ == "__main__":
+    main()
