@@ -97,7 +97,7 @@ class _Evaluation:
         self._candidates = candidates
         self._counts = saved.items.row_counts.astype(np.float32)
         self._is_known = saved.users.row_counts > 0
-        self._is_known[: 1 + saved.users.n_hash_rows] = False
+        self._is_known[: saved.users.first_own_row] = False
 
     def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""

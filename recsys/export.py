@@ -28,12 +28,12 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.model.saved import SavedModel, load_model
+from recsys.model.spec import Side
 from recsys.process import stage_main
 from recsys.serving import gates
 from recsys.serving.graph import Retrieval
 from recsys.serving.model_card import model_card
 from recsys.serving.raw_features import RawFeatures
-from recsys.serving.towers import RowTowers
 
 _VERSIONS = ("tensorflow", "keras", "numpy", "pyarrow")
 
@@ -45,13 +45,17 @@ class Sources:
     Attributes:
         model: A model folder.
         data: The data folder that the model was trained on.
-        transform: Transform's output; without it `embed_candidate` takes ids alone.
+        transform: Output of the Transform of the items; without it `embed_candidate`
+            takes ids alone.
+        user_transform: Output of the Transform of the users; without it queries are
+            made of ids and histories alone.
         evaluation: The model's evaluation folder, for card and manifest.
     """
 
     model: Path
     data: Path
     transform: Path | None = None
+    user_transform: Path | None = None
     evaluation: Path | None = None
 
 
@@ -100,10 +104,10 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     saved = load_model(sources.model)
     reference = _reference(sources.model, saved)
     histories = _histories(sources.data, saved)
-    towers = RowTowers(saved)
-    raw = RawFeatures(sources.transform, towers.features) if sources.transform else None
-    k = min(stage.export.k, saved.items.n_rows - 1)
-    retrieval = Retrieval(towers, reference.item_ids, reference.candidates, histories, raw, k)
+    raw_items, raw_users = _raw_features(sources, saved)
+    n_items = int(saved.catalogue.is_item.sum())
+    k = min(stage.export.k, n_items)
+    retrieval = Retrieval(saved, reference.candidates, histories, raw_items, raw_users, k)
     tf.saved_model.save(retrieval, str(folder), signatures=retrieval.signatures())
     difference = gates.check(tf.saved_model.load(str(folder)), reference)
 
@@ -112,14 +116,15 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
     trained_with = saved.stage.model_dump(mode="json")
     evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
-    counts = {"users": len(histories.ids), "items": saved.items.n_rows - 1}
+    counts = {"users": len(histories.ids), "items": n_items}
     training = _json(sources.model / "training.json")
     card = model_card(stage.name, counts, training, evaluation, trained_with)
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     fields = {
         "name": stage.name,
         "k": k,
-        "item_columns": raw.columns if raw else (),
+        "item_columns": raw_items.columns if raw_items else (),
+        "user_columns": raw_users.columns if raw_users else (),
         "counts": counts,
         "metrics": evaluation["metrics"] if evaluation else None,
         "config": {**stage.model_dump(mode="json"), **trained_with},
@@ -131,11 +136,26 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     return {"max_difference": difference, "checked_queries": len(reference.query)}
 
 
+def _raw_features(
+    sources: Sources, saved: SavedModel
+) -> tuple[RawFeatures | None, RawFeatures | None]:
+    """Returns what turns raw columns of items, and of users, into token rows."""
+    folders = (sources.transform, sources.user_transform)
+    sides: tuple[tuple[Side, str], ...] = (("item", "item_id"), ("user", "user_id"))
+    items, users = (
+        RawFeatures(folder, id_, {f.name: f.width for f in saved.model.spec.of_side(side)})
+        if folder
+        else None
+        for folder, (side, id_) in zip(folders, sides, strict=True)
+    )
+    return items, users
+
+
 def _reference(model: Path, saved: SavedModel) -> gates.Reference:
     probe = np.load(model / "probe.npz")
     return gates.Reference(
-        user_ids=["", *saved.users.ids.to_pylist()],
-        item_ids=["", *saved.items.ids.to_pylist()],
+        users=saved.users,
+        items=saved.items,
         user_row=probe["user_row"],
         history=probe["history"],
         query=probe["query"],
@@ -188,11 +208,14 @@ def _main() -> dict[str, Any]:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--transform", type=Path)
+    parser.add_argument("--transform", type=Path, help="Transform's output for the items")
+    parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    sources = Sources(given.model, given.data, given.transform, given.evaluation)
+    sources = Sources(
+        given.model, given.data, given.transform, given.user_transform, given.evaluation
+    )
     return export(load_stage(given.config, ExportStage), sources, given.out.absolute())
 
 

@@ -184,8 +184,7 @@ def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: To
 
 def _untrained_users(inputs: TowerInputs) -> np.ndarray:
     """Returns the rows of the users who have an id and no training positive."""
-    ids = inputs.users.ids_of_rows()
-    return np.flatnonzero((inputs.users.row_counts == 0) & ids.is_valid().to_numpy(False))
+    return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 
 
 def _write_summary(

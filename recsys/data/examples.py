@@ -1,8 +1,9 @@
-"""Examples on disk: Parquet whose columns are lists of one value.
+"""Examples on disk: Parquet whose columns are lists.
 
-TensorFlow Data Validation and Transform take columns of lists of bytes or
-numbers only; the rest of the project works on plain columns. These functions
-turn one into the other.
+TensorFlow Data Validation and Transform take columns of lists of bytes or numbers
+only, where a missing value is an empty list; the rest of the project works on plain
+columns. These functions turn one into the other. Columns that are lists by themselves
+are marked, so that a list of one value is not read as that value.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _ROWS_OF_A_GROUP = 1 << 20
+_MANY = {b"recsys:values": b"many"}
 
 
 def write_examples(table: pa.Table, sink: BinaryIO) -> None:
-    """Writes a table of plain columns as examples."""
+    """Writes a table as examples.
+
+    Args:
+        table: Columns of text, of numbers, or of lists of them; null is a missing value.
+        sink: A binary file.
+    """
     pq.write_table(_as_lists(table), sink, row_group_size=_ROWS_OF_A_GROUP)
 
 
@@ -43,21 +50,63 @@ def read_split(folder: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _as_lists(table: pa.Table) -> pa.Table:
-    columns = {}
+    columns, fields = [], []
     for name in table.column_names:
         values = table[name].combine_chunks()
-        if pa.types.is_string(values.type):
-            values = values.cast(pa.large_binary())
-        offsets = pa.array(np.arange(len(values) + 1))
-        columns[name] = pa.LargeListArray.from_arrays(offsets, values)
-    return pa.table(columns)
+        is_many = _is_list(values.type)
+        column = _listed(values) if is_many else _of_one(values)
+        columns.append(column)
+        fields.append(pa.field(name, column.type, metadata=_MANY if is_many else None))
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _listed(values: pa.Array) -> pa.Array:
+    """Returns lists as large lists; an empty one where there is none."""
+    length = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    return _lists(length, pc.list_flatten(values))
+
+
+def _of_one(values: pa.Array) -> pa.Array:
+    """Returns a list of each value; an empty one where there is none."""
+    if values.null_count == 0:
+        return _lists(np.ones(len(values), np.int64), values)
+    is_there = values.is_valid().to_numpy(zero_copy_only=False)
+    return _lists(is_there, values.drop_null())
+
+
+def _lists(length: np.ndarray, values: pa.Array) -> pa.Array:
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = values.cast(pa.large_binary())
+    offsets = np.zeros(len(length) + 1, np.int64)
+    np.cumsum(length, out=offsets[1:])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
 def _as_plain(table: pa.Table) -> pa.Table:
     columns = {}
-    for name in table.column_names:
-        values = pc.list_flatten(table[name])
-        columns[name] = (
-            values.cast(pa.string()) if pa.types.is_large_binary(values.type) else values
-        )
+    for field in table.schema:
+        column = table[field.name].combine_chunks()
+        is_many = (field.metadata or {}).items() >= _MANY.items()
+        columns[field.name] = _texts(column) if is_many else _values(column)
     return pa.table(columns)
+
+
+def _texts(lists: pa.Array) -> pa.Array:
+    is_text = pa.types.is_large_binary(lists.type.value_type)
+    return lists.cast(pa.large_list(pa.string())) if is_text else lists
+
+
+def _values(lists: pa.Array) -> pa.Array:
+    """Returns the one value of each list; null for an empty one."""
+    values = pc.list_flatten(lists)
+    if pa.types.is_large_binary(values.type):
+        values = values.cast(pa.string())
+    if len(values) == len(lists):
+        return values
+    is_there = pc.greater(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    place = np.cumsum(is_there) - 1
+    return values.take(pa.array(place, mask=~is_there))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return pa.types.is_list(type_) or pa.types.is_large_list(type_)

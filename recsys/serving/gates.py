@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 TOLERANCE = 1e-5
 _BATCHES = (0, 1, 7, 512)
+_TRIES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +22,16 @@ class Reference:
     """What the trainer computed.
 
     Attributes:
-        user_ids: Id of each user row; that of row 0 is empty.
-        item_ids: Id of each item row; that of row 0 is empty.
+        users: Vocabulary of the users.
+        items: Vocabulary of the items.
         user_row: User row of each probe `[n]`.
         history: Item rows of each probe `[n, length]`, the newest first.
         query: Embedding of each probe `[n, dim]`.
         candidates: Embedding of each item row `[item rows, dim]`.
     """
 
-    user_ids: Sequence[str]
-    item_ids: Sequence[str]
+    users: Vocabulary
+    items: Vocabulary
     user_row: np.ndarray
     history: np.ndarray
     query: np.ndarray
@@ -50,30 +52,57 @@ def check(model: Any, reference: Reference) -> float:
     """
     ask = model.signatures
     probes = _raw_probes(reference)
-    found = _in_batches(lambda part: ask["embed_query"](**_pick(probes, part, 2)), len(probes[0]))
+    found = _in_batches(lambda part: _answer(ask["embed_query"], probes, part), len(reference.query))
     queries = _difference("R530", "query embeddings", found["embedding"], reference.query)
-    items = _difference(
-        "R531", "item embeddings", _embedded_items(ask, reference), reference.candidates[1:]
-    )
-    found = _in_batches(lambda part: ask["recommend"](**_pick(probes, part, 3)), len(probes[0]))
+    items = _items_difference(ask["embed_candidate"], reference)
+    found = _in_batches(lambda part: _answer(ask["recommend"], probes, part), len(reference.query))
     scores = _candidates_difference("recommend", found, reference)
     found = _in_batches(
-        lambda part: ask["serving_default"](examples=_examples(probes, part)), len(probes[0])
+        lambda part: ask["serving_default"](examples=_examples(probes, part)),
+        len(reference.query),
     )
     return max(queries, items, scores, _candidates_difference("serving_default", found, reference))
 
 
-def _raw_probes(reference: Reference) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+_Probes = dict[str, np.ndarray]
+
+
+def _raw_probes(reference: Reference) -> _Probes:
     """Returns user ids, histories and `exclude_seen` of the probes, as a client sends them.
 
     An unknown id follows each history, so that an empty one is given as empty and
-    not taken for the stored one; the users of row 0 have an unknown id too.
+    not taken for the stored one.
     """
-    unknown = _unknown_id({*reference.user_ids, *reference.item_ids})
-    users = np.asarray([unknown, *reference.user_ids[1:]], object)[reference.user_row]
-    items = np.asarray(["", *reference.item_ids[1:]], object)[reference.history]
-    last = np.full((len(users), 1), unknown, object)
-    return users, np.concatenate([items, last], axis=1), np.zeros(len(users), bool)
+    users = stand_ins(reference.users, reference.user_row)
+    items = stand_ins(reference.items, reference.history)
+    unknown = _unknown_id({*users.tolist(), *items.tolist()})
+    if reference.users.first_own_row == 1:
+        users[0] = unknown
+    last = np.full((len(reference.user_row), 1), unknown, object)
+    return {
+        "user_id": users[reference.user_row],
+        "history": np.concatenate([items[reference.history], last], axis=1),
+        "exclude_seen": np.zeros(len(reference.user_row), bool),
+    }
+
+
+def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
+    """Returns an id `[n_rows]` for each of `rows` `[...]`; other shared rows have none.
+
+    A row that unknown ids share has one of them, found by trying.
+    """
+    ids = np.asarray(vocabulary.names_of_rows(), object)
+    is_shared = (rows > 0) & (rows < vocabulary.first_own_row)
+    wanted = np.unique(rows[is_shared])
+    tried = 0
+    while len(wanted):
+        tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
+        found, first = np.unique(vocabulary.rows(tries), return_index=True)
+        hit = np.isin(found, wanted)
+        ids[found[hit]] = np.asarray(tries, object)[first[hit]]
+        wanted = np.setdiff1d(wanted, found)
+        tried += _TRIES
+    return ids
 
 
 def _unknown_id(known: set[str]) -> str:
@@ -83,15 +112,19 @@ def _unknown_id(known: set[str]) -> str:
     return unknown
 
 
-def _pick(probes: tuple[np.ndarray, ...], part: slice, n_inputs: int) -> dict[str, tf.Tensor]:
-    names, types = ("user_id", "history", "exclude_seen"), (tf.string, tf.string, tf.bool)
-    inputs = list(zip(names, probes, types, strict=True))[:n_inputs]
-    return {name: tf.constant(x[part], type_, x[part].shape) for name, x, type_ in inputs}
+def _answer(signature: Any, probes: _Probes, part: slice) -> dict[str, tf.Tensor]:
+    """Asks a signature for some probes; raw columns are padding, for what is stored."""
+    inputs = {}
+    for name, spec in signature.structured_input_signature[1].items():
+        n = len(probes["user_id"][part])
+        values = probes[name][part] if name in probes else np.full((n, 1), "", object)
+        inputs[name] = tf.constant(values, spec.dtype, values.shape)
+    return signature(**inputs)
 
 
-def _examples(probes: tuple[np.ndarray, ...], part: slice) -> tf.Tensor:
+def _examples(probes: _Probes, part: slice) -> tf.Tensor:
     serialized = []
-    for user_id, history in zip(probes[0][part], probes[1][part], strict=True):
+    for user_id, history in zip(probes["user_id"][part], probes["history"][part], strict=True):
         example = tf.train.Example()
         feature = example.features.feature
         feature["user_id"].bytes_list.value.append(user_id.encode())
@@ -117,17 +150,19 @@ def _parts(n: int) -> Iterator[slice]:
         start += _BATCHES[-1]
 
 
-def _embedded_items(ask: Any, reference: Reference) -> np.ndarray:
-    signature = ask["embed_candidate"]
-    ids = np.asarray(reference.item_ids[1:], object)
+def _items_difference(signature: Any, reference: Reference) -> float:
+    """Returns the largest difference between the found embeddings of items and the trainer's."""
+    is_item = reference.items.has_id()
+    ids = np.asarray(reference.items.names_of_rows(), object)[is_item]
     raw = set(signature.structured_input_signature[1]) - {"item_id"}
 
     def embed(part: slice) -> dict[str, tf.Tensor]:
         n = len(ids[part])
-        columns = {name: tf.fill([n], "") for name in raw}
+        columns = {name: tf.fill([n, 1], "") for name in raw}
         return signature(item_id=tf.constant(ids[part], tf.string, [n]), **columns)
 
-    return _in_batches(embed, len(ids))["embedding"]
+    found = _in_batches(embed, len(ids))["embedding"]
+    return _difference("R531", "item embeddings", found, reference.candidates[is_item])
 
 
 def _candidates_difference(
@@ -139,10 +174,12 @@ def _candidates_difference(
     """
     scores = reference.query @ reference.candidates.T
     k = found["scores"].shape[1]
-    best = -np.sort(-scores[:, 1:], axis=1)[:, :k]
+    is_item = reference.items.has_id()
+    best = -np.sort(-scores[:, is_item], axis=1)[:, :k]
     subject = f"scores of {signature}"
     of_best = _difference("R532", subject, found["scores"], best)
-    row_of = {id_.encode(): row for row, id_ in enumerate(reference.item_ids)}
+    row_of = {id_.encode(): row for row, id_ in enumerate(reference.items.names_of_rows())}
+    row_of[b""] = 0
     rows = np.asarray([[row_of[id_] for id_ in ids] for ids in found["candidate_ids"]], np.int64)
     rows = rows.reshape(-1, k)
     n_distinct = [len(set(ids)) for ids in rows.tolist()]

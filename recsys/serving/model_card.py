@@ -45,8 +45,8 @@ def model_card(
 
 
 _SUMMARY = """A two-tower retrieval model: one tower embeds a user with the newest items of the
-user's history, the other embeds an item with its features, and candidates are ranked by
-the cosine of the two. The bundle is a TensorFlow SavedModel that takes raw ids and needs nothing
+user's history and with the user's features, if the data have any, the other embeds an item
+with its features, and candidates are ranked by the cosine of the two. The bundle is a TensorFlow SavedModel that takes raw ids and needs nothing
 but TensorFlow."""
 
 _USE = """```python
@@ -62,9 +62,13 @@ answer["candidate_ids"], answer["scores"], answer["known"]
 ```"""
 
 _SIGNATURES = [
-    ("recommend", "user_id, history, exclude_seen", "candidate_ids, scores [b, k], known [b]"),
+    (
+        "recommend",
+        "user_id, history, exclude_seen, and raw user columns, see below",
+        "candidate_ids, scores [b, k], known [b]",
+    ),
     ("serving_default", "examples: serialized tf.Examples, see below", "the same"),
-    ("embed_query", "user_id, history", "embedding [b, dim]"),
+    ("embed_query", "user_id, history, and raw user columns", "embedding [b, dim]"),
     ("embed_candidate", "item_id, and raw item columns, see below", "embedding [b, dim]"),
     ("stored_history", "user_id", "item_ids [b, longest], known [b]"),
 ]
@@ -74,15 +78,19 @@ A row of nothing but padding stands for the stored history; any other row replac
 Candidates come best first, so whoever wants fewer takes the first ones; where fewer than
 k items remain the rest of `candidate_ids` is empty. `exclude_seen` [b] leaves out what the
 user did. The features of a tf.Example are `user_id` (one text), `history` (texts; may be
-missing) and `exclude_seen` (one integer; 1 where it is missing).
+missing), `exclude_seen` (one integer; 1 where it is missing), and the raw user columns
+(texts; may be missing).
 
-`embed_candidate` takes the raw item columns that `item_columns` in `manifest.json` lists.
-Where all of an item's are empty, its features are those of the catalogue."""
+`user_columns` and `item_columns` in `manifest.json` list the raw columns. Each is text
+[b, any], padded with the empty string: the values of a list one by one, numbers as they are
+written, dates as whole seconds since 1970, UTC. Where all columns of a user or an item are
+empty, the features are those that the bundle holds. Text must be in Unicode's normal form C
+(NFC), as ids must be, for that is what the ingest makes of the raw data."""
 
 _LIMITS = """- It ranks items by what users did in the training data, and repeats the data's biases,
   that for popular items among them.
-- A user without a training interaction is served from the history alone; one without a
-  history either gets the same items as every other such user. `known` is false for users
+- A user without a training interaction is served from history and features; one without
+  either gets the same items as every other such user. `known` is false for users
   that the data don't hold.
 - An item that came after training is no candidate until the next run; `embed_candidate`
   embeds it from its features.

@@ -1,4 +1,8 @@
-"""The Transform graph inside the bundle: raw item columns to token rows."""
+"""The Transform graphs inside the bundle: raw columns to token rows.
+
+A raw column is text `[batch, any]`, padded with the empty string, whatever it holds:
+numbers as people write them, dates as seconds since 1970, UTC.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +14,63 @@ import tensorflow as tf
 
 from recsys.errors import RecsysError
 
-# The ingest gives these two raw columns the same names whatever the file calls them.
-_ITEM_ID, _TITLE = "item_id", "title"
-
 
 class RawFeatures(tf.Module):
-    """Turns raw columns into token rows with the very graph that made the catalogue.
+    """Turns raw columns into token rows with the very graph that made the stored ones.
 
     Args:
         folder: A TFT transform output; its `transform_fn/` is a SavedModel.
-        features: Names of the features that the towers read.
+        id_column: `item_id` or `user_id`.
+        widths: Tokens of each feature that the tower reads.
     """
 
-    def __init__(self, folder: Path, features: Iterable[str]) -> None:
-        super().__init__(name="raw_features")
+    def __init__(self, folder: Path, id_column: str, widths: Mapping[str, int]) -> None:
+        super().__init__(name=f"raw_features_by_{id_column}")
         self.graph = _load(folder)
         self._function = self.graph.transform_fn
         self._specs: dict[str, Any] = self._function.structured_input_signature[0][0]
-        missing = sorted(set(features) - set(self._function.structured_outputs))
+        self._id_column, self._widths = id_column, dict(widths)
+        missing = sorted({id_column, *widths} - set(self._function.structured_outputs))
         if missing:
             raise RecsysError(
                 "R523",
-                f"The transform graph in {str(folder)!r} must give every feature of the model.",
-                "Export with the transform graph that the model's catalogue was made with.",
+                f"The transform graph in {str(folder)!r} must give {id_column!r} and every"
+                " feature of the model.",
+                "Export with the transform graphs that the model's data were made with.",
                 missing,
             )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The raw columns that it reads, beside the item's id."""
-        return tuple(sorted(set(self._specs) - {_ITEM_ID}))
+        """The raw columns that it reads, beside the id."""
+        return tuple(sorted(set(self._specs) - {self._id_column}))
 
-    def bags(
-        self, item_id: tf.Tensor, raw: Mapping[str, tf.Tensor], widths: Mapping[str, int]
+    def or_stored(
+        self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
         """Returns token rows `[b, width]` int32 by feature.
 
         Args:
-            item_id: Ids `[b]`; as in the ingest, an item without a title has its id as one.
-            raw: Raw columns `[b]`, text.
-            widths: Tokens of each feature.
+            ids: Ids `[b]`.
+            raw: Raw columns `[b, any]`.
+            stored: Token rows `[b, width]` to read where all columns of a row are empty.
         """
-        columns = {**raw, _ITEM_ID: item_id}
-        if _TITLE in raw:
-            title = tf.strings.strip(raw[_TITLE])
-            columns[_TITLE] = tf.where(title == "", item_id, title)
+        is_given = [tf.reduce_any(column != "", axis=1) for column in raw.values()]
+        one_is_given = tf.reduce_any(is_given, axis=0)
+        fresh = self._bags(ids, raw)
+        return {
+            name: tf.where(one_is_given[:, None], fresh[name], bag) for name, bag in stored.items()
+        }
+
+    def _bags(self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        columns = {**raw, self._id_column: ids[:, None]}
         outputs = self._function({name: _as(columns[name], s) for name, s in self._specs.items()})
-        return {name: _padded(outputs[name], width) for name, width in widths.items()}
+        return {name: _padded(outputs[name], width) for name, width in self._widths.items()}
+
+
+def text_columns(names: Iterable[str]) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of a signature that takes raw columns."""
+    return {name: tf.TensorSpec([None, None], tf.string, name) for name in names}
 
 
 def _load(folder: Path) -> Any:
@@ -66,36 +80,31 @@ def _load(folder: Path) -> Any:
         raise RecsysError(
             "R522",
             f"{str(folder)!r} must hold the output of Transform.",
-            "Name the folder that holds transform_fn/, or leave --transform out.",
+            "Name the folder that holds transform_fn/, or leave the option out.",
             str(error),
         ) from None
 
 
 def _as(column: tf.Tensor, spec: Any) -> Any:
-    """Returns a text column `[b]` as the graph wants it; empty text is a missing value."""
+    """Returns a text column `[b, any]` as the graph wants it."""
+    values = tf.ragged.boolean_mask(column, column != "")
     if isinstance(spec, tf.SparseTensorSpec):
-        return _numbers(tf.sparse.from_dense(column[:, None]), spec.dtype)
+        return values.with_values(_typed(values.values, spec.dtype)).to_sparse()
     if isinstance(spec, tf.RaggedTensorSpec):
-        return _numbers(tf.ragged.boolean_mask(column[:, None], column[:, None] != ""), spec.dtype)
-    dense = _numbers(column, spec.dtype)
-    return tf.reshape(dense, [-1, *[1] * (spec.shape.rank - 1)])
+        return values.with_values(_typed(values.values, spec.dtype))
+    # Where a value was never missing the graph has a place for exactly one.
+    first = values[:, :1].to_tensor("", shape=[None, 1])
+    return tf.reshape(_typed(first, spec.dtype), [-1, *[1] * (spec.shape.rank - 1)])
 
 
-def _numbers(column: Any, dtype: tf.DType) -> Any:
+def _typed(text: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns what `text` says; for the empty one what the graph knows as missing."""
     if dtype == tf.string:
-        return column
-    if isinstance(column, tf.SparseTensor):
-        return column.with_values(_numbers(column.values, dtype))
-    if isinstance(column, tf.RaggedTensor):
-        return column.with_flat_values(_numbers(column.flat_values, dtype))
-    return tf.strings.to_number(tf.where(column == "", "0", column), dtype)
+        return text
+    missing = "nan" if dtype.is_floating else str(dtype.min)
+    return tf.strings.to_number(tf.where(text == "", missing, text), dtype)
 
 
-def _padded(bag: Any, width: int) -> tf.Tensor:
-    """Returns a bag as `[b, width]` int32, cut or padded with 0."""
-    if isinstance(bag, tf.SparseTensor):
-        bag = tf.sparse.to_dense(bag)
-    if isinstance(bag, tf.RaggedTensor):
-        bag = bag.to_tensor(0)
-    bag = tf.cast(bag, tf.int32)[:, :width]
-    return tf.pad(bag, [[0, 0], [0, width - tf.shape(bag)[1]]])
+def _padded(bag: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns a bag as `[b, width]` int32."""
+    return tf.ensure_shape(tf.cast(bag, tf.int32), [None, width])

@@ -75,7 +75,7 @@ class Recommender:
         table = pq.read_table(bundle / "titles.parquet")
         self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
         users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])
-        self._example_users: list[str] = users["id"].slice(0, 3).to_pylist()
+        self._example_users: list[str] = users["id"].drop_null().slice(0, 3).to_pylist()
         self._model = _load(bundle)
 
     def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
@@ -125,11 +125,13 @@ class Recommender:
     def _ask(self, signature: str, **inputs: Any) -> dict[str, Any]:
         import tensorflow as tf
 
+        function = self._model.signatures[signature]
+        n = len(inputs["user_id"])
+        # Raw columns of the users: padding, for what is stored.
+        raw = set(function.structured_input_signature[1]) - set(inputs)
         tensors = {name: tf.constant(value) for name, value in inputs.items()}
-        return {
-            name: value.numpy()
-            for name, value in self._model.signatures[signature](**tensors).items()
-        }
+        tensors.update({name: tf.fill([n, 1], "") for name in raw})
+        return {name: value.numpy() for name, value in function(**tensors).items()}
 
     def _id_and_title(self, id_: bytes) -> tuple[str, str]:
         text = id_.decode()
@@ -139,7 +141,8 @@ class Recommender:
         examples = ", ".join(repr(id_) for id_ in self._example_users)
         return UsageError(
             "R540",
-            "The user must have a positive interaction in the data of the bundle.",
+            "The user must be in the data of the bundle: with a positive interaction, or"
+            " in the users' file.",
             f"Take a user id of the interactions, such as {examples};"
             " after new data came in, run again: recsys run.",
             user_id,
