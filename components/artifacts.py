@@ -15,6 +15,18 @@ class DeadLetters(Artifact):
     TYPE_NAME = "DeadLetters"
 
 
+class Validation(Artifact):
+    """What TFDV found in one kind of data: `validation.json`, and TFDV's pages `*.html`."""
+
+    TYPE_NAME = "Validation"
+
+
+class Verdict(Artifact):
+    """That the data was accepted: `verdict.json`, and whose statistics as properties."""
+
+    TYPE_NAME = "Verdict"
+
+
 class Vocabularies(Artifact):
     """`users.parquet` and `items.parquet`, each a `recsys.data.vocabulary.Vocabulary`."""
 

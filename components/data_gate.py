@@ -1,48 +1,75 @@
 """DataGate: what TFX only records, anomalies and rejected rows, stops the run here."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tensorflow_metadata.proto.v0 import anomalies_pb2
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
-from tfx.types.standard_artifacts import ExampleAnomalies, String
 
-from components.artifacts import DeadLetters
+from components.artifacts import DeadLetters, Validation
+from components.artifacts import Verdict as VerdictArtifact
+from components.earlier_statistics import statistics_property
 from recsys.config import GateConfig
 from recsys.errors import RecsysError
+from recsys.formats import figure
 
-ACCEPTED = "accepted"
+_EARLIER = {
+    "drift": ("R244", "the data accepted before", "max_drift"),
+    "skew": ("R245", "the data that the last blessed model was trained on", "max_skew"),
+}
+_MEASURES = {
+    "missing": "of the rows more or less have no value",
+    "L-infinity": "L-infinity",
+    "Jensen-Shannon": "Jensen-Shannon",
+}
 
 
 @component
 def DataGate(
-    interaction_anomalies: InputArtifact[ExampleAnomalies],
-    item_anomalies: InputArtifact[ExampleAnomalies],
+    interaction_validation: InputArtifact[Validation],
     interaction_letters: InputArtifact[DeadLetters],
-    item_letters: InputArtifact[DeadLetters],
-    verdict: OutputArtifact[String],
+    verdict: OutputArtifact[VerdictArtifact],
     config: Parameter[str],
     code: Parameter[str],
+    item_validation: InputArtifact[Validation] = None,
+    item_letters: InputArtifact[DeadLetters] = None,
+    user_validation: InputArtifact[Validation] = None,
+    user_letters: InputArtifact[DeadLetters] = None,
 ) -> None:
     """Turns anomalies and rejected data, which TFX only records, into a failed run.
 
     Args:
-        interaction_anomalies: What ExampleValidator found in the interactions.
-        item_anomalies: What it found in the catalogue.
+        interaction_validation: What TFDV found in the interactions.
         interaction_letters: Dead letters of the interactions.
-        item_letters: Dead letters of the catalogue.
-        verdict: `accepted`; what trains takes it as an input, so it runs after.
+        verdict: `verdict.json`; what trains takes it as an input, so it runs after.
         config: `GateConfig` as canonical JSON.
         code: Fingerprint of the code.
+        item_validation: What TFDV found in the catalogue, if there is one.
+        item_letters: Dead letters of the catalogue.
+        user_validation: What TFDV found in the users' features, if there are any.
+        user_letters: Dead letters of the users' features.
     """
     del code
     gate = GateConfig.model_validate_json(config)
-    check_letters("interactions", Path(interaction_letters.uri), gate.max_rejected_share)
-    check_letters("items", Path(item_letters.uri), gate.max_rejected_share)
-    check_anomalies("interactions", Path(interaction_anomalies.uri))
-    check_anomalies("items", Path(item_anomalies.uri))
-    verdict.value = ACCEPTED
+    validations = _given(interaction_validation, item_validation, user_validation)
+    letters = _given(interaction_letters, item_letters, user_letters)
+    for what, folder in letters.items():
+        check_letters(what, Path(folder.uri), gate.max_rejected_share)
+    found = {what: read_validation(Path(one.uri)) for what, one in validations.items()}
+    for what, one in found.items():
+        check_validation(one, Path(validations[what].uri))
+    (Path(verdict.uri) / "verdict.json").write_text(json.dumps(found, indent=1) + "\n")
+    for what, one in validations.items():
+        name = statistics_property(what)
+        verdict.set_int_custom_property(name, one.get_int_custom_property(name))
+
+
+def read_validation(folder: Path) -> dict[str, Any]:
+    """Returns `validation.json` of a `Validation` artifact, with the folder it lies in."""
+    found = json.loads((folder / "validation.json").read_text())
+    return {**found, "folder": str(folder)}
 
 
 def check_letters(what: str, folder: Path, max_rejected_share: float) -> None:
@@ -57,26 +84,61 @@ def check_letters(what: str, folder: Path, max_rejected_share: float) -> None:
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
         f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
         f" most often: {reasons[0][0]}).",
-        f"See {folder / 'dead_letters.parquet'}, mend the data,"
-        " or raise data.gate.max_rejected_share.",
+        f"See {_letters_path(folder)}, mend the data, or raise data.gate.max_rejected_share.",
     )
 
 
-def check_anomalies(what: str, folder: Path) -> None:
-    """Raises an error if a split of the data breaks its schema."""
-    for file in sorted(folder.glob("Split-*/SchemaDiff.pb")):
-        anomalies = anomalies_pb2.Anomalies.FromString(file.read_bytes())
-        found = [
-            f"column {column!r}: {info.description}"
-            for column, info in sorted(anomalies.anomaly_info.items())
-        ]
-        if anomalies.HasField("dataset_anomaly_info"):
-            found.append(anomalies.dataset_anomaly_info.description)
-        if found:
-            split = file.parent.name.removeprefix("Split-")
-            more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-            raise RecsysError(
-                "R242",
-                f"The {what} (split {split!r}) must fit their schema; {found[0]}{more}",
-                "Mend the data, or change the schema in data.gate.schema_dir.",
-            )
+def check_validation(found: Mapping[str, Any], folder: Path) -> None:
+    """Raises an error if the data breaks its schema, or lies too far from earlier data.
+
+    Args:
+        found: `validation.json`.
+        folder: Where it lies.
+    """
+    if found["anomalies"]:
+        raise _broken_schema(found["what"], found["anomalies"], folder)
+    beyond = [one for one in found["comparisons"] if one["exceeds"]]
+    if beyond:
+        raise _too_far(found["what"], beyond, folder)
+
+
+def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], folder: Path) -> RecsysError:
+    first = anomalies[0]
+    column = f"column {first['column']!r}: " if first["column"] else ""
+    return RecsysError(
+        "R242",
+        f"The {what} (split {first['split']!r}) must fit their schema;"
+        f" {column}{first['text']}{_more(anomalies)}",
+        f"Mend the data, or change {what}.pbtxt in data.gate.schema_dir; all anomalies are in"
+        f" {folder / 'validation.json'}.",
+    )
+
+
+def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], folder: Path) -> RecsysError:
+    # Drift first: it is what changed since yesterday.
+    first = min(beyond, key=lambda one: (one["kind"], -one["value"]))
+    code, earlier, key = _EARLIER[first["kind"]]
+    note = f"; {first['note']}" if first["note"] else ""
+    return RecsysError(
+        code,
+        f"Column {first['column']!r} of the {what} (split {first['split']!r}) must lie within"
+        f" {figure(first['limit'])} of {earlier}; its distance is {figure(first['value'])}"
+        f" ({_MEASURES[first['measure']]}{note}){_more(beyond)}.",
+        f"Mend the data, or if the change is meant raise data.gate.{key} (null: no limit), or"
+        f" give the column a {first['kind']}_comparator in {what}.pbtxt of"
+        f" data.gate.schema_dir; all distances are in {folder / 'validation.json'}.",
+    )
+
+
+def _more(found: Sequence[object]) -> str:
+    return f" ({len(found) - 1} more)" if len(found) > 1 else ""
+
+
+def _given(interactions: Any, items: Any, users: Any) -> dict[str, Any]:
+    sides = {"interactions": interactions, "items": items, "users": users}
+    return {what: one for what, one in sides.items() if one is not None}
+
+
+def _letters_path(folder: Path) -> Path:
+    """Returns where the dead letters lie: files in a folder."""
+    return folder / "dead_letters"

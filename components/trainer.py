@@ -2,16 +2,16 @@
 
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
-from tfx.types.standard_artifacts import Model, String
+from tfx.types.standard_artifacts import Model
 
-from components.artifacts import InteractionData
+from components.artifacts import InteractionData, Verdict
 from components.stage import run_with_config
 
 
 @component
 def Trainer(
     data: InputArtifact[InteractionData],
-    verdict: InputArtifact[String],
+    verdict: InputArtifact[Verdict],
     model: OutputArtifact[Model],
     config: Parameter[str],
     code: Parameter[str],

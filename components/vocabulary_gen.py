@@ -16,9 +16,9 @@ from tfx.dsl.component.experimental.annotations import (
     Parameter,
 )
 from tfx.dsl.component.experimental.decorators import component
-from tfx.types.standard_artifacts import Examples, String
+from tfx.types.standard_artifacts import Examples
 
-from components.artifacts import Vocabularies
+from components.artifacts import Verdict, Vocabularies
 from components.entity_gen import SPLIT
 from components.ingestion import ToOne
 from components.interaction_gen import CUT_PROPERTY, SPLITS
@@ -37,7 +37,7 @@ _Key = tuple[str, str, int]
 @component(use_beam=True)
 def VocabularyGen(
     interactions: InputArtifact[Examples],
-    verdict: InputArtifact[String],
+    verdict: InputArtifact[Verdict],
     vocabularies: OutputArtifact[Vocabularies],
     config: Parameter[str],
     code: Parameter[str],

@@ -5,12 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tfx.components.example_validator.component import ExampleValidator
-from tfx.components.schema_gen.component import SchemaGen
-from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
-from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
-from tfx.dsl.components.base.base_component import BaseComponent
 from tfx.orchestration import metadata
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import transform_pb2
@@ -29,7 +24,7 @@ from components.retrieval_evaluator import RetrievalEvaluator
 from components.trainer import Trainer
 from components.transform_items import PREPROCESSING_FN
 from components.vocabulary_gen import VocabularyGen
-from pipelines.schemas import pin_schema
+from pipelines.validation import validate
 from recsys.config import Config, EvaluateStage, ExportStage, TrainStage, canonical_json, stage_of
 from recsys.data.csv_source import match_files
 from recsys.data.items import example_column
@@ -56,15 +51,17 @@ def create_pipeline(config: Config) -> Pipeline:
         files_digest=_files_digest(data.items.files, "items"),
         code=code_fingerprint("components.item_gen"),
     )
-    validate_interactions, _, interaction_anomalies = _validation(
-        "interactions", interactions.outputs["examples"], config
+    valid_interactions = validate(
+        "interactions",
+        interactions.outputs["examples"],
+        config,
+        ids=("user_id", "item_id"),
+        moving=("timestamp",),
     )
-    validate_items, item_schema, item_anomalies = _validation(
-        "items", items.outputs["examples"], config
-    )
+    valid_items = validate("items", items.outputs["examples"], config, ids=("item_id", "title"))
     gate = DataGate(
-        interaction_anomalies=interaction_anomalies,
-        item_anomalies=item_anomalies,
+        interaction_validation=valid_interactions.validation,
+        item_validation=valid_items.validation,
         interaction_letters=interactions.outputs["dead_letters"],
         item_letters=items.outputs["dead_letters"],
         config=canonical_json(data.gate),
@@ -76,7 +73,7 @@ def create_pipeline(config: Config) -> Pipeline:
         verdict=gate.outputs["verdict"],
         code=code_fingerprint("components.vocabulary_gen"),
     )
-    transform = _transform(config, items.outputs["examples"], item_schema)
+    transform = _transform(config, items.outputs["examples"], valid_items.schema)
     transform.add_upstream_node(gate)
     encoder = InteractionEncoder(
         interactions=interactions.outputs["examples"],
@@ -128,7 +125,7 @@ def create_pipeline(config: Config) -> Pipeline:
         config=canonical_json(config),
         code=code_fingerprint("components.reporter"),
     )
-    steps = [interactions, items, *validate_interactions, *validate_items, gate]
+    steps = [interactions, items, *valid_interactions.steps, *valid_items.steps, gate]
     steps += [vocabularies, transform, encoder, trainer, blessed, evaluator]
     return Pipeline(
         pipeline_name=config.name,
@@ -144,26 +141,6 @@ def create_pipeline(config: Config) -> Pipeline:
 
 def _files_digest(pattern: str, what: str) -> str:
     return files_fingerprint(match_files(pattern, what))
-
-
-def _validation(
-    what: str, examples: BaseChannel, config: Config
-) -> tuple[list[BaseComponent], BaseChannel, BaseChannel]:
-    """Returns the steps that validate `examples`, their schema and the anomalies."""
-    suffix = what.capitalize()
-    schema_dir = config.data.gate.schema_dir
-    statistics = StatisticsGen(examples=examples).with_id(f"StatisticsGen.{suffix}")
-    if schema_dir is None:
-        schema = SchemaGen(statistics=statistics.outputs["statistics"])
-        schema = schema.with_id(f"SchemaGen.{suffix}")
-    else:
-        file = pin_schema(Path(schema_dir) / f"{what}.pbtxt", Path(config.root))
-        schema = ImportSchemaGen(schema_file=str(file)).with_id(f"ImportSchemaGen.{suffix}")
-    validator = ExampleValidator(
-        statistics=statistics.outputs["statistics"], schema=schema.outputs["schema"]
-    ).with_id(f"ExampleValidator.{suffix}")
-    steps = [statistics, schema, validator]
-    return steps, schema.outputs["schema"], validator.outputs["anomalies"]
 
 
 def _transform(config: Config, items: BaseChannel, schema: BaseChannel) -> Transform:

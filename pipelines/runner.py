@@ -27,6 +27,7 @@ from recsys.errors import RecsysError
 from recsys.process import storage_error
 
 _PUSHER = "Pusher"
+_RESOLVERS = ("LatestBlessed", "EarlierStatistics")
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
@@ -179,7 +180,7 @@ def _outcome(
         state = execution.last_known_state
         if state == Execution.FAILED:
             raise RuntimeError(f"The inputs of {step} could not be resolved.")
-        if step == "LatestBlessed":
+        if step.split(".")[0] in _RESOLVERS:
             return "ran", "it looks again in every run"
         reason = history.why(step, execution, _producers(node))
     return ("cached" if state == Execution.CACHED else "ran"), reason

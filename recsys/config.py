@@ -196,8 +196,13 @@ class GateConfig(Strict):
 
     max_rejected_share: Share = 0.01
     """Highest share of rows in the dead letters [0..1]."""
+    max_drift: Share | None = 0.3
+    """Highest distance of a column from the data that was accepted last; `null`: any [0..1]."""
+    max_skew: Share | None = 0.3
+    """Highest distance of a column from the data that the last blessed model was trained on;
+    `null`: any [0..1]."""
     schema_dir: str | None = None
-    """Folder of committed TFDV schemas `interactions.pbtxt` and `items.pbtxt`;
+    """Folder of committed TFDV schemas `interactions.pbtxt`, `items.pbtxt` and `users.pbtxt`;
     `null`: infer them from the data of the run."""
 
 
@@ -234,7 +239,7 @@ class ModelConfig(Strict):
     dim: PositiveInt = 64
     """Width of the id tables and of both towers' output [floats]."""
     feature_dim: PositiveInt = 32
-    """Width of the tables of the items' features [floats]."""
+    """Width of the tables of the items' and users' features [floats]."""
     history: PositiveInt = 20
     """Newest positives of a user that the user tower sees [items]."""
     widths: tuple[PositiveInt, ...] = (128,)

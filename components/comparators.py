@@ -1,0 +1,211 @@
+"""Which columns are compared with earlier data, by which measure, and up to which limit.
+
+TFDV compares what the schema has comparators for. A schema that people committed may
+have some; the config's limits fill in the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
+
+import tensorflow_data_validation as tfdv
+from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2, statistics_pb2
+
+Kind = Literal["drift", "skew"]
+
+L_INFINITY = "L-infinity"
+JENSEN_SHANNON = "Jensen-Shannon"
+MISSING = "missing"
+
+NO_LIMIT = 1.0
+"""Both measures end at 1: nothing exceeds it."""
+
+_SHOWN_CHARACTERS = 60
+_COMPARATORS = {"drift": "drift_comparator", "skew": "skew_comparator"}
+_MEASUREMENTS = {"drift": "drift_measurements", "skew": "skew_measurements"}
+_EARLIER = {"drift": "previous_statistics", "skew": "serving_statistics"}
+_MEASURES = {
+    anomalies_pb2.DriftSkewInfo.Measurement.L_INFTY: L_INFINITY,
+    anomalies_pb2.DriftSkewInfo.Measurement.JENSEN_SHANNON_DIVERGENCE: JENSEN_SHANNON,
+}
+_NUMBERS = (
+    statistics_pb2.FeatureNameStatistics.INT,
+    statistics_pb2.FeatureNameStatistics.FLOAT,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How far a column of a split lies from the earlier one.
+
+    Attributes:
+        kind: `drift`, from the data accepted before; `skew`, from what the last blessed
+            model was trained on.
+        split: Name of the split.
+        column: Name of the column.
+        measure: `L-infinity`, the largest change of a value's share, for text;
+            `Jensen-Shannon`, the divergence of the histograms to the base 2, for numbers;
+            `missing`, the change of the share of rows without a value.
+        value: The distance [0..1]; None where it could not be measured.
+        limit: The highest that is allowed; None: any is.
+        note: The value that moved most, or why there is no distance.
+    """
+
+    kind: Kind
+    split: str
+    column: str
+    measure: str
+    value: float | None
+    limit: float | None
+    note: str = ""
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the distance is beyond the limit."""
+        return self.value is not None and self.limit is not None and self.value > self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is compared, and how far it may move.
+
+    Attributes:
+        limit: Highest distance of a column whose schema says nothing else; None: no limit.
+        ids: Columns that are measured without a limit: on a small split one busy user
+            moves them far.
+        moving: Columns that are not compared, as their values move with time.
+    """
+
+    limit: float | None
+    ids: Collection[str] = ()
+    moving: Collection[str] = ()
+
+
+def compare(
+    kind: Kind,
+    split: str,
+    now: statistics_pb2.DatasetFeatureStatisticsList,
+    earlier: statistics_pb2.DatasetFeatureStatisticsList,
+    schema: schema_pb2.Schema,
+    limits: Limits,
+) -> list[Comparison]:
+    """Returns the distance of each column of `now` from the same of `earlier`.
+
+    Args:
+        kind: Which comparators of the schema count.
+        split: Name of the split.
+        now: Statistics of today's split.
+        earlier: Statistics of the same split before.
+        schema: The schema; its own comparators go before the limits.
+        limits: What is compared, and how far it may move.
+    """
+    compared = schema_pb2.Schema()
+    compared.CopyFrom(schema)
+    skipped = list(_set_comparators(kind, split, now, earlier, compared, limits))
+    found = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
+    emptied = _emptied(kind, split, _shares_missing(now), _shares_missing(earlier), limits)
+    return sorted(
+        [*_measured(kind, split, found), *skipped, *emptied],
+        key=lambda one: (one.column, one.measure),
+    )
+
+
+def _set_comparators(
+    kind: Kind,
+    split: str,
+    now: statistics_pb2.DatasetFeatureStatisticsList,
+    earlier: statistics_pb2.DatasetFeatureStatisticsList,
+    schema: schema_pb2.Schema,
+    limits: Limits,
+) -> Iterator[Comparison]:
+    """Gives each column of the schema its comparator; yields those that are not compared."""
+    columns, before = _columns(now), _columns(earlier)
+    for feature in schema.feature:
+        name = feature.name
+        note = _why_not(name, columns, before, limits)
+        if note:
+            feature.ClearField(_COMPARATORS[kind])
+            yield Comparison(kind, split, name, _measure(columns.get(name)), None, None, note)
+        elif not feature.HasField(_COMPARATORS[kind]):
+            limit = None if name in limits.ids else limits.limit
+            measure = _measure(columns[name])
+            _threshold(getattr(feature, _COMPARATORS[kind]), measure).threshold = (
+                NO_LIMIT if limit is None else limit
+            )
+
+
+def _why_not(name: str, now: dict[str, Any], earlier: dict[str, Any], limits: Limits) -> str:
+    if name in limits.moving:
+        return "not compared: it moves with time"
+    if name not in now:
+        return "not compared: it has no value"
+    if name not in earlier:
+        return "not compared: it had no value before"
+    if _measure(now[name]) != _measure(earlier[name]):
+        return "not compared: it was of another type"
+    return ""
+
+
+def _columns(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[str, Any]:
+    """Returns the statistics of each column that has a value."""
+    return {
+        feature.path.step[0]: feature
+        for feature in statistics.datasets[0].features
+        if _common(feature).num_non_missing
+    }
+
+
+def _shares_missing(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[str, float]:
+    counts = {feature.path.step[0]: _common(feature) for feature in statistics.datasets[0].features}
+    return {
+        name: count.num_missing / max(count.num_missing + count.num_non_missing, 1)
+        for name, count in counts.items()
+    }
+
+
+def _emptied(
+    kind: Kind, split: str, now: dict[str, float], earlier: dict[str, float], limits: Limits
+) -> Iterator[Comparison]:
+    """Yields the columns whose share of missing values changed; TFDV measures values only."""
+    for name in now.keys() & earlier.keys():
+        if now[name] != earlier[name]:
+            note = f"{earlier[name]:.1%} before, {now[name]:.1%} now"
+            moved = abs(now[name] - earlier[name])
+            yield Comparison(kind, split, name, MISSING, moved, limits.limit, note)
+
+
+def _common(feature: statistics_pb2.FeatureNameStatistics) -> Any:
+    return getattr(feature, feature.WhichOneof("stats")).common_stats
+
+
+def _measure(feature: statistics_pb2.FeatureNameStatistics | None) -> str:
+    return JENSEN_SHANNON if feature is not None and feature.type in _NUMBERS else L_INFINITY
+
+
+def _threshold(comparator: schema_pb2.FeatureComparator, measure: str) -> Any:
+    if measure == L_INFINITY:
+        return comparator.infinity_norm
+    return comparator.jensen_shannon_divergence
+
+
+def _measured(kind: Kind, split: str, found: anomalies_pb2.Anomalies) -> Iterator[Comparison]:
+    """Yields what TFDV measured, with its words where a distance is beyond the limit."""
+    for info in found.drift_skew_info:
+        column = info.path.step[0]
+        for measured in getattr(info, _MEASUREMENTS[kind]):
+            limit = None if measured.threshold >= NO_LIMIT else measured.threshold
+            measure = _MEASURES.get(measured.type, "distance")
+            comparison = Comparison(kind, split, column, measure, measured.value, limit)
+            note = _most_moved(found, column) if comparison.exceeds else ""
+            yield dataclasses.replace(comparison, note=note)
+
+
+def _most_moved(found: anomalies_pb2.Anomalies, column: str) -> str:
+    """Returns the value whose share moved most, which TFDV says in its sentence alone."""
+    for reason in found.anomaly_info[column].reason:
+        _, mark, value = reason.description.partition("maximum difference is: ")
+        if mark:
+            return f"most of all the value {value[:_SHOWN_CHARACTERS]!r}"
+    return ""

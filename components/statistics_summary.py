@@ -1,0 +1,69 @@
+"""TFDV's statistics as a small JSON object that the report draws without a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tensorflow_metadata.proto.v0 import statistics_pb2
+
+_TOP_VALUES = 5
+_SHOWN_CHARACTERS = 80
+
+
+def summarize_split(
+    statistics: statistics_pb2.DatasetFeatureStatisticsList,
+) -> dict[str, Any]:
+    """Returns `{"rows": n, "columns": [...]}`.
+
+    A column has `name`, `kind` (`number` or `text`), `missing` [0..1] and `values`, the
+    number of its values; a number `min`, `median`, `max` and `bars` (counts of equally
+    wide buckets), a text `unique` and `top` (pairs of value and share of the values).
+    """
+    dataset = statistics.datasets[0]
+    columns = [_column(feature) for feature in dataset.features]
+    return {
+        "rows": int(dataset.num_examples),
+        "columns": sorted(columns, key=lambda column: column["name"]),
+    }
+
+
+def _column(feature: statistics_pb2.FeatureNameStatistics) -> dict[str, Any]:
+    stats = getattr(feature, feature.WhichOneof("stats"))
+    common = stats.common_stats
+    n_rows = common.num_missing + common.num_non_missing
+    column = {
+        "name": feature.path.step[0],
+        "missing": common.num_missing / n_rows if n_rows else 0.0,
+        "values": int(common.tot_num_values),
+    }
+    if feature.HasField("num_stats"):
+        return {**column, "kind": "number", **_number(stats)}
+    if feature.HasField("string_stats"):
+        return {**column, "kind": "text", **_text(stats, common.tot_num_values)}
+    return {**column, "kind": "other"}
+
+
+def _number(stats: statistics_pb2.NumericStatistics) -> dict[str, Any]:
+    bars = [
+        bucket.sample_count
+        for histogram in stats.histograms
+        if histogram.type == statistics_pb2.Histogram.STANDARD
+        for bucket in histogram.buckets
+    ]
+    figures = {"min": stats.min, "median": stats.median, "max": stats.max}
+    return {
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "bars": [round(one, 1) for one in bars],
+    }
+
+
+def _text(stats: statistics_pb2.StringStatistics, n_values: float) -> dict[str, Any]:
+    most_frequent = stats.rank_histogram.buckets[:_TOP_VALUES]
+    return {
+        "unique": int(stats.unique),
+        "top": [
+            [bucket.label[:_SHOWN_CHARACTERS], bucket.sample_count / max(n_values, 1)]
+            for bucket in most_frequent
+        ],
+    }

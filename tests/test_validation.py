@@ -1,0 +1,286 @@
+"""Drift, skew and anomalies, by TFX steps on small examples, beside numpy."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("tfx", reason="needs the extra `pipeline`")
+import tensorflow_data_validation as tfdv
+from ml_metadata import MetadataStore
+from ml_metadata.proto.metadata_store_pb2 import Execution
+from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
+from tfx.dsl.component.experimental.decorators import component
+from tfx.orchestration import metadata
+from tfx.orchestration.pipeline import Pipeline
+from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
+
+from components.artifacts import DeadLetters, Verdict, set_parquet_splits
+from components.comparators import Limits, compare
+from components.data_gate import DataGate
+from pipelines.runner import Runner
+from pipelines.validation import validate
+from recsys.config import Config, canonical_json
+from recsys.data.examples import write_examples
+from recsys.errors import RecsysError
+
+pytestmark = pytest.mark.pipeline
+
+
+def statistics(**columns):
+    import pandas as pd
+
+    return tfdv.generate_statistics_from_dataframe(pd.DataFrame(columns))
+
+
+def compared(now, earlier, limits, kind="drift", schema=None):
+    schema = tfdv.infer_schema(earlier) if schema is None else schema
+    found = compare(kind, "train", now, earlier, schema, limits)
+    return {(one.column, one.measure): one for one in found}
+
+
+def test_l_infinity_is_the_largest_change_of_a_share():
+    earlier = statistics(event=["view"] * 70 + ["buy"] * 30)
+    now = statistics(event=["view"] * 40 + ["buy"] * 35 + ["share"] * 25)
+    one = compared(now, earlier, Limits(0.25))["event", "L-infinity"]
+    assert one.value == pytest.approx(0.30)
+    assert (one.limit, one.exceeds) == (0.25, True)
+    assert one.note == "most of all the value 'view'"
+
+
+def test_jensen_shannon_of_two_valued_numbers_is_the_closed_form():
+    earlier = statistics(label=[0] * 50 + [1] * 50)
+    now = statistics(label=[0] * 10 + [1] * 90)
+    one = compared(now, earlier, Limits(0.3))["label", "Jensen-Shannon"]
+    p, q = np.array([0.5, 0.5]), np.array([0.1, 0.9])
+    middle = (p + q) / 2
+    expected = (p * np.log2(p / middle)).sum() / 2 + (q * np.log2(q / middle)).sum() / 2
+    # TFDV's histograms spread a value over the edge of its bucket.
+    assert one.value == pytest.approx(expected, abs=1e-4)
+    assert not one.exceeds
+
+
+def test_a_column_that_empties_is_found_though_its_values_did_not_change():
+    earlier = statistics(price=[1.0, 2.0, 3.0, 4.0] * 25)
+    now = statistics(price=[1.0, 2.0, 3.0, 4.0] * 10 + [None] * 60)
+    found = compared(now, earlier, Limits(0.3))
+    assert found["price", "missing"].value == pytest.approx(0.6)
+    assert found["price", "missing"].exceeds
+    assert not found["price", "Jensen-Shannon"].exceeds
+    gone = statistics(price=[None] * 100, other=[1] * 100)
+    found = compared(gone, statistics(price=[1.0] * 100, other=[1] * 100), Limits(0.3))
+    assert found["price", "missing"].value == 1.0
+
+
+def test_ids_have_no_limit_and_times_are_not_compared():
+    earlier = statistics(user=["a"] * 50 + ["b"] * 50, time=[1, 2] * 50)
+    now = statistics(user=["c"] * 100, time=[7, 8] * 50)
+    found = compared(now, earlier, Limits(0.3, ids=("user",), moving=("time",)))
+    assert found["user", "L-infinity"].value == 1.0
+    assert not found["user", "L-infinity"].exceeds
+    assert found["time", "Jensen-Shannon"].value is None
+    assert found["time", "Jensen-Shannon"].note == "not compared: it moves with time"
+
+
+@pytest.mark.parametrize(("kind", "exceeds"), [("drift", True), ("skew", False)])
+def test_a_comparator_of_the_committed_schema_goes_before_the_limit(kind, exceeds):
+    earlier = statistics(event=["view"] * 70 + ["buy"] * 30)
+    now = statistics(event=["view"] * 60 + ["buy"] * 40)
+    schema = tfdv.infer_schema(earlier)
+    schema.feature[0].drift_comparator.infinity_norm.threshold = 0.05
+    one = compared(now, earlier, Limits(None), kind, schema)["event", "L-infinity"]
+    assert one.value == pytest.approx(0.1)
+    assert one.exceeds is exceeds
+    assert one.limit == (0.05 if exceeds else None)
+
+
+def test_without_limit_everything_is_measured_and_nothing_exceeds():
+    earlier, now = statistics(label=[0] * 100), statistics(label=[1] * 100)
+    one = compared(now, earlier, Limits(None))["label", "Jensen-Shannon"]
+    assert (one.value, one.limit, one.exceeds) == (1.0, None, False)
+
+
+def test_columns_that_were_not_there_or_of_another_type_are_named():
+    earlier = statistics(a=[1, 2] * 50, b=["x"] * 100)
+    now = statistics(a=["1", "2"] * 50, b=["x"] * 100, c=[1] * 100)
+    found = compared(now, earlier, Limits(0.3), schema=tfdv.infer_schema(now))
+    notes = {column: one.note for (column, _), one in found.items()}
+    assert notes["a"] == "not compared: it was of another type"
+    assert notes["c"] == "not compared: it had no value before"
+
+
+# The steps in a pipeline of their own, between a source and a training that do nothing.
+
+
+@component
+def FakeGen(
+    examples: OutputArtifact[Examples],
+    dead_letters: OutputArtifact[DeadLetters],
+    rows: Parameter[str],
+) -> None:
+    """Writes the split `train` of the columns in `rows`."""
+    columns = json.loads(rows)
+    folder = Path(examples.uri) / "Split-train"
+    folder.mkdir(parents=True)
+    with (folder / "data-00000-of-00001.parquet").open("wb") as sink:
+        write_examples(pa.table(columns), sink)
+    set_parquet_splits(examples, ["train"])
+    counts = {"read": 10, "rejected": 0, "by_reason": {}}
+    (Path(dead_letters.uri) / "summary.json").write_text(json.dumps(counts))
+
+
+@component
+def FakeTrainer(verdict: InputArtifact[Verdict], model: OutputArtifact[Model]) -> None:
+    """Stands for the training."""
+    (Path(model.uri) / "model").touch()
+
+
+@component
+def FakeEvaluator(
+    model: InputArtifact[Model], blessing: OutputArtifact[ModelBlessing], blessed: Parameter[int]
+) -> None:
+    """Blesses the model, or not."""
+    blessing.set_int_custom_property("blessed", blessed)
+    blessing.set_int_custom_property("current_model_id", model.id)
+
+
+class Nights:
+    """Runs the pipeline on the data of a night."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def __call__(self, rows, blessed=1, **gate):
+        """Returns the state of each step; raises what stopped the run."""
+        config = Config.model_validate_json(
+            json.dumps(
+                {
+                    "name": "nights",
+                    "root": str(self.root),
+                    "data": {
+                        "interactions": {
+                            "files": "x",
+                            "columns": {"user": "u", "item": "i", "timestamp": "t"},
+                        },
+                        "gate": gate,
+                    },
+                }
+            )
+        )
+        gen = FakeGen(rows=json.dumps(rows))
+        valid = validate(
+            "interactions", gen.outputs["examples"], config, ("user_id",), ("timestamp",)
+        )
+        data_gate = DataGate(
+            interaction_validation=valid.validation,
+            interaction_letters=gen.outputs["dead_letters"],
+            config=canonical_json(config.data.gate),
+            code="1",
+        )
+        trainer = FakeTrainer(verdict=data_gate.outputs["verdict"])
+        evaluator = FakeEvaluator(model=trainer.outputs["model"], blessed=blessed)
+        pipeline = Pipeline(
+            pipeline_name="nights",
+            pipeline_root=str(self.root / "artifacts"),
+            components=[gen, *valid.steps, data_gate, trainer, evaluator],
+            enable_cache=True,
+            metadata_connection_config=metadata.sqlite_metadata_connection_config(
+                str(self.root / "metadata.sqlite")
+            ),
+            beam_pipeline_args=["--runner=DirectRunner"],
+        )
+        runner = QuietRunner(self.root, self.root / "serving")
+        runner.run(pipeline)
+        return runner.states
+
+    def validation(self, number=-1):
+        files = (self.root / "artifacts/DriftValidator.Interactions/validation").iterdir()
+        newest = sorted(files, key=lambda folder: int(folder.name))[number]
+        return json.loads((newest / "validation.json").read_text())
+
+
+class QuietRunner(Runner):
+    """Keeps the state of each step; there is no summary of a pipeline without a report."""
+
+    def _run_steps(self, pipeline):
+        self.states = {}
+        try:
+            return super()._run_steps(pipeline)
+        except KeyError:  # The summary looks for steps that this pipeline lacks.
+            return {}
+
+    def _run_step(self, node, *rest):
+        id_ = super()._run_step(node, *rest)
+        connection = metadata.sqlite_metadata_connection_config(str(self._root / "metadata.sqlite"))
+        (execution,) = MetadataStore(connection).get_executions_by_id([id_])
+        self.states[node.node_info.id] = execution.last_known_state
+        return id_
+
+
+def night(n_buys, seed=0, n=200):
+    chance = random.Random(seed)
+    return {
+        "user_id": [f"u{chance.randrange(50)}" for _ in range(n)],
+        "timestamp": [10**9 + 86_400 * seed + i for i in range(n)],
+        "event": ["buy"] * n_buys + ["view"] * (n - n_buys),
+        "rating": [float(chance.randrange(1, 6)) for _ in range(n)],
+    }
+
+
+def measured(validation, kind):
+    return {
+        one["column"]: one["value"]
+        for one in validation["comparisons"]
+        if one["kind"] == kind and one["value"] is not None and one["measure"] != "missing"
+    }
+
+
+@pytest.mark.slow
+def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_model(tmp_path):
+    nights = Nights(tmp_path)
+
+    nights(night(40))
+    first = nights.validation()
+    assert first["earlier"] == {"drift": False, "skew": False}
+    assert first["comparisons"] == []
+
+    states = nights(night(40))
+    steps = {name for name in states if not name.startswith("EarlierStatistics")}
+    assert {states[name] for name in steps} == {Execution.CACHED}
+
+    nights(night(60, seed=1), blessed=0)
+    second = nights.validation()
+    assert second["earlier"] == {"drift": True, "skew": True}
+    assert measured(second, "drift")["event"] == pytest.approx(0.1)
+    assert measured(second, "skew")["event"] == pytest.approx(0.1)
+    assert "timestamp" not in measured(second, "drift")
+
+    # A fault does not pass on the second night, as refused data is no measure.
+    for _ in range(2):
+        with pytest.raises(RecsysError) as stopped:
+            nights(night(160, seed=2))
+        assert stopped.value.code == "R244"
+        assert "Column 'event' of the interactions (split 'train')" in stopped.value.rule
+        assert "its distance is 0.500" in stopped.value.rule
+        assert "data.gate.max_drift" in stopped.value.cure
+    with pytest.raises(RecsysError) as stopped:
+        nights(night(161, seed=3))
+    assert stopped.value.code == "R244"
+
+    # Small steps each night add up for the model that was blessed long ago.
+    nights(night(80, seed=4), blessed=0)
+    with pytest.raises(RecsysError) as stopped:
+        nights(night(101, seed=5))
+    assert stopped.value.code == "R245"
+    assert "its distance is 0.305" in stopped.value.rule
+    third = nights.validation()
+    assert measured(third, "drift")["event"] == pytest.approx(0.105)
+    assert measured(third, "skew")["event"] == pytest.approx(0.305)
+
+    nights(night(101, seed=5), max_skew=None)
+    states = nights(night(101, seed=5), max_skew=None)
+    steps = {name for name in states if not name.startswith("EarlierStatistics")}
+    assert {states[name] for name in steps} == {Execution.CACHED}
