@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from recsys.commit import commit_folder
 from recsys.errors import RecsysError
 
 MANIFEST = "manifest.json"
@@ -152,13 +153,6 @@ def latest(serving_root: Path) -> Path:
     return published[-1]
 
 
-def commit_folder(temporary: Path, final: Path) -> None:
-    """Renames a complete folder to its name, after everything in it is on the disk."""
-    _sync_tree(temporary)
-    os.rename(temporary, final)
-    _sync(final.parent)
-
-
 def _published_already(bundle: Path, serving_root: Path) -> Path | None:
     published = versions(serving_root)
     if not published or _digest(published[-1]) != _digest(bundle):
@@ -214,21 +208,6 @@ def _describe(path: Path) -> dict[str, Any]:
 def _digest(bundle: Path) -> str | None:
     path = bundle / MANIFEST
     return _describe(path)["sha256"] if path.is_file() else None
-
-
-def _sync_tree(folder: Path) -> None:
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            _sync(Path(parent) / name)
-        _sync(Path(parent))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _no_manifest(path: Path, received: str) -> RecsysError:

@@ -1,221 +1,195 @@
-"""The interaction store: columns sorted by (user, time), memory-mapped.
+"""The interaction store: the positives of a run, split at one moment, memory-mapped.
 
 A training example is an index into the columns; the user's history is the slice
-before it. Layout of a store:
+before it. Layout of a store (docs/store.md):
 
-    store.json                       what is in it
-    train/  user_row item_row timestamp tied   .npy, one value an event
-            offsets.npy              events of user row r: offsets[r] … offsets[r + 1]
-    eval/   the same; `user_row` is 0 for users without training events
-            users.parquet            id and user_row of each user of this part, in order
+    store.json           the cut, and the shards of both parts with the sha256 of each file
+    train/00000/ …       a shard of events, see `recsys.data.shard`
+    eval/00000/ …
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from recsys.commit import commit_text
+from recsys.data.event_log import EventLog
+from recsys.data.id_index import IdIndex
+from recsys.data.shard import Part, ShardInfo, open_shard, read_users, write_shard
 from recsys.errors import RecsysError
 
-_COLUMNS = {"user_row": np.int32, "item_row": np.int32, "timestamp": np.int64, "tied": np.int32}
+MANIFEST = "store.json"
+_FORMAT = 2
+_READERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class EventLog:
-    """Events of many users, sorted by (user, time, item row).
+class LogUsers:
+    """The users of a log, in its order.
 
     Attributes:
-        user_row: Row of the user of each event `[n]` int32.
-        item_row: Row of the item of each event `[n]` int32.
-        timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
-        tied: Events of the same user and the same second directly before each
-            event `[n]` int32; they are no history of it.
-        offsets: First event of each user, and the end `[users + 1]` int64.
+        ids: Their ids `[users]` large_string.
+        rows: Their rows `[users]` int32; several users may share one.
     """
 
-    user_row: np.ndarray
-    item_row: np.ndarray
-    timestamp: np.ndarray
-    tied: np.ndarray
-    offsets: np.ndarray
+    ids: pa.Array
+    rows: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.item_row)
+    def find(self, ids: pa.Array) -> np.ndarray:
+        """Returns which user of the log `[n]` int64 each of `ids` `[n]` is; -1 for none."""
+        return self._index.find(ids)
 
-    def user_index(self, events: np.ndarray) -> np.ndarray:
-        """Returns which user of the log `[b]` int64 each of `events` `[b]` belongs to."""
-        return np.searchsorted(self.offsets, events, side="right") - 1
-
-    def histories(self, events: np.ndarray, length: int) -> np.ndarray:
-        """Returns what each event's user did before it.
-
-        Args:
-            events: Indices of events `[b]` int64.
-            length: Items of a history at the most.
-
-        Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0.
-            Events of the same second are left out.
-        """
-        start = self.offsets[self.user_index(events)]
-        end = events - self.tied[events]
-        return newest_first(self.item_row, start, end, length)
-
-    def save(self, folder: Path) -> None:
-        """Writes the columns into `folder`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, dtype in _COLUMNS.items():
-            np.save(folder / f"{name}.npy", getattr(self, name).astype(dtype, copy=False))
-        np.save(folder / "offsets.npy", self.offsets.astype(np.int64, copy=False))
-
-    @classmethod
-    def open(cls, folder: Path) -> EventLog:
-        """Maps the columns that `save` wrote into memory, read-only."""
-        columns = {name: _map_column(folder / f"{name}.npy") for name in (*_COLUMNS, "offsets")}
-        log = cls(**columns)
-        lengths = {name: len(getattr(log, name)) for name in _COLUMNS}
-        if set(lengths.values()) != {int(log.offsets[-1])}:
-            raise RecsysError(
-                "R221",
-                f"The columns of {str(folder)!r} must have the length that the offsets end with.",
-                "The store is damaged: delete it and run again.",
-                {**lengths, "offsets[-1]": int(log.offsets[-1])},
-            )
-        return log
-
-    @classmethod
-    def from_events(
-        cls,
-        user_index: np.ndarray,
-        user_row: np.ndarray,
-        item_row: np.ndarray,
-        timestamp: np.ndarray,
-        n_users: int,
-    ) -> EventLog:
-        """Sorts events into a log.
-
-        Args:
-            user_index: User of each event `[n]`, in 0 … `n_users` - 1.
-            user_row: Row of the user of each event `[n]`.
-            item_row: Row of the item of each event `[n]`.
-            timestamp: Time of each event `[n]` [seconds since 1970, UTC].
-            n_users: Users of the log.
-        """
-        order = np.lexsort((item_row, timestamp, user_index))
-        user_index, timestamp = user_index[order], timestamp[order]
-        offsets = np.zeros(n_users + 1, np.int64)
-        np.cumsum(np.bincount(user_index, minlength=n_users), out=offsets[1:])
-        return cls(
-            user_row=user_row[order].astype(np.int32),
-            item_row=item_row[order].astype(np.int32),
-            timestamp=timestamp.astype(np.int64),
-            tied=_count_tied(user_index, timestamp),
-            offsets=offsets,
-        )
+    @functools.cached_property
+    def _index(self) -> IdIndex:
+        return IdIndex(self.ids)
 
 
-@dataclasses.dataclass(frozen=True)
 class InteractionStore:
-    """The positives of a run, split at one moment.
+    """A store, opened.
 
-    Attributes:
-        train: Events before the cut; user `r` of the log is user row `r`.
-        eval: Events from the cut on; user `i` of the log is `eval_user_ids[i]`.
-        eval_user_ids: Id of each user of `eval`.
-        eval_user_rows: Row of each user of `eval` `[users]` int32; 0 without
-            training events.
+    Args:
+        folder: Folder of the store.
+        parts: The shards of each part, in order.
         cut: The moment of the split [seconds since 1970, UTC].
+        verify: Whether every byte is compared with the manifest.
     """
 
-    train: EventLog
-    eval: EventLog
-    eval_user_ids: list[str]
-    eval_user_rows: np.ndarray
-    cut: int
-
-    def save(self, folder: Path) -> None:
-        """Writes the store into `folder`; `store.json` comes last."""
-        self.train.save(folder / "train")
-        self.eval.save(folder / "eval")
-        users = {"id": self.eval_user_ids, "user_row": self.eval_user_rows}
-        pq.write_table(pa.table(users), folder / "eval" / "users.parquet")
-        summary = {
-            "cut": self.cut,
-            "train_events": len(self.train),
-            "eval_events": len(self.eval),
-            "eval_users": len(self.eval_user_ids),
-        }
-        (folder / "store.json").write_text(json.dumps(summary, indent=1) + "\n")
+    def __init__(
+        self, folder: Path, parts: Mapping[Part, Sequence[ShardInfo]], cut: int, verify: bool
+    ) -> None:
+        self._folder, self._parts = folder, parts
+        self.cut = cut
+        self.train = self._open("train", verify)
+        """Events before the cut."""
+        self.eval = self._open("eval", verify)
+        """Events from the cut on."""
 
     @classmethod
-    def open(cls, folder: Path) -> InteractionStore:
+    def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
         """Maps the store in `folder` into memory, read-only.
+
+        Args:
+            folder: Folder of the store.
+            verify: Whether every byte is read and compared with the manifest's sha256.
+                The sizes are compared in any case.
 
         Raises:
             RecsysError: The folder holds no store, or a damaged one.
         """
         try:
-            summary = json.loads((folder / "store.json").read_text())
-            users = pq.read_table(folder / "eval" / "users.parquet")
-        except (OSError, ValueError) as error:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            if manifest["format"] != _FORMAT:
+                raise ValueError(f"format {manifest['format']} where {_FORMAT} is read")
+            parts: dict[Part, list[ShardInfo]] = {
+                part: [ShardInfo.from_json(shard) for shard in manifest["parts"][part]]
+                for part in ("train", "eval")
+            }
+            cut = int(manifest["cut"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecsysError(
                 "R220",
                 f"{str(folder)!r} must hold an interaction store.",
-                "Name the folder that the InteractionEncoder wrote.",
-                str(error),
+                "Name the folder that the InteractionEncoder wrote, or run again.",
+                f"{type(error).__name__}: {error}",
             ) from None
-        return cls(
-            train=EventLog.open(folder / "train"),
-            eval=EventLog.open(folder / "eval"),
-            eval_user_ids=users["id"].to_pylist(),
-            eval_user_rows=users["user_row"].to_numpy(),
-            cut=summary["cut"],
-        )
+        return cls(folder, parts, cut, verify)
+
+    @functools.cached_property
+    def train_users(self) -> LogUsers:
+        """Users of `train`, sorted by (row, id) within a shard."""
+        return self._users("train")
+
+    @functools.cached_property
+    def eval_users(self) -> LogUsers:
+        """Users of `eval`, sorted by id within a shard."""
+        return self._users("eval")
+
+    @functools.cached_property
+    def trained_user(self) -> np.ndarray:
+        """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
+        return self.train_users.find(self.eval_users.ids)
+
+    def _open(self, part: Part, verify: bool) -> EventLog:
+        def opened(info: ShardInfo) -> Any:
+            return open_shard(self._folder / part, info, verify)
+
+        # Hashing lets other threads run.
+        with ThreadPoolExecutor(_READERS) as pool:
+            return EventLog(tuple(pool.map(opened, self._parts[part])))
+
+    def _users(self, part: Part) -> LogUsers:
+        tables = [read_users(self._folder / part, info) for info in self._parts[part]]
+        none = pa.table({"id": pa.array([], pa.large_string()), "user_row": np.zeros(0, np.int32)})
+        table = pa.concat_tables([none, *tables]).combine_chunks()
+        ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+        return LogUsers(ids, table["user_row"].to_numpy())
 
 
-def newest_first(
-    item_row: np.ndarray, start: np.ndarray, end: np.ndarray, length: int
-) -> np.ndarray:
-    """Returns the last items of slices of a column, the newest first.
+def write_manifest(folder: Path, cut: int, parts: Mapping[Part, Sequence[ShardInfo]]) -> None:
+    """Writes the manifest, which makes the shards in `folder` a store.
 
     Args:
-        item_row: A column of item rows `[n]`.
-        start: First event of each slice `[b]`.
-        end: End of each slice `[b]`, exclusive.
-        length: Items of a slice at the most.
+        folder: Folder of the store, with all shards in it.
+        cut: The moment of the split [seconds since 1970, UTC].
+        parts: The shards of `train` and `eval`, in any order.
 
-    Returns:
-        Item rows `[b, length]` int32, padded with 0.
+    Raises:
+        RecsysError: Some shards have weights and some have none, or two have one name.
     """
-    positions = end[:, None] - 1 - np.arange(length)
-    inside = positions >= start[:, None]
-    if len(item_row) == 0:
-        return np.zeros(positions.shape, np.int32)
-    return np.where(inside, item_row[np.where(inside, positions, 0)], 0).astype(np.int32)
+    ordered = {part: sorted(parts[part], key=lambda info: info.name) for part in parts}
+    _refuse_mixed(ordered)
+    manifest = {
+        "format": _FORMAT,
+        "cut": cut,
+        **{f"{part}_events": sum(i.events for i in infos) for part, infos in ordered.items()},
+        **{f"{part}_users": sum(i.users for i in infos) for part, infos in ordered.items()},
+        "parts": {part: _with_first_user(infos) for part, infos in ordered.items()},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    commit_text(json.dumps(manifest, indent=1) + "\n", folder / MANIFEST)
 
 
-def _count_tied(user_index: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
-    """Returns for each sorted event how many before it share its user and second."""
-    n = len(timestamp)
-    position = np.arange(n)
-    new = np.ones(n, bool)
-    new[1:] = (user_index[1:] != user_index[:-1]) | (timestamp[1:] != timestamp[:-1])
-    first = np.maximum.accumulate(np.where(new, position, 0)) if n else position
-    return (position - first).astype(np.int32)
+def write_store(folder: Path, cut: int, train: pa.Table, held_out: pa.Table) -> None:
+    """Writes a store of events that fit into memory, a shard a part.
+
+    Args:
+        folder: Folder of the store.
+        cut: The moment of the split [seconds since 1970, UTC].
+        train: Events before it, columns as `write_shard` takes them.
+        held_out: Events from it on.
+    """
+    tables: dict[Part, pa.Table] = {"train": train, "eval": held_out}
+    infos = {
+        part: [write_shard(folder, part, 0, table)] if table.num_rows else []
+        for part, table in tables.items()
+    }
+    write_manifest(folder, cut, infos)
 
 
-def _map_column(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+def _with_first_user(infos: Sequence[ShardInfo]) -> list[dict[str, Any]]:
+    first, described = 0, []
+    for info in infos:
+        described.append({**info.to_json(), "first_user": first})
+        first += info.users
+    return described
+
+
+def _refuse_mixed(parts: Mapping[Part, Sequence[ShardInfo]]) -> None:
+    names = [f"{part}/{info.name}" for part, infos in parts.items() for info in infos]
+    weighted = {info.has_weight for infos in parts.values() for info in infos}
+    if len(set(names)) != len(names) or len(weighted) > 1:
         raise RecsysError(
-            "R221",
-            f"{str(path)!r} must be a whole .npy column.",
-            "The store is damaged: delete it and run again.",
-            str(error),
-        ) from None
+            "R222",
+            "The shards of a store must have different names, and all have weights or none.",
+            "Delete the data folder and run again; if it comes back, report it as a bug.",
+            {"shards": len(names), "names": len(set(names)), "weights": sorted(weighted)},
+        )

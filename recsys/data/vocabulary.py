@@ -1,75 +1,200 @@
 """Ids to rows: the only module that turns one into the other.
 
 An *id* is what the world calls a thing (text); a *row* is its int32 place in a
-table. Row 0 stands for every unknown id; the ids of a vocabulary have the rows
-1 … n.
+table. The rows of a vocabulary:
+
+    0            stands for every unknown id, where there are no hash rows
+    1 … H        hash rows: an unknown id has the one that its hash says
+    H + 1 …      a row of its own for each id; a free row has none
+
+Ids without a row of their own share row 0 or a hash row. The file has one line a row.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recsys.config import VocabularyConfig, canonical_json
+from recsys.data.buckets import hash_buckets
+from recsys.data.farmhash import text_bounds
+from recsys.data.id_index import IdIndex
 from recsys.errors import RecsysError
 
 UNKNOWN_ROW = 0
 
+_COLUMNS = {"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()}
+_COLUMNS["generation"] = pa.int32()
+
 
 class Vocabulary:
-    """The ids of one kind of thing, in the order of their rows.
+    """The ids of one kind of thing, and the rows that they have.
 
     Args:
-        ids: Ids `[n]`, text, unique; the id at position `i` has row `i + 1`.
-        counts: Training positives of each id `[n]`, int64.
+        ids: Ids with a row of their own `[n]`, text, unique; the one at position `i`
+            has row `first_own_row + i`. Null for a free row.
+        counts: Training positives of each of them `[n]`, int64.
+        config: How it was built; the number of hash rows is its.
+        cut: The moment that its training data end [seconds since 1970, UTC].
+        shared_counts: Training positives of row 0 and of each hash row
+            `[1 + hash rows]` int64; None: none.
+        last_seen: Newest training event of each id `[n]` int64 [seconds since 1970,
+            UTC], or the cut for members of the catalogue; None: the cut.
+        generation: How often each row has had another id before `[n]` int32; None:
+            never.
+
+    Raises:
+        RecsysError: The arrays differ in length.
     """
 
-    def __init__(self, ids: pa.Array, counts: np.ndarray) -> None:
-        self.ids: pa.Array = ids.cast(pa.large_string())
-        self.row_counts = np.concatenate([[0], counts]).astype(np.int64)
-        if len(self.row_counts) != self.n_rows:
+    def __init__(
+        self,
+        ids: pa.Array,
+        counts: np.ndarray,
+        *,
+        config: VocabularyConfig | None = None,
+        cut: int = 0,
+        shared_counts: np.ndarray | None = None,
+        last_seen: np.ndarray | None = None,
+        generation: np.ndarray | None = None,
+    ) -> None:
+        self.config = VocabularyConfig() if config is None else config
+        self.cut = cut
+        n_own, n_shared = len(ids), self.first_own_row
+        self.own_ids: pa.Array = ids.cast(pa.large_string())
+        shared = np.zeros(n_shared, np.int64) if shared_counts is None else shared_counts
+        seen = np.full(n_own, cut) if last_seen is None else last_seen
+        generations = np.zeros(n_own) if generation is None else generation
+        self.row_counts = np.concatenate([shared, counts]).astype(np.int64)
+        self.last_seen = seen.astype(np.int64)
+        self.generation = generations.astype(np.int32)
+        lengths = (n_own, len(counts), len(seen), len(generations))
+        if len(set(lengths)) > 1 or len(shared) != n_shared:
             raise RecsysError(
                 "R210",
-                "A vocabulary must have one count for each id.",
+                "A vocabulary must have one count, time and generation for each id.",
                 "Build the vocabulary again.",
-                (len(ids), len(counts)),
+                (*lengths, len(shared)),
             )
 
     @property
     def n_rows(self) -> int:
         """Rows of the table that this vocabulary addresses, row 0 included."""
-        return len(self.ids) + 1
+        return self.first_own_row + len(self.own_ids)
 
-    def rows(self, ids: pa.Array | Sequence[str]) -> np.ndarray:
-        """Returns the rows `[n]` int32 of `ids` `[n]`; 0 for an unknown id."""
-        values = pa.array(ids, pa.large_string()) if isinstance(ids, Sequence) else ids
-        found = pc.index_in(values.cast(pa.large_string()), value_set=self.ids)
-        return (pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + 1).astype(np.int32)
+    @property
+    def first_own_row(self) -> int:
+        """First row that belongs to one id alone; those before are shared."""
+        return 1 + self.config.hash_buckets
+
+    @functools.cached_property
+    def ids_of_rows(self) -> pa.Array:
+        """Id of each row `[n_rows]` large_string; null for shared and for free rows."""
+        shared = pa.nulls(self.first_own_row, pa.large_string())
+        return pa.concat_arrays([shared, self.own_ids])
+
+    def names_of_rows(self) -> list[str]:
+        """Returns the id of each row `[n_rows]`; empty for shared and for free rows."""
+        return self.ids_of_rows.fill_null("").to_pylist()
+
+    def has_id(self) -> np.ndarray:
+        """Returns which rows `[n_rows]` bool belong to one id."""
+        return self.ids_of_rows.is_valid().to_numpy(zero_copy_only=False)
+
+    def rows(self, ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> np.ndarray:
+        """Returns the rows `[n]` int32 of `ids` `[n]`.
+
+        An id without a row of its own has the hash row `1 +`
+        `tf.strings.to_hash_bucket_fast(id, H)`, or row 0 where there are none, as
+        null always has.
+        """
+        texts = as_texts(ids)
+        place = self.index.find(texts)
+        rows = place + self.first_own_row
+        is_unknown = place < 0
+        if is_unknown.any():
+            rows[is_unknown] = self.shared_rows(texts.filter(pa.array(is_unknown)))
+        return rows.astype(np.int32)
+
+    def shared_rows(self, ids: pa.Array) -> np.ndarray:
+        """Returns the rows `[n]` int64 that `ids` `[n]` share with others, if they have no own."""
+        if not self.config.hash_buckets:
+            return np.full(len(ids), UNKNOWN_ROW, np.int64)
+        rows = 1 + hash_buckets(ids, self.config.hash_buckets)
+        rows[ids.is_null().to_numpy(zero_copy_only=False)] = UNKNOWN_ROW
+        return rows
+
+    @functools.cached_property
+    def index(self) -> IdIndex:
+        """Where each id is in `own_ids`."""
+        return IdIndex(self.own_ids)
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the ids in the order of their rows, in hex."""
-        digest = hashlib.sha256()
-        for id_ in self.ids.to_pylist():
-            encoded = id_.encode()
-            digest.update(len(encoded).to_bytes(8, "little"))
-            digest.update(encoded)
+        offsets, data = text_bounds(self.own_ids)
+        lengths = np.diff(offsets)
+        lengths[self.own_ids.is_null().to_numpy(zero_copy_only=False)] = -1
+        digest = hashlib.sha256(self.config.hash_buckets.to_bytes(8, "little"))
+        digest.update(lengths.astype("<i8").data)
+        digest.update(np.ascontiguousarray(data[offsets[0] : offsets[-1]]).data)
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
         """Writes the vocabulary to the Parquet file `path`."""
-        table = pa.table({"id": self.ids, "count": self.row_counts[1:]})
-        pq.write_table(table, path)
+        unused = np.zeros(self.first_own_row, np.int64)
+        columns = [
+            self.ids_of_rows,
+            self.row_counts,
+            np.concatenate([unused, self.last_seen]),
+            np.concatenate([unused, self.generation]).astype(np.int32),
+        ]
+        facts = {"cut": str(self.cut), "config": canonical_json(self.config)}
+        schema = pa.schema(list(_COLUMNS.items()), facts)
+        pq.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], schema=schema), path)
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Reads the vocabulary that `save` wrote to `path`."""
+        """Reads the vocabulary that `save` wrote to `path`.
+
+        Raises:
+            RecsysError: The file is of another kind.
+            OSError: It can't be read.
+            ValueError: It is damaged.
+        """
         table = pq.read_table(path)
-        return cls(
-            table["id"].combine_chunks(),
-            table["count"].to_numpy(),
+        facts = table.schema.metadata or {}
+        if table.schema.names != list(_COLUMNS) or not {b"cut", b"config"} <= facts.keys():
+            raise RecsysError(
+                "R212",
+                f"{str(path)!r} must be a vocabulary: a line for each row of the table.",
+                "Name one that VocabularyGen wrote, or build it again: recsys run.",
+                table.schema.names,
+            )
+        config = VocabularyConfig.model_validate_json(facts[b"config"])
+        first = 1 + config.hash_buckets
+        count, last_seen, generation = (
+            table[name].to_numpy() for name in ("count", "last_seen", "generation")
         )
+        return cls(
+            table["id"].slice(first).combine_chunks(),
+            count[first:],
+            config=config,
+            cut=int(facts[b"cut"]),
+            shared_counts=count[:first],
+            last_seen=last_seen[first:],
+            generation=generation[first:],
+        )
+
+
+def as_texts(ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
+    """Returns ids as one array of `large_string`."""
+    if isinstance(ids, pa.ChunkedArray):
+        ids = ids.combine_chunks()
+    values = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.large_string())
+    return values.cast(pa.large_string())

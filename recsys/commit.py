@@ -1,0 +1,33 @@
+"""Files and folders that are there whole or not at all, whatever stops the writer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def commit_folder(temporary: Path, final: Path) -> None:
+    """Renames a complete folder to its name, after everything in it is on the disk."""
+    for parent, _, names in os.walk(temporary, topdown=False):
+        for name in names:
+            _sync(Path(parent) / name)
+        _sync(Path(parent))
+    os.rename(temporary, final)
+    _sync(final.parent)
+
+
+def commit_text(text: str, final: Path) -> None:
+    """Writes a text file in one step, over an older one; it is on the disk on return."""
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    os.replace(temporary, final)
+    _sync(final.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

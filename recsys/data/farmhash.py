@@ -1,0 +1,232 @@
+"""FarmHash's Fingerprint64 of many texts at once.
+
+The hash is fixed for good and the same everywhere: TensorFlow computes it in
+`tf.strings.to_hash_bucket_fast`, BigQuery in `FARM_FINGERPRINT`. The formulas are those
+of `farmhashna::Hash64` (Geoff Pike, Google, 2014), with a vector of texts in the place
+of one text. Arithmetic is modulo 2^64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+_K0 = np.uint64(0xC3A5C85C97CB3127)
+_K1 = np.uint64(0xB492B66FBE98F273)
+_K2 = np.uint64(0x9AE16A3B2F90404F)
+_SEED = np.uint64(81)
+_BLOCK = 64
+_PAD = 8
+_AT_ONCE = 1 << 18
+
+
+def fingerprints(texts: pa.Array) -> np.ndarray:
+    """Returns the Fingerprint64 `[n]` uint64 of the UTF-8 of each text `[n]`.
+
+    Args:
+        texts: `string` or `large_string`; null counts as the empty text.
+    """
+    hashes = np.empty(len(texts), np.uint64)
+    # In parts that the processor's cache holds.
+    for first in range(0, len(texts), _AT_ONCE):
+        part = texts.slice(first, _AT_ONCE)
+        hashes[first : first + len(part)] = _Texts.of(part).hashes()
+    return hashes
+
+
+def text_bounds(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the texts lie: offsets `[n + 1]` int64 and the bytes of the buffer."""
+    is_large = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
+    kind = np.dtype(np.int64 if is_large else np.int32)
+    _, bounds, content = texts.buffers()
+    if bounds is None or len(texts) == 0:
+        return np.zeros(len(texts) + 1, np.int64), np.zeros(0, np.uint8)
+    offsets = np.frombuffer(bounds, kind, len(texts) + 1, texts.offset * kind.itemsize)
+    data = np.zeros(0, np.uint8) if content is None else np.frombuffer(content, np.uint8)
+    return offsets.astype(np.int64), data
+
+
+class _Texts:
+    """Texts whose bytes lie in one buffer.
+
+    Args:
+        content: The bytes, padded so that eight can be read from any of them.
+        start: First byte of each text `[n]` int64.
+        length: Bytes of each text `[n]` int64.
+    """
+
+    def __init__(self, content: np.ndarray, start: np.ndarray, length: np.ndarray) -> None:
+        self._content, self._start, self._length = content, start, length
+        n_words = len(content) - _PAD + 1
+        self._words = np.ndarray((n_words,), "<u8", content, strides=(1,))
+
+    @classmethod
+    def of(cls, texts: pa.Array) -> _Texts:
+        offsets, data = text_bounds(texts)
+        content = np.zeros(offsets[-1] - offsets[0] + _PAD, np.uint8)
+        content[:-_PAD] = data[offsets[0] : offsets[-1]]
+        return cls(content, offsets[:-1] - offsets[0], np.diff(offsets))
+
+    def hashes(self) -> np.ndarray:
+        """Returns the hash of each text `[n]` uint64."""
+        formulas: tuple[tuple[int, Callable[[_Texts], np.ndarray]], ...] = (
+            (0, lambda texts: np.full(len(texts), _K2)),
+            (3, _hash_to_3),
+            (7, _hash_to_7),
+            (16, _hash_to_16),
+            (32, _hash_to_32),
+            (64, _hash_to_64),
+        )
+        kind = np.searchsorted([longest for longest, _ in formulas], self._length)
+        hashes = np.empty(len(self), np.uint64)
+        for number, (_, formula) in enumerate([*formulas, (None, _hash_longer)]):
+            which = kind == number
+            if which.all():
+                return formula(self)
+            if which.any():
+                hashes[which] = formula(self.only(which))
+        return hashes
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def only(self, which: np.ndarray) -> _Texts:
+        """Returns the texts that `which` `[n]` names."""
+        return _Texts(self._content, self._start[which], self._length[which])
+
+    @property
+    def length(self) -> np.ndarray:
+        """Bytes of each text `[n]` uint64."""
+        return self._length.astype(np.uint64)
+
+    def byte(self, at: np.ndarray | int) -> np.ndarray:
+        """Returns the byte at a place in each text."""
+        return self._content[self._start + at].astype(np.uint64)
+
+    def word(self, at: np.ndarray | int) -> np.ndarray:
+        """Returns the eight bytes from a place in each text, little-endian."""
+        return self._words[self._start + at]
+
+    def word_before_end(self, distance: int) -> np.ndarray:
+        """Returns the eight bytes that begin `distance` bytes before each text's end."""
+        return self._words[self._start + (self._length - distance)]
+
+    def half(self, at: np.ndarray | int) -> np.ndarray:
+        """Returns the four bytes from a place in each text, little-endian."""
+        return self.word(at) & np.uint64(0xFFFFFFFF)
+
+    @property
+    def size(self) -> np.ndarray:
+        """Bytes of each text `[n]` int64."""
+        return self._length
+
+
+def _rotate(value: np.ndarray, bits: int) -> np.ndarray:
+    return (value >> np.uint64(bits)) | (value << np.uint64(64 - bits))
+
+
+def _shift_mix(value: np.ndarray) -> np.ndarray:
+    return value ^ (value >> np.uint64(47))
+
+
+def _mix(u: np.ndarray, v: np.ndarray, mul: np.ndarray) -> np.ndarray:
+    """`HashLen16` of FarmHash."""
+    a = _shift_mix((u ^ v) * mul)
+    return _shift_mix((v ^ a) * mul) * mul
+
+
+def _hash_to_3(texts: _Texts) -> np.ndarray:
+    last = texts.size - 1
+    y = texts.byte(0) + (texts.byte(texts.size >> 1) << np.uint64(8))
+    z = texts.length + (texts.byte(last) << np.uint64(2))
+    return _shift_mix(y * _K2 ^ z * _K0) * _K2
+
+
+def _hash_to_7(texts: _Texts) -> np.ndarray:
+    mul = _K2 + texts.length * np.uint64(2)
+    return _mix(texts.length + (texts.half(0) << np.uint64(3)), texts.half(texts.size - 4), mul)
+
+
+def _hash_to_16(texts: _Texts) -> np.ndarray:
+    mul = _K2 + texts.length * np.uint64(2)
+    a, b = texts.word(0) + _K2, texts.word_before_end(8)
+    return _mix(_rotate(b, 37) * mul + a, (_rotate(a, 25) + b) * mul, mul)
+
+
+def _hash_to_32(texts: _Texts) -> np.ndarray:
+    mul = _K2 + texts.length * np.uint64(2)
+    a, b = texts.word(0) * _K1, texts.word(8)
+    c, d = texts.word_before_end(8) * mul, texts.word_before_end(16) * _K2
+    return _mix(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c, mul)
+
+
+def _hash_to_64(texts: _Texts) -> np.ndarray:
+    mul = _K2 + texts.length * np.uint64(2)
+    a, b = texts.word(0) * _K2, texts.word(8)
+    c, d = texts.word_before_end(8) * mul, texts.word_before_end(16) * _K2
+    y = _rotate(a + b, 43) + _rotate(c, 30) + d
+    z = _mix(y, a + _rotate(b + _K2, 18) + c, mul)
+    e, f = texts.word(16) * mul, texts.word(24)
+    g = (y + texts.word_before_end(32)) * mul
+    h = (z + texts.word_before_end(24)) * mul
+    return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, mul)
+
+
+_Pair = tuple[np.ndarray, np.ndarray]
+
+
+@np.errstate(over="ignore")  # The seeds are scalars.
+def _hash_longer(texts: _Texts) -> np.ndarray:
+    y = np.full(len(texts), _SEED * _K1 + np.uint64(113))
+    z = _shift_mix(y * _K2 + np.uint64(113)) * _K2
+    zero = np.zeros(len(texts), np.uint64)
+    state = [_SEED * _K2 + texts.word(0), y, z, zero, zero, zero, zero]
+    blocks = (texts.size - 1) // _BLOCK
+    for number in range(int(blocks.max())):
+        which = np.flatnonzero(blocks > number)
+        stepped = _block(texts.only(which), number * _BLOCK, [part[which] for part in state], None)
+        state = [_put(part, which, new) for part, new in zip(state, stepped, strict=True)]
+    x, y, z, v0, v1, w0, w1 = state
+    mul = _K1 + ((z & np.uint64(0xFF)) << np.uint64(1))
+    w0 = w0 + ((texts.length - np.uint64(1)) & np.uint64(63))
+    v0 = v0 + w0
+    w0 = w0 + v0
+    x, y, z, v0, v1, w0, w1 = _block(texts, texts.size - _BLOCK, [x, y, z, v0, v1, w0, w1], mul)
+    left = _mix(v0, w0, mul) + _shift_mix(y) * _K0 + z
+    return _mix(left, _mix(v1, w1, mul) + x, mul)
+
+
+def _put(whole: np.ndarray, which: np.ndarray, part: np.ndarray) -> np.ndarray:
+    whole = whole.copy()
+    whole[which] = part
+    return whole
+
+
+def _block(
+    texts: _Texts, at: np.ndarray | int, state: list[np.ndarray], last: np.ndarray | None
+) -> list[np.ndarray]:
+    """Mixes the 64 bytes from `at` on into the state; `last` is the last block's factor."""
+    x, y, z, v0, v1, w0, w1 = state
+    mul = _K1 if last is None else last
+    one, nine = np.uint64(1), np.uint64(9)
+    factor = one if last is None else nine
+    x = _rotate(x + y + v0 + texts.word(at + 8), 37) * mul
+    y = _rotate(y + v1 + texts.word(at + 48), 42) * mul
+    x = x ^ (w1 * factor)
+    y = y + v0 * factor + texts.word(at + 40)
+    z = _rotate(z + w0, 33) * mul
+    v0, v1 = _weak(texts, at, v1 * mul, x + w0)
+    w0, w1 = _weak(texts, at + 32, z + w1, y + texts.word(at + 16))
+    return [z, y, x, v0, v1, w0, w1]
+
+
+def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> _Pair:
+    """`WeakHashLen32WithSeeds` of FarmHash."""
+    w, x, y, z = (texts.word(at + 8 * place) for place in range(4))
+    a = a + w
+    b = _rotate(b + a + z, 21)
+    c = a
+    a = a + x + y
+    return a + z, b + _rotate(a, 44) + c

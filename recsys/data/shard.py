@@ -1,0 +1,195 @@
+"""A shard of the store: all events of some users, in files of its own.
+
+    user_row item_row timestamp weight tied   .npy, one value an event
+    offsets.npy                               first event of each user, and the end
+    users.parquet                             id and user_row of each user, in order
+
+It is written under a hidden name beside, and renamed when all of it is on the disk: who
+writes it twice, as Beam may, writes the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.commit import commit_folder
+from recsys.data.event_log import COLUMNS, EventShard
+from recsys.errors import RecsysError
+
+Part = Literal["train", "eval"]
+_USERS = "users.parquet"
+_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+    """What the manifest says of a shard.
+
+    Attributes:
+        name: Its folder within the folder of the part.
+        events: Events in it.
+        users: Users in it.
+        files: `bytes` and `sha256` of each file, by name.
+    """
+
+    name: str
+    events: int
+    users: int
+    files: dict[str, dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the description as plain JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ShardInfo:
+        """Returns the shard that `to_json` described."""
+        return cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the events have weights."""
+        return "weight.npy" in self.files
+
+
+def write_shard(folder: Path, part: Part, index: int, events: pa.Table) -> ShardInfo:
+    """Sorts all events of some users, and writes them as a shard.
+
+    Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
+    rows of `events` changes nothing.
+
+    Args:
+        folder: Folder of the store.
+        part: The part that the shard belongs to.
+        index: Its place among the shards of the part.
+        events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
+            since 1970, UTC], and `weight` where the data have one; at least one row.
+
+    Returns:
+        What `write_manifest` needs to know of it.
+    """
+    user, users = _number_users(events, by_row=part == "train")
+    columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
+    shard = EventShard.sort(user, n_users=users.num_rows, **columns)
+    del user, columns
+    name = f"{index:05d}"
+    final = folder / part / name
+    temporary = final.with_name(f".{name}-{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
+    for column in _present(shard):
+        np.save(temporary / f"{column}.npy", getattr(shard, column))
+    pq.write_table(users, temporary / _USERS)
+    files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
+    _put(temporary, final)
+    return ShardInfo(name, len(shard), users.num_rows, files)
+
+
+def open_shard(folder: Path, info: ShardInfo, verify: bool) -> EventShard:
+    """Maps a shard into memory, read-only.
+
+    Args:
+        folder: Folder of the part.
+        info: What the manifest says of it.
+        verify: Whether every byte is read and compared with the manifest's sha256.
+
+    Raises:
+        RecsysError: A file is missing, or not as the manifest says.
+    """
+    path = folder / info.name
+    for name, described in info.files.items():
+        _check(path / name, described, verify)
+    columns: dict[str, np.ndarray | None] = {
+        name: _map_column(path / f"{name}.npy", dtype, info.events)
+        for name, dtype in COLUMNS.items()
+        if f"{name}.npy" in info.files
+    }
+    offsets = _map_column(path / "offsets.npy", np.int64, info.users + 1)
+    if offsets[0] != 0 or offsets[-1] != info.events:
+        raise _damaged(path / "offsets.npy", f"an end of {offsets[-1]}", f"{info.events}")
+    return EventShard(**{"weight": None, **columns, "offsets": offsets})  # type: ignore[arg-type]
+
+
+def read_users(folder: Path, info: ShardInfo) -> pa.Table:
+    """Returns `id` and `user_row` of each user of a shard, in order."""
+    try:
+        return pq.read_table(folder / info.name / _USERS, schema=_SCHEMA)
+    except (OSError, pa.ArrowException) as error:
+        raise _damaged(folder / info.name / _USERS, str(error), "a Parquet file") from None
+
+
+def _number_users(events: pa.Table, by_row: bool) -> tuple[np.ndarray, pa.Table]:
+    """Returns each event's user `[n]` int32, and the users in that order."""
+    encoded = events["user_id"].dictionary_encode().combine_chunks()
+    codes, ids = encoded.indices.to_numpy(), encoded.dictionary
+    rows = np.zeros(len(ids), np.int32)
+    rows[codes] = events["user_row"].to_numpy()
+    table = pa.table({"id": ids.cast(pa.large_string()), "user_row": rows}, schema=_SCHEMA)
+    keys = ["user_row", "id"] if by_row else ["id"]
+    order = pc.sort_indices(table, [(key, "ascending") for key in keys])
+    place = np.empty(len(ids), np.int32)
+    place[order.to_numpy()] = np.arange(len(ids), dtype=np.int32)
+    return place[codes], table.take(order)
+
+
+def _present(shard: EventShard) -> list[str]:
+    names = [*COLUMNS, "offsets"]
+    return [name for name in names if getattr(shard, name) is not None]
+
+
+def _put(temporary: Path, final: Path) -> None:
+    """Commits a shard, also over one that another try has written."""
+    try:
+        commit_folder(temporary, final)
+    except OSError:
+        if not final.exists():
+            raise
+        shutil.rmtree(final)
+        commit_folder(temporary, final)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _check(path: Path, described: Mapping[str, Any], verify: bool) -> None:
+    try:
+        n_bytes = path.stat().st_size
+        if n_bytes != described["bytes"]:
+            raise _damaged(path, f"{n_bytes} bytes", f"{described['bytes']}")
+        if verify and (found := _describe(path)["sha256"]) != described["sha256"]:
+            raise _damaged(path, f"sha256 {found[:16]}…", f"{described['sha256'][:16]}…")
+    except OSError as error:
+        raise _damaged(path, str(error), "a file") from None
+
+
+def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
+    try:
+        column = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error), "a whole .npy column") from None
+    if column.dtype != dtype or column.shape != (length,):
+        raise _damaged(path, f"{column.dtype} {column.shape}", f"{np.dtype(dtype)} ({length},)")
+    # A plain view: indexing a `np.memmap` takes longer. It keeps the map alive.
+    return np.asarray(column)
+
+
+def _damaged(path: Path, found: str, expected: str) -> RecsysError:
+    return RecsysError(
+        "R221",
+        f"{str(path)!r} must be as the store's manifest says: {expected}.",
+        "The store is damaged: delete it and run again.",
+        found,
+    )
