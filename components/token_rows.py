@@ -1,0 +1,58 @@
+"""What Transform made: token rows by id, and the tables that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+import tensorflow_transform as tft
+from tfx_bsl.coders import example_coder
+
+from recsys.config import Feature
+from recsys.data.tokens import has_vocabulary, table_rows
+
+_ROWS_OF_A_BATCH = 1 << 16
+
+
+def read_token_rows(
+    folder: Path, id_column: str, features: Sequence[Feature]
+) -> Iterator[tuple[pa.Array, dict[str, np.ndarray]]]:
+    """Yields ids `[n]` and the token rows `[n, width]` int64 of each feature.
+
+    Args:
+        folder: A split of Transform's examples.
+        id_column: Name of the id.
+        features: The features to read.
+    """
+    files = sorted(str(file) for file in folder.glob("*.gz"))
+    records = tf.data.TFRecordDataset(files, compression_type="GZIP", buffer_size=8 << 20)
+    decoder = example_coder.ExamplesToRecordBatchDecoder()
+    for serialized in records.batch(_ROWS_OF_A_BATCH).as_numpy_iterator():
+        batch = decoder.DecodeBatch(serialized.tolist())
+        n = batch.num_rows
+        ids = batch.column(id_column).flatten().cast(pa.string())
+        yield ids, {f.name: _dense(batch.column(f.name), n) for f in features}
+
+
+def _dense(column: pa.Array, n_rows: int) -> np.ndarray:
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(n_rows, -1)
+
+
+def rows_of_tables(graph: Path, features: Iterable[Feature]) -> dict[str, int]:
+    """Returns the rows of the table of each feature.
+
+    Args:
+        graph: Transform's graph.
+        features: The features that it makes.
+    """
+    output = tft.TFTransformOutput(str(graph))
+    return {
+        feature.name: table_rows(
+            feature,
+            output.vocabulary_size_by_name(feature.name) if has_vocabulary(feature) else 0,
+        )
+        for feature in features
+    }

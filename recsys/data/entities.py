@@ -1,0 +1,243 @@
+"""Raw columns of items and of users to typed ones; a row that breaks a rule is rejected.
+
+The examples hold the id, the title of items, and a column for each feature, or for
+several that read one raw column in one way:
+
+    category, words   string, NFC, without blanks around it
+    categories        list<string>
+    number            float32
+    date              int64 [seconds since 1970, UTC]
+
+A value that is missing is null, or an empty list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.config import Feature, ItemsConfig, UsersConfig
+from recsys.data.duplicates import POSITION, keep_first, positions
+from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to_times
+from recsys.errors import RecsysError
+
+EntityConfig = ItemsConfig | UsersConfig
+Type = Literal["text", "list", "number", "date"]
+
+LONGEST_ID = 1024
+"""Bytes of an id in UTF-8, at most."""
+
+_TYPES: dict[str, Type] = {
+    "category": "text",
+    "words": "text",
+    "categories": "list",
+    "number": "number",
+    "date": "date",
+}
+_ARROW: dict[Type, pa.DataType] = {
+    "text": pa.string(),
+    "list": pa.list_(pa.string()),
+    "number": pa.float32(),
+    "date": pa.int64(),
+}
+_TITLE = "title"
+# Names of the signatures' own inputs.
+_TAKEN = ("user_id", "item_id", "history", "exclude_seen", POSITION.name)
+
+_YEARS = (1000, 3000)
+_EARLIEST, _LATEST = 100_000_000, 32_503_680_000
+"""1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
+
+_Key = tuple[str, Type, str]
+"""Raw column, how it is read, and the separator of a list."""
+
+
+def id_column(config: EntityConfig) -> str:
+    """Returns the name of the id in the examples."""
+    return "item_id" if isinstance(config, ItemsConfig) else "user_id"
+
+
+def raw_columns(config: EntityConfig) -> list[str]:
+    """Returns the columns of the raw files that a run reads."""
+    features = [feature.column for feature in config.features]
+    title = [column for column in (_raw_title(config),) if column is not None]
+    return list(dict.fromkeys([_raw_id(config), *title, *features]))
+
+
+def example_columns(config: EntityConfig) -> dict[str, str]:
+    """Returns the column of the examples that each feature, by name, is made of.
+
+    It has the name of the raw column; of two that read one raw column in different
+    ways the later one has a name that says how.
+    """
+    names = _names(config)
+    return {feature.name: names[_key(feature)] for feature in config.features}
+
+
+def example_schema(config: EntityConfig) -> pa.Schema:
+    """Returns the columns of the examples."""
+    fields = [(name, _ARROW[type_]) for (_, type_, _), name in _names(config).items()]
+    return pa.schema([(id_column(config), pa.string()), *fields])
+
+
+def parse_entities(
+    batch: RawBatch, config: EntityConfig, file_index: int = 0
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Types the columns of a batch.
+
+    Args:
+        batch: Rows with the columns `raw_columns(config)`.
+        config: Which column holds what.
+        file_index: Place of the batch's file among the files of the run.
+
+    Returns:
+        The good rows in the columns of `example_schema` and `POSITION`, and the dead
+        letters, those of the batch included: rows without an id, with one that is too
+        long, and with a value that can't be read as what its feature says.
+
+    Raises:
+        RecsysError: A column holds lists where its feature takes one value.
+    """
+    ids = to_ids(batch.columns.column(_raw_id(config)))
+    columns, broken = [ids], [(pc.is_null(ids), _no_id(config))]
+    broken.append((pc.greater(pc.binary_length(ids), LONGEST_ID), f"id over {LONGEST_ID} bytes"))
+    for key in _names(config):
+        raw, type_, separator = key
+        column = batch.columns.column(raw)
+        typed = _typed(column, key, batch.file)
+        columns.append(typed.cast(_ARROW[type_]))
+        if type_ in ("number", "date"):
+            is_lost = pc.and_(_is_there(column), pc.is_null(typed))
+            broken.append((is_lost, f"{raw} is no {type_}"))
+    rows = pa.RecordBatch.from_arrays(
+        [*columns, positions(file_index, batch.position)],
+        schema=example_schema(config).append(POSITION),
+    )
+    reason = _first_reason(broken)
+    bad = pc.is_valid(reason)
+    return rows.filter(pc.invert(bad)), batch.reject(bad, reason.filter(bad).to_pylist())
+
+
+def drop_duplicate_entities(table: pa.Table, config: EntityConfig) -> tuple[pa.Table, int]:
+    """Keeps the first row of each id; returns the rest's number too."""
+    return keep_first(table, (id_column(config),))
+
+
+def _raw_id(config: EntityConfig) -> str:
+    return config.columns.item if isinstance(config, ItemsConfig) else config.columns.user
+
+
+def _raw_title(config: EntityConfig) -> str | None:
+    return config.columns.title if isinstance(config, ItemsConfig) else None
+
+
+def _no_id(config: EntityConfig) -> str:
+    return "empty item id" if isinstance(config, ItemsConfig) else "empty user id"
+
+
+def _key(feature: Feature) -> _Key:
+    type_ = _TYPES[feature.kind]
+    return feature.column, type_, feature.separator if type_ == "list" else ""
+
+
+def _names(config: EntityConfig) -> dict[_Key, str]:
+    """Returns the name in the examples of each column that is read."""
+    title = _raw_title(config)
+    names: dict[_Key, str] = {} if title is None else {(title, "text", ""): _TITLE}
+    for feature in config.features:
+        key = _key(feature)
+        if key not in names:
+            taken = {*_TAKEN, _TITLE, *names.values()}
+            names[key] = next(name for name in _proposals(*key[:2]) if name not in taken)
+    return names
+
+
+def _proposals(raw: str, type_: Type) -> Iterator[str]:
+    yield raw
+    yield f"raw_{raw}"
+    yield f"{raw}_as_{type_}"
+    number = 2
+    while True:
+        yield f"{raw}_as_{type_}_{number}"
+        number += 1
+
+
+def _typed(column: pa.Array, key: _Key, file: str) -> pa.Array:
+    raw, type_, separator = key
+    if type_ == "list":
+        return to_lists(column, separator)
+    if pa.types.is_nested(column.type):
+        raise RecsysError(
+            "R260",
+            f"The column {raw!r} of {file!r} must hold one value a row, as its feature takes it.",
+            "Use a feature of the kind categories, or another column.",
+            str(column.type),
+        )
+    if type_ == "number":
+        return to_numbers(column)
+    if type_ == "date":
+        return to_dates(column)
+    text = pc.utf8_trim_whitespace(to_text(column))
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text)
+
+
+def to_dates(column: pa.Array) -> pa.Array:
+    """Returns int64 seconds since 1970, UTC, of a column of dates; null where there is none.
+
+    A date is a value of an Arrow type for time, ISO 8601 text, or a whole number: a
+    year from 1000 to 3000, which is its first day, or the seconds since 1970, UTC,
+    from 100,000,000 (1973) to the year 3000. Other numbers, as 19991231 or
+    milliseconds, could mean more than one thing: they are none.
+    """
+    if pa.types.is_temporal(column.type):
+        return to_times(column, "seconds")
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return _dates_of_numbers(_whole(column))
+    text = pc.utf8_trim_whitespace(to_text(column))
+    is_number = pc.fill_null(pc.match_substring_regex(text, r"^[0-9]{1,18}(\.0*)?$"), False)
+    digits = pc.replace_substring_regex(text, r"\.0*$", "")
+    numbers = pc.if_else(is_number, digits, pa.scalar(None, text.type)).cast(pa.int64())
+    times = pc.if_else(is_number, pa.scalar(None, text.type), text)
+    return pc.coalesce(_dates_of_numbers(numbers), to_times(times, "iso8601"))
+
+
+def _whole(column: pa.Array) -> pa.Array:
+    """Returns numbers as int64, null where one isn't whole."""
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64(), safe=False)
+    values = column.cast(pa.float64())
+    is_whole = pc.and_(pc.equal(values, pc.trunc(values)), pc.less(pc.abs(values), 2.0**53))
+    return pc.if_else(is_whole, values, pa.scalar(None, pa.float64())).cast(pa.int64())
+
+
+def _dates_of_numbers(numbers: pa.Array) -> pa.Array:
+    is_null = numbers.is_null().to_numpy(zero_copy_only=False)
+    values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    is_year = (values >= _YEARS[0]) & (values <= _YEARS[1])
+    is_time = (values >= _EARLIEST) & (values < _LATEST)
+    years = np.where(is_year, values, 1970) - 1970
+    first_days = years.astype("datetime64[Y]").astype("datetime64[s]").astype(np.int64)
+    seconds = np.where(is_year, first_days, values)
+    return pa.array(seconds, mask=is_null | ~(is_year | is_time))
+
+
+def _is_there(column: pa.Array) -> pa.Array:
+    """Returns whether there is a value to be read `[n]` bool: null, NaN and blank are none."""
+    is_there = pc.is_valid(column)
+    if pa.types.is_floating(column.type):
+        return pc.and_(is_there, pc.invert(pc.fill_null(pc.is_nan(column), True)))
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        is_blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
+        return pc.and_(is_there, pc.invert(is_blank))
+    return is_there
+
+
+def _first_reason(broken: Sequence[tuple[pa.Array, str]]) -> pa.Array:
+    """Returns the first reason that holds for each row `[n]`; null where none does."""
+    flags = [pc.fill_null(is_broken, False) for is_broken, _ in broken]
+    return pc.case_when(pc.make_struct(*flags), *(pa.scalar(reason) for _, reason in broken))
