@@ -16,8 +16,8 @@ from tfx.types.standard_artifacts import Examples, TransformGraph
 from components.artifacts import InteractionData, Vocabularies
 from components.catalogue_gen import Transformed, write_catalogue, write_user_features
 from components.entity_gen import EntitySource
+from components.ingest.store import WriteStore
 from components.interaction_gen import CUT_PROPERTY
-from components.store_gen import WriteStore
 
 
 @component(use_beam=True)

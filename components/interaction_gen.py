@@ -1,13 +1,6 @@
 """InteractionGen: raw interactions → examples, split by time, and dead letters."""
 
-import functools
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
 import apache_beam as beam
-import pyarrow as pa
-import pyarrow.compute as pc
 from tfx.dsl.component.experimental.annotations import (
     BeamComponentParameter,
     OutputArtifact,
@@ -16,31 +9,11 @@ from tfx.dsl.component.experimental.annotations import (
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples
 
-from components import ingestion
 from components.artifacts import DeadLetters, set_parquet_splits
-from components.ingestion import Ingestion, Part, ToOne
-from components.tally import Tally, add_up
-from recsys.config import InteractionsConfig, Share, Strict
-from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces
-from recsys.data.sources.raw_batch import RawBatch
-from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days
+from components.ingest.interactions import SPLITS, InteractionSource, ingest
 
 CUT_PROPERTY = "cut"
 """Custom property of the examples: the moment of the split [seconds since 1970, UTC]."""
-
-SPLITS = ("train", "eval")
-_STEP = "InteractionGen"
-_DAYS = "days"
-
-
-class InteractionSource(Strict):
-    """The part of the config that decides what InteractionGen makes."""
-
-    interactions: InteractionsConfig
-    """Who did what to which item, and when."""
-    eval_share: Share
-    """Share of the newest positives that is held out [0..1]."""
 
 
 @component(use_beam=True)
@@ -67,91 +40,3 @@ def InteractionGen(
     summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, SPLITS)
     examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])
-
-
-def ingest(
-    source: InteractionSource, examples: str, letters: str, beam_pipeline: beam.Pipeline
-) -> Tally:
-    """Writes the examples and the dead letters of a source.
-
-    Args:
-        source: What to read.
-        examples: Folder of the splits.
-        letters: Folder of the dead letters.
-        beam_pipeline: Runs the work.
-
-    Returns:
-        What was counted: the summary of the dead letters.
-
-    Raises:
-        RecsysError: No row is good, or the positives can't be split by time.
-    """
-    config = source.interactions
-    pieces = plan_pieces(config, "interactions", interaction_columns(config))
-    plan = Ingestion(pieces, letters, _STEP)
-    parse = functools.partial(_parse, config, int(time.time()))
-    read = ingestion.ReadUnique(plan, parse, "user_id", drop_duplicates, _count_days)
-    write = _WriteSplits(examples, plan)
-    files = list(dict.fromkeys(piece.file for piece in pieces))
-    try:
-        with beam_pipeline as pipeline:
-            _ = (
-                pipeline
-                | "ReadUnique" >> read
-                | "AllRead" >> ToOne()
-                | "Cut" >> beam.FlatMap(_with_cut, source.eval_share)
-                | "SpreadBuckets" >> beam.Reshuffle()
-                | "WriteSplits" >> beam.ParDo(write)
-                | "AllWritten" >> ToOne()
-                | "Summary" >> beam.Map(ingestion.write_summary, letters, files)
-            )
-    finally:
-        plan.clean()
-    summary = ingestion.read_summary(letters)
-    ingestion.refuse_empty(summary, "interactions")
-    if summary["cut"] is None:
-        raise too_few_days(summary["positives"], summary["positive_days"])
-    return summary
-
-
-def _parse(
-    config: InteractionsConfig, now: int, batch: RawBatch, file_index: int
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    return parse_interactions(batch, config, now, file_index)
-
-
-def _count_days(rows: pa.Table) -> Tally:
-    return {_DAYS: count_positive_days(rows)}
-
-
-def _with_cut(parts: list[Part], eval_share: float) -> Iterator[tuple[int | None, Part]]:
-    """Yields each bucket with the cut, `None` where there can't be one, and all counts."""
-    total = add_up(part.tally for part in parts)
-    days = total.pop(_DAYS, {})
-    cut = choose_cut(days, eval_share) if len(days) >= MIN_DAYS else None
-    facts = {"positives": sum(days.values()), "positive_days": len(days)}
-    yield cut, Part(-1, None, {**total, **facts, "cut": cut})
-    for part in parts:
-        if part.rows is not None:
-            yield cut, Part(part.bucket, part.rows, {})
-
-
-class _WriteSplits(beam.DoFn):
-    """Writes a bucket's rows into both splits; yields what was counted."""
-
-    def __init__(self, examples: str, plan: Ingestion) -> None:
-        self._examples, self._n_buckets = Path(examples), plan.n_buckets
-        self._progress = plan.progress
-
-    def process(self, element: tuple[int | None, Part]) -> Iterator[Tally]:
-        cut, part = element
-        if part.rows is None:
-            yield part.tally
-            return
-        counts: Tally = {}
-        for split, rows in split_at(ingestion.read_rows(part), cut or 0).items():
-            ingestion.write_split(rows, str(self._examples), split, part.bucket, self._n_buckets)
-            counts[split] = rows.num_rows
-            counts[f"{split}_positives"] = pc.sum(rows["label"]).as_py() or 0
-        self._progress.advance(f"split-{part.bucket}", "examples written")
-        yield counts

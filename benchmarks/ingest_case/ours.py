@@ -15,9 +15,9 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from benchmarks.ingest_case.digest import digest
-from components.interaction_gen import InteractionSource, ingest
-from components.store_gen import WriteStore
-from components.vocabulary_gen import make_vocabularies
+from components.ingest.interactions import InteractionSource, ingest
+from components.ingest.store import WriteStore
+from components.ingest.vocabularies import make_vocabularies
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
 
 

@@ -20,15 +20,16 @@ import tensorflow as tf
 import tensorflow_transform as tft
 from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
-from tfx.components import CsvExampleGen, ImportSchemaGen, Transform
+from tfx.components import CsvExampleGen, Transform
+from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
 from tfx.orchestration import metadata
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 from tfx.orchestration.pipeline import Pipeline
 
 _SCHEMA = """
-feature { name: "user" type: BYTES presence { min_fraction: 1 } shape { dim { size: 1 } } }
-feature { name: "item" type: BYTES presence { min_fraction: 1 } shape { dim { size: 1 } } }
-feature { name: "timestamp" type: INT presence { min_fraction: 1 } shape { dim { size: 1 } } }
+feature { name: "user" type: BYTES }
+feature { name: "item" type: BYTES }
+feature { name: "timestamp" type: INT }
 """
 
 

@@ -1,7 +1,7 @@
 """From raw files to unique rows, dead letters and counts, as Beam transforms.
 
 Record batches go from function to function; between workers they go through files
-(`components.shuffle`). The graphs are chains without side inputs and second outputs,
+(`components.ingest.shuffle`). The graphs are chains without side inputs and second outputs,
 which not every distributed runner has.
 """
 
@@ -17,15 +17,15 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
+from recsys.data.sources.pieces import Piece, read_piece
+from recsys.data.sources.raw_batch import RawBatch
 
-from components.progress import Progress
-from components.shuffle import Spill, SpillWriter, read_spills, write_spill
-from components.tally import Tally, add_up, letters_tally
+from components.ingest.progress import Progress
+from components.ingest.shuffle import Spill, SpillWriter, read_spills, write_spill
+from components.ingest.tally import Tally, add_up, letters_tally
 from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples
-from recsys.data.sources.pieces import Piece, read_piece
-from recsys.data.sources.raw_batch import RawBatch
 from recsys.errors import RecsysError
 
 _BYTES_OF_A_BUCKET = 64 << 20

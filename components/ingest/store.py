@@ -8,13 +8,21 @@ from pathlib import Path
 import apache_beam as beam
 import pyarrow.parquet as pq
 
-from components.ingestion import ToOne
-from components.interaction_gen import SPLITS
-from components.progress import Progress
-from components.shuffle import Spill, SpillWriter, read_spills
+from components.ingest.interactions import SPLITS
+from components.ingest.progress import Progress
+from components.ingest.shuffle import Spill, SpillWriter, read_spills
+from components.ingest.unique import ToOne
 from recsys.data import encode
 from recsys.data.examples import example_files, read_examples
-from recsys.data.store import ShardInfo, n_shards, write_manifest, write_shard
+from recsys.data.shard import ShardInfo, write_shard
+from recsys.data.shards import (
+    TrainShards,
+    eval_buckets,
+    n_shards,
+    plan_train_shards,
+    train_buckets,
+)
+from recsys.data.store import write_manifest
 from recsys.data.vocabulary import Vocabulary
 
 _STEP = "InteractionEncoder"
@@ -38,10 +46,12 @@ class WriteStore(beam.PTransform):
     ) -> None:
         super().__init__()
         files = {split: example_files(examples / f"Split-{split}") for split in SPLITS}
-        shards = {split: n_shards(_n_rows(some)) for split, some in files.items()}
         self._tasks = [(split, file) for split, some in files.items() for file in some]
-        progress = Progress(work / "done", _STEP, len(self._tasks) + sum(shards.values()))
-        self._encode = _Encode(vocabularies, shards, work / "events", progress)
+        train = plan_train_shards(Vocabulary.load(vocabularies / "users.parquet"))
+        n_eval = n_shards(sum(pq.read_metadata(file).num_rows for file in files["eval"]))
+        n_tasks = len(self._tasks) + train.n_shards + n_eval
+        progress = Progress(work / "done", _STEP, n_tasks)
+        self._encode = _Encode(vocabularies, train, n_eval, work / "events", progress)
         self._write = _WriteShard(store, progress)
         self._finish = (store, cut)
 
@@ -59,17 +69,18 @@ class WriteStore(beam.PTransform):
         )
 
 
-def _n_rows(files: list[str]) -> int:
-    return sum(pq.read_metadata(file).num_rows for file in files)
-
-
 class _Encode(beam.DoFn):
     """Turns a file of examples into events by shard."""
 
     def __init__(
-        self, vocabularies: Path, shards: dict[str, int], spills: Path, progress: Progress
+        self,
+        vocabularies: Path,
+        train: TrainShards,
+        n_eval: int,
+        spills: Path,
+        progress: Progress,
     ) -> None:
-        self._folder, self._shards = vocabularies, shards
+        self._folder, self._train, self._n_eval = vocabularies, train, n_eval
         self._spills, self._progress = spills, progress
 
     def setup(self) -> None:
@@ -78,13 +89,13 @@ class _Encode(beam.DoFn):
 
     def process(self, task: tuple[str, str]) -> Iterator[tuple[_Key, Spill]]:
         split, file = task
-        n_shards, writer = self._shards[split], SpillWriter(self._spills)
+        writer = SpillWriter(self._spills)
         for table in read_examples(file, encode.columns(file)):
             events = encode.encode_positives(table, self._users, self._items)
             if split == "train":
-                shards = encode.train_buckets(events, self._users.n_rows, n_shards)
+                shards = train_buckets(events, self._train)
             else:
-                shards = encode.eval_buckets(events, n_shards)
+                shards = eval_buckets(events, self._n_eval)
             for shard, spill in writer.add(shards, events):
                 yield (split, shard), spill
         for shard, spill in writer.close():

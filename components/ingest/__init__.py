@@ -1,0 +1,11 @@
+"""What Beam's workers run: from raw files to the interaction store.
+
+Nothing here imports TFX or TensorFlow, so a worker process starts in a second. From
+front to back:
+
+    unique.py         files → typed rows without duplicates, dead letters, counts
+    interactions.py   → examples, split by time
+    vocabularies.py   → counts of ids, and vocabularies that grow
+    store.py          → the interaction store, shard by shard
+    shuffle.py        how rows get from worker to worker
+"""

@@ -1,0 +1,137 @@
+"""Ids of the training positives and of the catalogue → vocabularies, whose rows stay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.ingest.interactions import SPLITS
+from components.ingest.shuffle import Spill, SpillWriter, read_spills
+from components.ingest.unique import ToOne
+from recsys.config import VocabulariesConfig
+from recsys.data.buckets import hash_buckets
+from recsys.data.examples import example_files, read_examples, read_split
+from recsys.data.id_counts import count_ids, merge_counts
+from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary_growth import grow
+
+_BYTES_OF_A_BUCKET = 64 << 20
+_ID_COLUMNS = {"users": "user_id", "items": "item_id"}
+_Key = tuple[str, str, int]
+"""Vocabulary, split and bucket."""
+
+
+def make_vocabularies(
+    interactions: Path,
+    cut: int,
+    entities: dict[str, Path],
+    previous: Path | None,
+    out: Path,
+    config: VocabulariesConfig,
+    beam_pipeline: beam.Pipeline,
+) -> None:
+    """Counts ids by Beam, and lets both vocabularies grow.
+
+    Args:
+        interactions: Examples, the splits `train` and `eval`.
+        cut: The moment of the split [seconds since 1970, UTC].
+        entities: Folder of the examples of `users` or `items`, who all get a row.
+        previous: Folder of the vocabularies to go on from.
+        out: Folder to write.
+        config: Which ids get a row.
+        beam_pipeline: Runs the counting.
+    """
+    work = out / "work"
+    _count(interactions, work, beam_pipeline)
+    diffs = {}
+    for name in _ID_COLUMNS:
+        before = None if previous is None else Vocabulary.load(previous / f"{name}.parquet")
+        counted = {split: _read_counts(work, name, split) for split in SPLITS}
+        vocabulary, diff = grow(
+            before,
+            counted["train"],
+            getattr(config, name),
+            cut,
+            keep=_entity_ids(entities.get(name), _ID_COLUMNS[name]),
+            held_out=counted["eval"],
+        )
+        vocabulary.save(out / f"{name}.parquet")
+        diffs[name] = diff.to_json()
+    (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
+    shutil.rmtree(work)
+
+
+def _count(interactions: Path, work: Path, beam_pipeline: beam.Pipeline) -> None:
+    tasks = [
+        (name, split, file)
+        for split in SPLITS
+        for file in example_files(interactions / f"Split-{split}")
+        for name in _ID_COLUMNS
+    ]
+    n_bytes = sum(Path(file).stat().st_size for _, _, file in tasks)
+    n_buckets = 1 + n_bytes // _BYTES_OF_A_BUCKET
+    with beam_pipeline as pipeline:
+        _ = (
+            pipeline
+            | "Files" >> beam.Create(tasks)
+            | "Spread" >> beam.Reshuffle()
+            | "Count" >> beam.ParDo(_CountFile(work, n_buckets))
+            | "ToBuckets" >> beam.GroupByKey()
+            | "Merge" >> beam.MapTuple(_merge, str(work))
+            | "All" >> ToOne()
+        )
+
+
+class _CountFile(beam.DoFn):
+    """Counts the positives of each id in a file of examples, by bucket of ids."""
+
+    def __init__(self, work: Path, n_buckets: int) -> None:
+        self._spills, self._n_buckets = work / "counts", n_buckets
+
+    def process(self, task: tuple[str, str, str]) -> Iterator[tuple[_Key, Spill]]:
+        name, split, file = task
+        writer = SpillWriter(self._spills)
+        for counted in _counts(file, _ID_COLUMNS[name]):
+            ids = counted.column("id")
+            for bucket, spill in writer.add(hash_buckets(ids, self._n_buckets), counted):
+                yield (name, split, bucket), spill
+        for bucket, spill in writer.close():
+            yield (name, split, bucket), spill
+
+
+def _counts(file: str, column: str) -> Iterator[pa.RecordBatch]:
+    """Yields the counts of the positives of each row group."""
+    for table in read_examples(file, [column, "timestamp", "label"]):
+        positives = table.filter(pc.equal(table["label"], 1))
+        counted = count_ids(positives[column], positives["timestamp"])
+        yield from counted.combine_chunks().to_batches()
+
+
+def _merge(key: _Key, spills: Iterable[Spill], work: str) -> _Key:
+    name, split, bucket = key
+    folder = Path(work) / f"{name}-{split}"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{bucket:05d}.parquet"
+    temporary = file.with_suffix(".writing")
+    pq.write_table(merge_counts([read_spills(spills)]), temporary)
+    temporary.replace(file)
+    return key
+
+
+def _read_counts(work: Path, name: str, split: str) -> pa.Table:
+    files = sorted((work / f"{name}-{split}").glob("*.parquet"))
+    return merge_counts([pq.read_table(file) for file in files])
+
+
+def _entity_ids(split: Path | None, column: str) -> pa.Array | None:
+    if split is None:
+        return None
+    ids = [table[column] for table in read_split(split, [column])]
+    return pa.chunked_array([chunk for some in ids for chunk in some.chunks], pa.string()).unique()
