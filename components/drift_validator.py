@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_data_validation as tfdv
-from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2, statistics_pb2
+from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2
 from tfx.components.statistics_gen import stats_artifact_utils
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
@@ -17,11 +17,9 @@ from tfx.types.standard_artifacts import ExampleAnomalies, ExampleStatistics, Sc
 from components.artifacts import Validation
 from components.comparators import Comparison, Kind, Limits, compare
 from components.earlier_statistics import statistics_property
+from components.statistics_pages import Statistics, write_pages
 from components.statistics_summary import summarize_split
 from recsys.config import Share, Strict
-
-Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
-"""Statistics of each split."""
 
 
 class DriftLimits(Strict):
@@ -68,7 +66,7 @@ def DriftValidator(
     limits = DriftLimits.model_validate_json(config)
     now = _load(statistics)
     schema_file = next(Path(schema.uri).glob("*.pbtxt"))
-    earlier: dict[Kind, Statistics | None] = {
+    earlier: dict[Kind, Statistics] = {
         "drift": _load(accepted_statistics),
         "skew": _load(trained_statistics),
     }
@@ -78,9 +76,9 @@ def DriftValidator(
         "schema": str(schema_file),
         "anomalies": list(read_anomalies(Path(anomalies.uri))),
         "comparisons": [_as_json(one) for one in compared],
-        "earlier": {kind: one is not None for kind, one in earlier.items()},
+        "earlier": {kind: bool(one) for kind, one in earlier.items()},
         "splits": {split: summarize_split(one) for split, one in now.items()},
-        "pages": _write_pages(Path(validation.uri), limits.what, now, earlier["drift"]),
+        "pages": write_pages(Path(validation.uri), limits.what, now, earlier["drift"]),
     }
     (Path(validation.uri) / "validation.json").write_text(json.dumps(found, indent=1) + "\n")
     validation.set_int_custom_property(statistics_property(limits.what), statistics.id)
@@ -98,9 +96,9 @@ def read_anomalies(folder: Path) -> Iterator[dict[str, str]]:
             yield {"split": split, "column": "", "text": text}
 
 
-def _load(artifact: ExampleStatistics | None) -> Statistics | None:
+def _load(artifact: ExampleStatistics | None) -> Statistics:
     if artifact is None:
-        return None
+        return {}
     splits = artifact_utils.decode_split_names(artifact.split_names)
     return {
         split: stats_artifact_utils.load_statistics(artifact, split).proto() for split in splits
@@ -110,58 +108,15 @@ def _load(artifact: ExampleStatistics | None) -> Statistics | None:
 def _compare(
     limits: DriftLimits,
     now: Statistics,
-    earlier: Mapping[Kind, Statistics | None],
+    earlier: Mapping[Kind, Statistics],
     schema: schema_pb2.Schema,
 ) -> Iterator[Comparison]:
-    highest = {"drift": limits.max_drift, "skew": limits.max_skew}
+    highest: dict[Kind, float | None] = {"drift": limits.max_drift, "skew": limits.max_skew}
     for kind, before in earlier.items():
-        for split in now.keys() & (before or {}).keys():
+        for split in sorted(now.keys() & before.keys()):
             allowed = Limits(highest[kind], limits.ids, limits.moving)
             yield from compare(kind, split, now[split], before[split], schema, allowed)
 
 
 def _as_json(comparison: Comparison) -> dict[str, Any]:
     return {**dataclasses.asdict(comparison), "exceeds": comparison.exceeds}
-
-
-def _write_pages(
-    folder: Path, what: str, now: Statistics, before: Statistics | None
-) -> list[dict[str, str]]:
-    """Writes TFDV's own pages; returns the `file` and the `title` of each."""
-    pairs = []
-    if {"train", "eval"} <= now.keys():
-        pairs.append(("train", now["train"], "eval", now["eval"]))
-    else:
-        pairs += [(split, one, None, None) for split, one in now.items()]
-    for split in now.keys() & (before or {}).keys():
-        pairs.append((f"{split} now", now[split], f"{split} before", before[split]))
-    return [_write_page(folder, what, *pair) for pair in pairs]
-
-
-def _write_page(
-    folder: Path,
-    what: str,
-    name: str,
-    statistics: statistics_pb2.DatasetFeatureStatisticsList,
-    other_name: str | None,
-    other: statistics_pb2.DatasetFeatureStatisticsList | None,
-) -> dict[str, str]:
-    title = name if other_name is None else f"{name} and {other_name}"
-    file = f"statistics-{what}-{title.replace(' ', '-')}.html"
-    html = tfdv.utils.display_util.get_statistics_html(
-        _named(statistics, name), other and _named(other, other_name)
-    )
-    (folder / file).write_text(
-        f'<!doctype html><meta charset="utf-8"><title>{what}: {title}</title>{html}\n'
-    )
-    return {"file": file, "title": title}
-
-
-def _named(
-    statistics: statistics_pb2.DatasetFeatureStatisticsList, name: str | None
-) -> statistics_pb2.DatasetFeatureStatisticsList:
-    """Returns a copy whose data set has the name that the page shows."""
-    named = statistics_pb2.DatasetFeatureStatisticsList()
-    named.CopyFrom(statistics)
-    named.datasets[0].name = name or ""
-    return named

@@ -27,7 +27,8 @@ def pin_schema(schema: Path, root: Path) -> Path:
         raise RecsysError(
             "R243",
             f"{str(schema)!r} must be a committed TFDV schema.",
-            "Correct data.gate.schema_dir, or remove it to infer the schema from the data.",
+            "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove that"
+            " key to infer the schema from the data.",
             error.strerror,
         ) from None
     pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / schema.name

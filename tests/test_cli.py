@@ -66,15 +66,15 @@ def test_both_ways_in_print_the_version():
 
 def test_help_lists_the_commands_of_the_page(capsys):
     assert run_main("--help") == 0
-    listed = re.findall(r"^│ (\w+) {2,}", capsys.readouterr().out, flags=re.MULTILINE)
+    listed = re.findall(r"^│ ([\w-]+) {2,}", capsys.readouterr().out, flags=re.MULTILINE)
     page = (ROOT / "docs" / "cli.md").read_text()
-    assert listed == re.findall(r"^## recsys (\w+)$", page, flags=re.MULTILINE)
+    assert listed == re.findall(r"^## recsys ([\w-]+)$", page, flags=re.MULTILINE)
 
 
 def test_the_page_names_every_option():
     page = (ROOT / "docs" / "cli.md").read_text()
     sections = dict(
-        re.findall(r"^## recsys (\w+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+        re.findall(r"^## recsys ([\w-]+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     )
     for command in app_module.typer.main.get_command(app_module.app).commands.values():
         for parameter in command.params:

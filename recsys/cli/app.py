@@ -182,6 +182,20 @@ def synth(
 
 
 @app.command()
+def freeze_schema(
+    out: OutOption,
+    config: ConfigArgument = None,
+    sets: SetOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
+) -> None:
+    """Write the schemas of the last run as files, to review, commit and validate by."""
+    from recsys.cli import freeze_schema as command
+
+    for file in command.freeze_schema(config, sets or [], out, force=force):
+        _print(file)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of a config file, for editors."""
     from recsys.config import json_schema

@@ -54,12 +54,12 @@ def _run(
         resolved = Path(scratch) / "config.yaml"
         resolved.write_text(canonical_json(config), encoding="utf-8")
         words = ["--config", str(resolved), *words]
-        with _log(module) as log:
+        with stage_log(module) as log:
             return run_stage(module, words, stage_environment(keras_backend), log)
 
 
 @contextmanager
-def _log(module: str) -> Iterator[IO[bytes]]:
+def stage_log(module: str) -> Iterator[IO[bytes]]:
     """Yields a file for what a stage says beside its result; it stays if the stage fails."""
     with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as file:
         try:

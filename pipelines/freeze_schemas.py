@@ -1,0 +1,95 @@
+"""`python -m pipelines.freeze_schemas`: copies the schemas of the last run, to be committed."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_metadata as mlmd
+from ml_metadata.proto import metadata_store_pb2
+
+from pipelines.history import History
+from recsys.config import Config
+from recsys.config_file import load_config
+from recsys.errors import RecsysError
+from recsys.process import stage_main
+
+_SIDES = ("interactions", "items", "users")
+_STEPS = ("SchemaGen", "ImportSchemaGen")
+
+
+def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
+    """Writes `interactions.pbtxt`, and `items.pbtxt` and `users.pbtxt` where there are such.
+
+    Args:
+        config: The config of the run.
+        out: Folder to write.
+        force: Whether files that are there are overwritten.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        RecsysError: There was no run, or a file is there and `force` is not set.
+    """
+    schemas = last_schemas(config)
+    if not schemas:
+        raise RecsysError(
+            "R246",
+            f"The pipeline {config.name!r} must have inferred its schemas in a run under"
+            f" {config.root}.",
+            "Run it with `recsys run` first; later steps may fail.",
+        )
+    files = {out / f"{what}.pbtxt": schema for what, schema in schemas.items()}
+    there = [str(file) for file in files if file.exists()]
+    if there and not force:
+        raise RecsysError(
+            "R247",
+            "A committed schema is not overwritten, as people may have edited it.",
+            "Choose another folder, or take --force.",
+            there[0],
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for file, schema in files.items():
+        shutil.copyfile(schema, file)
+    return list(files)
+
+
+def last_schemas(config: Config) -> dict[str, Path]:
+    """Returns the schema that the last run of `config` had, of each kind of data."""
+    database = Path(config.root) / "metadata.sqlite"
+    if not database.is_file():
+        return {}
+    connection = metadata_store_pb2.ConnectionConfig()
+    connection.sqlite.filename_uri = str(database)
+    connection.sqlite.connection_mode = metadata_store_pb2.SqliteMetadataSourceConfig.READONLY
+    history = History(mlmd.MetadataStore(connection), config.name)
+    found = {what: _last_schema(history, what) for what in _SIDES}
+    return {what: file for what, file in found.items() if file is not None and file.is_file()}
+
+
+def _last_schema(history: History, what: str) -> Path | None:
+    """Returns the schema of the newest execution that inferred or read one."""
+    ran = [history.last_good(f"{step}.{what.capitalize()}") for step in _STEPS]
+    newest = max((one for one in ran if one is not None), key=lambda one: one.id, default=None)
+    if newest is None:
+        return None
+    return next(Path(history.output(newest, "schema").uri).glob("*.pbtxt"), None)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Copies the schemas as the command line says; returns the files."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.freeze_schemas")
+    parser.add_argument("--config", type=Path, required=True, help="config file (YAML)")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    options = parser.parse_args(arguments)
+    files = freeze_schemas(load_config(options.config), options.out, force=options.force)
+    return {"files": [str(file) for file in files]}
+
+
+if __name__ == "__main__":
+    stage_main(main)
