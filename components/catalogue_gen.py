@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.entity_gen import SPLIT
+from components.ingest.entities import SPLIT
 from components.token_rows import read_token_rows, rows_of_tables
 from recsys.config import Feature, ItemsConfig, UsersConfig
 from recsys.data.catalogue_build import write_features, write_titles

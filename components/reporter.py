@@ -15,7 +15,6 @@ from recsys.report import write_report
 @component
 def Reporter(
     interaction_letters: InputArtifact[DeadLetters],
-    item_letters: InputArtifact[DeadLetters],
     data: InputArtifact[InteractionData],
     model: InputArtifact[Model],
     evaluation: InputArtifact[ModelEvaluation],
@@ -24,12 +23,13 @@ def Reporter(
     report: OutputArtifact[ReportArtifact],
     config: Parameter[str],
     code: Parameter[str],
+    item_letters: InputArtifact[DeadLetters] = None,
+    user_letters: InputArtifact[DeadLetters] = None,
 ) -> None:
     """Writes `report.html`.
 
     Args:
         interaction_letters: Dead letters of the interactions.
-        item_letters: Dead letters of the catalogue.
         data: The data folder.
         model: The model.
         evaluation: How good it is.
@@ -38,16 +38,16 @@ def Reporter(
         report: The page.
         config: The whole config as canonical JSON.
         code: Fingerprint of the code.
+        item_letters: Dead letters of the catalogue, if there is one.
+        user_letters: Dead letters of the users' features, if there are any.
     """
     del code
+    letters = {"interactions": interaction_letters, "items": item_letters, "users": user_letters}
     destination = json.loads((Path(pushed.uri) / "pushed.json").read_text())["destination"]
     write_report(
         Path(report.uri),
         config=json.loads(config),
-        dead_letters={
-            "interactions": Path(interaction_letters.uri),
-            "items": Path(item_letters.uri),
-        },
+        dead_letters={what: Path(one.uri) for what, one in letters.items() if one is not None},
         data=Path(data.uri),
         model=Path(model.uri),
         evaluation=Path(evaluation.uri),

@@ -2,33 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
+from tfx.dsl.components.base.base_node import BaseNode
 from tfx.orchestration import metadata
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import transform_pb2
 from tfx.types import BaseChannel
 
-from components import item_gen
+from components.artifacts import Vocabularies
 from components.data_gate import DataGate
+from components.entity_gen import EntityGen, EntitySource
 from components.exporter import Exporter
+from components.ingest.entities import SPLIT, STEPS
 from components.interaction_encoder import InteractionEncoder
 from components.interaction_gen import InteractionGen, InteractionSource
-from components.item_gen import ItemGen
 from components.latest_blessed import LatestBlessed
+from components.previous import Previous
 from components.pusher import Pusher, PushTarget
 from components.reporter import Reporter
 from components.retrieval_evaluator import RetrievalEvaluator
 from components.trainer import Trainer
-from components.transform_items import PREPROCESSING_FN
+from components.transform_features import PREPROCESSING_FN
 from components.vocabulary_gen import VocabularyGen
-from pipelines.validation import validate
-from recsys.config import Config, EvaluateStage, ExportStage, TrainStage, canonical_json, stage_of
+from pipelines.validation import Validated, validate
+from recsys.config import (
+    BeamConfig,
+    Config,
+    EvaluateStage,
+    ExportStage,
+    Files,
+    TrainStage,
+    canonical_json,
+    stage_of,
+)
 from recsys.data.csv_source import match_files
-from recsys.data.items import example_column
+from recsys.data.entities import EntityConfig, example_columns, id_column
 from recsys.fingerprint import code_fingerprint, files_fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entities:
+    """The steps of items, or of users.
+
+    Attributes:
+        gen: Reads them.
+        valid: What validates them.
+        transform: Makes their token rows; None where they have no features.
+    """
+
+    gen: BaseNode
+    valid: Validated
+    transform: Transform | None
+
+    @property
+    def steps(self) -> list[BaseNode]:
+        """The steps but for Transform, which comes after the gate."""
+        return [self.gen, *self.valid.steps]
+
+    @property
+    def examples(self) -> BaseChannel:
+        """What was read."""
+        return self.gen.outputs["examples"]
+
+    @property
+    def letters(self) -> BaseChannel:
+        """What could not be."""
+        return self.gen.outputs["dead_letters"]
 
 
 def create_pipeline(config: Config) -> Pipeline:
@@ -39,54 +84,50 @@ def create_pipeline(config: Config) -> Pipeline:
     """
     root = Path(config.root)
     data = config.data
-    source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
+    interactions = _interactions(config)
+    examples = interactions.outputs["examples"]
+    valid = validate(
+        "interactions", examples, config, ids=("user_id", "item_id"), moving=("timestamp",)
+    )
+    items = None if data.items is None else _entities("items", data.items, config)
+    users = None if data.users is None else _entities("users", data.users, config)
 
-    interactions = InteractionGen(
-        config=canonical_json(source),
-        files_digest=_files_digest(data.interactions.files, "interactions"),
-        code=code_fingerprint("components.interaction_gen"),
-    )
-    items = ItemGen(
-        config=canonical_json(data.items),
-        files_digest=_files_digest(data.items.files, "items"),
-        code=code_fingerprint("components.item_gen"),
-    )
-    valid_interactions = validate(
-        "interactions",
-        interactions.outputs["examples"],
-        config,
-        ids=("user_id", "item_id"),
-        moving=("timestamp",),
-    )
-    valid_items = validate("items", items.outputs["examples"], config, ids=("item_id", "title"))
     gate = DataGate(
-        interaction_validation=valid_interactions.validation,
-        item_validation=valid_items.validation,
+        interaction_validation=valid.validation,
         interaction_letters=interactions.outputs["dead_letters"],
-        item_letters=items.outputs["dead_letters"],
+        **_given(
+            item_validation=items and items.valid.validation,
+            item_letters=items and items.letters,
+            user_validation=users and users.valid.validation,
+            user_letters=users and users.letters,
+        ),
         config=canonical_json(data.gate),
         code=code_fingerprint("components.data_gate"),
     )
-    vocabularies = VocabularyGen(
-        interactions=interactions.outputs["examples"],
-        items=items.outputs["examples"],
-        verdict=gate.outputs["verdict"],
-        code=code_fingerprint("components.vocabulary_gen"),
-    )
-    transform = _transform(config, items.outputs["examples"], valid_items.schema)
-    transform.add_upstream_node(gate)
+    verdict = gate.outputs["verdict"]
+    known = _given(items=items and items.examples, users=users and users.examples)
+    previous, vocabularies = _vocabularies(config, interactions=examples, verdict=verdict, **known)
+    transforms = [side.transform for side in (items, users) if side and side.transform]
+    for transform in transforms:
+        transform.add_upstream_node(gate)
+    item_graph, item_tokens = _transformed(items)
+    user_graph, user_tokens = _transformed(users)
     encoder = InteractionEncoder(
-        interactions=interactions.outputs["examples"],
-        items=items.outputs["examples"],
-        transformed_items=transform.outputs["transformed_examples"],
-        transform_graph=transform.outputs["transform_graph"],
+        interactions=examples,
         vocabularies=vocabularies.outputs["vocabularies"],
-        config=canonical_json(data.items),
+        **_given(
+            items=items and items.examples,
+            item_tokens=item_tokens,
+            item_graph=item_graph,
+            user_tokens=user_tokens,
+            user_graph=user_graph,
+        ),
+        config=canonical_json(EntitySource(items=data.items, users=data.users)),
         code=code_fingerprint("components.interaction_encoder"),
     )
     trainer = Trainer(
         data=encoder.outputs["data"],
-        verdict=gate.outputs["verdict"],
+        verdict=verdict,
         config=canonical_json(stage_of(config, TrainStage)),
         code=code_fingerprint("components.trainer", "recsys.train"),
     )
@@ -101,7 +142,7 @@ def create_pipeline(config: Config) -> Pipeline:
     exporter = Exporter(
         model=trainer.outputs["model"],
         data=encoder.outputs["data"],
-        transform_graph=transform.outputs["transform_graph"],
+        **_given(item_graph=item_graph, user_graph=user_graph),
         evaluation=evaluator.outputs["evaluation"],
         config=canonical_json(stage_of(config, ExportStage)),
         code=code_fingerprint("components.exporter", "recsys.export"),
@@ -116,7 +157,7 @@ def create_pipeline(config: Config) -> Pipeline:
     )
     reporter = Reporter(
         interaction_letters=interactions.outputs["dead_letters"],
-        item_letters=items.outputs["dead_letters"],
+        **_given(item_letters=items and items.letters, user_letters=users and users.letters),
         data=encoder.outputs["data"],
         model=trainer.outputs["model"],
         evaluation=evaluator.outputs["evaluation"],
@@ -125,12 +166,14 @@ def create_pipeline(config: Config) -> Pipeline:
         config=canonical_json(config),
         code=code_fingerprint("components.reporter"),
     )
-    steps = [interactions, items, *valid_interactions.steps, *valid_items.steps, gate]
-    steps += [vocabularies, transform, encoder, trainer, blessed, evaluator]
+    read = [interactions, *valid.steps, *(s for side in (items, users) if side for s in side.steps)]
+    encoded = [gate, previous, vocabularies, *transforms, encoder]
+    steps = [*read, *encoded, trainer, blessed, evaluator, exporter, pusher, reporter]
+    _set_beam_args(steps, config.beam)
     return Pipeline(
         pipeline_name=config.name,
         pipeline_root=str(root / "artifacts"),
-        components=[*steps, exporter, pusher, reporter],
+        components=steps,
         enable_cache=True,
         metadata_connection_config=metadata.sqlite_metadata_connection_config(
             str(root / "metadata.sqlite")
@@ -139,29 +182,81 @@ def create_pipeline(config: Config) -> Pipeline:
     )
 
 
-def _files_digest(pattern: str, what: str) -> str:
-    return files_fingerprint(match_files(pattern, what))
+def _interactions(config: Config) -> InteractionGen:
+    """Returns the step that reads the interactions."""
+    data = config.data
+    source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
+    return InteractionGen(
+        config=canonical_json(source),
+        files_digest=_files_digest(data.interactions.files, "interactions"),
+        code=code_fingerprint("components.interaction_gen"),
+    )
 
 
-def _transform(config: Config, items: BaseChannel, schema: BaseChannel) -> Transform:
-    """Returns the step that turns the items' raw columns into token rows."""
-    source = config.data.items
+def _entities(what: str, source: EntityConfig, config: Config) -> _Entities:
+    """Returns the steps of `items` or of `users`."""
+    gen = EntityGen(
+        config=canonical_json(EntitySource.model_validate({what: source})),
+        files_digest=_files_digest(source.files, what),
+        code=code_fingerprint("components.entity_gen"),
+    ).with_id(STEPS[what])
+    examples = gen.outputs["examples"]
+    valid = validate(what, examples, config, ids=(id_column(source), "title"))
+    transform = _transform(what, source, examples, valid.schema) if source.features else None
+    return _Entities(gen, valid, transform)
+
+
+def _transform(
+    what: str, source: EntityConfig, examples: BaseChannel, schema: BaseChannel
+) -> Transform:
+    """Returns the step that turns raw columns into token rows."""
+    columns = example_columns(source)
     features = [
-        {
-            "column": example_column(source, feature.column),
-            "feature": json.loads(canonical_json(feature)),
-        }
+        {"column": columns[feature.name], "feature": json.loads(canonical_json(feature))}
         for feature in source.features
     ]
-    code = code_fingerprint("components.transform_items")
+    code = code_fingerprint("components.transform_features")
     return Transform(
-        examples=items,
+        examples=examples,
         schema=schema,
         preprocessing_fn=PREPROCESSING_FN,
-        custom_config={"features": features, "code": code},
-        splits_config=transform_pb2.SplitsConfig(
-            analyze=[item_gen.SPLIT], transform=[item_gen.SPLIT]
-        ),
+        custom_config={"id": id_column(source), "features": features, "code": code},
+        splits_config=transform_pb2.SplitsConfig(analyze=[SPLIT], transform=[SPLIT]),
         disable_analyzer_cache=True,
         disable_statistics=True,
-    )
+    ).with_id(f"Transform.{what.capitalize()}")
+
+
+def _transformed(side: _Entities | None) -> tuple[BaseChannel | None, BaseChannel | None]:
+    """Returns the graph and the token rows of a side that has features."""
+    if side is None or side.transform is None:
+        return None, None
+    outputs = side.transform.outputs
+    return outputs["transform_graph"], outputs["transformed_examples"]
+
+
+def _vocabularies(config: Config, **inputs: BaseChannel) -> tuple[BaseNode, VocabularyGen]:
+    """Returns the step that gives ids their rows, and the one that finds what it goes on from."""
+    parameters = {
+        "config": canonical_json(config.data.vocabulary),
+        "code": code_fingerprint("components.vocabulary_gen"),
+    }
+    previous = Previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
+    vocabularies = VocabularyGen(previous=previous.outputs["previous"], **inputs, **parameters)
+    return previous, vocabularies
+
+
+def _files_digest(files: Files, what: str) -> str:
+    return files_fingerprint(match_files(files, what))
+
+
+def _given(**channels: BaseChannel | None) -> dict[str, Any]:
+    """Returns those that are there: TFX takes no None for an optional input."""
+    return {name: channel for name, channel in channels.items() if channel is not None}
+
+
+def _set_beam_args(steps: list[BaseNode], beam: BeamConfig) -> None:
+    """Gives TFX's own Beam steps their arguments, where they have other ones."""
+    for step in steps:
+        if beam.tfx_args is not None and isinstance(step, StatisticsGen | Transform):
+            step.with_beam_pipeline_args(list(beam.tfx_args))

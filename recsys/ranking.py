@@ -64,9 +64,7 @@ def rank(
     return Ranking(ranks, top, top_scores)
 
 
-def _mask(
-    scores: np.ndarray, positives: Ragged, seen: Ragged, others: np.ndarray
-) -> np.ndarray:
+def _mask(scores: np.ndarray, positives: Ragged, seen: Ragged, others: np.ndarray) -> np.ndarray:
     masked = np.array(scores, np.float32)
     kept = masked[positives.owner(), positives.rows]
     masked[seen.owner(), seen.rows] = -np.inf

@@ -116,9 +116,10 @@ def load_model(folder: Path) -> SavedModel:
         inputs = TowerInputs.open(folder)
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder, str(error)) from None
-    if ModelSpec.for_data(
-        spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features
-    ) != spec:
+    if (
+        ModelSpec.for_data(spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
+        != spec
+    ):
         raise _damaged(folder, "a model of other users, items or features than its folder has")
     model = TwoTower(spec)
     model.build()

@@ -41,7 +41,8 @@ class TowerInputs:
             RecsysError: A catalogue is missing or damaged.
         """
         users, items = (
-            Vocabulary.load(folder / "vocabulary" / f"{side}.parquet") for side in ("users", "items")
+            Vocabulary.load(folder / "vocabulary" / f"{side}.parquet")
+            for side in ("users", "items")
         )
         features = open_user_features(folder / "user_features", users.n_rows)
         return cls(users, items, Catalogue.open(folder / "catalogue"), features)

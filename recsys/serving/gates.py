@@ -52,7 +52,9 @@ def check(model: Any, reference: Reference) -> float:
     """
     ask = model.signatures
     probes = _raw_probes(reference)
-    found = _in_batches(lambda part: _answer(ask["embed_query"], probes, part), len(reference.query))
+    found = _in_batches(
+        lambda part: _answer(ask["embed_query"], probes, part), len(reference.query)
+    )
     queries = _difference("R530", "query embeddings", found["embedding"], reference.query)
     items = _items_difference(ask["embed_candidate"], reference)
     found = _in_batches(lambda part: _answer(ask["recommend"], probes, part), len(reference.query))
