@@ -1,6 +1,7 @@
 """DataGate: what TFX only records, anomalies and rejected rows, stops the run here."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def DataGate(
     Args:
         interaction_validation: What TFDV found in the interactions.
         interaction_letters: Dead letters of the interactions.
-        verdict: `verdict.json`; what trains takes it as an input, so it runs after.
+        verdict: `verdict.json` and TFDV's pages; what trains takes it as an input, so it
+            runs after.
         config: `GateConfig` as canonical JSON.
         code: Fingerprint of the code.
         item_validation: What TFDV found in the catalogue, if there is one.
@@ -57,19 +59,15 @@ def DataGate(
     letters = _given(interaction_letters, item_letters, user_letters)
     for what, folder in letters.items():
         check_letters(what, Path(folder.uri), gate.max_rejected_share)
-    found = {what: read_validation(Path(one.uri)) for what, one in validations.items()}
-    for what, one in found.items():
-        check_validation(one, Path(validations[what].uri))
+    found = {what: _read(Path(one.uri)) for what, one in validations.items()}
+    for what, one in validations.items():
+        check_validation(found[what], Path(one.uri))
     (Path(verdict.uri) / "verdict.json").write_text(json.dumps(found, indent=1) + "\n")
     for what, one in validations.items():
+        for page in Path(one.uri).glob("*.html"):
+            shutil.copy(page, verdict.uri)
         name = statistics_property(what)
         verdict.set_int_custom_property(name, one.get_int_custom_property(name))
-
-
-def read_validation(folder: Path) -> dict[str, Any]:
-    """Returns `validation.json` of a `Validation` artifact, with the folder it lies in."""
-    found = json.loads((folder / "validation.json").read_text())
-    return {**found, "folder": str(folder)}
 
 
 def check_letters(what: str, folder: Path, max_rejected_share: float) -> None:
@@ -84,7 +82,7 @@ def check_letters(what: str, folder: Path, max_rejected_share: float) -> None:
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
         f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
         f" most often: {reasons[0][0]}).",
-        f"See {_letters_path(folder)}, mend the data, or raise data.gate.max_rejected_share.",
+        f"See {folder / 'dead_letters'}, mend the data, or raise data.gate.max_rejected_share.",
     )
 
 
@@ -130,6 +128,10 @@ def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], folder: Path) -> Re
     )
 
 
+def _read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "validation.json").read_text())
+
+
 def _more(found: Sequence[object]) -> str:
     return f" ({len(found) - 1} more)" if len(found) > 1 else ""
 
@@ -137,8 +139,3 @@ def _more(found: Sequence[object]) -> str:
 def _given(interactions: Any, items: Any, users: Any) -> dict[str, Any]:
     sides = {"interactions": interactions, "items": items, "users": users}
     return {what: one for what, one in sides.items() if one is not None}
-
-
-def _letters_path(folder: Path) -> Path:
-    """Returns where the dead letters lie: files in a folder."""
-    return folder / "dead_letters"

@@ -7,7 +7,13 @@ from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArti
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelEvaluation, PushedModel
 
-from components.artifacts import DeadLetters, InteractionData, ServingBundle
+from components.artifacts import (
+    DeadLetters,
+    InteractionData,
+    ServingBundle,
+    Verdict,
+    Vocabularies,
+)
 from components.artifacts import Report as ReportArtifact
 from recsys.report import write_report
 
@@ -15,6 +21,8 @@ from recsys.report import write_report
 @component
 def Reporter(
     interaction_letters: InputArtifact[DeadLetters],
+    verdict: InputArtifact[Verdict],
+    vocabularies: InputArtifact[Vocabularies],
     data: InputArtifact[InteractionData],
     model: InputArtifact[Model],
     evaluation: InputArtifact[ModelEvaluation],
@@ -26,10 +34,12 @@ def Reporter(
     item_letters: InputArtifact[DeadLetters] = None,
     user_letters: InputArtifact[DeadLetters] = None,
 ) -> None:
-    """Writes `report.html`.
+    """Writes `report.html`, and TFDV's pages beside it.
 
     Args:
         interaction_letters: Dead letters of the interactions.
+        verdict: What the data was validated by.
+        vocabularies: What changed in the vocabularies.
         data: The data folder.
         model: The model.
         evaluation: How good it is.
@@ -53,4 +63,6 @@ def Reporter(
         evaluation=Path(evaluation.uri),
         bundle=Path(bundle.uri),
         pushed=destination,
+        validation=Path(verdict.uri),
+        vocabularies=Path(vocabularies.uri),
     )

@@ -158,6 +158,8 @@ def create_pipeline(config: Config) -> Pipeline:
     reporter = Reporter(
         interaction_letters=interactions.outputs["dead_letters"],
         **_given(item_letters=items and items.letters, user_letters=users and users.letters),
+        verdict=verdict,
+        vocabularies=vocabularies.outputs["vocabularies"],
         data=encoder.outputs["data"],
         model=trainer.outputs["model"],
         evaluation=evaluator.outputs["evaluation"],

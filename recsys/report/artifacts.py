@@ -28,6 +28,8 @@ class Artifacts:
         evaluation: Evaluation folder.
         bundle: Bundle folder, if one was exported.
         pushed: Served folder, if the bundle was pushed.
+        validation: Folder of what the data was validated by, if it was.
+        vocabularies: Folder of the vocabularies' diff, if there is one.
     """
 
     config: dict[str, Any]
@@ -37,6 +39,8 @@ class Artifacts:
     evaluation: Path
     bundle: Path | None
     pushed: str | None
+    validation: Path | None = None
+    vocabularies: Path | None = None
 
     def evaluated(self) -> dict[str, Any]:
         """Returns `evaluation.json`."""

@@ -18,7 +18,9 @@ from recsys.report.metrics import read_metrics, read_other_protocol, read_slices
 from recsys.report.people import read_neighbours, read_people, read_unknown_people
 from recsys.report.provenance import config_text, read_bundle, read_fingerprints, read_versions
 from recsys.report.training import read_sharding, read_training
+from recsys.report.validation import copy_pages, read_validations
 from recsys.report.verdict import read_verdict
+from recsys.report.vocabularies import read_growths
 
 _FOLDER = Path(__file__).resolve().parent
 
@@ -34,6 +36,8 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "sharding": read_sharding,
     "sources": read_sources,
     "split": read_split,
+    "growths": read_growths,
+    "validations": read_validations,
     "bundle": read_bundle,
     "versions": read_versions,
     "fingerprints": read_fingerprints,
@@ -58,6 +62,8 @@ def write_report(
     evaluation: Path,
     bundle: Path | None,
     pushed: str | None,
+    validation: Path | None = None,
+    vocabularies: Path | None = None,
 ) -> Path:
     """Writes `report.html` into the folder `out`.
 
@@ -73,13 +79,18 @@ def write_report(
         evaluation: Evaluation folder.
         bundle: Bundle folder; None where none was exported.
         pushed: Served folder; None where nothing was pushed.
+        validation: Folder of the gate's `verdict.json`; None where nothing was validated.
+        vocabularies: Folder of the vocabularies' `diff.json`; None where there is none.
 
     Returns:
         The path of the page.
     """
-    artifacts = Artifacts(config, dead_letters, data, model, evaluation, bundle, pushed)
+    artifacts = Artifacts(
+        config, dead_letters, data, model, evaluation, bundle, pushed, validation, vocabularies
+    )
     page = _render(artifacts)
     out.mkdir(parents=True, exist_ok=True)
+    copy_pages(artifacts, out)
     path = out / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")
     return path
