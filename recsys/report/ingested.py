@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.formats import count, is_number, moment, share
+from recsys.formats import count, counted, is_number, moment, share
 from recsys.report.artifacts import Artifacts, MissingError, read_json, read_table
 
 _EXAMPLES_A_REASON = 2
 _SHOWN_CHARACTERS = 160
+_SHOWN_FILES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Source:
     """What was read of one kind of data.
 
     Attributes:
-        name: `interactions` or `items`.
+        name: `interactions`, `items` or `users`.
         facts: What was counted: name and figure.
+        files: Rows read of each file, the last ones; files of spans are sorted by these.
+        earlier_files: That there are more files; empty where there are none.
         reasons: Why rows were rejected, the most frequent first.
         missing: Why there is nothing to show; empty where there is.
         note: What is to be said of the dead letters.
@@ -48,6 +51,8 @@ class Source:
 
     name: str
     facts: list[tuple[str, str]]
+    files: list[tuple[str, str]]
+    earlier_files: str
     reasons: list[Reason]
     missing: str
     note: str
@@ -55,8 +60,9 @@ class Source:
 
 def read_sources(artifacts: Artifacts) -> list[Source]:
     """Returns what was read of each kind of data."""
-    names = [*dict.fromkeys(["interactions", "items", *artifacts.dead_letters])]
-    return [_source(name, artifacts.dead_letters.get(name)) for name in names]
+    if not artifacts.dead_letters:
+        raise MissingError("The run named no dead letters.")
+    return [_source(name, folder) for name, folder in artifacts.dead_letters.items()]
 
 
 def read_split(artifacts: Artifacts) -> list[tuple[str, str]]:
@@ -84,26 +90,39 @@ def _of_all(part: Any, rest: Any) -> str:
 
 def _vocabulary_size(path: Path) -> str:
     try:
-        return count(pq.read_metadata(path).num_rows)
+        return count(pq.read_table(path, columns=["id"])["id"].drop_null().length())
     except (OSError, ValueError):
         return "not there"
 
 
 def _count_cold(data: Path) -> str:
     try:
-        counts = read_table(data / "vocabulary" / "items.parquet", "The vocabulary", ["count"])
+        items = read_table(data / "vocabulary" / "items.parquet", "The vocabulary", ["id", "count"])
     except MissingError:
         return "not known"
-    return count(pc.sum(pc.equal(counts["count"], 0)).as_py() or 0)
+    is_cold = pc.and_(pc.is_valid(items["id"]), pc.equal(items["count"], 0))
+    return count(pc.sum(is_cold).as_py() or 0)
 
 
-def _source(name: str, folder: Path | None) -> Source:
+def _source(name: str, folder: Path) -> Source:
     try:
-        if folder is None:
-            raise MissingError(f"The run named no dead letters of the {name}.")
         summary = read_json(folder / "summary.json", f"The summary of the {name}")
     except MissingError as missing:
-        return Source(name, [], [], str(missing), "")
+        return Source(name, [], [], "", [], str(missing), "")
+    by_reason = summary.get("by_reason") or {}
+    files = list((summary.get("read_by_file") or {}).items())
+    return Source(
+        name=name,
+        facts=_facts(summary),
+        files=[(file, count(rows)) for file, rows in files[-_SHOWN_FILES:]],
+        earlier_files=_earlier(len(files) - _SHOWN_FILES),
+        reasons=_reasons(by_reason, summary.get("examples") or {}, summary.get("read")),
+        missing="",
+        note=_note(folder, by_reason),
+    )
+
+
+def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     read, rejected = summary.get("read"), summary.get("rejected")
     rejected_share = f" ({share(rejected / read)})" if read and rejected else ""
     facts = [
@@ -114,31 +133,31 @@ def _source(name: str, folder: Path | None) -> Source:
     ]
     if "positives" in summary:
         facts.append(("positives", count(summary["positives"])))
-    by_reason = summary.get("by_reason") or {}
-    letters, note = _examples(folder, name, list(by_reason))
+    return facts
+
+
+def _reasons(by_reason: dict[str, int], examples: dict[str, Any], read: Any) -> list[Reason]:
+    """Returns why rows were rejected, the most frequent reason first."""
     ordered = sorted(by_reason.items(), key=lambda entry: (-entry[1], entry[0]))
-    reasons = [
-        Reason(reason, count(n), share(n / read) if read else "", letters.get(reason, []))
+    return [
+        Reason(
+            text=reason,
+            rows=count(n),
+            share=share(n / read) if read else "",
+            letters=[_letter(row) for row in examples.get(reason, [])[:_EXAMPLES_A_REASON]],
+        )
         for reason, n in ordered
     ]
-    if not rejected:
-        note = "No row was rejected."
-    return Source(name, facts, reasons, "", note)
 
 
-def _examples(folder: Path, name: str, reasons: list[str]) -> tuple[dict[str, list[Letter]], str]:
-    """Returns the first dead letters of each reason, and a note where there are none."""
-    try:
-        letters = read_table(folder / "dead_letters.parquet", f"The dead letters of the {name}")
-        examples = {}
-        for reason in reasons:
-            rows = letters.filter(pc.equal(letters["reason"], reason))
-            examples[reason] = [_letter(row) for row in rows[:_EXAMPLES_A_REASON].to_pylist()]
-    except MissingError as missing:
-        return {}, str(missing)
-    except KeyError as error:
-        return {}, f"The dead letters of the {name} can't be read: {error}."
-    return examples, ""
+def _earlier(n_files: int) -> str:
+    return f"and {counted(n_files, 'earlier file', 'earlier files')}" if n_files > 0 else ""
+
+
+def _note(folder: Path, by_reason: dict[str, int]) -> str:
+    if not by_reason:
+        return "No row was rejected."
+    return f"All rejected rows, each with its reason, file and line: {folder / 'dead_letters'}"
 
 
 def _letter(row: dict[str, Any]) -> Letter:

@@ -1,0 +1,198 @@
+"""What the data looks like, and how far it lies from earlier data."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from markupsafe import Markup
+
+from recsys.formats import ABSENT, count, figure, is_number, share
+from recsys.report.artifacts import Artifacts, MissingError, read_json
+from recsys.report.bars import draw_bars
+
+_BARS_WIDTH, _BARS_HEIGHT = 100, 24
+_SHOWN_CHARACTERS = 60
+_TOP_VALUES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a split.
+
+    Attributes:
+        name: Its name.
+        kind: `number` or `text`.
+        missing: Share of rows without a value.
+        values: Smallest, middle and largest number, or how many texts and the frequent ones.
+        bars: How the values are spread, as SVG.
+    """
+
+    name: str
+    kind: str
+    missing: str
+    values: str
+    bars: Markup
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """How far a column of a split lies from the earlier ones."""
+
+    column: str
+    split: str
+    measure: str
+    drift: str
+    skew: str
+    limit: str
+    exceeds: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """One kind of data.
+
+    Attributes:
+        name: `interactions`, `items` or `users`.
+        rows: Rows of each split, in words.
+        split: Name of the split that the columns are of.
+        columns: Its columns.
+        anomalies: What breaks the schema: where, and what.
+        distances: How far the columns lie from the earlier ones, the farthest first.
+        compared: What they were compared with, as a sentence.
+        left_out: Columns that were not compared, and why.
+        pages: TFDV's pages: file and title.
+        schema: Path of the schema.
+    """
+
+    name: str
+    rows: str
+    split: str
+    columns: list[Column]
+    anomalies: list[tuple[str, str]]
+    distances: list[Distance]
+    compared: str
+    left_out: list[tuple[str, str]]
+    pages: list[tuple[str, str]]
+    schema: str
+
+
+def read_validations(artifacts: Artifacts) -> list[Validation]:
+    """Returns what TFDV found in each kind of data."""
+    return [_validation(name, found) for name, found in _read(artifacts).items()]
+
+
+def copy_pages(artifacts: Artifacts, out: Path) -> None:
+    """Copies TFDV's pages into the folder of the report."""
+    if artifacts.validation is None:
+        return
+    for page in artifacts.validation.glob("statistics-*.html"):
+        shutil.copy(page, out / page.name)
+
+
+def _read(artifacts: Artifacts) -> dict[str, Any]:
+    if artifacts.validation is None:
+        raise MissingError("The run named no validation of its data.")
+    return read_json(artifacts.validation / "verdict.json", "The validation of the data")
+
+
+def _validation(name: str, found: Mapping[str, Any]) -> Validation:
+    splits = found["splits"]
+    split = "train" if "train" in splits else min(splits)
+    comparisons = found["comparisons"]
+    return Validation(
+        name=name,
+        rows=", ".join(f"{count(one['rows'])} in {split!r}" for split, one in splits.items()),
+        split=split,
+        columns=[_column(column) for column in splits[split]["columns"]],
+        anomalies=[
+            (f"{one['column'] or 'all columns'}, split {one['split']}", one["text"])
+            for one in found["anomalies"]
+        ],
+        distances=list(_distances(comparisons)),
+        compared=_compared(found["earlier"]),
+        left_out=sorted({(c["column"], c["note"]) for c in comparisons if c["value"] is None}),
+        pages=[(PurePath(one["file"]).name, one["title"]) for one in found["pages"]],
+        schema=found["schema"],
+    )
+
+
+def _column(column: Mapping[str, Any]) -> Column:
+    is_numeric = column["kind"] == "number"
+    heights = column["bars"] if is_numeric else [part for _, part in column.get("top", [])]
+    return Column(
+        name=column["name"],
+        kind=column["kind"],
+        missing=share(column["missing"]) if column["missing"] else ABSENT,
+        values=_numbers(column) if is_numeric else _texts(column),
+        bars=Markup(draw_bars(heights, _BARS_WIDTH, _BARS_HEIGHT)),  # noqa: S704 - numbers only
+    )
+
+
+def _numbers(column: Mapping[str, Any]) -> str:
+    return " … ".join(_plain(column[name]) for name in ("min", "median", "max"))
+
+
+def _plain(value: Any) -> str:
+    """Returns a number as the data has it: whole ones in full."""
+    if is_number(value) and value == int(value):
+        return str(int(value))
+    return figure(value)
+
+
+def _texts(column: Mapping[str, Any]) -> str:
+    frequent = ", ".join(
+        f"{_shortened(value)} ({share(part)})"
+        for value, part in column.get("top", [])[:_TOP_VALUES]
+    )
+    return f"{count(column.get('unique'))} different: {frequent}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _distances(comparisons: list[Mapping[str, Any]]) -> Iterator[Distance]:
+    """Yields a row for each column, split and measure, the largest distance first."""
+    rows: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
+    for one in comparisons:
+        if one["value"] is not None:
+            key = (one["column"], one["split"], one["measure"])
+            rows.setdefault(key, {})[one["kind"]] = one
+    farthest = sorted(rows.items(), key=lambda row: -max(c["value"] for c in row[1].values()))
+    for (column, split, measure), kinds in farthest:
+        values = {kind: _distance(one["value"]) for kind, one in kinds.items()}
+        limits = {_limit(one["limit"]): None for one in kinds.values()}
+        yield Distance(
+            column=column,
+            split=split,
+            measure=measure,
+            drift=values.get("drift", ABSENT),
+            skew=values.get("skew", ABSENT),
+            limit=" / ".join(limits),
+            exceeds=any(one["exceeds"] for one in kinds.values()),
+        )
+
+
+def _distance(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _limit(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def _compared(earlier: Mapping[str, bool]) -> str:
+    """Returns what today's data was compared with, as a sentence."""
+    drift = "the data that the gate accepted before"
+    skew = "the data that the last blessed model was trained on"
+    if earlier["drift"] and earlier["skew"]:
+        return f"Drift is the distance from {drift}; skew is that from {skew}."
+    if earlier["drift"]:
+        return f"Drift is the distance from {drift}. No earlier model was blessed, so no skew."
+    if earlier["skew"]:
+        return f"Skew is the distance from {skew}. No earlier data was accepted, so no drift."
+    return "There was no earlier data to compare with: this is the first that the gate accepted."
