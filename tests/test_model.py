@@ -1,16 +1,25 @@
 """The towers against numpy, and the model folder there and back."""
 
+import shutil
+
 import keras
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from recsys.config import ModelConfig, TrainStage
-from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.model import ModelSpec, TwoTower, load_model, model_tables, save_model
+from recsys.model import (
+    ModelSpec,
+    TowerInputs,
+    TwoTower,
+    load_model,
+    model_tables,
+    save_model,
+)
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.model.saved import check_probe, read_probe
 
@@ -19,17 +28,20 @@ DIM, HISTORY = 4, 3
 
 @pytest.fixture
 def data(tmp_path):
-    """Five users, six items of which the last was never taken in training."""
-    users = Vocabulary(pa.array([f"u{n}" for n in range(5)]), np.arange(5, 0, -1))
+    """Six users and six items, of which the last was never seen in training."""
+    users = Vocabulary(pa.array([f"u{n}" for n in range(6)]), np.arange(5, -1, -1))
     items = Vocabulary(pa.array([f"i{n}" for n in range(6)]), np.array([5, 4, 3, 2, 1, 0]))
     bags = np.array([[0, 0], [1, 2], [1, 0], [2, 0], [3, 1], [0, 0], [3, 2]], np.int32)
-    names = ["", *items.ids.to_pylist()]
+    names = items.names_of_rows()
     catalogue = Catalogue(names, names, (FeatureBags("genres", 4, bags),))
+    plans = np.array([[0], [1], [2], [0], [1], [2], [2]], np.int32)
+    user_features = (FeatureBags("plan", 3, plans),)
+    save_features(user_features, tmp_path / "user_features")
     (tmp_path / "vocabulary").mkdir()
     users.save(tmp_path / "vocabulary" / "users.parquet")
     items.save(tmp_path / "vocabulary" / "items.parquet")
     catalogue.save(tmp_path / "catalogue")
-    return tmp_path, users, items, catalogue
+    return tmp_path, TowerInputs(users, items, catalogue, user_features)
 
 
 STAGE = TrainStage(
@@ -38,8 +50,9 @@ STAGE = TrainStage(
 
 
 def build(data):
-    _, users, _, catalogue = data
-    model = TwoTower(ModelSpec.for_data(STAGE.model, users.n_rows, catalogue), seed=7)
+    known = data[1]
+    spec = ModelSpec.for_data(STAGE.model, known.users.n_rows, known.catalogue, known.user_features)
+    model = TwoTower(spec, seed=7)
     model.build()
     for number, variable in enumerate(model.weights):
         rng = np.random.default_rng(number)
@@ -62,15 +75,33 @@ def tower(w, name, anchor, inputs):
     return x / np.linalg.norm(x)
 
 
-def test_a_query_is_the_unit_vector_of_user_and_weighted_history(data):
+def test_a_query_is_the_unit_vector_of_user_weighted_history_and_features(data):
     model = build(data)
     w = weights(model)
     place = np.log1p(np.exp(w["history/place"]))
     history = np.array([[2, 3, 0]], np.int32)
     pooled = (place[0] * w["items"][2] + place[1] * w["items"][3]) / place[:2].sum()
-    user = w["users"][4]
-    expected = tower(w, "query_tower", pooled + user, np.concatenate([pooled, user]))
-    found = embed_queries(model, np.array([4], np.int32), history, data[2])
+    user, plan = w["users"][4], w["plan"][1]
+    expected = tower(w, "query_tower", pooled + user, np.concatenate([pooled, user, plan]))
+    found = embed_queries(model, np.array([4], np.int32), history, data[1])
+    assert np.allclose(found[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("user_row", "token"),
+    [(3, None), (6, 2), (0, None)],
+    ids=["without a feature", "without training positives", "unknown"],
+)
+def test_a_user_reads_the_own_row_if_trained_and_the_own_features_in_any_case(
+    data, user_row, token
+):
+    model = build(data)
+    w = weights(model)
+    user = w["users"][user_row if user_row == 3 else 0]
+    plan = np.zeros(2) if token is None else w["plan"][token]
+    expected = tower(w, "query_tower", user, np.concatenate([np.zeros(DIM), user, plan]))
+    nothing = np.zeros((1, HISTORY), np.int32)
+    found = embed_queries(model, np.array([user_row], np.int32), nothing, data[1])
     assert np.allclose(found[0], expected, atol=1e-6)
 
 
@@ -79,7 +110,7 @@ def test_a_candidate_is_the_unit_vector_of_id_and_mean_of_tokens(data):
     w = weights(model)
     own, genres = w["items"][1], w["genres"][[1, 2]].mean(axis=0)
     expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
-    found = embed_catalogue(model, data[3], data[2])
+    found = embed_catalogue(model, data[1])
     assert found.shape == (7, DIM)
     assert np.allclose(found[1], expected, atol=1e-6)
     assert np.allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
@@ -91,10 +122,11 @@ def test_an_item_without_training_positives_reads_row_zero_of_the_table(data):
     genres = w["genres"][[3, 2]].mean(axis=0)
     own = w["items"][0]
     expected = tower(w, "candidate_tower", own, np.concatenate([own, genres]))
-    assert np.allclose(embed_catalogue(model, data[3], data[2])[6], expected, atol=1e-6)
+    assert np.allclose(embed_catalogue(model, data[1])[6], expected, atol=1e-6)
 
 
-def test_the_loss_masks_by_item_and_corrects_and_divides_as_the_config_says(data):
+@pytest.mark.parametrize("share", [None, np.array([0.5, 2.0, 0.0], np.float32)])
+def test_the_loss_masks_by_item_and_corrects_and_weighs_as_the_config_says(data, share):
     model = build(data)
     # Short vectors: every candidate has its part in the sum.
     query, candidate = np.random.default_rng(3).normal(0, 0.2, (2, 3, DIM)).astype(np.float32)
@@ -105,7 +137,10 @@ def test_the_loss_masks_by_item_and_corrects_and_divides_as_the_config_says(data
         "log_q": np.log(np.array([0.5, 0.1, 0.5], np.float32)),
     }
     weight = np.exp(query @ candidate.T / 0.15 - x["log_q"]) * [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
-    expected = -np.log(np.diag(weight) / weight.sum(axis=1)).mean()
+    losses = -np.log(np.diag(weight) / weight.sum(axis=1))
+    expected = losses.mean() if share is None else (0.5 * losses[0] + 2 * losses[1]) / 2.5
+    if share is not None:
+        x["weight"] = share
     found = model.compute_loss(x, y_pred={"query": query, "candidate": candidate})
     assert STAGE.model.temperature == 0.15
     assert float(found) == pytest.approx(expected, rel=1e-4)
@@ -120,19 +155,19 @@ def without_mesh():
 def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, without_mesh):
     one = build(data)
     folder = tmp_path / "model"
-    save_model(folder, one, STAGE, data[0] / "vocabulary", data[0] / "catalogue")
-    expected = embed_catalogue(one, data[3], data[2])
+    save_model(folder, one, STAGE, data[0])
+    expected = embed_catalogue(one, data[1])
     activate(table_layout(list(model_tables(one.spec, None).values())))
     eight = load_model(folder)
     _, items, *_ = eight.model.embedding.tables
     assert items.embeddings.value.addressable_shards[0].data.shape == (3840 // 8, DIM)
-    found = embed_catalogue(eight.model, eight.catalogue, eight.items)
+    found = embed_catalogue(eight.model, eight.inputs)
     assert np.allclose(found, expected, atol=1e-6)
     assert eight.stage == STAGE
 
     # And back: what eight devices write has no padding rows.
     again = tmp_path / "again"
-    save_model(again, eight.model, STAGE, data[0] / "vocabulary", data[0] / "catalogue")
+    save_model(again, eight.model, STAGE, data[0])
     for file in (folder / "weights").iterdir():
         assert np.array_equal(np.load(file), np.load(again / "weights" / file.name))
 
@@ -140,7 +175,7 @@ def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, w
 @pytest.fixture
 def folder(data, tmp_path):
     folder = tmp_path / "model"
-    save_model(folder, build(data), STAGE, data[0] / "vocabulary", data[0] / "catalogue")
+    save_model(folder, build(data), STAGE, data[0])
     return folder
 
 
@@ -165,6 +200,19 @@ def replace(path):
 def test_a_damaged_folder_is_refused_by_name(folder, file, damage):
     damage(folder / file)
     with pytest.raises(RecsysError, match=r"R310.*model"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("damage", [truncate, lambda path: path.unlink(), replace])
+def test_damaged_features_of_users_are_refused_by_name(folder, damage):
+    damage(folder / "user_features" / "plan.npy")
+    with pytest.raises(RecsysError, match=r"R230.*user_features"):
+        load_model(folder)
+
+
+def test_a_model_whose_features_are_gone_is_refused(folder):
+    shutil.rmtree(folder / "user_features")
+    with pytest.raises(RecsysError, match=r"R310.*features"):
         load_model(folder)
 
 
@@ -199,10 +247,4 @@ def test_a_full_disk_is_an_error_and_no_crash(data, tmp_path):
     (tmp_path / "model" / "weights").mkdir(parents=True)
     (tmp_path / "model" / "weights" / "0.npy").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
-        save_model(
-            tmp_path / "model",
-            build(data),
-            STAGE,
-            data[0] / "vocabulary",
-            data[0] / "catalogue",
-        )
+        save_model(tmp_path / "model", build(data), STAGE, data[0])

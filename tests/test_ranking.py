@@ -37,9 +37,10 @@ def cases(draw):
 @given(cases(), st.sampled_from([1, 20, 2**24]))
 def test_ranks_and_top_lists_equal_sorting(case, block):
     scores, positives, seen, k = case
+    is_item = np.arange(scores.shape[1]) > 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recsys.ranking, "_BLOCK_SCORES", block)
-        found = rank(lambda part: scores[part], ragged(positives), ragged(seen), scores.shape[1], k)
+        found = rank(lambda part: scores[part], ragged(positives), ragged(seen), is_item, k)
     expected = list(by_sorting(scores, positives, seen))
     ranks = [
         order.index(row) + 1
@@ -53,12 +54,15 @@ def test_ranks_and_top_lists_equal_sorting(case, block):
 
 
 def test_a_positive_that_no_vocabulary_knows_ranks_behind_every_item():
-    scores = np.zeros((1, 5), np.float32)
-    found = rank(lambda part: scores[part], ragged([[0]]), ragged([[]]), 5, 2)
-    assert found.ranks.tolist() == [5]
+    scores = np.zeros((2, 5), np.float32)
+    is_item = np.array([False, False, True, True, True])
+    found = rank(lambda part: scores[part], ragged([[0], [1]]), ragged([[], []]), is_item, 2)
+    assert found.ranks.tolist() == [5, 5]
 
 
-def test_row_zero_is_never_recommended():
-    scores = np.array([[9.0, 1.0, 2.0]], np.float32)
-    found = rank(lambda part: scores[part], ragged([[1]]), ragged([[]]), 3, 2)
-    assert found.top.tolist() == [[2, 1]]
+def test_a_row_that_is_no_item_is_never_recommended():
+    scores = np.array([[9.0, 1.0, 8.0, 2.0]], np.float32)
+    is_item = np.array([False, True, False, True])
+    found = rank(lambda part: scores[part], ragged([[1]]), ragged([[]]), is_item, 4)
+    assert found.top.tolist() == [[3, 1]]
+    assert found.ranks.tolist() == [2]

@@ -107,7 +107,7 @@ def parse_entities(
     columns, broken = [ids], [(pc.is_null(ids), _no_id(config))]
     broken.append((pc.greater(pc.binary_length(ids), LONGEST_ID), f"id over {LONGEST_ID} bytes"))
     for key in _names(config):
-        raw, type_, separator = key
+        raw, type_, _ = key
         column = batch.columns.column(raw)
         typed = _typed(column, key, batch.file)
         columns.append(typed.cast(_ARROW[type_]))

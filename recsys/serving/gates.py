@@ -51,18 +51,13 @@ def check(model: Any, reference: Reference) -> float:
         RecsysError: A difference is over the tolerance.
     """
     ask = model.signatures
-    probes = _raw_probes(reference)
-    found = _in_batches(
-        lambda part: _answer(ask["embed_query"], probes, part), len(reference.query)
-    )
+    probes, n = _raw_probes(reference), len(reference.query)
+    found = _in_batches(lambda part: _answer(ask["embed_query"], probes, part), n)
     queries = _difference("R530", "query embeddings", found["embedding"], reference.query)
     items = _items_difference(ask["embed_candidate"], reference)
-    found = _in_batches(lambda part: _answer(ask["recommend"], probes, part), len(reference.query))
+    found = _in_batches(lambda part: _answer(ask["recommend"], probes, part), n)
     scores = _candidates_difference("recommend", found, reference)
-    found = _in_batches(
-        lambda part: ask["serving_default"](examples=_examples(probes, part)),
-        len(reference.query),
-    )
+    found = _in_batches(lambda part: ask["serving_default"](examples=_examples(probes, part)), n)
     return max(queries, items, scores, _candidates_difference("serving_default", found, reference))
 
 

@@ -45,9 +45,9 @@ def model_card(
 
 
 _SUMMARY = """A two-tower retrieval model: one tower embeds a user with the newest items of the
-user's history and with the user's features, if the data have any, the other embeds an item
-with its features, and candidates are ranked by the cosine of the two. The bundle is a TensorFlow SavedModel that takes raw ids and needs nothing
-but TensorFlow."""
+user's history and with the user's features, where the data have any; the other embeds an
+item with its features; candidates are ranked by the cosine of the two. The bundle is a
+TensorFlow SavedModel that takes raw ids and needs nothing but TensorFlow."""
 
 _USE = """```python
 import tensorflow as tf
