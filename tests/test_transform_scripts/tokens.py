@@ -1,0 +1,76 @@
+"""Makes tokens with TFT of the rows in `world.json`, and of new rows with the saved graph."""
+
+import json
+import sys
+from pathlib import Path
+
+import apache_beam as beam
+import tensorflow as tf
+import tensorflow_transform as tft
+import tensorflow_transform.beam as tft_beam
+from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
+
+from components.token_rows import read_token_rows, rows_of_tables
+from components.transform_features import preprocessing_fn
+from recsys.config import Feature
+
+TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
+
+
+# TensorFlow objects live in a function: those of a module die while the interpreter
+# ends, and take the process with them.
+def main(folder):
+    world = json.loads((folder / "world.json").read_text())
+    spec = {
+        name: tf.io.FixedLenFeature([], TYPES[type_])
+        if name in world["always"]
+        else tf.io.VarLenFeature(TYPES[type_])
+        for name, type_ in world["columns"].items()
+    }
+    metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
+    parts = [{"column": f["column"], "feature": f} for f in world["features"]]
+    custom = {"id": "user_id", "features": parts}
+    features = [Feature.model_validate(one) for one in world["features"]]
+    out = folder / "tokens"
+    with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
+        rows = pipeline | beam.Create([as_row(row, world["always"]) for row in world["rows"]])
+        (tokens, made), function = (rows, metadata) | tft_beam.AnalyzeAndTransformDataset(
+            lambda inputs: preprocessing_fn(inputs, custom)
+        )
+        coder = tft.coders.ExampleProtoCoder(made.schema)
+        _ = (
+            tokens
+            | beam.Map(coder.encode)
+            | beam.io.WriteToTFRecord(str(out / "all"), file_name_suffix=".gz")
+        )
+        _ = function | tft_beam.WriteTransformFn(str(folder / "graph"))
+    found = [
+        [ids.to_pylist(), {name: bag.tolist() for name, bag in bags.items()}]
+        for ids, bags in read_token_rows(out, "user_id", features)
+    ]
+    assets = folder / "graph" / "transform_fn" / "assets"
+    result = {
+        "tokens": found,
+        "rows": rows_of_tables(folder / "graph", features),
+        "vocabularies": {p.name: p.read_text().splitlines() for p in assets.iterdir()},
+        "new": new_tokens(folder / "graph", spec, world["new"]),
+    }
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def as_row(row, always):
+    return {name: value[0] if name in always else value for name, value in row.items()}
+
+
+def new_tokens(graph, spec, rows):
+    """Returns the tokens of rows that no analysis saw."""
+    columns = {}
+    for name, kind in spec.items():
+        values = tf.ragged.constant([row[name] for row in rows], kind.dtype)
+        is_fixed = isinstance(kind, tf.io.FixedLenFeature)
+        columns[name] = values.flat_values if is_fixed else values.to_sparse()
+    layer = tft.TFTransformOutput(str(graph)).transform_features_layer()
+    return {name: bag.numpy().tolist() for name, bag in layer(columns).items() if name != "user_id"}
+
+
+main(Path(sys.argv[1]))
