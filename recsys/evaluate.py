@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recsys.config import EvaluateStage
 from recsys.config_file import load_stage
@@ -119,7 +120,7 @@ class _Evaluation:
         return _Measured(
             queries=queries,
             is_known=self._is_known[queries.user_row],
-            n_users=len(self._store.eval_user_ids),
+            n_users=len(self._store.eval_users.rows),
             n_candidates=int(self._saved.catalogue.is_item.sum()),
             ranking=ranking,
             model=self._metrics(ranking, queries),
@@ -131,7 +132,7 @@ class _Evaluation:
     ) -> dict[str, float]:
         """Returns the metrics of another model, which has its own rows, on `queries`."""
         to_last = _translation(self._saved.items, last.items)
-        ids = [self._store.eval_user_ids[user] for user in queries.user]
+        ids = self._store.eval_users.ids.take(pa.array(queries.user))
         history = to_last[queries.histories(last.stage.model.history)]
         embedded = embed_queries(last.model, last.users.rows(ids), history, last.inputs)
         _check_numbers(embedded)
@@ -142,7 +143,7 @@ class _Evaluation:
             return np.where(missing, -np.inf, (embedded[block] @ candidates.T)[:, to_last])
 
         metrics = self._metrics(self._rank(scorer, queries), queries)
-        return _mean_over_users(metrics, queries, len(self._store.eval_user_ids))
+        return _mean_over_users(metrics, queries, len(self._store.eval_users.rows))
 
     def _rank(self, scorer: Scorer, queries: Queries) -> Ranking:
         return rank(
@@ -237,7 +238,7 @@ def _mean_over_users(
 
 def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray:
     """Returns their row of each of our rows `[our rows]` int32; 0 where they have none."""
-    return np.concatenate([np.zeros(1, np.int32), theirs.rows(ours.ids)])
+    return theirs.rows(ours.ids_of_rows)
 
 
 def _check_numbers(*embeddings: np.ndarray) -> None:

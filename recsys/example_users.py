@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
 from recsys.model import SavedModel
 from recsys.model.inference import embed_queries
-from recsys.queries import Queries, make_queries
+from recsys.queries import Queries, make_queries, train_slices
 from recsys.ragged import Ragged
 from recsys.ranking import rank
 
@@ -38,8 +39,12 @@ def example_users(
     held_out = _held_out(store)
     ids = list(wanted) or _busiest(store, held_out)
     rows = saved.users.rows(ids)
-    known = [i for i, id_ in enumerate(ids) if rows[i] > 0 or id_ in held_out]
-    queries = _queries_at_cut(store, [ids[i] for i in known], rows[known], held_out)
+    trained = store.train_users.find(pa.array(ids, pa.large_string()))
+    has_row = rows >= saved.users.first_own_row
+    known = [i for i, id_ in enumerate(ids) if has_row[i] or trained[i] >= 0 or id_ in held_out]
+    none = np.zeros(0, np.int32)
+    wanted_items = [held_out.get(ids[i], none) for i in known]
+    queries = _queries_at_cut(store, trained[known], rows[known], wanted_items)
     embedded = embed_queries(
         saved.model, queries.user_row, queries.histories(saved.stage.model.history), saved.inputs
     )
@@ -53,7 +58,7 @@ def example_users(
     histories = queries.histories(_ITEMS)
     examples = []
     for i, place in enumerate(known):
-        right = set(held_out.get(ids[place], np.zeros(0, np.int32)).tolist())
+        right = set(wanted_items[i].tolist())
         recommended = [
             {
                 **_item(saved.catalogue, row),
@@ -63,7 +68,7 @@ def example_users(
             for row, score in zip(ranking.top[i], ranking.top_scores[i], strict=True)
             if np.isfinite(score)
         ]
-        history = [_item(saved.catalogue, row) for row in histories[i] if row > 0]
+        history = [_item(saved.catalogue, row) for row in histories[i] if saved.catalogue.is_item[row]]
         examples.append({"user_id": ids[place], "history": history, "recommended": recommended})
     return examples, [id_ for i, id_ in enumerate(ids) if i not in known]
 
@@ -72,25 +77,24 @@ def _held_out(store: InteractionStore) -> dict[str, np.ndarray]:
     """Returns the held-out item rows of each evaluation user, by id."""
     queries = make_queries(store, "at_cut")
     offsets = queries.positives.offsets
-    return {
-        store.eval_user_ids[user]: queries.positives.rows[offsets[i] : offsets[i + 1]]
-        for i, user in enumerate(queries.user)
-    }
+    ids = store.eval_users.ids.take(pa.array(queries.user)).to_pylist()
+    return {id_: queries.positives.rows[offsets[i] : offsets[i + 1]] for i, id_ in enumerate(ids)}
 
 
 def _busiest(store: InteractionStore, held_out: dict[str, np.ndarray]) -> list[str]:
-    known = [id_ for id_, row in zip(store.eval_user_ids, store.eval_user_rows, strict=True) if row]
+    known = store.eval_users.ids.filter(pa.array(store.trained_user >= 0)).to_pylist()
     return sorted(known, key=lambda id_: (-len(held_out[id_]), id_))[:_CHOSEN_USERS]
 
 
 def _queries_at_cut(
-    store: InteractionStore, ids: list[str], rows: np.ndarray, held_out: dict[str, np.ndarray]
+    store: InteractionStore,
+    trained: np.ndarray,
+    rows: np.ndarray,
+    held_out: Sequence[np.ndarray],
 ) -> Queries:
-    log = store.train
-    # Row 0 has no training events: a new user gets the empty slice.
-    seen = [log.item_row[log.offsets[row] : log.offsets[row + 1]] for row in rows]
-    wanted = [held_out.get(id_, np.zeros(0, np.int32)) for id_ in ids]
-    return Queries(np.arange(len(ids)), rows, Ragged.of(seen), Ragged.of(wanted))
+    starts, ends = train_slices(store, trained)
+    seen = [store.train.item_row[start:end] for start, end in zip(starts, ends, strict=True)]
+    return Queries(np.arange(len(rows)), rows, Ragged.of(seen), Ragged.of(held_out))
 
 
 def _item(catalogue: Catalogue, row: int) -> dict[str, str]:

@@ -19,7 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundle import MANIFEST, commit_folder, write_manifest
+from recsys.bundle import MANIFEST, write_manifest
+from recsys.commit import commit_folder
 from recsys.config import ExportStage
 from recsys.config_file import load_stage
 from recsys.data.histories import ServingHistories, serving_histories
@@ -174,7 +175,7 @@ def _histories(data: Path, saved: SavedModel) -> ServingHistories:
                 "Export with the data folder that the model was trained on.",
                 {"model": of_model.n_rows, "data": of_data.n_rows},
             )
-    return serving_histories(InteractionStore.open(data / "store"), saved.users)
+    return serving_histories(InteractionStore.open(data / "store"))
 
 
 def _json(path: Path) -> dict[str, Any]:

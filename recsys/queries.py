@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from recsys.data.store import InteractionStore, newest_first
-from recsys.data.vocabulary import UNKNOWN_ROW
+from recsys.data.event_log import newest_first
+from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
 from recsys.ragged import Ragged, ranges
 
@@ -20,8 +20,8 @@ class Queries:
     """Queries `[n]`, those of a user next to each other, in time order.
 
     Attributes:
-        user: Evaluation user of each query `[n]`, an index into `eval_user_ids`.
-        user_row: Row of that user `[n]` int32; 0 for one unknown to training.
+        user: Evaluation user of each query `[n]`, an index into `store.eval_users`.
+        user_row: Row of that user `[n]` int32, of its own or shared with others.
         seen: What the user did before the query, item rows, the oldest first.
         positives: What the user did then, item rows.
     """
@@ -64,17 +64,16 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
     if kind == "at_cut":
         starts = log.offsets[:-1][np.diff(log.offsets) > 0]
     else:
-        starts = np.flatnonzero(log.tied == 0)
+        starts = np.flatnonzero(np.asarray(log.tied) == 0)
     ends = np.append(starts[1:], len(log))
     user = log.user_index(starts)
     if most is not None and len(starts) > most:
         chosen = _of_some_users(user, most)
         starts, ends, user = starts[chosen], ends[chosen], user[chosen]
-    user_row = store.eval_user_rows[user].astype(np.int32)
     return Queries(
         user=user,
-        user_row=user_row,
-        seen=_seen(store, user, user_row, starts),
+        user_row=store.eval_users.rows[user],
+        seen=_seen(store, user, starts),
         positives=_without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
     )
 
@@ -87,24 +86,34 @@ def _of_some_users(user: np.ndarray, most: int) -> np.ndarray:
     return np.isin(user, users[order[:n_users]])
 
 
-def _seen(
-    store: InteractionStore, user: np.ndarray, user_row: np.ndarray, starts: np.ndarray
-) -> Ragged:
+def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> Ragged:
     """Returns each query's items before the cut, then those from the cut to the query."""
-    known = user_row != UNKNOWN_ROW
-    train_start = np.where(known, store.train.offsets[user_row], 0)
-    train_end = np.where(known, store.train.offsets[user_row + 1], 0)
+    train_start, train_end = train_slices(store, store.trained_user[user])
     eval_start = store.eval.offsets[user]
     n_train, n_eval = train_end - train_start, starts - eval_start
     offsets = np.concatenate([[0], np.cumsum(n_train + n_eval)])
     rows = np.empty(offsets[-1], np.int32)
-    train, held_out = np.asarray(store.train.item_row), np.asarray(store.eval.item_row)
+    train, held_out = store.train.item_row, store.eval.item_row
     # One by one: index arrays for all of them would take six times the memory.
     for query in range(len(starts)):
         start, middle, end = offsets[query], offsets[query] + n_train[query], offsets[query + 1]
         rows[start:middle] = train[train_start[query] : train_end[query]]
         rows[middle:end] = held_out[eval_start[query] : starts[query]]
     return Ragged(rows, offsets)
+
+
+def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the training events of `users` begin and end `[b]` int64.
+
+    Args:
+        store: The positives, split at the cut.
+        users: Users of the training log `[b]`; -1 for one without training events, who
+            gets an empty slice.
+    """
+    known, offsets = users >= 0, store.train.offsets
+    start, end = np.zeros((2, len(users)), np.int64)
+    start[known], end[known] = offsets[users[known]], offsets[users[known] + 1]
+    return start, end
 
 
 def _without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:

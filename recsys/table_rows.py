@@ -99,7 +99,7 @@ def _of_data(folder: Path) -> TableRows:
         summary = json.loads((folder / "catalogue" / "catalogue.json").read_text("utf-8"))
         features = {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
         users, items = (
-            pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows + 1
+            pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
             for side in ("users", "items")
         )
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -52,7 +52,7 @@ def train(stage: TrainStage, data: Path, out: Path) -> dict[str, Any]:
         RecsysError: The data are damaged or too few, a table isn't placed as
             planned, or the loss is no number.
     """
-    store = InteractionStore.open(data / "store")
+    store = InteractionStore.open(data / "store", verify=True)
     inputs = TowerInputs.open(data)
     n_devices = jax.device_count()
     _check_divides("batch_size", stage.train.batch_size, n_devices)

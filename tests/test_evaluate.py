@@ -6,7 +6,7 @@ import pytest
 
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage, ModelConfig, TrainStage
 from recsys.data.catalogue import Catalogue
-from recsys.data.store import EventLog, InteractionStore
+from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
@@ -23,25 +23,27 @@ STAGE = EvaluateStage(
 QUERIES = [(0, [1, 2], 3), (0, [1, 2, 3], 4), (1, [], 2)]
 
 
-def log(events, rows):
-    user, item, time = (np.array(column, int) for column in zip(*events, strict=True))
-    return EventLog.from_events(user, np.array(rows)[user], item, time, len(rows))
+def table(events):
+    """Events (user id, user row, item row, time)."""
+    names = ["user_id", "user_row", "item_row", "timestamp"]
+    return pa.table(dict(zip(names, zip(*events, strict=True), strict=True))).cast(
+        pa.schema([("user_id", "string"), *((name, "int32") for name in names[1:3]), (names[3], "int64")])
+    )
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A data folder with items 1 … 6, the third most popular, and an untrained model."""
     data, model_folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("model")
-    train = log([(1, 1, 1), (1, 2, 2), (2, 1, 1)], rows=[0, 1, 2])
-    held_out = log([(0, 3, 10), (0, 4, 20), (1, 2, 12)], rows=[1, 0])
-    rows = np.array([1, 0], np.int32)
-    InteractionStore(train, held_out, ["ann", "zoe"], rows, 10).save(data / "store")
+    train = table([("ann", 1, 1, 1), ("ann", 1, 2, 2), ("bob", 2, 1, 1)])
+    held_out = table([("ann", 1, 3, 10), ("ann", 1, 4, 20), ("zoe", 0, 2, 12)])
+    write_store(data / "store", 10, train, held_out)
     users = Vocabulary(pa.array(["ann", "bob"]), np.array([2, 1]))
     items = Vocabulary(pa.array([f"i{n}" for n in range(1, 7)]), np.array([2, 3, 6, 4, 5, 1]))
     (data / "vocabulary").mkdir()
     users.save(data / "vocabulary" / "users.parquet")
     items.save(data / "vocabulary" / "items.parquet")
-    ids = ["", *items.ids.to_pylist()]
+    ids = items.names_of_rows()
     catalogue = Catalogue(ids, [f"Title {id_}" for id_ in ids], ())
     catalogue.save(data / "catalogue")
     model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, catalogue), seed=1)

@@ -23,7 +23,7 @@ import yaml
 from recsys.bundle import verify
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.histories import ServingHistories, serving_histories
-from recsys.data.store import EventLog, InteractionStore
+from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.process import run_stage
 
@@ -55,6 +55,19 @@ def make_items() -> list[dict[str, str]]:
     return items
 
 
+def events_table(
+    ids: list[str], user_row: np.ndarray, item_row: np.ndarray, timestamp: np.ndarray
+) -> pa.Table:
+    return pa.table(
+        {
+            "user_id": ids,
+            "user_row": user_row.astype(np.int32),
+            "item_row": item_row.astype(np.int32),
+            "timestamp": timestamp.astype(np.int64),
+        }
+    )
+
+
 def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.ndarray]) -> None:
     """Writes a data folder: users `007`, `u1` …; 5 of them only after the cut."""
     rng = np.random.default_rng(2)
@@ -66,14 +79,15 @@ def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.nda
     user_ids = ["007", *(f"u{n}" for n in range(1, n_users))]
     users = Vocabulary(pa.array(user_ids), np.bincount(index, minlength=n_users + 1)[1:])
     times = rng.integers(0, 1000, n_events)
-    train = EventLog.from_events(index, index, train_items, times, users.n_rows)
+    train = events_table([user_ids[row - 1] for row in index], index, train_items, times)
 
     eval_ids = ["u3", "late0", "late1", "007", "late2", "late3", "late4"]
     who = np.concatenate([np.arange(7), rng.integers(0, 7, 40)])
     rows = users.rows(eval_ids)
     later = rng.integers(1000, 1100, 47)
-    log = EventLog.from_events(who, rows[who], rng.integers(1, n_items + 1, 47), later, 7)
-    InteractionStore(train, log, eval_ids, rows, 1000).save(folder / "store")
+    later_items = rng.integers(1, n_items + 1, 47)
+    held_out = events_table([eval_ids[user] for user in who], rows[who], later_items, later)
+    write_store(folder / "store", 1000, train, held_out)
 
     (folder / "vocabulary").mkdir()
     users.save(folder / "vocabulary" / "users.parquet")
@@ -96,7 +110,7 @@ class World:
         self.users = Vocabulary.load(folder / "model" / "vocabulary" / "users.parquet")
         self.vocabulary = Vocabulary.load(folder / "model" / "vocabulary" / "items.parquet")
         self.histories: ServingHistories = serving_histories(
-            InteractionStore.open(folder / "data" / "store"), self.users
+            InteractionStore.open(folder / "data" / "store")
         )
         described = json.loads((folder / "model" / "model.json").read_text())["variables"]
         self.weights = {

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.store import EventLog, InteractionStore
+from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.report import write_report
 
@@ -130,6 +130,80 @@ DEAD_LETTERS: dict[str, list[tuple[str, str, int, str]]] = {
 }
 
 
+VALIDATION: dict[str, Any] = {
+    "interactions": {
+        "what": "interactions",
+        "schema": "/run/artifacts/SchemaGen.Interactions/schema/5/schema.pbtxt",
+        "anomalies": [{"split": "eval", "column": "event", "text": "Unexpected value: share"}],
+        "comparisons": [
+            {
+                "kind": kind,
+                "split": "train",
+                "column": column,
+                "measure": measure,
+                "value": value,
+                "limit": limit,
+                "note": note,
+                "exceeds": value is not None and limit is not None and value > limit,
+            }
+            for kind, column, measure, value, limit, note in [
+                ("drift", "rating", "Jensen-Shannon", 0.0123, 0.3, ""),
+                ("skew", "rating", "Jensen-Shannon", 0.4, 0.3, ""),
+                ("drift", "user_id", "L-infinity", 0.02, None, ""),
+                ("drift", "timestamp", "Jensen-Shannon", None, None, "it moves with time"),
+            ]
+        ],
+        "earlier": {"drift": True, "skew": True},
+        "splits": {
+            "train": {
+                "rows": 90_000,
+                "columns": [
+                    {
+                        "name": "event",
+                        "kind": "text",
+                        "missing": 0.25,
+                        "values": 67_500,
+                        "unique": 2,
+                        "top": [["view", 0.9], ["buy", 0.1]],
+                    },
+                    {
+                        "name": "rating",
+                        "kind": "number",
+                        "missing": 0.0,
+                        "values": 90_000,
+                        "min": 0.5,
+                        "median": 3.5,
+                        "max": 5.0,
+                        "bars": [1, 0, 50, 100],
+                    },
+                ],
+            },
+            "eval": {"rows": 10_000, "columns": []},
+        },
+        "pages": [
+            {"file": "statistics-interactions-train-and-eval.html", "title": "train and eval"}
+        ],
+    }
+}
+
+GROWTH: dict[str, Any] = {
+    "users": {
+        "new": 12,
+        "kept": 599,
+        "evicted": 3,
+        "recycled": 2,
+        "below_min_count": 7,
+        "below_min_count_events": 9,
+        "out_of_date": 0,
+        "rows_before": 600,
+        "rows_after": 610,
+        "unknown_train_share": 0.004,
+        "unknown_eval_share": 0.021,
+        "examples": {"new": ["alice", "bob"], "evicted": [], "below_min_count": ["eve"]},
+    }
+}
+
+
 class Run:
     """A finished run on the disk, in the layout of docs/architecture.md.
 
@@ -143,6 +217,7 @@ class Run:
         self.data, self.model = root / "data", root / "model"
         self.evaluation, self.bundle = root / "evaluation", root / "bundle"
         self.dead_letters = {name: root / "dead" / name for name in DEAD_LETTERS}
+        self.validation = root / "validation"
         self.pushed: str | None = "/work/runs/movielens-small/serving/movielens-small/7"
 
     def write(self, titles: list[str], evaluation: dict[str, Any]) -> None:
@@ -187,6 +262,9 @@ class Run:
             {**manifest, "code": "0123abcd" * 8, "max_difference": 8.3e-8},
         )
         self._write_dead_letters()
+        self.write_json(self.validation / "verdict.json", VALIDATION)
+        self.write_json(self.validation / "diff.json", GROWTH)
+        (self.validation / "statistics-interactions-train-and-eval.html").write_text("TFDV")
 
     def report(self, **changed: Any) -> str:
         """Returns the page."""
@@ -198,6 +276,8 @@ class Run:
             "evaluation": self.evaluation,
             "bundle": self.bundle,
             "pushed": self.pushed,
+            "validation": self.validation,
+            "vocabularies": self.validation,
         }
         path = write_report(self.root / "report", **{**arguments, **changed})
         assert path == self.root / "report" / "report.html"
@@ -216,26 +296,24 @@ class Run:
         path.write_text(json.dumps(content))
 
     def _write_store(self, rng: np.random.Generator) -> None:
-        def log(n_users: int, n: int) -> EventLog:
+        def events(n_users: int, n: int) -> pa.Table:
             user = rng.integers(0, n_users, n)
-            return EventLog.from_events(user, user, rng.integers(1, 24, n), np.arange(n), n_users)
+            return pa.table(
+                {
+                    "user_id": user.astype(str).tolist(),
+                    "user_row": user.astype(np.int32),
+                    "item_row": rng.integers(1, 24, n).astype(np.int32),
+                    "timestamp": np.arange(n),
+                }
+            )
 
-        InteractionStore(
-            train=log(600, 9_000),
-            eval=log(80, 1_000),
-            eval_user_ids=[str(i) for i in range(80)],
-            eval_user_rows=np.zeros(80, np.int32),
-            cut=1_463_616_000,
-        ).save(self.data / "store")
+        write_store(self.data / "store", 1_463_616_000, events(600, 9_000), events(80, 1_000))
 
     def _write_dead_letters(self) -> None:
         counts = {"interactions": (100_836, 12, 3), "items": (9_743, 1, 0)}
         for name, letters in DEAD_LETTERS.items():
             folder = self.dead_letters[name]
             folder.mkdir(parents=True)
-            columns = [list(column) for column in zip(*letters, strict=True)]
-            table = pa.table(columns, names=["reason", "file", "line", "row"])
-            pq.write_table(table, folder / "dead_letters.parquet")
             read, rejected, duplicates = counts[name]
             by_reason = {letter[0]: 1 for letter in letters}
             by_reason[letters[0][0]] += rejected - len(by_reason)
@@ -245,9 +323,19 @@ class Run:
                 "rejected": rejected,
                 "duplicates": duplicates,
                 "by_reason": by_reason,
+                "examples": {
+                    reason: [
+                        {"file": file, "line": line, "row": row}
+                        for other, file, line, row in letters
+                        if other == reason
+                    ]
+                    for reason in by_reason
+                },
             }
             if name == "interactions":
                 summary["positives"] = 48_580
+            files = [f"/data/{name}-{day:02}.csv" for day in range(14)]
+            summary["read_by_file"] = {file: 100 + day for day, file in enumerate(files)}
             self.write_json(folder / "summary.json", summary)
 
 
@@ -368,6 +456,66 @@ def test_data_is_counted_and_dead_letters_are_shown(run: Run) -> None:
     assert "vocabulary of users 599 vocabulary of items 24 items without training events 2" in text
 
 
+def test_the_last_files_are_listed_with_their_rows(run: Run) -> None:
+    text = text_of(run.report())
+    assert "/data/interactions-02.csv 102" in text
+    assert "/data/interactions-13.csv 113 and 2 earlier files" in text
+    assert "/data/interactions-01.csv" not in text
+
+
+def test_drift_skew_and_anomalies_are_shown(run: Run) -> None:
+    page = run.report()
+    text = text_of(page)
+    assert "90,000 in 'train', 10,000 in 'eval'. Drift is the distance from the data" in text
+    assert "event, split eval Unexpected value: share" in text
+    rating = "rating train Jensen-Shannon 0.012 0.400 0.30"
+    assert f"drift skew limit {rating} user_id train L-infinity 0.020 – none" in text
+    assert "timestamp: it moves with time." in text
+    assert page.count('class="number worse">0.400<') == 1
+    assert "event text 25.0 % 2 different: view (90.0 %), buy (10.0 %)" in text
+    assert "rating number – 0.500 … 3.50 … 5" in text
+
+
+def test_bars_stand_for_the_counts(run: Run) -> None:
+    page = run.report()
+    heights = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="24.0" height="([\d.]+)"/>', page)
+    assert heights == [
+        ("0.0", "23.0", "1.0"),
+        ("25.0", "24.0", "0.0"),
+        ("50.0", "12.0", "12.0"),
+        ("75.0", "0.0", "24.0"),
+    ]
+
+
+def test_tfdvs_pages_lie_beside_the_report(run: Run) -> None:
+    page = run.report()
+    name = "statistics-interactions-train-and-eval.html"
+    assert f'<a href="{name}">train and eval</a>' in page
+    assert (run.root / "report" / name).read_text() == "TFDV"
+
+
+@pytest.mark.parametrize(
+    ("drift", "skew", "said"),
+    [
+        (False, False, "There was no earlier data to compare with"),
+        (True, False, "No earlier model was blessed, so no skew."),
+    ],
+)
+def test_what_there_is_no_comparison_with_is_said(
+    run: Run, drift: bool, skew: bool, said: str
+) -> None:
+    found = {**VALIDATION["interactions"], "earlier": {"drift": drift, "skew": skew}}
+    run.write_json(run.validation / "verdict.json", {"interactions": found})
+    assert said in text_of(run.report())
+
+
+def test_the_growth_of_a_vocabulary_is_shown(run: Run) -> None:
+    text = text_of(run.report())
+    assert "new ids 12 kept their row 599 evicted 3 in recycled rows 2" in text
+    assert "training events of unknown ids 0.4 % held-out events of unknown ids 2.1 %" in text
+    assert "new alice, bob below min count eve" in text
+
+
 def test_training_and_tables_are_shown(run: Run) -> None:
     page = run.report()
     text = text_of(page)
@@ -421,12 +569,12 @@ def test_the_page_needs_nothing_from_outside(run: Run) -> None:
     for tag, attributes in parsed.tags:
         assert not any(name.startswith("on") for name in attributes), (tag, attributes)
         for name in ("href", "src", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith("#")
+            assert re.fullmatch(r"#.*|statistics-[a-z-]+\.html", attributes.get(name) or "#")
     assert "url(" not in page
     assert "@import" not in page
     ids = {attributes["id"] for _, attributes in parsed.tags if "id" in attributes}
-    links = {str(attributes["href"])[1:] for tag, attributes in parsed.tags if tag == "a"}
-    assert links <= ids
+    links = {str(attributes["href"]) for tag, attributes in parsed.tags if tag == "a"}
+    assert {link[1:] for link in links if link.startswith("#")} <= ids
 
 
 def test_everything_from_data_is_escaped(tmp_path: Path) -> None:
@@ -436,17 +584,15 @@ def test_everything_from_data_is_escaped(tmp_path: Path) -> None:
     run.write(titles, evaluation)
     run.config = _poison(CONFIG)
     run.pushed = "/serving/" + SCRIPT.replace("/", "")
-    for name, folder in run.dead_letters.items():
+    for folder in run.dead_letters.values():
         summary = _poison(json.loads((folder / "summary.json").read_text()))
-        summary["by_reason"] = {reason + SCRIPT: n for reason, n in summary["by_reason"].items()}
+        for key in ("by_reason", "examples", "read_by_file"):
+            summary[key] = {name + SCRIPT: entry for name, entry in summary[key].items()}
         run.write_json(folder / "summary.json", summary)
-        columns = {
-            "reason": [DEAD_LETTERS[name][0][0] + SCRIPT],
-            "file": [SCRIPT.replace("/", "")],
-            "line": [1],
-            "row": [SCRIPT],
-        }
-        pq.write_table(pa.table(columns), folder / "dead_letters.parquet")
+    verdict = {"interactions": _poison(VALIDATION["interactions"])}
+    verdict["interactions"]["splits"]["train"]["columns"][1]["kind"] = "number"
+    run.write_json(run.validation / "verdict.json", verdict)
+    run.write_json(run.validation / "diff.json", _poison(GROWTH))
     training = _poison(json.loads((run.model / "training.json").read_text()))
     run.write_json(run.model / "training.json", training)
     manifest = _poison(json.loads((run.bundle / "manifest.json").read_text()))
@@ -525,7 +671,8 @@ def test_blessed_without_push_or_bundle(run: Run) -> None:
         ("data/vocabulary", "vocabulary of users not there"),
         ("bundle", "The bundle's manifest is not there"),
         ("dead/items", "The summary of the items is not there"),
-        ("dead/interactions/dead_letters.parquet", "The dead letters of the interactions is not"),
+        ("validation/verdict.json", "The validation of the data is not there"),
+        ("validation/diff.json", "The diff of the vocabularies is not there"),
     ],
 )
 def test_what_is_missing_is_said_in_words(run: Run, gone: str, said: str) -> None:
@@ -572,7 +719,8 @@ def test_an_evaluation_with_holes_is_said_in_words(
         "data/vocabulary/items.parquet",
         "bundle/manifest.json",
         "dead/items/summary.json",
-        "dead/items/dead_letters.parquet",
+        "validation/verdict.json",
+        "validation/diff.json",
     ],
 )
 @pytest.mark.parametrize(
@@ -596,7 +744,7 @@ def test_nothing_at_all_still_gives_a_report(tmp_path: Path) -> None:
     )
     text = text_of(path.read_text())
     assert "No verdict" in text
-    assert "The run named no dead letters of the interactions." in text
+    assert "The run named no dead letters." in text
 
 
 def test_losses_that_are_no_numbers_are_said_and_not_drawn(run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.store import EventLog, InteractionStore
+from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
@@ -40,27 +40,35 @@ def events_of(rng, users, days):
     return user, item, rng.integers(days[0] * 86400, days[1] * 86400, len(user))
 
 
+def events_table(user, user_row, item_row, timestamp):
+    """Events of users whose ids are `u1` and so on."""
+    ids = [f"u{n + 1}" for n in user]
+    rows = user_row.astype(np.int32), item_row.astype(np.int32)
+    columns = [pa.array(ids), *rows, timestamp.astype(np.int64)]
+    return pa.table(columns, names=["user_id", "user_row", "item_row", "timestamp"])
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     rng = np.random.default_rng(0)
     users = np.arange(1, N_USERS + 1)
     user, item, time = events_of(rng, users, (10, 90))
-    train = EventLog.from_events(user, user, item, time, N_USERS + 1)
+    train = events_table(user - 1, user, item, time)
     user, item, time = events_of(rng, np.arange(0, N_USERS + 5), (90, 99))
     rows = np.where(np.arange(N_USERS + 5) < N_USERS, np.arange(1, N_USERS + 6), 0)
     # Index i is user row i + 1, so the taste of an evaluation user is that of training.
     item = 1 + (item - 1) // N_TASTES * N_TASTES + (user + 1) % N_TASTES
-    log = EventLog.from_events(user, rows[user], item, time, N_USERS + 5)
+    held_out = events_table(user, rows[user], item, time)
+    write_store(folder / "store", 90 * 86400, train, held_out)
     ids = [f"u{n + 1}" for n in range(N_USERS + 5)]
-    InteractionStore(train, log, ids, rows.astype(np.int32), 90 * 86400).save(folder / "store")
     (folder / "vocabulary").mkdir()
-    counts = np.bincount(train.user_row, minlength=N_USERS + 1)[1:]
+    counts = np.bincount(train["user_row"], minlength=N_USERS + 1)[1:]
     Vocabulary(pa.array(ids[:N_USERS]), counts).save(folder / "vocabulary" / "users.parquet")
-    counts = np.bincount(train.item_row, minlength=N_ITEMS + 1)[1:]
+    counts = np.bincount(train["item_row"], minlength=N_ITEMS + 1)[1:]
     items = Vocabulary(pa.array([f"i{n}" for n in range(N_ITEMS)]), counts)
     items.save(folder / "vocabulary" / "items.parquet")
-    names = ["", *items.ids.to_pylist()]
+    names = items.names_of_rows()
     bags = np.concatenate([[0], 1 + np.arange(N_ITEMS) % 2])[:, None].astype(np.int32)
     Catalogue(names, names, (FeatureBags("colour", 3, bags),)).save(folder / "catalogue")
     return folder
@@ -135,7 +143,7 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
     shutil.copytree(models[1][0], other)
     order = np.concatenate([[0], 1 + np.random.default_rng(1).permutation(N_ITEMS)])
     items = Vocabulary.load(other / "vocabulary" / "items.parquet")
-    renumbered = Vocabulary(items.ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]])
+    renumbered = Vocabulary(items.own_ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]])
     renumbered.save(other / "vocabulary" / "items.parquet")
     catalogue = Catalogue.open(other / "catalogue")
     colour = catalogue.features[0]

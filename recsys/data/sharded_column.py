@@ -54,10 +54,11 @@ class ShardedColumn:
         start, stop, step = key.indices(len(self))
         if step != 1:
             return self._gather(np.arange(start, stop, step))
+        first, last = np.searchsorted(self.starts, [start, stop]).tolist()
         parts = [
-            shard[max(start - first, 0) : max(stop - first, 0)]
-            for shard, first in zip(self.shards, self.starts[:-1].tolist(), strict=True)
-            if start < first + len(shard) and first < stop
+            self.shards[number][max(start - begin, 0) : stop - begin]
+            for number in range(max(first - 1, 0), min(last, len(self.shards)))
+            if (begin := int(self.starts[number])) < stop and start < self.starts[number + 1]
         ]
         if len(parts) == 1:
             return parts[0]

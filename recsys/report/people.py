@@ -94,16 +94,17 @@ def read_neighbours(artifacts: Artifacts) -> list[Neighbourhood]:
     folder = artifacts.model
     vocabulary = read_table(folder / "vocabulary" / "items.parquet", "The item vocabulary")
     titles = read_table(folder / "catalogue" / "titles.parquet", "The catalogue")
-    n_rows = min(len(embeddings), vocabulary.num_rows + 1)
+    n_rows = min(len(embeddings), vocabulary.num_rows)
     if embeddings.ndim != 2 or n_rows < 2:
         raise MissingError("The model has too few items for neighbours.")
-    # Row 0 stands for unknown items, so row r has the entry r - 1.
-    counts = vocabulary["count"].to_numpy()[: n_rows - 1]
-    popular = np.argsort(-counts, kind="stable")[:_LOOKED_AT] + 1
-    popular = popular[counts[popular - 1] > 0]
+    # Rows that are shared, or free, are no items.
+    is_item = np.asarray(vocabulary["id"].is_valid())[:n_rows]
+    counts = np.where(is_item, vocabulary["count"].to_numpy()[:n_rows], 0)
+    popular = np.argsort(-counts, kind="stable")[:_LOOKED_AT]
+    popular = popular[counts[popular] > 0]
     if len(popular) == 0:
         raise MissingError("No item has training events, so none is popular.")
-    nearest, scores = _nearest(embeddings[:n_rows], popular)
+    nearest, scores = _nearest(embeddings[:n_rows], popular, is_item)
     shown: list[Neighbourhood] = []
     used: set[int] = set()
     for i, row in enumerate(popular.tolist()):
@@ -113,15 +114,18 @@ def read_neighbours(artifacts: Artifacts) -> list[Neighbourhood]:
         used.update([row, *nearest[i].tolist()])
         names = _titles([row, *nearest[i].tolist()], vocabulary, titles)
         cosines = [score(float(cosine)) for cosine in scores[i]]
-        events = counted(int(counts[row - 1]), "event", "events")
+        events = counted(int(counts[row]), "event", "events")
         shown.append(Neighbourhood(names[0], events, list(zip(names[1:], cosines, strict=True))))
     return shown
 
 
-def _nearest(embeddings: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(
+    embeddings: np.ndarray, rows: np.ndarray, is_item: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows `[n, k]` of the highest cosines with `rows` `[n]`, and the cosines.
 
-    The embeddings are read in blocks; row 0 and the rows themselves are left out.
+    The embeddings are read in blocks; rows that are no items, and the rows themselves,
+    are left out.
     """
     queries = _unit(embeddings[rows])
     best_rows = np.zeros((len(rows), 0), np.int64)
@@ -129,7 +133,7 @@ def _nearest(embeddings: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.n
     for start in range(1, len(embeddings), _BLOCK_ROWS):
         block = np.arange(start, min(start + _BLOCK_ROWS, len(embeddings)))
         cosines = queries @ _unit(embeddings[block[0] : block[-1] + 1]).T
-        cosines[rows[:, None] == block] = -np.inf
+        cosines[(rows[:, None] == block) | ~is_item[block]] = -np.inf
         best = np.concatenate([best, cosines], axis=1)
         best_rows = np.concatenate([best_rows, np.broadcast_to(block, cosines.shape)], axis=1)
         kept = min(_NEIGHBOURS, best.shape[1])
@@ -140,7 +144,7 @@ def _nearest(embeddings: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.n
     best = np.take_along_axis(best, order, axis=1)
     best_rows = np.take_along_axis(best_rows, order, axis=1)
     # With few items the last places hold the item itself.
-    n_others = min(_NEIGHBOURS, len(embeddings) - 2)
+    n_others = min(_NEIGHBOURS, int(is_item.sum()) - 1)
     return best_rows[:, :n_others], best[:, :n_others]
 
 
@@ -151,7 +155,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 def _titles(rows: list[int], vocabulary: pa.Table, titles: pa.Table) -> list[str]:
     """Returns the titles of item `rows`; the id where the catalogue has none."""
-    ids = vocabulary["id"].take(pa.array([row - 1 for row in rows]))
+    ids = vocabulary["id"].take(pa.array(rows))
     wanted = ids.cast(titles["id"].type).combine_chunks()
     known = titles.filter(pc.is_in(titles["id"], value_set=wanted))
     by_id = dict(zip(known["id"].to_pylist(), known["title"].to_pylist(), strict=True))

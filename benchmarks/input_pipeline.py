@@ -1,0 +1,146 @@
+"""Examples/s that reach the train step, shuffled, from a memory-mapped store.
+
+    python -m benchmarks.input_pipeline --rows 100000000
+
+It makes a store of random events in a temporary folder, which isn't timed, then reads
+batches as training does. Cases: `ids`, users and items alone; `history`, with the user's
+newest items; `model`, with all that the model of the config reads: history, dropout of
+ids, uniform negatives, and a feature of each side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.measure import print_line, watch
+from recsys.data.batches import BatchSource, read_ahead
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.shard import write_shard
+from recsys.data.shards import EVENTS_OF_A_SHARD, n_shards
+from recsys.data.store import InteractionStore, write_manifest
+
+_CASES = ("ids", "history", "model")
+_EVENTS_OF_A_USER = 100
+_N_ITEMS = 100_000
+_TOKENS = 8
+_RUNS = 5
+_EXAMPLES_OF_A_RUN = 8_000_000
+
+
+def main() -> None:
+    """Prints a line for each case."""
+    options = _parser().parse_args()
+    if options.store is not None:
+        print(json.dumps(_speeds(options)))
+        return
+    with tempfile.TemporaryDirectory(prefix="recsys-input-", dir=options.tmp) as folder:
+        _make_store(Path(folder), options.rows)
+        for case in options.case or _CASES:
+            command = [sys.executable, "-m", "benchmarks.input_pipeline", "--store", folder]
+            command += ["--rows", str(options.rows), "--batch", str(options.batch)]
+            command += ["--history", str(options.history), "--case", case]
+            watched = watch(command)
+            name = case if case == "ids" else f"{case} {options.history}"
+            print_line(
+                "input_pipeline",
+                f"{options.rows} rows, {name}",
+                json.loads(watched.stdout),
+                "examples/s",
+                watched.peak_rss_mib,
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input_pipeline")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="events of the store")
+    parser.add_argument("--history", type=int, default=50, help="items of a history")
+    parser.add_argument("--batch", type=int, default=4096, help="examples of a batch")
+    parser.add_argument("--case", action="append", choices=_CASES, help="measure these alone")
+    parser.add_argument("--tmp", type=Path, help="folder for the store; else the system's")
+    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _make_store(folder: Path, n_rows: int) -> None:
+    """Writes a store of `n_rows` events, a shard at a time."""
+    shards = n_shards(n_rows, EVENTS_OF_A_SHARD)
+    infos, first_user = [], 0
+    for index in range(shards):
+        size = (index + 1) * n_rows // shards - index * n_rows // shards
+        n_users = max(1, size // _EVENTS_OF_A_USER)
+        events = _events(np.random.default_rng(index), size, first_user, n_users)
+        infos.append(write_shard(folder, "train", index, events))
+        first_user += n_users
+    write_manifest(folder, 0, {"train": infos, "eval": []})
+
+
+def _events(rng: np.random.Generator, n: int, first_user: int, n_users: int) -> pa.Table:
+    user = rng.integers(0, n_users, n)
+    ids = pa.array([f"u{first_user + number}" for number in range(n_users)])
+    # Few items are taken often, as everywhere: density falls with the row.
+    item = 1 + (_N_ITEMS * rng.random(n) ** 3).astype(np.int32)
+    return pa.table(
+        {
+            "user_id": ids.take(pa.array(user)),
+            "user_row": (1 + first_user + user).astype(np.int32),
+            "item_row": item,
+            "timestamp": rng.integers(1_400_000_000, 1_700_000_000, n),
+        }
+    )
+
+
+def _speeds(options: argparse.Namespace) -> list[float]:
+    """Returns the examples/s of each run of one case."""
+    store = InteractionStore.open(options.store)
+    source = _source(store, options)
+    n_batches = max(1, min(_EXAMPLES_OF_A_RUN // options.batch, source.steps_per_epoch - 1))
+    batches, speeds = iter(read_ahead(source)), []
+    next(batches)
+    for _ in range(_RUNS):
+        started = time.perf_counter()
+        for _ in range(n_batches):
+            next(batches)
+        speeds.append(n_batches * options.batch / (time.perf_counter() - started))
+    return speeds
+
+
+def _source(store: InteractionStore, options: argparse.Namespace) -> BatchSource:
+    case = options.case[0]
+    is_model = case == "model"
+    settings: dict[str, Any] = {
+        "history": 0 if case == "ids" else options.history,
+        "uniform_negatives": 256 if is_model else 0,
+        "id_dropout": 0.1 if is_model else 0.0,
+        "new_user_share": 0.1 if is_model else 0.0,
+        "user_features": (_bags("segment", 1 + options.rows),) if is_model else (),
+    }
+    features = (_bags("genres", 1 + _N_ITEMS),) if is_model else ()
+    names = ["", *(str(row) for row in range(_N_ITEMS))]
+    catalogue = Catalogue(names, names, features)
+    return BatchSource(
+        events=store.train,
+        catalogue=catalogue,
+        batch_size=options.batch,
+        epochs=2 + _RUNS,
+        seed=0,
+        **settings,
+    )
+
+
+def _bags(name: str, n_rows: int) -> FeatureBags:
+    rows = max(n_rows // _EVENTS_OF_A_USER, 1 + _N_ITEMS) if name == "segment" else n_rows
+    bags = np.random.default_rng(0).integers(0, 1000, (rows + 1, _TOKENS), np.int32)
+    return FeatureBags(name, 1000, bags)
+
+
+if __name__ == "__main__":
+    main()
