@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags
@@ -436,7 +435,10 @@ def test_figures_stand_beside_the_baseline(run: Run) -> None:
 def test_only_the_chosen_protocol_decides_and_what_is_worse_is_marked(run: Run) -> None:
     page = run.report()
     assert page.count(">decides<") == 1
-    assert re.findall(r'class="number worse">(.*?)</td>', page) == ["0.18\N{NO-BREAK SPACE}×"]
+    assert re.findall(r'class="number worse">(.*?)</td>', page) == [
+        "0.18\N{NO-BREAK SPACE}×",
+        "0.400",
+    ]
 
 
 def test_slices_of_few_users_are_flagged(run: Run) -> None:
@@ -471,7 +473,6 @@ def test_drift_skew_and_anomalies_are_shown(run: Run) -> None:
     rating = "rating train Jensen-Shannon 0.012 0.400 0.30"
     assert f"drift skew limit {rating} user_id train L-infinity 0.020 – none" in text
     assert "timestamp: it moves with time." in text
-    assert page.count('class="number worse">0.400<') == 1
     assert "event text 25.0 % 2 different: view (90.0 %), buy (10.0 %)" in text
     assert "rating number – 0.500 … 3.50 … 5" in text
 
@@ -524,7 +525,7 @@ def test_training_and_tables_are_shown(run: Run) -> None:
     )
     assert "items 9,743 9,744 64 row 2 1.2 MB 19.5 kB" in text
     assert "makes nothing of the size of items." in text
-    assert page.count("<svg") == 2
+    assert page.count("<svg viewBox") == 2
     assert page.count("<polyline") == 2
 
 

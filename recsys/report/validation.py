@@ -40,7 +40,17 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """How far a column of a split lies from the earlier ones."""
+    """How far a column of a split lies from the earlier ones.
+
+    Attributes:
+        column: Name of the column.
+        split: Name of the split.
+        measure: Name of the measure.
+        drift: Distance from the data accepted before.
+        skew: Distance from the data of the last blessed model.
+        limit: The highest that is allowed; two where they differ.
+        beyond: Which of `drift` and `skew` is beyond its limit.
+    """
 
     column: str
     split: str
@@ -48,7 +58,7 @@ class Distance:
     drift: str
     skew: str
     limit: str
-    exceeds: bool
+    beyond: list[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +183,7 @@ def _distances(comparisons: list[Mapping[str, Any]]) -> Iterator[Distance]:
             drift=values.get("drift", ABSENT),
             skew=values.get("skew", ABSENT),
             limit=" / ".join(limits),
-            exceeds=any(one["exceeds"] for one in kinds.values()),
+            beyond=[kind for kind, one in kinds.items() if one["exceeds"]],
         )
 
 
