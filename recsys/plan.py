@@ -18,7 +18,7 @@ from recsys.embedding.plan import TablePlacement, planned_without_devices
 from recsys.embedding.step_plan import FeatureShape, Held, Sent, StepPart, passed_on, table_step
 from recsys.model.spec import FeatureSpec, ModelSpec
 from recsys.model.two_tower import model_tables
-from recsys.table_rows import TableRows
+from recsys.table_rows import TableRows, side_of_features
 
 _FLOAT_BYTES = 4
 _ADAM_SLOTS = 2
@@ -101,8 +101,15 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     """Returns what the model of a config is for tables of `rows`."""
+    sides = side_of_features(config.data)
     features = tuple(
-        FeatureSpec(name=name, rows=rows.rows[name], width=width, dim=config.model.feature_dim)
+        FeatureSpec(
+            name=name,
+            side=sides[name],
+            rows=rows.rows[name],
+            width=width,
+            dim=config.model.feature_dim,
+        )
         for name, width in rows.widths.items()
     )
     return ModelSpec(
@@ -120,7 +127,15 @@ def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[F
         FeatureShape("users", n_queries),
         FeatureShape("items", n_queries, history, is_weighted=True, learns_weights=True),
         FeatureShape("items", n_candidates),
-        *(FeatureShape(f.name, n_candidates, f.width, is_weighted=True) for f in spec.features),
+        *(
+            FeatureShape(
+                f.name,
+                n_candidates if f.side == "item" else n_queries,
+                f.width,
+                is_weighted=True,
+            )
+            for f in spec.features
+        ),
     ]
 
 
@@ -130,8 +145,8 @@ def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[F
 def _widths(spec: ModelSpec) -> Iterator[list[int]]:
     """Yields the widths of the query tower, from its inputs to its output, and the other's."""
     dim, hidden = spec.config.dim, spec.config.widths
-    yield [2 * dim, *hidden, dim]
-    yield [dim + sum(f.dim for f in spec.features), *hidden, dim]
+    yield [2 * dim + sum(f.dim for f in spec.of_side("user")), *hidden, dim]
+    yield [dim + sum(f.dim for f in spec.of_side("item")), *hidden, dim]
 
 
 def n_tower_weights(spec: ModelSpec) -> int:

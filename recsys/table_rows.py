@@ -14,9 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.config import Config
+from recsys.config import Config, DataConfig, ItemsConfig, UsersConfig
+from recsys.data.catalogue import SUMMARY
 from recsys.data.raw_counts import count_raw
+from recsys.data.tokens import bag_width
 from recsys.errors import RecsysError, UsageError
+from recsys.model.spec import Side
 
 _MOST_ROWS = 2**31 - 1
 
@@ -26,8 +29,8 @@ class TableRows:
     """The tables of a model, as far as data decide.
 
     Attributes:
-        rows: Rows of each table, row 0 included: `users`, `items`, the items' features.
-        widths: Most tokens of an item, of each feature.
+        rows: Rows of each table, row 0 included: `users`, `items`, the features.
+        widths: Most tokens of an item or a user, of each feature.
         source: Where the numbers come from, for people.
     """
 
@@ -75,7 +78,7 @@ def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None
         UsageError: `given` names what is no table.
     """
     found = None if data is None else _of_data(data)
-    widths = {f.name: f.max_tokens for f in config.data.items.features}
+    widths = _widths(config.data)
     names = ["users", "items", *(widths if found is None else found.widths)]
     unknown = [name for name in given if name not in names]
     if unknown:
@@ -93,11 +96,34 @@ def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None
     return TableRows(rows, found.widths, source)
 
 
+def side_of_features(data: DataConfig) -> dict[str, Side]:
+    """Returns which tower reads each feature, by name."""
+    sides: dict[Side, ItemsConfig | UsersConfig | None] = {"item": data.items, "user": data.users}
+    return {
+        feature.name: side
+        for side, source in sides.items()
+        if source is not None
+        for feature in source.features
+    }
+
+
+def _widths(data: DataConfig) -> dict[str, int]:
+    sources = [source for source in (data.items, data.users) if source is not None]
+    return {feature.name: bag_width(feature) for s in sources for feature in s.features}
+
+
+def _described(file: Path) -> dict[str, tuple[int, int]]:
+    """Returns rows and width of the features that a folder holds."""
+    summary = json.loads(file.read_text("utf-8"))
+    return {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
+
+
 def _of_data(folder: Path) -> TableRows:
     """Returns what the data folder of an InteractionEncoder says."""
     try:
-        summary = json.loads((folder / "catalogue" / "catalogue.json").read_text("utf-8"))
-        features = {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
+        features = _described(folder / "catalogue" / SUMMARY)
+        if (folder / "user_features").exists():
+            features |= _described(folder / "user_features" / SUMMARY)
         users, items = (
             pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
             for side in ("users", "items")

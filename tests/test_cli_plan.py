@@ -127,7 +127,7 @@ def test_a_data_folder_goes_before_the_last_run_and_that_before_the_raw_files(co
 def test_a_run_that_was_stopped_or_had_other_features_is_passed_over(config, tmp_path):
     runs = tmp_path / "runs" / "artifacts" / "InteractionEncoder" / "data"
     write_data(runs / "1", users=8)
-    (write_data(runs / "2") / "catalogue" / "catalogue.json").unlink()
+    (write_data(runs / "2") / "catalogue" / "features.json").unlink()
     write_data(runs / "3", name="other")
     write_data(runs / "4", width=9)
     assert find_rows(load_config(config), {}).rows["users"] == 9

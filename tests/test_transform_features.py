@@ -148,7 +148,9 @@ def test_a_number_is_the_bucket_of_its_quantile(made, name, column, buckets):
     sizes = Counter(rows)
     assert set(sizes) == set(range(1, buckets + 1))
     assert max(sizes.values()) - min(sizes.values()) <= 3
-    assert all(bags[name] == [0] for row, bags in zip(_ROWS, made["of"]) if not row[column])
+    assert all(
+        bags[name] == [0] for row, bags in zip(_ROWS, made["of"], strict=True) if not row[column]
+    )
 
 
 def test_a_date_is_the_bucket_of_its_day_and_its_month(made):
