@@ -25,10 +25,10 @@ QUERIES = [(0, [1, 2], 3), (0, [1, 2, 3], 4), (1, [], 2)]
 
 def table(events):
     """Events (user id, user row, item row, time)."""
-    names = ["user_id", "user_row", "item_row", "timestamp"]
-    return pa.table(dict(zip(names, zip(*events, strict=True), strict=True))).cast(
-        pa.schema([("user_id", "string"), *((name, "int32") for name in names[1:3]), (names[3], "int64")])
-    )
+    kinds = {"user_id": "string", "user_row": "int32", "item_row": "int32", "timestamp": "int64"}
+    columns = zip(*events, strict=True)
+    arrays = [pa.array(c, k) for c, k in zip(columns, kinds.values(), strict=True)]
+    return pa.table(arrays, names=list(kinds))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def folders(tmp_path_factory):
     catalogue.save(data / "catalogue")
     model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, catalogue), seed=1)
     model.build()
-    save_model(model_folder, model, TRAINED, data / "vocabulary", data / "catalogue")
+    save_model(model_folder, model, TRAINED, data)
+    known = TowerInputs(users, items, catalogue)
     user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
     query = embed_queries(model, user_row, history, items)
     np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)

@@ -1,30 +1,34 @@
 """The queries of an evaluation, against what a person would write down."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from recsys.data.store import EventLog, InteractionStore
+from recsys.data.store import InteractionStore, write_store
 from recsys.errors import RecsysError
 from recsys.queries import make_queries
 
+TRAIN = [("ann", 1, 11, 1), ("ann", 1, 12, 2), ("bob", 2, 21, 1)]
+# Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.
+HELD_OUT = [("ann", 1, 13, 10), ("ann", 1, 15, 20), ("ann", 1, 14, 20), ("zoe", 0, 30, 12)]
 
-def log(events, n_users, rows=None):
-    """`events`: (user, item row, time); `rows`: user row of each user of the log."""
-    user, item, time = (np.array(column, int) for column in zip(*events, strict=True))
-    row = user if rows is None else np.array(rows)[user]
-    return EventLog.from_events(user, row, item, time, n_users)
+
+def table(events):
+    """`events`: (user id, user row, item row, time)."""
+    kinds = {"user_id": "string", "user_row": "int32", "item_row": "int32", "timestamp": "int64"}
+    columns = zip(*events, strict=True) if events else [[]] * 4
+    arrays = [pa.array(list(c), k) for c, k in zip(columns, kinds.values(), strict=True)]
+    return pa.table(arrays, names=list(kinds))
+
+
+def make_store(folder, train, held_out, cut=10):
+    write_store(folder, cut, table(train), table(held_out))
+    return InteractionStore.open(folder, verify=True)
 
 
 @pytest.fixture
-def store():
-    return InteractionStore(
-        train=log([(1, 11, 1), (1, 12, 2), (2, 21, 1)], 3),
-        # Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.
-        eval=log([(0, 13, 10), (0, 15, 20), (0, 14, 20), (1, 30, 12)], 2, rows=[1, 0]),
-        eval_user_ids=["ann", "zoe"],
-        eval_user_rows=np.array([1, 0], np.int32),
-        cut=10,
-    )
+def store(tmp_path):
+    return make_store(tmp_path, TRAIN, HELD_OUT)
 
 
 def lists(part):
@@ -47,37 +51,34 @@ def test_at_cut_asks_once_a_user(store):
     assert lists(queries.seen) == [[11, 12], []]
 
 
-def test_an_item_taken_twice_is_one_positive(store):
-    twice = log([(0, 13, 10), (0, 13, 11)], 1, rows=[0])
-    store = InteractionStore(store.train, twice, ["ann"], np.zeros(1, np.int32), 10)
+def test_users_who_share_a_row_have_histories_of_their_own(tmp_path):
+    train = [("ann", 0, 11, 1), ("zoe", 0, 12, 1), ("bob", 5, 21, 1)]
+    held_out = [("zoe", 0, 13, 10), ("ann", 0, 14, 11), ("eve", 0, 15, 12), ("bob", 5, 16, 13)]
+    queries = make_queries(make_store(tmp_path, train, held_out), "at_cut")
+    assert lists(queries.positives) == [[14], [16], [15], [13]]
+    assert lists(queries.seen) == [[11], [21], [], [12]]
+    assert queries.user_row.tolist() == [0, 5, 0, 0]
+
+
+def test_an_item_taken_twice_is_one_positive(tmp_path):
+    store = make_store(tmp_path, TRAIN, [("ann", 1, 13, 10), ("ann", 1, 13, 11)])
     assert lists(make_queries(store, "at_cut").positives) == [[13]]
 
 
-def test_nothing_held_out_is_an_error_that_names_the_setting(store):
-    empty = EventLog.from_events(*(np.zeros(0, int),) * 4, n_users=0)
-    store = InteractionStore(store.train, empty, [], np.zeros(0, np.int32), 10)
+def test_nothing_held_out_is_an_error_that_names_the_setting(tmp_path):
+    store = make_store(tmp_path, TRAIN, [])
     with pytest.raises(RecsysError, match=r"R401.*data\.eval_share"):
         make_queries(store, "at_cut")
 
 
-def test_too_many_queries_are_those_of_some_users_each_with_all_of_its_own() -> None:
+def test_too_many_queries_are_those_of_some_users_each_with_all_of_its_own(tmp_path) -> None:
     n_users, each = 40, 5
-    user = np.repeat(np.arange(n_users), each)
-    log = EventLog.from_events(
-        user_index=user,
-        user_row=np.zeros(len(user), np.int32),
-        item_row=np.arange(len(user)) + 1,
-        timestamp=np.tile(np.arange(each) + 100, n_users),
-        n_users=n_users,
-    )
-    nobody = np.zeros(0, np.int64)
-    store = InteractionStore(
-        train=EventLog.from_events(nobody, nobody, nobody, nobody, 1),
-        eval=log,
-        eval_user_ids=[str(number) for number in range(n_users)],
-        eval_user_rows=np.zeros(n_users, np.int32),
-        cut=100,
-    )
+    held_out = [
+        (f"{user:02}", 0, user * each + n + 1, 100 + n)
+        for user in range(n_users)
+        for n in range(each)
+    ]
+    store = make_store(tmp_path, [], held_out, cut=100)
     everyone = make_queries(store, "each_moment", 200)
     assert len(everyone) == 200
     some = make_queries(store, "each_moment", 33)

@@ -86,12 +86,12 @@ def write_shard(folder: Path, part: Part, index: int, events: pa.Table) -> Shard
     name = f"{index:05d}"
     final = folder / part / name
     temporary = final.with_name(f".{name}-{uuid.uuid4().hex}")
-    temporary.mkdir(parents=True)
-    for column in _present(shard):
-        np.save(temporary / f"{column}.npy", getattr(shard, column))
-    pq.write_table(users, temporary / _USERS)
-    files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
-    _put(temporary, final)
+    try:
+        files = _write_files(temporary, shard, users)
+        _put(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     return ShardInfo(name, len(shard), users.num_rows, files)
 
 
@@ -142,9 +142,14 @@ def _number_users(events: pa.Table, by_row: bool) -> tuple[np.ndarray, pa.Table]
     return place[codes], table.take(order)
 
 
-def _present(shard: EventShard) -> list[str]:
-    names = [*COLUMNS, "offsets"]
-    return [name for name in names if getattr(shard, name) is not None]
+def _write_files(folder: Path, shard: EventShard, users: pa.Table) -> dict[str, dict[str, Any]]:
+    folder.mkdir(parents=True)
+    for name in (*COLUMNS, "offsets"):
+        column = getattr(shard, name)
+        if column is not None:
+            np.save(folder / f"{name}.npy", column)
+    pq.write_table(users, folder / _USERS)
+    return {path.name: _describe(path) for path in sorted(folder.iterdir())}
 
 
 def _put(temporary: Path, final: Path) -> None:

@@ -1,0 +1,55 @@
+"""Fingerprint64 of many texts equals that of FarmHash, and so TensorFlow's buckets."""
+
+import farmhash
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from recsys.data.buckets import hash_buckets
+from recsys.data.farmhash import fingerprints, text_bounds
+
+
+def test_texts_of_every_length_have_farmhashs_fingerprint():
+    rng = np.random.default_rng(0)
+    texts = ["".join(map(chr, rng.integers(32, 0x2FF, n // 2))) for n in range(700)]
+    texts += ["x" * n for n in range(300)]
+    expected = [farmhash.fingerprint64(text) for text in texts]
+    assert fingerprints(pa.array(texts)).tolist() == expected
+    order = rng.permutation(len(texts))
+    mixed = fingerprints(pa.array([texts[i] for i in order], pa.large_string()))
+    assert mixed.tolist() == [expected[i] for i in order]
+
+
+@given(st.lists(st.text(max_size=90) | st.none()), st.integers(0, 5))
+def test_texts_of_any_content_have_farmhashs_fingerprint(texts, start):
+    part = pa.array(texts, pa.string()).slice(start)
+    expected = [farmhash.fingerprint64(text or "") for text in texts[start:]]
+    assert fingerprints(part).tolist() == expected
+
+
+def test_literal_fingerprints():
+    # From FarmHash itself: the empty text, 1 … 3, 4 … 7, 8 … 16, 17 … 32 bytes and more.
+    known = {
+        "": 11160318154034397263,
+        "abc": 2640714258260161385,
+    }
+    assert fingerprints(pa.array(list(known))).tolist() == list(known.values())
+
+
+@pytest.mark.pipeline
+def test_buckets_are_those_of_tensorflow():
+    tf = pytest.importorskip("tensorflow")
+    ids = [f"user {n}" for n in range(300)] + ["", "007", "é", "🙂" * 20, "a\x00b", "x" * 500]
+    for n in (1, 7, 1000, 2**31 - 1):
+        expected = tf.strings.to_hash_bucket_fast(ids, n).numpy().tolist()
+        assert hash_buckets(pa.array(ids), n).tolist() == expected
+
+
+def test_bounds_of_a_slice_are_those_of_its_texts():
+    texts = pa.array(["aa", "b", "", "cccc"]).slice(1, 2)
+    offsets, data = text_bounds(texts)
+    assert np.diff(offsets).tolist() == [1, 0]
+    assert bytes(data[offsets[0] : offsets[1]]) == b"b"
+    assert text_bounds(pa.array([], pa.string()))[0].tolist() == [0]
