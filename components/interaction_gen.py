@@ -1,5 +1,7 @@
 """InteractionGen: raw interactions → examples, split by time, and dead letters."""
 
+from pathlib import Path
+
 import apache_beam as beam
 from tfx.dsl.component.experimental.annotations import (
     BeamComponentParameter,
@@ -10,6 +12,7 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import DeadLetters, set_parquet_splits
+from components.ingest.bigquery import stage_query
 from components.ingest.interactions import SPLITS, InteractionSource, ingest
 
 CUT_PROPERTY = "cut"
@@ -37,6 +40,11 @@ def InteractionGen(
     """
     del files_digest, code
     source = InteractionSource.model_validate_json(config)
+    if source.interactions.query is not None:
+        # Beside the dead letters, which name the rows of these files.
+        folder = Path(dead_letters.uri) / "query"
+        files = stage_query(source.interactions.query, folder, beam_pipeline.options)
+        source = source.with_files(files)
     summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, SPLITS)
     examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from recsys.config import (
     EvaluateStage,
     ExportStage,
     Files,
+    InteractionsConfig,
     TrainStage,
     canonical_json,
     stage_of,
@@ -190,7 +192,7 @@ def _interactions(config: Config) -> InteractionGen:
     source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
     return InteractionGen(
         config=canonical_json(source),
-        files_digest=_files_digest(data.interactions.files, "interactions"),
+        files_digest=_interactions_digest(data.interactions),
         code=code_fingerprint("components.interaction_gen"),
     )
 
@@ -246,6 +248,13 @@ def _vocabularies(config: Config, **inputs: BaseChannel) -> tuple[BaseNode, Voca
     previous = Previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
     vocabularies = VocabularyGen(previous=previous.outputs["previous"], **inputs, **parameters)
     return previous, vocabularies
+
+
+def _interactions_digest(source: InteractionsConfig) -> str:
+    """Returns a digest of what the files hold; of a query nobody knows what it will return."""
+    if source.query is not None:
+        return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
+    return _files_digest(source.files, "interactions")
 
 
 def _files_digest(files: Files, what: str) -> str:

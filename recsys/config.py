@@ -91,6 +91,11 @@ TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds"
 class InteractionsConfig(SourceConfig):
     """The interactions: who did what to which item, and when."""
 
+    files: Files = ()
+    """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
+    query: str | None = None
+    """Standard SQL that BigQuery answers with the interactions, in the place of `files`; it is
+    asked anew in each run."""
     columns: InteractionColumns
     """Which column holds what."""
     context: tuple[str, ...] = ()
@@ -104,6 +109,12 @@ class InteractionsConfig(SourceConfig):
     """Kinds of event that are positives; empty: the kind decides nothing."""
     spans: PositiveInt | None = None
     """Newest spans that are read, where `files` has `{SPAN}` or a date; `null`: all."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if bool(self.files) == (self.query is not None):
+            raise ValueError("exactly one of files and query must be given")
+        return self
 
     @model_validator(mode="after")
     def _rules_have_their_columns(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apache_beam as beam
@@ -32,6 +32,11 @@ class InteractionSource(Strict):
     """Who did what to which item, and when."""
     eval_share: Share
     """Share of the newest positives that is held out [0..1]."""
+
+    def with_files(self, files: Sequence[str]) -> InteractionSource:
+        """Returns the same with Parquet files in the place of the query."""
+        given = {"files": tuple(files), "format": "parquet", "query": None}
+        return self.model_copy(update={"interactions": self.interactions.model_copy(update=given)})
 
 
 def ingest(
