@@ -20,6 +20,7 @@ def letters_tally(letters: pa.RecordBatch) -> Tally:
     """Returns how many dead letters there are, by reason, with the first of each."""
     by_reason = count_reasons(letters)
     examples: Tally = {reason: [] for reason in by_reason}
+    letters = letters.sort_by([("file", "ascending"), ("line", "ascending")])
     reasons = letters.column("reason").to_pylist() if by_reason else []
     for at, reason in enumerate(reasons):
         if len(examples[reason]) < _EXAMPLES_A_REASON:

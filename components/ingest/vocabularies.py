@@ -84,7 +84,7 @@ def _count(interactions: Path, work: Path, beam_pipeline: beam.Pipeline) -> None
             | "Spread" >> beam.Reshuffle()
             | "Count" >> beam.ParDo(_CountFile(work, n_buckets))
             | "ToBuckets" >> beam.GroupByKey()
-            | "Merge" >> beam.MapTuple(_merge, str(work))
+            | "Merge" >> beam.Map(_merge, str(work))
             | "All" >> ToOne()
         )
 
@@ -114,15 +114,15 @@ def _counts(file: str, column: str) -> Iterator[pa.RecordBatch]:
         yield from counted.combine_chunks().to_batches()
 
 
-def _merge(key: _Key, spills: Iterable[Spill], work: str) -> _Key:
-    name, split, bucket = key
+def _merge(element: tuple[_Key, Iterable[Spill]], work: str) -> _Key:
+    (name, split, bucket), spills = element
     folder = Path(work) / f"{name}-{split}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{bucket:05d}.parquet"
     temporary = file.with_suffix(".writing")
     pq.write_table(merge_counts([read_spills(spills)]), temporary)
     temporary.replace(file)
-    return key
+    return name, split, bucket
 
 
 def _read_counts(work: Path, name: str, split: str) -> pa.Table:

@@ -1,0 +1,92 @@
+"""Rows that go from worker to worker through files, and counts that add up."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("apache_beam")
+
+from components.ingest import shuffle
+from components.ingest.shuffle import SpillWriter, read_spills, write_spill
+from components.ingest.tally import add_up, letters_tally
+from recsys.data.dead_letters import dead_letters
+
+pytestmark = pytest.mark.pipeline
+
+
+def spilled(folder, batches):
+    """Returns the rows of each bucket, by the spills that a writer gave."""
+    writer = SpillWriter(folder)
+    given_back = [pair for buckets, rows in batches for pair in writer.add(buckets, rows)]
+    given_back += writer.close()
+    by_bucket = {}
+    for bucket, spill in given_back:
+        by_bucket.setdefault(bucket, []).append(spill)
+    return {bucket: read_spills(spills) for bucket, spills in by_bucket.items()}
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 70_000), st.text(max_size=3)), max_size=20)))
+def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, batches):
+    folder = tmp_path_factory.mktemp("spills")
+    given_rows = [
+        (np.array([bucket for bucket, _ in rows], np.int64), batch([text for _, text in rows]))
+        for rows in batches
+    ]
+    found = spilled(folder, given_rows)
+    expected = {}
+    for bucket, text in (row for rows in batches for row in rows):
+        expected.setdefault(bucket, []).append(text)
+    assert {bucket: table["text"].to_pylist() for bucket, table in found.items()} == expected
+
+
+def test_a_writer_that_is_full_goes_on_in_the_same_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(shuffle, "_FLUSH_BYTES", 100)
+    rows = [(np.array([i % 2]), batch([str(i)])) for i in range(100)]
+    found = spilled(tmp_path, rows)
+    assert found[0]["text"].to_pylist() == [str(i) for i in range(0, 100, 2)]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_task_that_runs_twice_counts_once(tmp_path):
+    first = list(SpillWriter(tmp_path).add(np.array([0]), batch(["lost"])))
+    assert first == []  # Nothing of a writer that died is referred to.
+    found = spilled(tmp_path, [(np.array([0]), batch(["kept"]))])
+    assert found[0]["text"].to_pylist() == ["kept"]
+
+
+def test_rows_of_a_file_of_their_own_come_back(tmp_path):
+    table = pa.table({"n": pa.array([3, 1, 2])})
+    assert read_spills([write_spill(tmp_path / "new", table)]).equals(table)
+
+
+def batch(texts):
+    return pa.RecordBatch.from_pydict({"text": pa.array(texts, pa.string())})
+
+
+def test_tallies_add_up_in_any_order():
+    tallies = [
+        {"read": 3, "by_reason": {"a": 1}},
+        {"read": 4, "by_reason": {"a": 2, "b": 5}},
+        {"good": 1},
+    ]
+    expected = {"read": 7, "by_reason": {"a": 3, "b": 5}, "good": 1}
+    assert add_up(tallies) == expected
+    assert add_up(reversed(tallies)) == expected
+
+
+def test_the_first_letters_of_a_reason_stay_as_examples():
+    parts = [
+        dead_letters(["x", "y", "x"], str(Path("b.csv")), [9, 8, 7], [b"9", b"8", b"7"]),
+        dead_letters(["x"], "a.csv", [5], [b"five"]),
+    ]
+    total = add_up(letters_tally(letters) for letters in parts)
+    assert total["rejected"] == 4
+    assert total["by_reason"] == {"x": 3, "y": 1}
+    assert [(one["file"], one["line"], one["row"]) for one in total["examples"]["x"]] == [
+        ("a.csv", 5, "five"),
+        ("b.csv", 7, "7"),
+    ]
