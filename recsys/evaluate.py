@@ -97,8 +97,6 @@ class _Evaluation:
         self._most = stage.evaluate.max_queries
         self._candidates = candidates
         self._counts = saved.items.row_counts.astype(np.float32)
-        self._is_known = saved.users.row_counts > 0
-        self._is_known[: saved.users.first_own_row] = False
 
     def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""
@@ -119,7 +117,7 @@ class _Evaluation:
         )
         return _Measured(
             queries=queries,
-            is_known=self._is_known[queries.user_row],
+            is_known=self._store.trained_user[queries.user] >= 0,
             n_users=len(self._store.eval_users.rows),
             n_candidates=int(self._saved.catalogue.is_item.sum()),
             ranking=ranking,
@@ -156,7 +154,7 @@ class _Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """The metrics of every query, and their means."""
+    """The metrics of every query, and their means; `is_known`: of a user seen in training."""
 
     queries: Queries
     is_known: np.ndarray

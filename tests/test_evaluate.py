@@ -10,7 +10,7 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
-from recsys.model import ModelSpec, TwoTower, save_model
+from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 
 TRAINED = TrainStage(model=ModelConfig(dim=4, history=3, widths=(5,)))
@@ -51,9 +51,9 @@ def folders(tmp_path_factory):
     save_model(model_folder, model, TRAINED, data)
     known = TowerInputs(users, items, catalogue)
     user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
-    query = embed_queries(model, user_row, history, items)
+    query = embed_queries(model, user_row, history, known)
     np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)
-    candidates = embed_catalogue(model, catalogue, items)
+    candidates = embed_catalogue(model, known)
     np.save(model_folder / "candidates.npy", candidates)
     return data, model_folder, query @ candidates.T
 
@@ -137,7 +137,7 @@ def test_an_example_shows_what_is_new_to_its_user_and_what_proved_right(folders,
 def test_embeddings_that_are_no_numbers_stop_the_evaluation(folders, tmp_path, monkeypatch):
     data, model, _ = folders
 
-    def broken(model, catalogue, items):
+    def broken(model, inputs):
         return np.full((7, 4), np.nan, np.float32)
 
     monkeypatch.setattr("recsys.evaluate.embed_catalogue", broken)

@@ -13,7 +13,8 @@ A value that is missing is null, or an empty list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -107,13 +108,15 @@ def parse_entities(
     columns, broken = [ids], [(pc.is_null(ids), _no_id(config))]
     broken.append((pc.greater(pc.binary_length(ids), LONGEST_ID), f"id over {LONGEST_ID} bytes"))
     for key in _names(config):
-        raw, type_, _ = key
+        raw, type_, separator = key
         column = batch.columns.column(raw)
-        typed = _typed(column, key, batch.file)
-        columns.append(typed.cast(_ARROW[type_]))
-        if type_ in ("number", "date"):
-            is_lost = pc.and_(_is_there(column), pc.is_null(typed))
-            broken.append((is_lost, f"{raw} is no {type_}"))
+        if type_ == "list":
+            columns.append(to_lists(column, separator))
+            continue
+        column = _of_one_value(column, raw, batch.file)
+        typed = _CONVERT[type_](column)
+        columns.append(typed)
+        broken.append((pc.and_(_is_there(column), pc.is_null(typed)), f"{raw} is no {type_}"))
     rows = pa.RecordBatch.from_arrays(
         [*columns, positions(file_index, batch.position)],
         schema=example_schema(config).append(POSITION),
@@ -161,27 +164,30 @@ def _proposals(raw: str, type_: Type) -> Iterator[str]:
     yield raw
     yield f"raw_{raw}"
     yield f"{raw}_as_{type_}"
-    number = 2
-    while True:
+    for number in itertools.count(2):
         yield f"{raw}_as_{type_}_{number}"
-        number += 1
 
 
-def _typed(column: pa.Array, key: _Key, file: str) -> pa.Array:
-    raw, type_, separator = key
-    if type_ == "list":
-        return to_lists(column, separator)
-    if pa.types.is_nested(column.type):
+def _of_one_value(column: pa.Array, raw: str, file: str) -> pa.Array:
+    """Returns a column without lists and dictionaries; a list may hold one value."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary.take(column.indices)
+    if not pa.types.is_nested(column.type):
+        return column
+    length = np.zeros(0, np.int64)
+    if not pa.types.is_struct(column.type):
+        length = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    if len(length) != len(column) or (length > 1).any():
         raise RecsysError(
             "R260",
             f"The column {raw!r} of {file!r} must hold one value a row, as its feature takes it.",
             "Use a feature of the kind categories, or another column.",
             str(column.type),
         )
-    if type_ == "number":
-        return to_numbers(column)
-    if type_ == "date":
-        return to_dates(column)
+    return column.flatten().take(pa.array(np.cumsum(length) - 1, mask=length == 0))
+
+
+def _to_trimmed_text(column: pa.Array) -> pa.Array:
     text = pc.utf8_trim_whitespace(to_text(column))
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text)
 
@@ -232,12 +238,20 @@ def _is_there(column: pa.Array) -> pa.Array:
     if pa.types.is_floating(column.type):
         return pc.and_(is_there, pc.invert(pc.fill_null(pc.is_nan(column), True)))
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        is_blank = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(column), ""), True)
-        return pc.and_(is_there, pc.invert(is_blank))
-    return is_there
+        column = pc.utf8_trim_whitespace(column)
+    elif not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
+        return is_there
+    return pc.and_(is_there, pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
 
 
 def _first_reason(broken: Sequence[tuple[pa.Array, str]]) -> pa.Array:
     """Returns the first reason that holds for each row `[n]`; null where none does."""
     flags = [pc.fill_null(is_broken, False) for is_broken, _ in broken]
     return pc.case_when(pc.make_struct(*flags), *(pa.scalar(reason) for _, reason in broken))
+
+
+_CONVERT: dict[Type, Callable[[pa.Array], pa.Array]] = {
+    "text": _to_trimmed_text,
+    "number": to_numbers,
+    "date": to_dates,
+}
