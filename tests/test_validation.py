@@ -21,6 +21,7 @@ from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
 from components.comparators import Limits, compare
 from components.data_gate import DataGate
+from pipelines.freeze_schemas import freeze_schemas
 from pipelines.runner import Runner
 from pipelines.validation import validate
 from recsys.config import Config, canonical_json
@@ -153,9 +154,8 @@ class Nights:
     def __init__(self, root):
         self.root = root
 
-    def __call__(self, rows, blessed=1, **gate):
-        """Returns the state of each step; raises what stopped the run."""
-        config = Config.model_validate_json(
+    def config(self, **gate):
+        return Config.model_validate_json(
             json.dumps(
                 {
                     "name": "nights",
@@ -170,6 +170,10 @@ class Nights:
                 }
             )
         )
+
+    def __call__(self, rows, blessed=1, **gate):
+        """Returns the state of each step; raises what stopped the run."""
+        config = self.config(**gate)
         gen = FakeGen(rows=json.dumps(rows))
         valid = validate(
             "interactions", gen.outputs["examples"], config, ("user_id",), ("timestamp",)
@@ -284,3 +288,40 @@ def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_mod
     states = nights(night(101, seed=5), max_skew=None)
     steps = {name for name in states if not name.startswith("EarlierStatistics")}
     assert {states[name] for name in steps} == {Execution.CACHED}
+
+
+@pytest.mark.slow
+def test_a_schema_of_the_last_run_can_be_committed_and_stops_what_breaks_it(tmp_path):
+    nights = Nights(tmp_path)
+    committed = tmp_path / "schemas"
+    with pytest.raises(RecsysError) as refused:
+        freeze_schemas(nights.config(), committed, force=False)
+    assert refused.value.code == "R246"
+
+    nights(night(40))
+    (file,) = freeze_schemas(nights.config(), committed, force=False)
+    assert file == committed / "interactions.pbtxt"
+    schema = tfdv.load_schema_text(str(file))
+    assert {feature.name for feature in schema.feature} == set(night(40))
+
+    with pytest.raises(RecsysError) as refused:
+        freeze_schemas(nights.config(), committed, force=False)
+    assert refused.value.code == "R247"
+    file.write_text("broken")
+    freeze_schemas(nights.config(), committed, force=True)
+    assert tfdv.load_schema_text(str(file)) == schema
+
+    shared = night(40)
+    shared["event"] = [*shared["event"][:-1], "share"]
+    nights(shared)
+    with pytest.raises(RecsysError) as stopped:
+        nights(shared, schema_dir=str(committed))
+    assert stopped.value.code == "R242"
+    assert "column 'event'" in stopped.value.rule
+    assert "share" in stopped.value.rule
+    assert nights.validation()["anomalies"][0]["column"] == "event"
+
+    (feature,) = [feature for feature in schema.feature if feature.name == "event"]
+    feature.distribution_constraints.min_domain_mass = 0.9
+    tfdv.write_schema_text(schema, str(file))
+    nights(shared, schema_dir=str(committed))
