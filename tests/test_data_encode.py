@@ -1,101 +1,135 @@
-"""The store that the parts make is the one that plain Python makes."""
+"""The store that shards make of examples is the one that plain Python makes."""
 
 from collections import Counter
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
+from recsys.config import VocabularyConfig
 from recsys.data import encode
-from recsys.data.buckets import hash_buckets, split_by_bucket
-from recsys.data.catalogue import FeatureBags
+from recsys.data.buckets import hash_buckets
 from recsys.data.examples import read_examples, write_examples
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.id_counts import count_ids
+from recsys.data.shard import write_shard
+from recsys.data.shards import eval_buckets, plan_train_shards, train_buckets
+from recsys.data.store import InteractionStore, write_manifest
+from recsys.data.vocabulary_growth import grow
 
+_CUT = 6
 _EVENTS = st.lists(
     st.tuples(
-        st.sampled_from("uvwxyz"), st.sampled_from("abcd"), st.integers(0, 5), st.integers(0, 1)
+        st.sampled_from(["u", "v", "007", "7", "x", "é", ""]),
+        st.sampled_from("abcd"),
+        st.integers(0, 9),
+        st.integers(0, 1),
+        st.sampled_from([0.5, 1.0, 3.0]),
     ),
     min_size=1,
     max_size=60,
 )
+_TYPES = {
+    "user_id": pa.string(),
+    "item_id": pa.string(),
+    "timestamp": pa.int64(),
+    "label": pa.int64(),
+    "weight": pa.float32(),
+}
 
 
-def as_table(events):
-    columns = zip(*events, strict=True) if events else ([], [], [], [])
-    types = (pa.string(), pa.string(), pa.int64(), pa.int64())
-    arrays = [pa.array(list(one), kind) for one, kind in zip(columns, types, strict=True)]
-    return pa.table(arrays, names=["user_id", "item_id", "timestamp", "label"])
-
-
-def vocabularies(events):
-    users = Counter(user for user, _, _, label in events if label)
-    items = Counter(item for _, item, _, label in events if label)
-    return encode.build_vocabulary(dict(users)), encode.build_vocabulary(dict(items))
-
-
-@given(_EVENTS, st.integers(1, 3))
-def test_the_training_log_has_each_users_positives_in_time(events, n_parts):
-    users, items = vocabularies(events)
-    n_parts = min(n_parts, max(1, users.n_rows // 2))
-    encoded = encode.encode_positives(as_table(events), users, items)
-    buckets = encode.train_buckets(encoded, users.n_rows, n_parts)
-    parts = dict(split_by_bucket(encoded, buckets))
-    log = encode.join_parts(
-        [
-            encode.train_part(pa.Table.from_batches([parts[i]]), i, users.n_rows, n_parts)
-            for i in sorted(parts)
-        ]
+def as_table(events, with_weight=True):
+    columns = list(zip(*events, strict=True)) if events else [[]] * 5
+    table = pa.table(
+        [pa.array(c, t) for c, t in zip(columns, _TYPES.values(), strict=True)], [*_TYPES]
     )
-    if not parts:
-        return
-    assert len(log.offsets) == users.n_rows + 1
-    for row in range(1, users.n_rows):
-        user = users.ids[row - 1].as_py()
-        wanted = sorted(
-            (time, int(items.rows([item])[0]))
-            for one, item, time, label in events
-            if label and one == user
-        )
-        span = slice(log.offsets[row], log.offsets[row + 1])
-        got = zip(log.timestamp[span].tolist(), log.item_row[span].tolist(), strict=True)
-        assert list(got) == wanted
-        assert set(log.user_row[span].tolist()) == {row}
+    return table if with_weight else table.drop_columns(["weight"])
 
 
-@given(_EVENTS)
-def test_the_evaluation_log_knows_its_users_by_id(events):
-    users = Vocabulary(pa.array(["u", "v"]), np.array([2, 1]))
-    items = Vocabulary(pa.array(["a", "b"]), np.array([2, 1]))
-    encoded = encode.encode_positives(as_table(events), users, items)
-    log, ids, rows = encode.eval_part(pa.Table.from_batches([encoded]))
-    assert ids == sorted({user for user, _, _, label in events if label})
-    assert rows.tolist() == [{"u": 1, "v": 2}.get(user, 0) for user in ids]
-    assert [int(n) for n in np.diff(log.offsets)] == [
-        sum(1 for user, _, _, label in events if label and user == one) for one in ids
+def positives_of(events):
+    return [event for event in events if event[3]]
+
+
+def vocabulary_of(events, column, config):
+    positives = as_table(positives_of(events))
+    return grow(None, count_ids(positives[column], positives["timestamp"]), config, _CUT)[0]
+
+
+def encoded(events, users, items):
+    """Encodes events in two batches, as workers do."""
+    half = len(events) // 2
+    for some in (events[:half], events[half:]):
+        yield encode.encode_positives(as_table(some), users, items)
+
+
+def write_part(folder, part, batches, buckets):
+    table, buckets = pa.Table.from_batches(batches), np.concatenate(buckets)
+    return [
+        write_shard(folder, part, int(bucket), table.filter(pa.array(buckets == bucket)))
+        for bucket in np.unique(buckets)
     ]
 
 
-def test_a_vocabulary_has_the_most_frequent_first_and_then_the_order_of_ids():
-    vocabulary = encode.build_vocabulary({"b": 2, "a": 2, "c": 9, "new": 0})
-    assert vocabulary.ids.to_pylist() == ["c", "a", "b", "new"]
-    assert vocabulary.row_counts.tolist() == [0, 9, 2, 2, 0]
+@given(
+    events=_EVENTS,
+    min_count=st.integers(1, 3),
+    hash_buckets=st.sampled_from([0, 2]),
+    most=st.integers(1, 20),
+)
+def test_every_positive_is_in_the_store_once_with_its_user(
+    tmp_path_factory, events, min_count, hash_buckets, most
+):
+    folder = tmp_path_factory.mktemp("store")
+    train = [event for event in events if event[2] < _CUT]
+    held_out = [event for event in events if event[2] >= _CUT]
+    config = VocabularyConfig(min_count=min_count, hash_buckets=hash_buckets)
+    users, items = (vocabulary_of(train, c, config) for c in ("user_id", "item_id"))
+    plan = plan_train_shards(users, most)
+    batches = list(encoded(train, users, items))
+    parts = {
+        "train": write_part(folder, "train", batches, [train_buckets(b, plan) for b in batches])
+    }
+    batches = list(encoded(held_out, users, items))
+    parts["eval"] = write_part(folder, "eval", batches, [eval_buckets(b, 3) for b in batches])
+    write_manifest(folder, _CUT, parts)
+    store = InteractionStore.open(folder, verify=True)
+    for log, known, some in (
+        (store.train, store.train_users, train),
+        (store.eval, store.eval_users, held_out),
+    ):
+        check_log(log, known, positives_of(some), users, items)
+    trained = {event[0]: n for n, event in enumerate(positives_of(train))}
+    for id_, place in zip(store.eval_users.ids.to_pylist(), store.trained_user, strict=True):
+        assert (place >= 0) == (id_ in trained)
+        if place >= 0:
+            assert store.train_users.ids[int(place)].as_py() == id_
 
 
-def test_the_catalogue_follows_the_rows_of_the_vocabulary():
-    items = encode.build_vocabulary({"b": 2, "a": 1, "unlisted": 1})
-    bags = FeatureBags("genres", 5, np.array([[1, 2], [3, 0], [4, 4]]))
-    catalogue = encode.build_catalogue(
-        items,
-        pa.table({"item_id": ["a", "b", "stranger"], "title": ["A", "B", "?"]}),
-        [bags],
-        pa.array(["a", "b", "stranger"]),
-    )
-    assert catalogue.ids == ["", "b", "a", "unlisted"]
-    assert catalogue.titles == ["", "B", "A", "unlisted"]
-    assert catalogue.features[0].bags.tolist() == [[0, 0], [3, 0], [1, 2], [0, 0]]
+def check_log(log, known, positives, users, items):
+    ids = known.ids.to_pylist()
+    assert sorted(ids) == sorted({event[0] for event in positives})
+    assert known.rows.tolist() == users.rows(ids).tolist()
+    for n, id_ in enumerate(ids):
+        span = slice(int(log.offsets[n]), int(log.offsets[n + 1]))
+        columns = (log.timestamp, log.item_row, log.weight)
+        got = list(zip(*(column[span].tolist() for column in columns), strict=True))
+        mine = [event for event in positives if event[0] == id_]
+        rows = items.rows([event[1] for event in mine]).tolist()
+        assert got == sorted((e[2], row, e[4]) for e, row in zip(mine, rows, strict=True))
+
+
+def test_examples_without_weights_make_events_without(tmp_path):
+    events = [("u", "a", 1, 1, 1.0), ("v", "b", 2, 0, 1.0)]
+    users, items = (vocabulary_of(events, c, VocabularyConfig()) for c in ("user_id", "item_id"))
+    for with_weight in (True, False):
+        file = tmp_path / f"{with_weight}.parquet"
+        pq.write_table(as_table(events, with_weight), file)
+        names = encode.columns(str(file))
+        batch = encode.encode_positives(pq.read_table(file, columns=names), users, items)
+        assert batch.num_rows == 1
+        assert ("weight" in batch.schema.names) == with_weight
 
 
 def test_examples_come_back_as_plain_columns(tmp_path):
@@ -106,11 +140,11 @@ def test_examples_come_back_as_plain_columns(tmp_path):
     assert back.to_pylist() == table.to_pylist()
 
 
-@pytest.mark.parametrize("n_buckets", [1, 3])
+@pytest.mark.parametrize("n_buckets", [1, 3, 1000])
 def test_all_rows_of_an_id_go_into_one_bucket(n_buckets):
-    ids = pa.array(["a", "b", "a", "c", "b", "a"])
-    batch = pa.RecordBatch.from_pydict({"id": ids, "n": list(range(6))})
-    parts = split_by_bucket(batch, hash_buckets(ids, n_buckets))
-    homes = [(id_, bucket) for bucket, part in parts for id_ in set(part["id"].to_pylist())]
-    assert sorted(id_ for id_, _ in homes) == ["a", "b", "c"]
-    assert all(part["n"].to_pylist() == sorted(part["n"].to_pylist()) for _, part in parts)
+    rng = np.random.default_rng(0)
+    ids = [f"user {n}" for n in rng.integers(0, 3000, 9000)]
+    buckets = hash_buckets(pa.array(ids), n_buckets).tolist()
+    assert len(set(zip(ids, buckets, strict=True))) == len(set(ids))
+    assert set(buckets) <= set(range(n_buckets))
+    assert len(Counter(buckets)) > 0.9 * n_buckets

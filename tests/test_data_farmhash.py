@@ -1,6 +1,5 @@
 """Fingerprint64 of many texts equals that of FarmHash, and so TensorFlow's buckets."""
 
-import farmhash
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
@@ -9,6 +8,8 @@ from hypothesis import given
 
 from recsys.data.buckets import hash_buckets
 from recsys.data.farmhash import fingerprints, text_bounds
+
+farmhash = pytest.importorskip("farmhash")
 
 
 def test_texts_of_every_length_have_farmhashs_fingerprint():
@@ -29,13 +30,26 @@ def test_texts_of_any_content_have_farmhashs_fingerprint(texts, start):
     assert fingerprints(part).tolist() == expected
 
 
-def test_literal_fingerprints():
-    # From FarmHash itself: the empty text, 1 … 3, 4 … 7, 8 … 16, 17 … 32 bytes and more.
-    known = {
-        "": 11160318154034397263,
-        "abc": 2640714258260161385,
-    }
-    assert fingerprints(pa.array(list(known))).tolist() == list(known.values())
+@pytest.mark.parametrize(
+    ("text", "fingerprint"),
+    [
+        ("", 11160318154034397263),
+        ("a", 12917804110809363939),
+        ("abc", 2640714258260161385),
+        ("user", 2238907118710571534),
+        ("user 12", 9653529170004881107),
+        ("user_123", 7982461457847314656),
+        ("0123456789abcdef", 6105018409752412263),
+        ("0123456789abcdefg", 12024047538191061578),
+        ("x" * 32, 12901576723999808517),
+        ("x" * 33, 12270365409943098935),
+        ("x" * 64, 6916188127298655160),
+        ("x" * 65, 4935023790501551929),
+        ("é" * 100, 5454368170614913498),
+    ],
+)
+def test_fingerprints_that_the_c_library_of_farmhash_gave(text, fingerprint):
+    assert fingerprints(pa.array([text])).tolist() == [fingerprint]
 
 
 @pytest.mark.pipeline

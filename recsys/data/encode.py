@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.vocabulary import Vocabulary
 
 _COLUMNS = ["user_id", "item_id", "timestamp", "label"]
@@ -45,36 +41,3 @@ def encode_positives(table: pa.Table, users: Vocabulary, items: Vocabulary) -> p
     if _WEIGHT in positives.column_names:
         events[_WEIGHT] = positives[_WEIGHT].combine_chunks()
     return pa.RecordBatch.from_pydict(events)
-
-
-def build_catalogue(
-    items: Vocabulary,
-    titles: pa.Table,
-    features: Sequence[FeatureBags],
-    feature_ids: pa.Array,
-) -> Catalogue:
-    """Brings titles and features into the order of the item rows.
-
-    Args:
-        items: Vocabulary of the items.
-        titles: Columns `item_id` and `title`, in any order.
-        features: Features whose bags `[n, width]` are in the order of `feature_ids`.
-        feature_ids: Ids of the items of the bags `[n]`.
-    """
-    ids = items.names_of_rows()
-    names = list(ids)
-    for row, title in zip(
-        items.rows(titles["item_id"].combine_chunks()).tolist(),
-        titles["title"].to_pylist(),
-        strict=True,
-    ):
-        names[row] = title
-    names[0] = ""
-    rows = items.rows(feature_ids)
-    by_row = []
-    for feature in features:
-        bags = np.zeros((items.n_rows, feature.bags.shape[1]), np.int32)
-        bags[rows] = feature.bags
-        bags[0] = 0
-        by_row.append(FeatureBags(feature.name, feature.rows, bags))
-    return Catalogue(ids=ids, titles=names, features=tuple(by_row))
