@@ -175,6 +175,16 @@ VALIDATION: dict[str, Any] = {
                         "max": 5.0,
                         "bars": [1, 0, 50, 100],
                     },
+                    {
+                        "name": "timestamp",
+                        "kind": "number",
+                        "missing": 0.0,
+                        "values": 90_000,
+                        "min": 828_057_600,
+                        "median": 1_178_448_600,
+                        "max": 1_537_747_200,
+                        "bars": [3, 4],
+                    },
                 ],
             },
             "eval": {"rows": 10_000, "columns": []},
@@ -468,13 +478,14 @@ def test_the_last_files_are_listed_with_their_rows(run: Run) -> None:
 def test_drift_skew_and_anomalies_are_shown(run: Run) -> None:
     page = run.report()
     text = text_of(page)
-    assert "90,000 in 'train', 10,000 in 'eval'. Drift is the distance from the data" in text
+    assert "90,000 rows in train, 10,000 rows in eval. Drift is the distance from the data" in text
     assert "event, split eval Unexpected value: share" in text
     rating = "rating train Jensen-Shannon 0.012 0.400 0.30"
     assert f"drift skew limit {rating} user_id train L-infinity 0.020 – none" in text
     assert "timestamp: it moves with time." in text
     assert "event text 25.0 % 2 different: view (90.0 %), buy (10.0 %)" in text
-    assert "rating number – 0.500 … 3.50 … 5" in text
+    assert "rating number – 0.5 … 3.5 … 5" in text
+    assert "timestamp number – 1996-03-29 … 2007-05-06 10:50 UTC … 2018-09-24" in text
 
 
 def test_bars_stand_for_the_counts(run: Run) -> None:

@@ -262,6 +262,10 @@ def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_mod
     assert measured(second, "skew")["event"] == pytest.approx(0.1)
     assert "timestamp" not in measured(second, "drift")
 
+    # Newer data changes nothing about what older data is compared with.
+    states = nights(night(40))
+    assert {states[name] for name in steps} == {Execution.CACHED}
+
     # A fault does not pass on the second night, as refused data is no measure.
     for _ in range(2):
         with pytest.raises(RecsysError) as stopped:
@@ -286,8 +290,11 @@ def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_mod
 
     nights(night(101, seed=5), max_skew=None)
     states = nights(night(101, seed=5), max_skew=None)
-    steps = {name for name in states if not name.startswith("EarlierStatistics")}
     assert {states[name] for name in steps} == {Execution.CACHED}
+
+    # The model of the night before is the newest that was blessed.
+    nights(night(110, seed=6))
+    assert measured(nights.validation(), "skew")["event"] == pytest.approx(0.045)
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from recsys.formats import ABSENT, count, figure, is_number, share
+from recsys.formats import ABSENT, count, counted, is_number, moment, share
 from recsys.report.artifacts import Artifacts, MissingError, read_json
 from recsys.report.bars import draw_bars
 
 _BARS_WIDTH, _BARS_HEIGHT = 100, 24
 _SHOWN_CHARACTERS = 60
 _TOP_VALUES = 3
+_TIME = "timestamp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +116,9 @@ def _validation(name: str, found: Mapping[str, Any]) -> Validation:
     comparisons = found["comparisons"]
     return Validation(
         name=name,
-        rows=", ".join(f"{count(one['rows'])} in {split!r}" for split, one in splits.items()),
+        rows=", ".join(
+            f"{counted(one['rows'], 'row', 'rows')} in {split}" for split, one in splits.items()
+        ),
         split=split,
         columns=[_column(column) for column in splits[split]["columns"]],
         anomalies=[
@@ -143,14 +146,15 @@ def _column(column: Mapping[str, Any]) -> Column:
 
 
 def _numbers(column: Mapping[str, Any]) -> str:
-    return " … ".join(_plain(column[name]) for name in ("min", "median", "max"))
+    write = moment if column["name"] == _TIME else _plain
+    return " … ".join(write(column[name]) for name in ("min", "median", "max"))
 
 
 def _plain(value: Any) -> str:
-    """Returns a number as the data has it: whole ones in full."""
-    if is_number(value) and value == int(value):
-        return str(int(value))
-    return figure(value)
+    """Returns a number as the data has it: whole ones in full, others to six digits."""
+    if not is_number(value):
+        return ABSENT
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
 def _texts(column: Mapping[str, Any]) -> str:
