@@ -117,11 +117,12 @@ def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.Mo
     embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
     embeddings[17] = np.nan
     queries = np.array([5, 39, 1])
-    rows, cosines = _nearest(embeddings, queries)
+    is_item = ~np.isin(np.arange(40), [0, 2, 20])  # Shared rows, and a free one.
+    rows, cosines = _nearest(embeddings, queries, is_item)
     for query, found, scores in zip(queries, rows, cosines, strict=True):
         expected = {}
         for row in range(1, 40):
-            if row != query:
+            if row != query and is_item[row]:
                 a, b = embeddings[query].astype(float), embeddings[row].astype(float)
                 expected[row] = 0.0 if row == 17 else a @ b / np.sqrt((a @ a) * (b @ b))
         best = sorted(expected, key=lambda row: -expected[row])[:5]
@@ -130,6 +131,7 @@ def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.Mo
 
 
 def test_nearest_of_two_items_is_the_other_one() -> None:
-    rows, cosines = _nearest(np.eye(3, dtype=np.float32), np.array([1]))
+    is_item = np.array([False, True, True])
+    rows, cosines = _nearest(np.eye(3, dtype=np.float32), np.array([1]), is_item)
     assert rows.tolist() == [[2]]
     assert cosines.tolist() == [[0.0]]
