@@ -27,7 +27,7 @@ from recsys.errors import RecsysError
 from recsys.process import storage_error
 
 _PUSHER = "Pusher"
-_RESOLVERS = ("LatestBlessed", "EarlierStatistics")
+_RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies")
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
