@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from recsys.bundle import verify
-from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.histories import ServingHistories, serving_histories
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
@@ -44,15 +44,33 @@ _WORDS = ["Red", "Blue", "the", "sea", "Night", "Über", "wolf", "of"]
 _GENRES = ["Drama", "Sci-Fi", "War", "Comedy"]
 
 
-def make_items() -> list[dict[str, str]]:
+_USER_IDS = ["007", *(f"u{n}" for n in range(1, 30))]
+
+
+def make_items() -> list[dict[str, Any]]:
     rng = np.random.default_rng(1)
     items = []
     for n in range(40):
         words, genres = rng.choice(_WORDS, 3), rng.choice(_GENRES, 2, replace=False)
         # Ids of any content: leading zeros, spaces, newlines, not ASCII.
         id_ = {3: "003", 4: "a b", 5: "c\nd", 6: "ü"}.get(n, f"i{n}")
-        items.append({"item_id": id_, "title": " ".join(words), "genres": "|".join(sorted(genres))})
+        items.append({"item_id": id_, "title": " ".join(words), "genres": sorted(genres)})
     return items
+
+
+def make_users() -> list[dict[str, Any]]:
+    """Returns the users' file: all of training but `u9`, and two who did nothing yet."""
+    rng = np.random.default_rng(4)
+    ids = [*(id_ for id_ in _USER_IDS if id_ != "u9"), "still 1", "late2"]
+    return [
+        {
+            "user_id": id_,
+            "plan": [str(rng.choice(["free", "Pro"]))] if n % 3 else [],
+            "age": float(rng.integers(18, 80)),
+            "joined": [int(rng.integers(1, 17) * 10**8)] if n % 4 else [],
+        }
+        for n, id_ in enumerate(ids)
+    ]
 
 
 def events_table(
@@ -68,7 +86,18 @@ def events_table(
     )
 
 
-def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.ndarray]) -> None:
+def features_of(world: Path, side: str, rows: np.ndarray, n_rows: int) -> list[FeatureBags]:
+    """Returns what TFT made of a side, each of its bags at one of `rows`."""
+    tables = json.loads((world / f"{side}_bags.json").read_text())
+    features = []
+    for name, bag in sorted(np.load(world / f"{side}_bags.npz").items()):
+        bags = np.zeros((n_rows, bag.shape[1]), np.int32)
+        bags[rows] = bag
+        features.append(FeatureBags(name, tables[name], bags))
+    return features
+
+
+def write_data(folder: Path, items: list[dict[str, Any]]) -> None:
     """Writes a data folder: users `007`, `u1` …; 5 of them only after the cut."""
     rng = np.random.default_rng(2)
     n_items, n_users, n_events = len(items), 30, 600
@@ -76,8 +105,9 @@ def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.nda
     counts = np.bincount(train_items, minlength=n_items + 1)[1:]
     item_vocabulary = Vocabulary(pa.array([item["item_id"] for item in items]), counts)
     index = np.concatenate([np.arange(1, n_users + 1), rng.integers(1, n_users + 1, 570)])
-    user_ids = ["007", *(f"u{n}" for n in range(1, n_users))]
-    users = Vocabulary(pa.array(user_ids), np.bincount(index, minlength=n_users + 1)[1:])
+    # Those of the users' file who did nothing before the cut have a row all the same.
+    user_ids = [*_USER_IDS, "still 1", "late2"]
+    users = Vocabulary(pa.array(user_ids), np.bincount(index, minlength=n_users + 3)[1:])
     times = rng.integers(0, 1000, n_events)
     train = events_table([user_ids[row - 1] for row in index], index, train_items, times)
 
@@ -92,13 +122,14 @@ def write_data(folder: Path, items: list[dict[str, str]], bags: dict[str, np.nda
     (folder / "vocabulary").mkdir()
     users.save(folder / "vocabulary" / "users.parquet")
     item_vocabulary.save(folder / "vocabulary" / "items.parquet")
-    features = tuple(
-        FeatureBags(name, int(bag.max()) + 1, np.concatenate([np.zeros((1, 4), np.int32), bag]))
-        for name, bag in sorted(bags.items())
-    )
+    rows = np.arange(1, n_items + 1)
     titles = [item["title"] for item in items]
     ids = [item["item_id"] for item in items]
+    features = tuple(features_of(folder.parent, "item", rows, n_items + 1))
     Catalogue(["", *ids], ["", *titles], features).save(folder / "catalogue")
+    rows = users.rows([user["user_id"] for user in make_users()])
+    of_users = features_of(folder.parent, "user", rows, users.n_rows)
+    save_features(of_users, folder / "user_features")
 
 
 class World:
@@ -119,10 +150,15 @@ class World:
             )
             for n, variable in enumerate(described)
         }
-        self.bags = {
-            name: np.concatenate([np.zeros((1, 4), np.int64), bag])
-            for name, bag in np.load(folder / "bags.npz").items()
+        n_items = len(self.items)
+        features = features_of(folder, "item", np.arange(1, n_items + 1), n_items + 1)
+        self.bags = {feature.name: feature.bags for feature in features}
+        ids = [user["user_id"] for user in json.loads((folder / "users.json").read_text())]
+        bags = dict(np.load(folder / "user_bags.npz"))
+        self.user_bags = {
+            id_: {name: bag[n : n + 1] for name, bag in bags.items()} for n, id_ in enumerate(ids)
         }
+        self.no_bags = {name: np.zeros_like(bag[:1]) for name, bag in bags.items()}
 
     def trained(self, rows: np.ndarray) -> np.ndarray:
         return np.where(self.vocabulary.row_counts[rows] > 0, rows, 0)
@@ -133,25 +169,41 @@ class World:
         out = anchor + (hidden / (1 + np.exp(-hidden))) @ w[f"{side}/out/kernel"]
         return out / np.sqrt((out**2).sum(axis=1, keepdims=True) + 1e-12)
 
-    def query(self, user_id: str, history: list[str] | None = None) -> np.ndarray:
-        """Returns the embedding `[dim]`; `history` as rows' ids, the newest first."""
-        done = self.done(user_id) if history is None else self.vocabulary.rows(history).tolist()
-        rows = np.array((done + [0] * _HISTORY)[:_HISTORY])
-        rows = self.trained(rows)
-        weight = (rows > 0) * np.log1p(np.exp(self.weights["history/place"]))
-        pooled = weight @ self.weights["embedding/items/embeddings"][rows] / max(weight.sum(), 1e-6)
-        user = self.weights["embedding/users/embeddings"][self.users.rows([user_id])[0]]
-        known = np.concatenate([pooled, user])
-        return self.tower("query_tower", (pooled + user)[None], known[None])[0]
-
-    def candidates(self, rows: np.ndarray, bags: dict[str, np.ndarray]) -> np.ndarray:
+    def means(self, bags: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns the mean embedding `[b, dim]` of the tokens of each feature."""
         means = []
         for name in sorted(bags):
             present = (bags[name] > 0)[..., None]
             vectors = self.weights[f"embedding/{name}/embeddings"][bags[name]] * present
             means.append(vectors.sum(axis=1) / np.maximum(present.sum(axis=1), 1e-6))
+        return means
+
+    def query(
+        self, user_id: str, history: list[str] | None = None, like: str | None = None
+    ) -> np.ndarray:
+        """Returns the embedding `[dim]`.
+
+        Args:
+            user_id: Who asks.
+            history: Ids, the newest first; None for the stored ones.
+            like: The user whose features these are, if not the asking one's.
+        """
+        done = self.done(user_id) if history is None else self.vocabulary.rows(history).tolist()
+        rows = np.array((done + [0] * _HISTORY)[:_HISTORY])
+        rows = self.trained(rows)
+        weight = (rows > 0) * np.log1p(np.exp(self.weights["history/place"]))
+        pooled = weight @ self.weights["embedding/items/embeddings"][rows] / max(weight.sum(), 1e-6)
+        (row,) = self.users.rows([user_id])
+        row = row if self.users.row_counts[row] > 0 else 0
+        user = self.weights["embedding/users/embeddings"][row]
+        means = self.means(self.user_bags.get(like or user_id, self.no_bags))
+        known = np.concatenate([pooled, user, *(mean[0] for mean in means)])
+        return self.tower("query_tower", (pooled + user)[None], known[None])[0]
+
+    def candidates(self, rows: np.ndarray, bags: dict[str, np.ndarray]) -> np.ndarray:
         own = self.weights["embedding/items/embeddings"][self.trained(rows)]
-        return self.tower("candidate_tower", own, np.concatenate([own, *means], axis=1))
+        inputs = np.concatenate([own, *self.means(bags)], axis=1)
+        return self.tower("candidate_tower", own, inputs)
 
     def catalogue(self) -> np.ndarray:
         return self.candidates(np.arange(self.vocabulary.n_rows), self.bags)
@@ -195,8 +247,9 @@ def world(tmp_path_factory) -> World:
     folder = tmp_path_factory.mktemp("export")
     items = make_items()
     (folder / "items.json").write_text(json.dumps(items))
+    (folder / "users.json").write_text(json.dumps(make_users()))
     run_script("transform", folder, KERAS_BACKEND="tensorflow")
-    write_data(folder / "data", items, dict(np.load(folder / "bags.npz")))
+    write_data(folder / "data", items)
     model = {"dim": 8, "feature_dim": 6, "history": _HISTORY, "widths": [10]}
     stage = {"model": model, "train": {"batch_size": 64, "epochs": 3}}
     (folder / "train.json").write_text(json.dumps(stage))
@@ -232,12 +285,18 @@ _QUERIES: list[tuple[str, list[str] | None, bool]] = [
     ("007", ["003", "a b", "i9"], True),
     ("late2", ["c\nd", "no such item", _UNSEEN, "ü", "i1", "i2"], False),
     ("nobody", ["ü"], True),
+    ("u9", None, True),  # Not in the users' file.
+    ("still 1", None, True),  # There alone.
 ]
 _WIDEST = 6
 
 
+_NOTHING = {"age": "", "joined": "", "plan": ""}
+
+
 def as_inputs(queries: list[tuple[str, list[str] | None, bool]]) -> dict[str, Any]:
     return {
+        **{column: [[""]] * len(queries) for column in _NOTHING},
         "user_id": [user for user, _, _ in queries],
         "history": [[*(h or []), *[""] * (_WIDEST - len(h or []))] for _, h, _ in queries],
         "exclude_seen": [seen for _, _, seen in queries],
@@ -259,12 +318,30 @@ def many(n: int) -> list[tuple[str, list[str] | None, bool]]:
 
 _EMBEDDED = {name: value for name, value in as_inputs(_QUERIES).items() if name != "exclude_seen"}
 _ITEM_IDS = [*(item["item_id"] for item in make_items()), "no such item"]
-_STORED = {"item_id": _ITEM_IDS, "title": [""] * 41, "genres": [""] * 41}
+_STORED = {"item_id": _ITEM_IDS, "title": [[""]] * 41, "genres": [["", ""]] * 41}
 _RAW = {
     "item_id": _ITEM_IDS,
-    "title": [*(item["title"] for item in make_items()), "The WOLF, of Night!"],
-    "genres": [*(item["genres"] for item in make_items()), "War"],
+    "title": [*([item["title"]] for item in make_items()), ["The WOLF, of Night!"]],
+    "genres": [*(item["genres"] for item in make_items()), ["", " War "]],
 }
+
+
+def as_text(user: dict[str, Any]) -> dict[str, list[str]]:
+    """Returns the raw columns of a user, as a client writes them."""
+    return {
+        "plan": user["plan"] or [""],
+        "age": [str(user["age"])],
+        "joined": [str(seconds) for seconds in user["joined"]] or [""],
+    }
+
+
+# Each user's own columns, sent for a user whom nobody knows.
+_RAW_USERS: dict[str, list[Any]] = {
+    "user_id": ["nobody"] * len(make_users()),
+    "history": [["i9"]] * len(make_users()),
+    **{name: [as_text(user)[name] for user in make_users()] for name in _NOTHING},
+}
+_LIKE_007 = {"user_id": ["nobody"], "history": ["i9"], **as_text(make_users()[0])}
 _QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("recommend", as_inputs(many(n))) for n in (0, 1, 7, 512)),
     ("recommend", as_inputs(_QUERIES)),
@@ -274,6 +351,8 @@ _QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("embed_candidate", _STORED),
     ("embed_candidate", _RAW),
     ("stored_history", {"user_id": ["007", "late2", "nobody"]}),
+    ("embed_query", _RAW_USERS),
+    ("serving_default", {"examples": [_LIKE_007]}),
 ]
 
 
@@ -306,6 +385,7 @@ def test_the_bundle_is_whole_and_nothing_stays_beside_it(exported):
     assert manifest["k"] == _K
     assert manifest["metrics"] == {"recall@10": 0.25}
     assert manifest["item_columns"] == ["genres", "title"]
+    assert manifest["user_columns"] == ["age", "joined", "plan"]
     assert {"MODEL_CARD.md", "saved_model.pb", "titles.parquet", "item_embeddings.npy"} <= set(
         manifest["files"]
     )
@@ -338,15 +418,34 @@ def test_raw_item_columns_embed_as_the_catalogue_does(exported):
     np.testing.assert_allclose(stored[:40], expected, atol=1e-5)
     np.testing.assert_allclose(raw[:40], expected, atol=1e-5)
     # The unknown item: row 0 of the table, with its own features or with none.
-    words = [(world.folder / "transform" / "transform_fn" / "assets" / "words").read_text()]
-    row_of = {word: row + 1 for row, word in enumerate(words[0].splitlines())}
+    assets = world.folder / "item_transform" / "transform_fn" / "assets"
+    words = (assets / "words").read_text().splitlines()
+    row_of = {word: row + 1 for row, word in enumerate(words)}
     tokens = [row_of[word] for word in ("the", "wolf", "of", "night")]
-    assets = (world.folder / "transform" / "transform_fn" / "assets" / "genres").read_text()
-    war = assets.splitlines().index("War") + 1
+    war = (assets / "genres").read_text().splitlines().index("War") + 1
     bags = {"genres": np.array([[war, 0, 0, 0]]), "words": np.array([tokens])}
     np.testing.assert_allclose(raw[40:], world.candidates(np.array([0]), bags), atol=1e-5)
     none = {name: np.zeros((1, 4), np.int64) for name in bags}
     np.testing.assert_allclose(stored[40:], world.candidates(np.array([0]), none), atol=1e-5)
+
+
+def test_raw_user_columns_embed_as_the_stored_features_do(exported):
+    world = exported.world
+    users = make_users()
+    found = exported.answer("embed_query", **_RAW_USERS)["embedding"]
+    expected = [world.query("nobody", ["i9"], like=user["user_id"]) for user in users]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # The features say something: no two kinds of user are one query.
+    assert len(np.unique(np.round(expected, 4), axis=0)) > 10
+
+
+def test_an_example_may_have_raw_user_columns(exported):
+    answer = exported.answer("serving_default", examples=[_LIKE_007])
+    scores = exported.world.catalogue() @ exported.world.query("nobody", ["i9"], like="007")
+    scores[[0, *exported.world.vocabulary.rows(["i9"])]] = -np.inf
+    rows = np.argsort(-scores)[:_K]
+    assert answer["candidate_ids"] == [[exported.world.items[row - 1]["item_id"] for row in rows]]
+    np.testing.assert_allclose(answer["scores"][0], scores[rows], atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 512])
@@ -366,7 +465,7 @@ def test_serialized_examples_are_answered_alike(exported):
 
 def assert_ranked(exported: Exported, answer: dict[str, Any], queries: list[Any]) -> None:
     cache: dict[str, Any] = {}
-    known = {*exported.world.histories.ids}
+    known = {*exported.world.histories.ids, *exported.world.user_bags}
     assert answer["known"] == [user in known for user, _, _ in queries]
     assert len(answer["candidate_ids"]) == len(answer["scores"]) == len(queries)
     for query, ids, scores in zip(queries, answer["candidate_ids"], answer["scores"], strict=True):
@@ -389,8 +488,8 @@ def test_a_user_known_from_evaluation_alone_has_a_history(exported):
 @pytest.mark.parametrize(
     ("what", "code", "named"),
     [
-        ("query", "R530", "a difference of 2e-05"),
-        ("candidate", "R531", "a difference of 2e-05"),
+        ("query", "R530", "a difference of 2"),
+        ("candidate", "R531", "a difference of 2"),
         ("missing file", "R525", "training.json"),
         ("no transform graph", "R522", "data"),
         ("other data", "R524", "users"),

@@ -26,7 +26,8 @@ def example(fields):
 def tensor(name, value):
     if name == "examples":
         value = [example(fields) for fields in value]
-    shape = [len(value), len(value[0]) if value else 3] if name == "history" else [len(value)]
+    one_each = name in ("user_id", "item_id", "exclude_seen", "examples")
+    shape = [len(value)] if one_each else [len(value), len(value[0]) if value else 3]
     return tf.constant(value, tf.bool if name == "exclude_seen" else tf.string, shape)
 
 

@@ -13,7 +13,8 @@ folder = Path(sys.argv[1])
 data, bundle = folder / "data", folder / "bundle"
 bundle.mkdir()  # TFX makes the folder before.
 sys.argv = ["recsys.export", "--config", str(folder / "export.json"), "--data", str(data)]
-sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "transform")]
+sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "item_transform")]
+sys.argv += ["--user-transform", str(folder / "user_transform")]
 sys.argv += ["--evaluation", str(folder), "--out", str(bundle)]
 runpy.run_module("recsys.export", run_name="__main__")
 

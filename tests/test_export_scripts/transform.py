@@ -1,4 +1,4 @@
-"""Makes a transform graph of `items.json` with TFT, and what TFT itself reads from it."""
+"""Makes transform graphs of items and users with TFT, and what TFT itself reads from them."""
 
 import json
 import sys
@@ -11,37 +11,63 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from components.transform_items import preprocessing_fn
+from components.token_rows import rows_of_tables
+from components.transform_features import preprocessing_fn
+from recsys.config import Feature
 
-FEATURES = [
-    {"name": "genres", "column": "genres", "kind": "categories", "max_tokens": 4},
-    {"name": "words", "column": "title", "kind": "words", "max_tokens": 4},
-]
-
-
-def transform(inputs):
-    parts = [{"column": feature["column"], "feature": feature} for feature in FEATURES]
-    return preprocessing_fn(inputs, {"features": parts})
+ALWAYS = {"item_id": tf.string, "title": tf.string, "user_id": tf.string, "age": tf.float32}
+"""Columns that a schema may have found in every row; the others may be missing."""
+MAYBE = {"genres": tf.string, "plan": tf.string, "joined": tf.int64}
+FEATURES = {
+    "item_id": [
+        {"name": "genres", "column": "genres", "kind": "categories", "max_tokens": 4},
+        {"name": "words", "column": "title", "kind": "words", "max_tokens": 4},
+    ],
+    "user_id": [
+        {"name": "plan", "column": "plan", "kind": "category", "hash_buckets": 5},
+        {"name": "age", "column": "age", "kind": "number", "buckets": 3},
+        {"name": "joined", "column": "joined", "kind": "date", "buckets": 2},
+    ],
+}
 
 
 # TensorFlow objects live in a function: those of a module die while the interpreter
 # ends, and take the process with them.
-def main(folder):
-    items = json.loads((folder / "items.json").read_text())
-    # One column of each kind that a schema can give: always there, or maybe.
-    always, maybe = tf.io.FixedLenFeature([], tf.string), tf.io.VarLenFeature(tf.string)
-    raw = {"item_id": always, "title": always, "genres": maybe}
-    metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(raw))
-    with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
-        rows = pipeline | beam.Create([{**item, "genres": [item["genres"]]} for item in items])
-        (_, _), function = (rows, metadata) | tft_beam.AnalyzeAndTransformDataset(transform)
-        _ = function | tft_beam.WriteTransformFn(str(folder / "transform"))
+def make(rows, id_column, features, scratch, out, bags_file):
+    spec = {
+        name: tf.io.FixedLenFeature([], ALWAYS[name])
+        if name in ALWAYS
+        else tf.io.VarLenFeature(MAYBE[name])
+        for name in rows[0]
+    }
+    parts = [{"column": feature["column"], "feature": feature} for feature in features]
+    custom = {"id": id_column, "features": parts}
+    metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
+    with tft_beam.Context(temp_dir=str(scratch)), beam.Pipeline() as pipeline:
+        plain = pipeline | beam.Create(rows)
+        (_, _), function = (plain, metadata) | tft_beam.AnalyzeAndTransformDataset(
+            lambda inputs: preprocessing_fn(inputs, custom)
+        )
+        _ = function | tft_beam.WriteTransformFn(str(out))
+    columns = {}
+    for name, kind in spec.items():
+        if name in ALWAYS:
+            columns[name] = tf.constant([row[name] for row in rows], kind.dtype)
+        else:
+            columns[name] = tf.ragged.constant([row[name] for row in rows], kind.dtype).to_sparse()
+    bags = tft.TFTransformOutput(str(out)).transform_features_layer()(columns)
+    names = [feature["name"] for feature in features]
+    np.savez(bags_file, **{name: bags[name].numpy() for name in names})
+    tables = rows_of_tables(out, [Feature.model_validate(feature) for feature in features])
+    bags_file.with_suffix(".json").write_text(json.dumps(tables))
 
-    columns = {name: tf.constant([item[name] for item in items]) for name in raw}
-    columns["genres"] = tf.sparse.from_dense(columns["genres"][:, None])
-    layer = tft.TFTransformOutput(str(folder / "transform")).transform_features_layer()
-    bags = layer(columns)
-    np.savez(folder / "bags.npz", genres=bags["genres"].numpy(), words=bags["words"].numpy())
+
+def main(folder):
+    for side, id_column in (("item", "item_id"), ("user", "user_id")):
+        rows = json.loads((folder / f"{side}s.json").read_text())
+        out = folder / f"{side}_transform"
+        bags = folder / f"{side}_bags.npz"
+        make(rows, id_column, FEATURES[id_column], folder / f"{side}_scratch", out, bags)
 
 
 main(Path(sys.argv[1]))

@@ -1,0 +1,120 @@
+"""A bundle of vocabularies with hash rows and free rows, against the trainer's own towers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.config import VocabularyConfig
+from recsys.data.catalogue import Catalogue
+from recsys.data.store import write_store
+from recsys.data.vocabulary import Vocabulary
+from recsys.model import load_model
+from recsys.model.inference import embed_queries
+from recsys.process import run_stage
+
+_SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "shared_rows.py"
+_STAGE = {
+    "model": {"dim": 8, "history": 4, "widths": [10], "id_dropout": 0.0},
+    "train": {"batch_size": 64, "epochs": 2},
+}
+# More hash rows than the unknown ids of training fill: some have no training positive.
+_USERS, _ITEMS = VocabularyConfig(hash_buckets=7), VocabularyConfig(hash_buckets=5)
+
+
+def write_data(folder):
+    rng = np.random.default_rng(5)
+    user_ids = np.array([f"u{n}" for n in range(40)])
+    item_ids = np.array([f"i{n}" for n in range(30)])
+    user, item = rng.integers(0, 40, 900), rng.integers(0, 30, 900)
+    # The last ten of each have no row of their own; row 3 of the own ones is free.
+    own_users = [None if n == 3 else id_ for n, id_ in enumerate(user_ids[:30].tolist())]
+    own_items = [None if n == 3 else id_ for n, id_ in enumerate(item_ids[:20].tolist())]
+
+    def made(ids, places, config):
+        rows = Vocabulary(pa.array(ids), np.zeros(len(ids)), config=config).rows(places)
+        n_rows = 1 + config.hash_buckets + len(ids)
+        counts = np.bincount(rows, minlength=n_rows)
+        first = 1 + config.hash_buckets
+        shared = counts[:first]
+        return rows, Vocabulary(pa.array(ids), counts[first:], config=config, shared_counts=shared)
+
+    user_row, users = made(own_users, user_ids[user].tolist(), _USERS)
+    item_row, items = made(own_items, item_ids[item].tolist(), _ITEMS)
+    events = pa.table(
+        {
+            "user_id": user_ids[user],
+            "user_row": user_row,
+            "item_row": item_row,
+            "timestamp": rng.integers(0, 1000, 900),
+        }
+    )
+    write_store(folder / "store", 900, events[:800], events[800:])
+    (folder / "vocabulary").mkdir(parents=True)
+    users.save(folder / "vocabulary" / "users.parquet")
+    items.save(folder / "vocabulary" / "items.parquet")
+    names = items.names_of_rows()
+    Catalogue(names, names, ()).save(folder / "catalogue")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    write_data(folder / "data")
+    (folder / "stage.json").write_text(json.dumps(_STAGE))
+    arguments = ["--config", "stage.json", "--data", "data", "--out", "model"]
+    paths = [a if a.startswith("--") else str(folder / a) for a in arguments]
+    run_stage("recsys.train", paths, {"KERAS_BACKEND": "jax"})
+    ids = {
+        "users": [*(f"u{n}" for n in range(40)), *(f"nobody {n}" for n in range(60)), ""],
+        "items": [*(f"i{n}" for n in range(30)), *(f"nothing {n}" for n in range(30))],
+    }
+    (folder / "ids.json").write_text(json.dumps(ids))
+    finished = subprocess.run(
+        [sys.executable, _SCRIPT, folder],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
+            "KERAS_BACKEND": "tensorflow",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return load_model(folder / "model"), ids, json.loads((folder / "result.json").read_text())
+
+
+def test_unknown_users_and_items_read_the_rows_that_they_share(world):
+    saved, ids, result = world
+    rows = saved.users.rows(ids["users"][:-1])
+    assert set(rows[40:]) == set(range(1, 8))
+    given = np.zeros((len(rows) + 1, 4), np.int32)
+    given[:, 0] = saved.items.rows(["no such item"])
+    # The empty id is no id.
+    expected = embed_queries(saved.model, np.append(rows, 0), given, saved.inputs)
+    np.testing.assert_allclose(result["query"], expected, atol=1e-5)
+
+
+def test_unknown_items_are_embedded_from_the_rows_that_they_share(world):
+    saved, ids, result = world
+    rows = saved.items.rows(ids["items"])
+    expected = np.asarray(saved.model.embed_candidate(saved.inputs.candidate(rows)))
+    np.testing.assert_allclose(result["candidate"], expected, atol=1e-5)
+    assert len(np.unique(np.round(expected[30:], 4), axis=0)) > 1
+
+
+def test_only_items_with_a_row_of_their_own_are_recommended(world):
+    _, _, result = world
+    own = {f"i{n}" for n in range(20)} - {"i3"}
+    assert all(set(answer) == own for answer in result["answers"])
+    assert len(result["answers"][0]) == 19
+
+
+def test_rows_shared_in_another_way_are_seen_by_the_gate(world):
+    assert world[2]["refused"] == "R530"
