@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 POSITION = pa.field("position", pa.int64())
 """Where a row stands among the rows of all files; leaves with the duplicates."""
 
 _LINES_OF_A_FILE = 1 << 40
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd: a one-to-one factor.
 
 
 def positions(file_index: int, line: np.ndarray) -> pa.Array:
@@ -30,12 +32,35 @@ def keep_first(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, int]:
     """
     position = table[POSITION.name].to_numpy()
     codes = [_codes(table[key]) for key in keys]
-    order = np.lexsort((position, *codes))
-    is_first = np.ones(len(order), bool)
-    is_first[1:] = np.any([code[order[1:]] != code[order[:-1]] for code in codes], axis=0)
-    kept = order[is_first]
+    is_kept = np.ones(len(position), bool)
+    suspects = _suspects(codes)
+    is_kept[suspects[_is_repeated(position[suspects], [code[suspects] for code in codes])]] = False
+    kept = np.flatnonzero(is_kept)
+    # Mostly in order already, which a stable sort sees.
     kept = kept[np.argsort(position[kept], kind="stable")]
-    return table.drop_columns([POSITION.name]).take(pa.array(kept)), len(order) - len(kept)
+    unique = table.drop_columns([POSITION.name]).combine_chunks().take(pa.array(kept))
+    return unique, len(position) - len(kept)
+
+
+def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the rows whose mixed key another row has too: few, and all duplicates."""
+    mixed = np.zeros(len(codes[0]), np.uint64)
+    for code in codes:
+        mixed = (mixed ^ code.astype(np.int64).view(np.uint64)) * _ODD
+        mixed ^= mixed >> np.uint64(32)
+    ordered = np.sort(mixed)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    is_suspect = pc.is_in(pa.array(mixed), pa.array(twice))
+    return np.flatnonzero(is_suspect.to_numpy(zero_copy_only=False))
+
+
+def _is_repeated(position: np.ndarray, codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns which rows `[n]` stand behind an equal one."""
+    order = np.lexsort((position, *codes))
+    repeated = np.zeros(len(order), bool)
+    equal = [code[order[1:]] == code[order[:-1]] for code in codes]
+    repeated[order[1:]] = np.all(equal, axis=0)
+    return repeated
 
 
 def _codes(column: pa.ChunkedArray) -> np.ndarray:
