@@ -22,7 +22,7 @@ if __package__ in (None, ""):
 
 from recsys import events
 from recsys.config_file import default_config_path, load_config
-from recsys.data.sources import check_sources
+from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"

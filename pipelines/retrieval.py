@@ -37,15 +37,14 @@ from recsys.config import (
     Config,
     EvaluateStage,
     ExportStage,
-    Files,
     InteractionsConfig,
     TrainStage,
     canonical_json,
     stage_of,
 )
-from recsys.data.csv_source import match_files
 from recsys.data.entities import EntityConfig, example_columns, id_column
-from recsys.fingerprint import code_fingerprint, files_fingerprint
+from recsys.data.sources.files import files_digest, match_files
+from recsys.fingerprint import code_fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +200,7 @@ def _entities(what: str, source: EntityConfig, config: Config) -> _Entities:
     """Returns the steps of `items` or of `users`."""
     gen = EntityGen(
         config=canonical_json(EntitySource.model_validate({what: source})),
-        files_digest=_files_digest(source.files, what),
+        files_digest=files_digest(match_files(source, what)),
         code=code_fingerprint("components.entity_gen"),
     ).with_id(STEPS[what])
     examples = gen.outputs["examples"]
@@ -254,11 +253,7 @@ def _interactions_digest(source: InteractionsConfig) -> str:
     """Returns a digest of what the files hold; of a query nobody knows what it will return."""
     if source.query is not None:
         return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
-    return _files_digest(source.files, "interactions")
-
-
-def _files_digest(files: Files, what: str) -> str:
-    return files_fingerprint(match_files(files, what))
+    return files_digest(match_files(source, "interactions"))
 
 
 def _given(**channels: BaseChannel | None) -> dict[str, Any]:

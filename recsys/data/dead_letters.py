@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SHOWN_CHARACTERS = 1000
+KEPT_CHARACTERS = 65_536
+"""Characters of a row that are kept, from its start."""
 
 SCHEMA = pa.schema(
     [
@@ -28,10 +29,10 @@ def dead_letters(
     Args:
         reasons: What is wrong with each row `[n]`.
         file: The file that the rows stand in.
-        lines: Line of each row `[n]`, from 1 on.
+        lines: Line of each row, or its number where there are no lines `[n]`, from 1 on.
         rows: Each row as it stands there `[n]`.
     """
-    shown = [row.decode("utf-8", "replace")[:SHOWN_CHARACTERS] for row in rows]
+    shown = [_shown(row) for row in rows]
     columns = [
         pa.array(reasons, pa.string()),
         pa.array([file] * len(shown), pa.string()),
@@ -39,6 +40,11 @@ def dead_letters(
         pa.array(shown, pa.string()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _shown(row: bytes) -> str:
+    # No character of UTF-8 takes more than four bytes.
+    return row[: 4 * KEPT_CHARACTERS].decode("utf-8", "replace")[:KEPT_CHARACTERS]
 
 
 def count_reasons(letters: pa.RecordBatch | pa.Table) -> dict[str, int]:

@@ -1,115 +1,201 @@
-"""Raw text to typed interactions; a row that breaks a rule becomes a dead letter."""
+"""Raw columns to typed interactions; a row that breaks a rule becomes a dead letter."""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import InteractionColumns
-from recsys.data.csv_columns import CsvBatch
+from recsys.config import InteractionsConfig, TimestampUnit
 from recsys.data.duplicates import POSITION, keep_first, positions
+from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
+
+LONGEST_ID = 1024
+"""Bytes of an id in UTF-8, at most."""
 
 NO_USER = "empty user id"
 NO_ITEM = "empty item id"
-NO_TIME = "timestamp is not a whole number"
+BAD_USER = f"user id over {LONGEST_ID} bytes, or with a NUL"
+BAD_ITEM = f"item id over {LONGEST_ID} bytes, or with a NUL"
+NO_TIME = "timestamp is no time"
 OUT_OF_TIME = "timestamp before 1971 or in the future"
 NO_RATING = "rating is not a finite number"
+NO_WEIGHT = "weight is not a finite number"
+NEGATIVE_WEIGHT = "weight is negative"
+NO_EVENT = "no kind of event"
 
 EARLIEST = 31_536_000
 """1971-01-01 UTC [seconds since 1970]: what lies before it is a small number, not a time."""
 
-SCHEMA = pa.schema(
-    [
-        ("user_id", pa.string()),
-        ("item_id", pa.string()),
-        ("timestamp", pa.int64()),
+_Rule = tuple[pa.Array, str]
+"""Which rows break it `[n]` bool, and the reason to give."""
+
+
+def interaction_columns(config: InteractionsConfig) -> list[str]:
+    """Returns the columns of the raw interactions that a run reads."""
+    columns = config.columns
+    asked = [columns.user, columns.item, columns.timestamp]
+    asked += [name for name in (columns.rating, columns.weight, columns.event) if name is not None]
+    return list(dict.fromkeys([*asked, *config.context]))
+
+
+def interaction_schema(config: InteractionsConfig) -> pa.Schema:
+    """Returns the columns of typed interactions.
+
+    `rating`, `weight` and `event` are there where the config has their column; those of
+    `context` keep their names, with `raw_` in front where such a column is there.
+    """
+    fields = [("user_id", pa.string()), ("item_id", pa.string()), ("timestamp", pa.int64())]
+    for name, kind in (
         ("rating", pa.float32()),
-        ("label", pa.int64()),
-    ]
-)
+        ("weight", pa.float32()),
+        ("event", pa.string()),
+    ):
+        if getattr(config.columns, name) is not None:
+            fields.append((name, kind))
+    fields += [(name, pa.string()) for name in context_names(config)]
+    return pa.schema([*fields, ("label", pa.int64())])
+
+
+def context_names(config: InteractionsConfig) -> list[str]:
+    """Returns the names of the context columns in the examples."""
+    taken = {"user_id", "item_id", "timestamp", "rating", "weight", "event", "label"}
+    taken.add(POSITION.name)
+    context = dict.fromkeys(config.context)
+    return [f"raw_{name}" if name in taken else name for name in context]
 
 
 def parse_interactions(
-    batch: CsvBatch,
-    columns: InteractionColumns,
-    positive_at_least: float | None,
-    now: int,
-    file_index: int = 0,
+    batch: RawBatch, config: InteractionsConfig, now: int, file_index: int = 0
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Types the rows of a batch.
 
     Args:
-        batch: Rows of text.
-        columns: Which column holds what.
-        positive_at_least: Ratings from here up have label 1; `None`: every row has.
+        batch: Rows with the columns `interaction_columns(config)`.
+        config: Which column holds what, and which rows are positives.
         now: The latest time that a row may have [seconds since 1970, UTC].
         file_index: Place of the batch's file among the files of the run.
 
     Returns:
-        The good rows in the columns of `SCHEMA` and `POSITION`, and the dead
-        letters, those of the batch included.
+        The good rows in the columns of `interaction_schema` and `POSITION`, and the
+        dead letters, those of the batch included.
     """
-    text = batch.columns
-    user = pc.utf8_trim_whitespace(text.column(columns.user))
-    item = pc.utf8_trim_whitespace(text.column(columns.item))
-    timestamp = _whole_numbers(text.column(columns.timestamp))
-    rating = (
-        pa.array(np.ones(len(user), np.float32))
-        if columns.rating is None
-        else _finite_numbers(text.column(columns.rating))
-    )
-    in_time = pc.and_(pc.greater_equal(timestamp, EARLIEST), pc.less_equal(timestamp, now))
+    names = config.columns
+    raw = batch.columns.column
+    user, item = to_ids(raw(names.user)), to_ids(raw(names.item))
+    timestamp = to_times(raw(names.timestamp), config.timestamp_unit)
+    columns = {"user_id": user, "item_id": item, "timestamp": timestamp}
+    rules = [
+        (user.is_null(), NO_USER),
+        (item.is_null(), NO_ITEM),
+        (is_bad_id(user), BAD_USER),
+        (is_bad_id(item), BAD_ITEM),
+        (timestamp.is_null(), NO_TIME),
+        (_is_out_of_time(timestamp, now), OUT_OF_TIME),
+    ]
+    if names.rating is not None:
+        columns["rating"] = to_numbers(raw(names.rating))
+        rules.append((columns["rating"].is_null(), NO_RATING))
+    if names.weight is not None:
+        columns["weight"] = to_numbers(raw(names.weight))
+        rules.append((columns["weight"].is_null(), NO_WEIGHT))
+        rules.append((pc.less(columns["weight"], 0.0), NEGATIVE_WEIGHT))
+    if names.event is not None:
+        columns["event"] = to_ids(raw(names.event))
+        rules.append((columns["event"].is_null(), NO_EVENT))
+    for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
+        columns[name] = to_text(raw(column))
+    columns["label"] = _labels(columns, config, len(user))
+    columns[POSITION.name] = positions(file_index, batch.position)
+    schema = interaction_schema(config).append(POSITION)
+    typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return split_by_rules(batch, typed, rules)
+
+
+def split_by_rules(
+    batch: RawBatch, typed: pa.RecordBatch, rules: Sequence[_Rule]
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Returns the rows that break no rule, and the dead letters of those that do."""
+    broken = [(flags, reason) for flags, reason in rules if pc.any(flags).as_py()]
+    if not broken:
+        return typed, batch.rejected
+    flags = [pc.fill_null(is_broken, False) for is_broken, _ in broken]
+    bad = functools.reduce(pc.or_, flags)
     reason = pc.case_when(
-        pc.make_struct(
-            pc.equal(user, ""),
-            pc.equal(item, ""),
-            pc.is_null(timestamp),
-            pc.invert(pc.fill_null(in_time, False)),
-            pc.is_null(rating),
-        ),
-        *(pa.scalar(name) for name in (NO_USER, NO_ITEM, NO_TIME, OUT_OF_TIME, NO_RATING)),
+        pc.make_struct(*(is_broken.filter(bad) for is_broken in flags)),
+        *(pa.scalar(name) for _, name in broken),
     )
-    position = positions(file_index, batch.line)
-    label = _labels(rating, positive_at_least)
-    typed = pa.RecordBatch.from_arrays(
-        [user, item, timestamp, rating, label, position], schema=SCHEMA.append(POSITION)
-    )
-    bad = pc.is_valid(reason)
-    rejected = batch.reject(bad, reason.filter(bad).to_pylist())
-    return typed.filter(pc.invert(bad)), rejected
+    return typed.filter(pc.invert(bad)), batch.reject(bad, reason.to_pylist())
+
+
+def is_bad_id(ids: pa.Array) -> pa.Array:
+    is_long = pc.greater(pc.binary_length(ids), LONGEST_ID)
+    return pc.or_(is_long, pc.match_substring(ids, "\0")) if has_byte(ids, b"\0") else is_long
+
+
+def _is_out_of_time(timestamp: pa.Array, now: int) -> pa.Array:
+    return pc.or_(pc.less(timestamp, EARLIEST), pc.greater(timestamp, now))
+
+
+def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: int) -> pa.Array:
+    """Returns 1 for rows that all rules of the config call positives, else 0 `[n]` int64."""
+    is_positive = np.ones(n_rows, bool)
+    if config.positive_at_least is not None:
+        # In the same precision: float32(4.1) would lie above float64(4.1).
+        threshold = np.float32(config.positive_at_least)
+        is_positive &= pc.fill_null(columns["rating"], 0.0).to_numpy() >= threshold
+    if config.positive_events:
+        kinds = to_ids(pa.array(config.positive_events, pa.string()))
+        is_kind = pc.is_in(columns["event"], value_set=kinds, skip_nulls=True)
+        is_positive &= is_kind.to_numpy(zero_copy_only=False)
+    if config.columns.weight is not None:
+        is_positive &= pc.fill_null(columns["weight"], 0.0).to_numpy() > 0.0
+    return pa.array(is_positive.astype(np.int64))
 
 
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
-    """Keeps the first row of each (user, item, timestamp); returns the rest's number too.
+    """Keeps the first row of each (user, item, timestamp), and event where there are kinds.
 
     Args:
         table: Interactions with a column `position`, all rows of a user among them.
+
+    Returns:
+        The rows kept, and how many were dropped.
     """
-    return keep_first(table, ("user_id", "item_id", "timestamp"))
+    keys = ["user_id", "item_id", "timestamp"]
+    return keep_first(table, [*keys, "event"] if "event" in table.column_names else keys)
 
 
-def _whole_numbers(text: pa.Array) -> pa.Array:
-    """Returns int64 numbers, null where there is none; `12.0` is one."""
-    trimmed = pc.utf8_trim_whitespace(text)
-    is_whole = pc.match_substring_regex(trimmed, r"^-?[0-9]{1,18}(\.0*)?$")
-    digits = pc.replace_substring_regex(trimmed, r"\.0*$", "")
-    return pc.if_else(is_whole, digits, None).cast(pa.int64())
+def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
+    """Returns the one unit in which nearly all times of a batch would be good.
+
+    Args:
+        batch: Rows with the column of the times.
+        config: Which column that is.
+        now: The latest time that a row may have [seconds since 1970, UTC].
+
+    Returns:
+        The unit; `None` if none fits, or more than one, or the config's own.
+    """
+    column = batch.columns.column(config.columns.timestamp)
+    fitting = [unit for unit in UNITS if good_times(to_times(column, unit), now) >= 0.9]
+    return fitting[0] if len(fitting) == 1 and fitting[0] != config.timestamp_unit else None
 
 
-def _finite_numbers(text: pa.Array) -> pa.Array:
-    """Returns float32 numbers, null where there is no finite one."""
-    trimmed = pc.utf8_trim_whitespace(text)
-    is_number = pc.match_substring_regex(
-        trimmed, r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-    )
-    numbers = pc.if_else(is_number, trimmed, None).cast(pa.float64()).cast(pa.float32())
-    return pc.if_else(pc.is_finite(numbers), numbers, None)
+UNITS: tuple[TimestampUnit, ...] = (
+    "seconds",
+    "milliseconds",
+    "microseconds",
+    "nanoseconds",
+    "iso8601",
+)
 
 
-def _labels(rating: pa.Array, positive_at_least: float | None) -> pa.Array:
-    if positive_at_least is None:
-        return pa.array(np.ones(len(rating), np.int64))
-    # In the same precision: float32(4.1) would lie above float64(4.1).
-    threshold = pa.scalar(positive_at_least, pa.float32())
-    return pc.fill_null(pc.greater_equal(rating, threshold), False).cast(pa.int64())
+def good_times(timestamp: pa.Array, now: int) -> float:
+    """Returns the share of times that a row may have [0..1]."""
+    bad = pc.fill_null(_is_out_of_time(timestamp, now), True)
+    return 1.0 - (pc.sum(bad).as_py() or 0) / max(1, len(timestamp))
