@@ -76,7 +76,7 @@ def test_values_are_typed_and_bad_rows_are_rejected_with_a_reason():
         4: "empty item id",
         6: "price is no number",
         7: "price is no number",
-        8: "id over 1024 bytes",
+        8: "item id over 1024 bytes, or with a NUL",
     }
 
 

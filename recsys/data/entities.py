@@ -14,7 +14,7 @@ A value that is missing is null, or an empty list.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -23,15 +23,20 @@ import pyarrow.compute as pc
 
 from recsys.config import Feature, ItemsConfig, UsersConfig
 from recsys.data.duplicates import POSITION, keep_first, positions
+from recsys.data.interactions import (
+    BAD_ITEM,
+    BAD_USER,
+    NO_ITEM,
+    NO_USER,
+    is_bad_id,
+    split_by_rules,
+)
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to_times
 from recsys.errors import RecsysError
 
 EntityConfig = ItemsConfig | UsersConfig
 Type = Literal["text", "list", "number", "date"]
-
-LONGEST_ID = 1024
-"""Bytes of an id in UTF-8, at most."""
 
 _TYPES: dict[str, Type] = {
     "category": "text",
@@ -105,8 +110,8 @@ def parse_entities(
         RecsysError: A column holds lists where its feature takes one value.
     """
     ids = to_ids(batch.columns.column(_raw_id(config)))
-    columns, broken = [ids], [(pc.is_null(ids), _no_id(config))]
-    broken.append((pc.greater(pc.binary_length(ids), LONGEST_ID), f"id over {LONGEST_ID} bytes"))
+    no_id, bad_id = (NO_ITEM, BAD_ITEM) if isinstance(config, ItemsConfig) else (NO_USER, BAD_USER)
+    columns, rules = [ids], [(ids.is_null(), no_id), (is_bad_id(ids), bad_id)]
     for key in _names(config):
         raw, type_, separator = key
         column = batch.columns.column(raw)
@@ -116,14 +121,12 @@ def parse_entities(
         column = _of_one_value(column, raw, batch.file)
         typed = _CONVERT[type_](column)
         columns.append(typed)
-        broken.append((pc.and_(_is_there(column), pc.is_null(typed)), f"{raw} is no {type_}"))
+        rules.append((pc.and_(_is_there(column), typed.is_null()), f"{raw} is no {type_}"))
     rows = pa.RecordBatch.from_arrays(
         [*columns, positions(file_index, batch.position)],
         schema=example_schema(config).append(POSITION),
     )
-    reason = _first_reason(broken)
-    bad = pc.is_valid(reason)
-    return rows.filter(pc.invert(bad)), batch.reject(bad, reason.filter(bad).to_pylist())
+    return split_by_rules(batch, rows, rules)
 
 
 def drop_duplicate_entities(table: pa.Table, config: EntityConfig) -> tuple[pa.Table, int]:
@@ -137,10 +140,6 @@ def _raw_id(config: EntityConfig) -> str:
 
 def _raw_title(config: EntityConfig) -> str | None:
     return config.columns.title if isinstance(config, ItemsConfig) else None
-
-
-def _no_id(config: EntityConfig) -> str:
-    return "empty item id" if isinstance(config, ItemsConfig) else "empty user id"
 
 
 def _key(feature: Feature) -> _Key:
@@ -242,12 +241,6 @@ def _is_there(column: pa.Array) -> pa.Array:
     elif not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         return is_there
     return pc.and_(is_there, pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
-
-
-def _first_reason(broken: Sequence[tuple[pa.Array, str]]) -> pa.Array:
-    """Returns the first reason that holds for each row `[n]`; null where none does."""
-    flags = [pc.fill_null(is_broken, False) for is_broken, _ in broken]
-    return pc.case_when(pc.make_struct(*flags), *(pa.scalar(reason) for _, reason in broken))
 
 
 _CONVERT: dict[Type, Callable[[pa.Array], pa.Array]] = {
