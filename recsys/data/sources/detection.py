@@ -1,0 +1,154 @@
+"""The format and the compression of a file, by its name and its first bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from recsys.config import SourceConfig
+from recsys.data.sources.framing import is_framed
+from recsys.errors import RecsysError
+
+Format = Literal["csv", "parquet", "jsonl", "tfrecord"]
+Compression = Literal["gzip", "bz2", "xz", "zstd"]
+
+START_BYTES = 1 << 16
+
+_COMPRESSIONS: dict[bytes, Compression] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_COMPRESSED_NAMES: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".bz2": "bz2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
+_NAMES: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".psv": "csv",
+    ".dat": "csv",
+    ".txt": "csv",
+    ".data": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".tfr": "tfrecord",
+}
+_KINDS = {
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\xfd7zXZ": "an xz file",
+    b"ARROW1": "an Arrow file",
+    b"%PDF": "a PDF file",
+    b"SQLite format 3": "an SQLite database",
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+_WORDS = {
+    "csv": "CSV text",
+    "parquet": "Parquet",
+    "jsonl": "JSON Lines",
+    "tfrecord": "TFRecord",
+}
+
+
+def compression_of(path: str, start: bytes) -> Compression | None:
+    """Returns how a file is compressed.
+
+    Raises:
+        RecsysError: Its name says another thing than its bytes.
+    """
+    found = next((kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic)), None)
+    if found == "bz2" and start[4:10] != b"1AY&SY":
+        found = None
+    named = _COMPRESSED_NAMES.get(Path(path).suffix.lower())
+    if named is not None and found is None and start:
+        raise RecsysError(
+            "R204",
+            f"{path!r} must be a {named} file, as its name says.",
+            "Correct the name, or write the file again.",
+            start[:20],
+        )
+    return found
+
+
+def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
+    """Returns the format of a file, whose first bytes, decompressed, are `start`.
+
+    Raises:
+        RecsysError: The config or the name says another thing than the bytes.
+    """
+    stated = None if source.format == "auto" else source.format
+    told = stated or _by_name(path) or _by_bytes(start)
+    kind = _kind(start)
+    if told == "csv" and _is_wide(source.csv.encoding):
+        kind = None if kind in ("UTF-16 text", _BINARY) else kind
+    fits = {
+        "parquet": kind == "a Parquet file",
+        "tfrecord": kind == "a TFRecord file",
+        "csv": kind is None,
+        "jsonl": kind is None and start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""),
+    }
+    if fits[told]:
+        return told
+    raise RecsysError(
+        "R204",
+        f"{path!r} must be {_WORDS[told]}, as {'the config' if stated else 'its name'} says.",
+        _cure(kind, stated),
+        kind or "other text",
+    )
+
+
+_BINARY = "binary data (NUL bytes)"
+
+
+def _by_name(path: str) -> Format | None:
+    name = Path(path.lower())
+    if name.suffix in _COMPRESSED_NAMES:
+        name = name.with_suffix("")
+    return _NAMES.get(name.suffix)
+
+
+def _by_bytes(start: bytes) -> Format:
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if is_framed(start):
+        return "tfrecord"
+    return "jsonl" if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else "csv"
+
+
+def _kind(start: bytes) -> str | None:
+    """Returns what bytes are that are no text of one byte or several a character."""
+    if is_framed(start):
+        return "a TFRecord file"
+    kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
+    # A few NUL bytes are damage; a text that is full of them is none.
+    if kind is None and start.count(b"\0") * 16 > len(start):
+        return _BINARY
+    return kind
+
+
+def _is_wide(encoding: str) -> bool:
+    return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32"))
+
+
+def _cure(kind: str | None, stated: str | None) -> str:
+    if kind == "UTF-16 text":
+        return "Set csv.encoding: utf-16 beside its files in the config."
+    if stated:
+        return "Correct format in the config, or name another file."
+    return "Give it the extension of its format, set format in the config, or convert it."

@@ -1,0 +1,229 @@
+"""JSON Lines as Arrow batches; a line that is no JSON object becomes a dead letter.
+
+Arrow parses a block at a time. Where it refuses one, or would change a value (large
+whole numbers, text that looks like a time), the lines are parsed one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+
+from recsys.data.dead_letters import dead_letters
+from recsys.data.sources.csv_columns import NOT_TEXT
+from recsys.data.sources.csv_fields import Dialect
+from recsys.data.sources.csv_rows import Readable, Rows, row_blocks
+from recsys.data.sources.nested import find_path, pick, pick_type
+from recsys.data.sources.raw_batch import RawBatch, as_json
+
+NOT_JSON = "not a JSON object"
+
+_BLOCK_BYTES = 8 << 20
+_LINES = Dialect(quote="")
+_EXACT = 2.0**53
+
+
+def read_jsonl(
+    file: str,
+    stream: Readable,
+    columns: Sequence[str],
+    first_line: int,
+    block_bytes: int = _BLOCK_BYTES,
+) -> Iterator[RawBatch]:
+    """Yields the rows of JSON Lines.
+
+    Args:
+        file: The file.
+        stream: Its text, UTF-8.
+        columns: Fields to return, nested ones as `a.b`; null where a row has none.
+        first_line: Line that the stream stands at, from 1 on.
+        block_bytes: Bytes parsed at a time.
+    """
+    arrow = _ArrowParser(columns)
+    for rows in row_blocks(stream, block_bytes, first_line, 0, _LINES):
+        parsed = arrow.parse(rows)
+        if parsed is not None:
+            yield RawBatch(file, parsed, rows.line, dead_letters([], file, [], []), rows.raw)
+        else:
+            yield _parse_lines(file, rows, columns)
+
+
+def find_fields(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Returns the objects of lines; what is none is left out."""
+    return [row for row in map(_object, lines) if isinstance(row, dict)]
+
+
+# --- by Arrow
+
+
+class _ArrowParser:
+    """Parses blocks by Arrow, with the types of the last one where they are known."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._schema: pa.Schema | None = None
+
+    def parse(self, rows: Rows) -> pa.RecordBatch | None:
+        """Returns the columns of rows; `None` where it takes another look at each line."""
+        if not _are_objects(rows):
+            return None
+        text = pa.py_buffer(rows.joined())
+        table = self._read(text)
+        if table is None or table.num_rows != len(rows):
+            return None
+        batch = table.combine_chunks().to_batches()[0]
+        picked = [pick(batch, find_path(batch.schema, name)) for name in self._columns]
+        if any(_may_have_lost_digits(column) for column in picked):
+            return None
+        return pa.RecordBatch.from_arrays(picked, names=list(self._columns))
+
+    def _read(self, text: pa.Buffer) -> pa.Table | None:
+        if self._schema is not None:
+            try:
+                return _read_json(text, self._schema, "ignore")
+            except pa.ArrowInvalid:
+                self._schema = None
+        try:
+            table = _read_json(text, None, "infer")
+            as_text = pa.schema([(f.name, _texted(f.type)) for f in table.schema])
+            if as_text != table.schema:
+                table = _read_json(text, as_text, "infer")
+        except pa.ArrowInvalid:
+            return None
+        self._schema = _wanted_schema(table.schema, self._columns)
+        return table
+
+
+def _are_objects(rows: Rows) -> bool:
+    """Returns whether each line has the braces of an object, and all is UTF-8."""
+    data = np.frombuffer(rows.block, np.uint8)
+    has_braces = (data[rows.starts] == ord("{")) & (data[rows.stops - 1] == ord("}"))
+    if not has_braces.all() or b"\0" in rows.block:
+        return False
+    try:
+        return rows.block.isascii() or bool(rows.block.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _read_json(text: pa.Buffer, schema: pa.Schema | None, unexpected: str) -> pa.Table:
+    return pa_json.read_json(
+        pa.BufferReader(text),
+        pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+    )
+
+
+def _texted(kind: pa.DataType) -> pa.DataType:
+    """Returns a type with text in place of the times that Arrow found in text."""
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_texted(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _texted(field.type)) for field in kind])
+    return kind
+
+
+def _wanted_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema | None:
+    """Returns the fields that hold the columns; `None` while a type isn't known."""
+    paths = [find_path(schema, name) for name in columns]
+    if any(path is None or _is_unknown(pick_type(schema, path)) for path in paths):
+        return None
+    tops = dict.fromkeys(path[0] for path in paths if path)
+    return pa.schema([schema.field(top) for top in tops])
+
+
+def _is_unknown(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _is_unknown(kind.value_type)
+    return pa.types.is_null(kind) or pa.types.is_struct(kind)
+
+
+def _may_have_lost_digits(column: pa.Array) -> bool:
+    """Returns whether doubles may have been whole numbers that are none any more."""
+    if pa.types.is_list(column.type):
+        return _may_have_lost_digits(column.flatten())
+    if not pa.types.is_floating(column.type):
+        return False
+    return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT), min_count=0).as_py())
+
+
+# --- line by line
+
+
+def _parse_lines(file: str, rows: Rows, columns: Sequence[str]) -> RawBatch:
+    raw = rows.raw(np.arange(len(rows)))
+    objects, reasons = [], np.full(len(rows), "", object)
+    is_blank = np.zeros(len(rows), bool)
+    for at, line in enumerate(raw):
+        found = _object(line)
+        if isinstance(found, dict):
+            objects.append(found)
+        elif not line.strip():
+            is_blank[at] = True
+        else:
+            reasons[at] = found
+    bad = np.flatnonzero(reasons != "")
+    rejected = dead_letters(reasons[bad].tolist(), file, rows.line[bad], rows.raw(bad))
+    good = rows.take((reasons == "") & ~is_blank)
+    values = [_column([_value(row, name) for row in objects]) for name in columns]
+    batch = pa.RecordBatch.from_arrays(values, names=list(columns))
+    return RawBatch(file, batch, good.line, rejected, good.raw)
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """Returns the object that a line is, or what is wrong with it."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        return NOT_TEXT
+    if "\0" in text:
+        return NOT_TEXT
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return NOT_JSON
+    return found if isinstance(found, dict) else NOT_JSON
+
+
+def _value(row: dict[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Returns values of mixed kinds as text, or as lists of text if there is a list."""
+    if any(isinstance(value, list) for value in values):
+        lists = [_listed(value) for value in values]
+        return pa.array(lists, pa.list_(pa.string()))
+    return pa.array([_written(value) for value in values], pa.string())
+
+
+def _listed(value: Any) -> list[str | None] | None:
+    if value is None:
+        return None
+    return [_written(part) for part in value] if isinstance(value, list) else [_written(value)]
+
+
+def _written(value: Any) -> str | None:
+    """Returns a value as text, as `recsys.data.sources.values` writes it."""
+    if value is None or isinstance(value, dict):
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
+    # A lone surrogate is no text; nor will it be an id.
+    text = as_json(value).decode() if isinstance(value, list) else str(value)
+    return None if any("\ud800" <= char <= "\udfff" for char in text) else text

@@ -1,0 +1,213 @@
+"""Parquet files as Arrow batches, by row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.data.dead_letters import dead_letters
+from recsys.data.sources.csv_columns import NOT_TEXT
+from recsys.data.sources.csv_source import missing_column
+from recsys.data.sources.files import (
+    Section,
+    SourceFile,
+    file_size,
+    got_shorter,
+    is_remote,
+    open_file,
+)
+from recsys.data.sources.nested import find_path, leaf_names, pick, pick_type
+from recsys.data.sources.raw_batch import RawBatch
+from recsys.errors import RecsysError
+
+_ROWS_OF_A_BATCH = 1 << 17
+
+
+def plan_groups(
+    file: SourceFile, columns: Sequence[str], piece_bytes: int
+) -> list[tuple[int, int, int, int]]:
+    """Returns parts of a file: first row group, one past the last, rows before, and bytes.
+
+    Raises:
+        RecsysError: The file is damaged, or lacks a column.
+    """
+    with _opened(file.path, file.size) as parquet:
+        check_columns(file.path, parquet.schema_arrow, columns)
+        metadata = parquet.metadata
+        wanted = _column_indices(metadata, parquet.schema_arrow, columns)
+        parts, first, n_before, n_bytes, n_rows = [], 0, 0, 0, 0
+        for at in range(metadata.num_row_groups):
+            group = metadata.row_group(at)
+            n_bytes += sum(group.column(c).total_uncompressed_size for c in wanted)
+            n_rows += group.num_rows
+            if n_bytes >= piece_bytes or at == metadata.num_row_groups - 1:
+                if n_rows:
+                    parts.append((first, at + 1, n_before, n_bytes))
+                first, n_before, n_bytes, n_rows = at + 1, n_before + n_rows, 0, 0
+    return parts
+
+
+def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raises an error if a file lacks a column, or one is no plain value or list."""
+    for name in columns:
+        path = find_path(schema, name)
+        if path is None:
+            raise missing_column(file, name, leaf_names(schema), columns)
+        kind = pick_type(schema, path)
+        if pa.types.is_struct(kind) or pa.types.is_map(kind):
+            raise RecsysError(
+                "R254",
+                f"The column {name!r} of {file!r} must hold plain values or lists of them.",
+                f"Name a field in it: {name}.FIELD.",
+                str(kind),
+            )
+
+
+def read_groups(
+    file: str, size: int, columns: Sequence[str], groups: range, n_before: int
+) -> Iterator[RawBatch]:
+    """Yields the rows of some row groups.
+
+    Args:
+        file: The file.
+        size: Its size in the plan [bytes].
+        columns: Columns to return, nested ones as `a.b`.
+        groups: The row groups.
+        n_before: Rows of the file before them.
+
+    Raises:
+        RecsysError: The file is damaged, got shorter, or is another than in the plan.
+    """
+    position = n_before + 1
+    with _opened(file, size) as parquet:
+        schema = parquet.schema_arrow
+        check_columns(file, schema, columns)
+        paths = [find_path(schema, name) for name in columns]
+        batches = parquet.iter_batches(
+            _ROWS_OF_A_BATCH,
+            row_groups=list(groups),
+            columns=[".".join(path) for path in paths if path],
+            use_threads=False,
+        )
+        for batch in batches:
+            picked = [pick(batch, path) for path in paths]
+            yield text_checked(file, picked, columns, position)
+            position += batch.num_rows
+
+
+def text_checked(
+    file: str, picked: Sequence[pa.Array], columns: Sequence[str], position: int
+) -> RawBatch:
+    """Returns rows whose text is UTF-8; the others as dead letters.
+
+    Args:
+        file: The file.
+        picked: The columns `[n]`.
+        columns: Their names.
+        position: Number of the first row, from 1 on.
+    """
+    batch = pa.RecordBatch.from_arrays(list(picked), names=list(columns))
+    numbers = position + np.arange(batch.num_rows)
+    bad = np.zeros(batch.num_rows, bool)
+    for column in picked:
+        if not _is_text(column):
+            bad |= _bad_rows(column)
+    whole = RawBatch(file, batch, numbers, dead_letters([], file, [], []))
+    if not bad.any():
+        return whole
+    rejected = _as_binary(whole).reject(pa.array(bad), [NOT_TEXT] * int(bad.sum()))
+    return RawBatch(file, batch.filter(pa.array(~bad)), numbers[~bad], rejected)
+
+
+def _is_text(column: pa.Array) -> bool:
+    """Returns whether all text in a column is UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        return _is_text(column.dictionary)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return _is_text(column.flatten())
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return True
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _bad_rows(column: pa.Array) -> np.ndarray:
+    """Returns the rows with text that isn't UTF-8 `[n]` bool."""
+    return np.array([not _is_text(column.slice(at, 1)) for at in range(len(column))], bool)
+
+
+def _as_binary(batch: RawBatch) -> RawBatch:
+    """Returns rows whose text may be shown, however damaged."""
+    columns = [_binary(column) for column in batch.columns.columns]
+    shown = pa.RecordBatch.from_arrays(columns, names=batch.columns.schema.names)
+    return RawBatch(batch.file, shown, batch.position, batch.rejected)
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        return _binary(column.dictionary).take(column.indices)
+    if pa.types.is_string(column.type):
+        return column.view(pa.binary())
+    if pa.types.is_large_string(column.type):
+        return column.view(pa.large_binary())
+    return column if not pa.types.is_nested(column.type) else pc.cast(column, pa.string())
+
+
+def _column_indices(
+    metadata: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]
+) -> list[int]:
+    """Returns the places of the leaves of columns in the file."""
+    prefixes = tuple(".".join(path) for name in columns if (path := find_path(schema, name)))
+    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    return [
+        at
+        for at, path in enumerate(paths)
+        if any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
+    ]
+
+
+@contextmanager
+def _opened(file: str, size: int) -> Iterator[pq.ParquetFile]:
+    now = file_size(file)
+    if now < size:
+        raise got_shorter(file, size, now)
+    if now > size:
+        raise RecsysError(
+            "R253",
+            f"{file!r} must not change while it is read: it had {size:,} bytes.",
+            "Write it under another name and rename it when it is whole. Run again.",
+            f"{now:,} bytes",
+        )
+    source = pa.PythonFile(open_file(file), "r") if is_remote(file) else _mapped(file)
+    try:
+        with pq.ParquetFile(source) as parquet:
+            yield parquet
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise _damaged(file, size, error) from None
+
+
+def _mapped(file: str) -> pa.NativeFile:
+    Section(file, 0, 0).close()  # Raises what people read if it can't be opened.
+    return pa.OSFile(file)
+
+
+def _damaged(file: str, size: int, error: Exception) -> RecsysError:
+    with Section(file, max(0, size - 4), size) as section:
+        is_cut = section.read() != b"PAR1"
+    found = "no footer: the file is cut off" if is_cut else str(error)
+    return RecsysError(
+        "R253",
+        f"{file!r} must be a whole Parquet file; it has {size:,} bytes.",
+        "Its footer says where the rows are: without it none can be read. Write it again."
+        if is_cut
+        else "Write it again.",
+        found,
+    )

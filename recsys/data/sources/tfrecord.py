@@ -1,0 +1,168 @@
+"""TFRecord files of tf.Examples as Arrow batches; a damaged record becomes a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.dead_letters import dead_letters
+from recsys.data.sources.csv_rows import Readable
+from recsys.data.sources.framing import FOOTER, HEADER, masked_crc
+from recsys.data.sources.parquet_source import text_checked
+from recsys.data.sources.raw_batch import RawBatch, one_batch
+from recsys.data.sources.text import read_some
+from recsys.errors import RecsysError
+
+DAMAGED = "damaged record: its checksum is wrong"
+NO_EXAMPLE = "not a tf.Example"
+
+_RECORDS_OF_A_BATCH = 1 << 15
+
+
+def read_tfrecord(file: str, stream: Readable, columns: Sequence[str]) -> Iterator[RawBatch]:
+    """Yields the rows of a TFRecord file.
+
+    Args:
+        file: The file.
+        stream: Its bytes, decompressed.
+        columns: Features to return; null where a row has none.
+
+    Raises:
+        RecsysError: The frames are damaged: where the next record begins is lost.
+    """
+    decoder = _Decoder(columns)
+    records: list[tuple[int, bytes, bool]] = []
+    for number, (data, is_whole) in enumerate(read_records(file, stream), start=1):
+        records.append((number, data, is_whole))
+        if len(records) == _RECORDS_OF_A_BATCH:
+            yield _batch(file, records, columns, decoder)
+            records = []
+    if records:
+        yield _batch(file, records, columns, decoder)
+
+
+def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
+    """Yields each record, and whether its checksum is right.
+
+    Raises:
+        RecsysError: A length is damaged, or the file is cut off.
+    """
+    offset = 0
+    while header := read_some(stream, HEADER.size):
+        if len(header) < HEADER.size:
+            raise _lost(file, offset, "the file is cut off")
+        length, crc = HEADER.unpack(header)
+        if masked_crc(header[:8]) != crc:
+            raise _lost(file, offset, "a damaged length")
+        data = read_some(stream, length)
+        footer = read_some(stream, FOOTER.size)
+        if len(footer) < FOOTER.size:
+            raise _lost(file, offset, "the file is cut off")
+        yield data, masked_crc(data) == FOOTER.unpack(footer)[0]
+        offset += HEADER.size + length + FOOTER.size
+
+
+def _lost(file: str, offset: int, found: str) -> RecsysError:
+    return RecsysError(
+        "R253",
+        f"{file!r} must be a whole TFRecord file; at byte {offset:,} it isn't.",
+        "The records before are good; where the next one begins is lost. Write it again.",
+        found,
+    )
+
+
+class _Decoder:
+    """Decodes tf.Examples; features that none of them has are null."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._decoder = _new_decoder()
+
+    def decode(self, records: Sequence[bytes]) -> list[pa.Array] | None:
+        """Returns the columns of records; `None` if one of them is no tf.Example."""
+        try:
+            batch = self._decoder.DecodeBatch(list(records))
+        except (RuntimeError, ValueError):
+            return None
+        return [self._column(batch, name) for name in self._columns]
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        place = batch.schema.get_field_index(name)
+        if place < 0 or pa.types.is_null(batch.schema.field(place).type):
+            return pa.nulls(batch.num_rows, pa.string())
+        return _one_value(_as_text(batch.column(place)))
+
+
+def _new_decoder() -> Any:
+    try:
+        from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
+    except ImportError:
+        raise RecsysError(
+            "R252",
+            "TFRecord files are decoded by tfx-bsl.",
+            "Install the extra: pip install 'recsys[pipeline]'.",
+        ) from None
+    return ExamplesToRecordBatchDecoder()
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Returns lists of bytes as lists of text, which may not be UTF-8."""
+    values = column.type.value_type
+    if pa.types.is_binary(values) or pa.types.is_large_binary(values):
+        texts = pa.list_(pa.string())
+        parts = column.flatten().cast(pa.binary()).view(pa.string())
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), parts, type=texts)
+    return column
+
+
+def _one_value(column: pa.Array) -> pa.Array:
+    """Returns lists of one value at most as single values; others as they are."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    if (lengths > 1).any():
+        return column
+    place = pa.array(np.cumsum(lengths) - 1, mask=lengths == 0)
+    return column.flatten().take(place)
+
+
+def _batch(
+    file: str,
+    records: Sequence[tuple[int, bytes, bool]],
+    columns: Sequence[str],
+    decoder: _Decoder,
+) -> RawBatch:
+    whole = [record for record in records if record[2]]
+    letters = [_letters(file, [r for r in records if not r[2]], DAMAGED)]
+    picked = decoder.decode([data for _, data, _ in whole])
+    if picked is None:
+        good = [record for record in whole if decoder.decode([record[1]]) is not None]
+        numbers = {record[0] for record in good}
+        letters.append(_letters(file, [r for r in whole if r[0] not in numbers], NO_EXAMPLE))
+        whole = good
+        picked = decoder.decode([data for _, data, _ in whole]) or []
+    checked = text_checked(file, picked, columns, 1)
+    number = np.array([record[0] for record in whole], np.int64)
+    rejected = _renumbered(checked.rejected, number)
+    return RawBatch(
+        file,
+        checked.columns,
+        number[checked.position - 1],
+        one_batch([*letters, rejected]),
+    )
+
+
+def _letters(file: str, records: Sequence[tuple[int, bytes, bool]], reason: str) -> pa.RecordBatch:
+    numbers = [record[0] for record in records]
+    return dead_letters([reason] * len(records), file, numbers, [r[1] for r in records])
+
+
+def _renumbered(letters: pa.RecordBatch, number: np.ndarray) -> pa.RecordBatch:
+    """Returns letters whose lines are places among whole records, with the records' numbers."""
+    place = letters.schema.get_field_index("line")
+    lines = pa.array(number[letters.column(place).to_numpy() - 1], pa.int64())
+    return letters.set_column(place, letters.schema.field(place), lines)
