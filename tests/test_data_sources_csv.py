@@ -1,7 +1,6 @@
 """CSV files are read as text, and damage costs the damaged row and no more."""
 
 import csv
-import gzip
 import io
 
 import hypothesis.strategies as st
@@ -10,16 +9,37 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from recsys.data.csv_columns import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
-from recsys.data.csv_source import check_files, match_files, read_batches
+from recsys.config import CsvFormat, SourceConfig
+from recsys.data.sources.csv_columns import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH, Layout
+from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
+from recsys.data.sources.csv_source import header_names, read_csv
+from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
+from recsys.data.sources.text import split_line
 from recsys.errors import RecsysError
 
+_PLAIN = Dialect()
 
-def read(path, content, columns=("a", "b"), block_bytes=1 << 20):
+
+def read(path, content, columns=("a", "b"), block_bytes=1 << 20, dialect=_PLAIN):
+    """Returns the rows, their lines, and the dead letters of a file with a header."""
     path.write_bytes(content)
-    batches = list(read_batches(str(path), columns, block_bytes))
+    line, stream = split_line(io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")))
+    names = header_names(str(path), line, dialect)
+    layout = Layout(str(path), names, tuple(columns), dialect)
+    return collect(read_csv(stream, layout, 2, block_bytes))
+
+
+def read_source(path, columns=("a", "b"), **config):
+    """The same by a config, in as many pieces as it gives."""
+    source = SourceConfig(files=str(path), **config)
+    pieces = plan_pieces(source, "interactions", columns)
+    return collect(batch for piece in pieces for batch in read_piece(piece))
+
+
+def collect(batches):
+    batches = list(batches)
     rows = [tuple(row.values()) for batch in batches for row in batch.columns.to_pylist()]
-    lines = [line for batch in batches for line in batch.line.tolist()]
+    lines = [line for batch in batches for line in batch.position.tolist()]
     letters = [letter for batch in batches for letter in batch.rejected.to_pylist()]
     return rows, lines, [(letter["line"], letter["reason"], letter["row"]) for letter in letters]
 
@@ -111,7 +131,8 @@ _FILES = {
     "missing-column": (b"a,c\n1,2\n", "R203"),
     "repeated-column": (b"a,b,b\n1,2,3\n", "R203"),
     "semicolons": (b"a;b\n1;2\n", "R203"),
-    "gzip": (gzip.compress(b"a,b\n1,2\n"), "R204"),
+    "zip": (b"PK\x03\x04rest", "R204"),
+    "old-mac": (b"a,b\r1,2\r", "R204"),
     "nul-bytes": (b"a,b\n\0\0\0", "R204"),
     "utf-16": ("a,b\n1,2\n".encode("utf-16"), "R204"),
 }
@@ -123,7 +144,7 @@ def test_a_file_that_is_no_such_csv_gets_one_sentence(tmp_path, content, code):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RecsysError) as caught:
-        check_files(str(path), "interactions", ["a", "b"])
+        check_files(SourceConfig(files=str(path)), "interactions", ["a", "b"])
     assert caught.value.code == code
     assert "ratings.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -132,14 +153,115 @@ def test_a_file_that_is_no_such_csv_gets_one_sentence(tmp_path, content, code):
 def test_a_parquet_file_is_named_as_one(tmp_path):
     path = tmp_path / "ratings.csv"
     pq.write_table(pa.table({"a": [1], "b": [2]}), path)
-    with pytest.raises(RecsysError, match=r"R204.*columns a, b.*a Parquet file"):
-        check_files(str(path), "interactions", ["a", "b"])
+    with pytest.raises(RecsysError, match=r"R204.*CSV text.*a Parquet file"):
+        check_files(SourceConfig(files=str(path)), "interactions", ["a", "b"])
 
 
-def test_a_glob_names_its_files_in_order_and_must_match(tmp_path):
-    for name in ("2.csv", "1.csv", "3.txt"):
-        (tmp_path / name).write_bytes(b"a\n1\n")
-    found = match_files(str(tmp_path / "*.csv"), "items")
-    assert found == [str(tmp_path / "1.csv"), str(tmp_path / "2.csv")]
-    with pytest.raises(RecsysError, match=r"R201.*no file matches.*data\.items\.files"):
-        match_files(str(tmp_path / "*.parquet"), "items")
+# --- dialects
+
+
+@pytest.mark.parametrize(
+    ("content", "csv_", "rows"),
+    [
+        (b"a;b\n1,5;x\n", {"delimiter": ";"}, [("1,5", "x")]),
+        (b"a\tb\n1\tx\n", {"delimiter": "\t"}, [("1", "x")]),
+        (b"a::b\n1::x\n2::y:z\n", {"delimiter": "::"}, [("1", "x"), ("2", "y:z")]),
+        (b'a::b\n"1::2"::x\n3::y\n', {"delimiter": "::"}, [("1::2", "x"), ("3", "y")]),
+        ("1§x\n".encode(), {"delimiter": "§", "names": ("a", "b")}, [("1", "x")]),
+        (b"1::\x1f\x1ex\n", {"delimiter": "::", "names": ("a", "b")}, [("1", "\x1f\x1ex")]),
+        (b'a,b\n"1,x"\n', {"quote": None}, [('"1', 'x"')]),
+        (b"a,b\n'1,2',x\n", {"quote": "'"}, [("1,2", "x")]),
+        ("a,b\nÉ,x\n".encode("latin-1"), {"encoding": "latin-1"}, [("É", "x")]),
+        ("a,b\n日本,x\n".encode("utf-16"), {"encoding": "utf-16"}, [("日本", "x")]),
+        ("a,b\n日本,x\n".encode("shift_jis"), {"encoding": "shift_jis"}, [("日本", "x")]),
+    ],
+)  # fmt: skip
+def test_a_dialect_is_read_as_it_is_written(tmp_path, content, csv_, rows):
+    (tmp_path / "f.csv").write_bytes(content)
+    assert read_source(tmp_path / "f.csv", csv=CsvFormat(**csv_))[0] == rows
+
+
+def test_a_character_that_its_encoding_lacks_costs_its_row(tmp_path):
+    content = "a,b\n1,x\n".encode("shift_jis") + b"2,\x81\n3,\xff\xff\n4,y\n"
+    (tmp_path / "f.csv").write_bytes(content)
+    rows, _, letters = read_source(tmp_path / "f.csv", csv=CsvFormat(encoding="shift_jis"))
+    assert ("1", "x") in rows
+    assert ("4", "y") in rows
+    assert {reason for _, reason, _ in letters} == {NOT_TEXT}
+
+
+@pytest.mark.parametrize(
+    "csv_",
+    [{"encoding": "rot13"}, {"encoding": "klingon"}, {"delimiter": "\n"}, {"quote": "«"},
+     {"delimiter": '"'}],
+)  # fmt: skip
+def test_a_dialect_that_cannot_be_is_refused(tmp_path, csv_):
+    (tmp_path / "f.csv").write_bytes(b"a,b\n1,2\n")
+    with pytest.raises(RecsysError, match=r"R255|R256"):
+        read_source(tmp_path / "f.csv", csv=CsvFormat(**csv_))
+
+
+def test_names_that_are_too_few_are_told_with_the_row(tmp_path):
+    (tmp_path / "f.dat").write_bytes(b"1::2::3\n")
+    csv_ = CsvFormat(delimiter="::", names=("a", "b"))
+    with pytest.raises(RecsysError, match=r"R254.*2 fields.*3 fields: 1::2::3"):
+        read_source(tmp_path / "f.dat", csv=csv_)
+
+
+_SIGNS = st.text(st.sampled_from('ab,"\n\r'), max_size=12)
+
+
+@given(_SIGNS)
+def test_fields_are_those_of_pythons_csv(row):
+    rows = list(csv.reader(io.StringIO(row, newline="")))
+    python = rows[0] if len(rows) == 1 else []
+    ends_plain = row.endswith(("\r", "\n")) and not is_open(row, Dialect())
+    if row and not ends_plain:
+        assert split_fields(row, Dialect()) == python
+
+
+@given(st.lists(st.text(st.sampled_from('ab:"'), max_size=5), min_size=1, max_size=5))
+def test_fields_between_two_colons_are_those_that_were_quoted(fields):
+    row = "::".join('"' + field.replace('"', '""') + '"' for field in fields)
+    assert split_fields(row, Dialect("::")) == fields
+
+
+# --- pieces
+
+_ROW = st.one_of(
+    st.binary(min_size=0, max_size=6).map(lambda b: b.replace(b"\n", b"")),
+    st.sampled_from([b"1,2", b'"x', b'y"', b'"a,b",c', b'"p\nq",r', b"", b"\r", b"1,2,3"]),
+    st.just(b"\xff,1"),
+)
+
+
+@given(st.lists(_ROW, min_size=1, max_size=60), st.integers(1, 300), st.booleans())
+def test_pieces_of_any_size_give_the_rows_of_the_whole(tmp_path_factory, rows, piece_bytes, ends):
+    path = tmp_path_factory.mktemp("pieces") / "f.csv"
+    path.write_bytes(b"a,b\n1,2\n" + b"\n".join(rows) + b"\n" * ends)
+    assert pieced(path, piece_bytes) == pieced(path, 1 << 30)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 3000, 50_000])
+def test_pieces_are_cut_between_quotes_that_span_many_lines(tmp_path, piece_bytes):
+    path = tmp_path / "f.csv"
+    lines = []
+    for at in range(12_000):
+        lines.append(b'%d,"two\nlines"' % at if at % 1700 == 0 else b"%d,x" % at)
+        if at in (1900, 8700):
+            lines.append(b'%d,"open' % at)
+    path.write_bytes(b"a,b\n" + b"\n".join(lines) + b"\n")
+    whole = pieced(path, 1 << 30)
+    assert len(whole[0]) == 12_000
+    assert [reason for _, reason, _ in whole[2]] == [OPEN_QUOTE] * 2
+    assert pieced(path, piece_bytes) == whole
+    source = SourceConfig(files=str(path))
+    assert len(plan_pieces(source, "interactions", ["a"], piece_bytes)) > 1
+
+
+def pieced(path, piece_bytes):
+    source = SourceConfig(files=str(path))
+    pieces = plan_pieces(source, "interactions", ["a", "b"], piece_bytes)
+    assert [p.start for p in pieces[1:]] == [p.stop for p in pieces[:-1]]
+    rows, lines, letters = collect(batch for piece in pieces for batch in read_piece(piece))
+    return rows, lines, sorted(letters)

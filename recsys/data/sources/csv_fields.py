@@ -68,7 +68,7 @@ def _field(row: str, at: int, dialect: Dialect) -> tuple[str | None, int, bool]:
 
 def _quoted(row: str, at: int, quote: str) -> tuple[str, int]:
     """Returns a quoted text and the place behind its closing quote; -1 where there is none."""
-    parts = []
+    parts: list[str] = []
     while True:
         end = row.find(quote, at)
         if end < 0:

@@ -210,8 +210,11 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 def _content_digest(file: SourceFile) -> bytes:
     if is_remote(file.path):
         return f"{file.size} {_filesystems().checksum(file.path)}".encode()
-    with open_file(file.path) as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
+    try:
+        with Path(file.path).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").digest()
+    except OSError as error:
+        raise unreadable(file.path, error.strerror or str(error)) from None
 
 
 # --- remote files
@@ -230,7 +233,7 @@ def _filesystems() -> Any:
     return FileSystems
 
 
-def _remote_entries(pattern: str) -> Iterable[Any]:
+def _remote_entries(pattern: str) -> list[Any]:
     filesystems = _filesystems()
     try:
         return list(filesystems.match([pattern])[0].metadata_list)

@@ -7,7 +7,7 @@ import codecs
 import gzip
 import lzma
 import zlib
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
@@ -119,7 +119,7 @@ def _decompressor(section: Section, compression: Compression) -> Any:
     if compression == "bz2":
         return bz2.BZ2File(section)
     if compression == "xz":
-        return lzma.LZMAFile(section)
+        return lzma.LZMAFile(cast(IO[bytes], section))
     return pa.CompressedInputStream(pa.PythonFile(section, "r"), compression)
 
 

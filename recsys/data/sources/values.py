@@ -335,13 +335,14 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 # --- bytes of a column
 
 
-def _text_bytes(text: pa.Array) -> bytes | memoryview:
+def _text_bytes(text: pa.Array) -> bytes:
     """Returns the bytes of all values of a `string` column."""
     _, offsets, data = text.buffers()
     if data is None:
         return b""
     starts = np.frombuffer(offsets, np.int32, len(text) + 1, 4 * text.offset)
-    return data.slice(int(starts[0]), int(starts[-1] - starts[0])).to_pybytes()
+    content: bytes = data.slice(int(starts[0]), int(starts[-1] - starts[0])).to_pybytes()
+    return content
 
 
 def _any(flags: pa.Array) -> bool:
