@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import apache_beam as beam
 import pyarrow as pa
-from recsys.data.sources.pieces import plan_pieces
-from recsys.data.sources.raw_batch import RawBatch
 
 from components.ingest import unique
 from components.ingest.tally import Tally
@@ -20,6 +18,8 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.sources.pieces import plan_pieces
+from recsys.data.sources.raw_batch import RawBatch
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}

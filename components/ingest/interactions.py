@@ -10,14 +10,14 @@ from pathlib import Path
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
-from recsys.data.sources.pieces import plan_pieces
-from recsys.data.sources.raw_batch import RawBatch
 
 from components.ingest import unique
 from components.ingest.tally import Tally, add_up
 from components.ingest.unique import Ingestion, Part, ToOne
 from recsys.config import InteractionsConfig, Share, Strict
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
+from recsys.data.sources.pieces import plan_pieces
+from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days
 
 SPLITS = ("train", "eval")

@@ -70,12 +70,9 @@ def make_vocabularies(
 
 def _count(interactions: Path, work: Path, beam_pipeline: beam.Pipeline) -> None:
     tasks = [
-        (name, split, file)
-        for split in SPLITS
-        for file in example_files(interactions / f"Split-{split}")
-        for name in _ID_COLUMNS
+        (split, file) for split in SPLITS for file in example_files(interactions / f"Split-{split}")
     ]
-    n_bytes = sum(Path(file).stat().st_size for _, _, file in tasks)
+    n_bytes = sum(Path(file).stat().st_size for _, file in tasks)
     n_buckets = 1 + n_bytes // _BYTES_OF_A_BUCKET
     with beam_pipeline as pipeline:
         _ = (
@@ -95,23 +92,22 @@ class _CountFile(beam.DoFn):
     def __init__(self, work: Path, n_buckets: int) -> None:
         self._spills, self._n_buckets = work / "counts", n_buckets
 
-    def process(self, task: tuple[str, str, str]) -> Iterator[tuple[_Key, Spill]]:
-        name, split, file = task
-        writer = SpillWriter(self._spills)
-        for counted in _counts(file, _ID_COLUMNS[name]):
-            ids = counted.column("id")
-            for bucket, spill in writer.add(hash_buckets(ids, self._n_buckets), counted):
+    def process(self, task: tuple[str, str]) -> Iterator[tuple[_Key, Spill]]:
+        split, file = task
+        writers = {name: SpillWriter(self._spills) for name in _ID_COLUMNS}
+        for table in read_examples(file, [*_ID_COLUMNS.values(), "timestamp", "label"]):
+            positives = table.filter(pc.equal(table["label"], 1))
+            for name, column in _ID_COLUMNS.items():
+                counted = count_ids(positives[column], positives["timestamp"])
+                for bucket, spill in self._spill(writers[name], counted):
+                    yield (name, split, bucket), spill
+        for name, writer in writers.items():
+            for bucket, spill in writer.close():
                 yield (name, split, bucket), spill
-        for bucket, spill in writer.close():
-            yield (name, split, bucket), spill
 
-
-def _counts(file: str, column: str) -> Iterator[pa.RecordBatch]:
-    """Yields the counts of the positives of each row group."""
-    for table in read_examples(file, [column, "timestamp", "label"]):
-        positives = table.filter(pc.equal(table["label"], 1))
-        counted = count_ids(positives[column], positives["timestamp"])
-        yield from counted.combine_chunks().to_batches()
+    def _spill(self, writer: SpillWriter, counted: pa.Table) -> Iterator[tuple[int, Spill]]:
+        for batch in counted.combine_chunks().to_batches():
+            yield from writer.add(hash_buckets(batch.column("id"), self._n_buckets), batch)
 
 
 def _merge(element: tuple[_Key, Iterable[Spill]], work: str) -> _Key:
