@@ -22,6 +22,10 @@ MISSING = "missing"
 NO_LIMIT = 1.0
 """Both measures end at 1: nothing exceeds it."""
 
+LEAST_USERS = 100
+"""Users, or rows where there are none, that a split needs for the config's limits to hold."""
+
+_USER = "user_id"
 _SHOWN_CHARACTERS = 60
 _COMPARATORS = {"drift": "drift_comparator", "skew": "skew_comparator"}
 _MEASUREMENTS = {"drift": "drift_measurements", "skew": "skew_measurements"}
@@ -73,6 +77,8 @@ class Limits:
 
     Attributes:
         limit: Highest distance of a column whose schema says nothing else; None: no limit.
+            It doesn't hold for splits of fewer than `LEAST_USERS`: what a few users like
+            is no property of the data.
         ids: Columns that are measured without a limit: on a small split one busy user
             moves them far.
         moving: Columns that are not compared, as their values move with time.
@@ -101,6 +107,8 @@ def compare(
         schema: The schema; its own comparators go before the limits.
         limits: What is compared, and how far it may move.
     """
+    if min(_n_users(now), _n_users(earlier)) < LEAST_USERS:
+        limits = dataclasses.replace(limits, limit=None)
     compared = schema_pb2.Schema()
     compared.CopyFrom(schema)
     skipped = list(_set_comparators(kind, split, now, earlier, compared, limits))
@@ -155,6 +163,12 @@ def _columns(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[st
         for feature in statistics.datasets[0].features
         if _common(feature).num_non_missing
     }
+
+
+def _n_users(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> int:
+    """Returns the number of different users; of rows, where the data has no users."""
+    user = _columns(statistics).get(_USER)
+    return int(user.string_stats.unique if user else statistics.datasets[0].num_examples)
 
 
 def _shares_missing(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[str, float]:
