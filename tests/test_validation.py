@@ -206,7 +206,8 @@ class Nights:
             metadata_connection_config=metadata.sqlite_metadata_connection_config(
                 str(self.root / "metadata.sqlite")
             ),
-            beam_pipeline_args=["--runner=DirectRunner"],
+            # With the last one TFX packs no wheel of itself for workers elsewhere.
+            beam_pipeline_args=["--runner=DirectRunner", "--extra_package=none"],
         )
         runner = QuietRunner(self.root, self.root / "serving")
         runner.run(pipeline)
