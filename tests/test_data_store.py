@@ -282,6 +282,15 @@ def test_shards_with_and_without_weights_make_no_store(tmp_path):
         write_manifest(tmp_path, 0, {"train": [one, one], "eval": []})
 
 
+def test_shards_stand_in_the_order_of_their_names_with_their_first_user(tmp_path):
+    two = write_shard(tmp_path, "train", 7, table([("ann", 1, 1, 1.0)]))
+    one = write_shard(tmp_path, "train", 2, table([("bob", 2, 2, 1.0), ("é", 3, 3, 1.0)]))
+    write_manifest(tmp_path, 0, {"train": [two, one], "eval": []})
+    shards = json.loads((tmp_path / "store.json").read_text())["parts"]["train"]
+    assert [(s["name"], s["first_user"]) for s in shards] == [("00002", 0), ("00007", 2)]
+    assert InteractionStore.open(tmp_path).train_users.ids.to_pylist() == ["bob", "é", "ann"]
+
+
 def test_a_store_without_events_is_a_store(tmp_path):
     write_manifest(tmp_path, 3, {"train": [], "eval": []})
     store = InteractionStore.open(tmp_path)

@@ -16,7 +16,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,9 @@ from recsys.commit import commit_folder
 from recsys.data.event_log import COLUMNS, EventShard
 from recsys.errors import RecsysError
 
-Part = Literal["train", "eval"]
+PARTS = ("train", "eval")
+"""The parts of a store: events before the cut, and from it on."""
+
 _USERS = "users.parquet"
 _SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
 
@@ -63,7 +65,7 @@ class ShardInfo:
         return "weight.npy" in self.files
 
 
-def write_shard(folder: Path, part: Part, index: int, events: pa.Table) -> ShardInfo:
+def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardInfo:
     """Sorts all events of some users, and writes them as a shard.
 
     Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
@@ -71,7 +73,7 @@ def write_shard(folder: Path, part: Part, index: int, events: pa.Table) -> Shard
 
     Args:
         folder: Folder of the store.
-        part: The part that the shard belongs to.
+        part: The part that the shard belongs to, one of `PARTS`.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
             since 1970, UTC], and `weight` where the data have one; at least one row.

@@ -24,7 +24,7 @@ import pyarrow as pa
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex
-from recsys.data.shard import Part, ShardInfo, open_shard, read_users, write_shard
+from recsys.data.shard import PARTS, ShardInfo, open_shard, read_users, write_shard
 from recsys.errors import RecsysError
 
 MANIFEST = "store.json"
@@ -64,7 +64,7 @@ class InteractionStore:
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[Part, Sequence[ShardInfo]], cut: int, verify: bool
+        self, folder: Path, parts: Mapping[str, Sequence[ShardInfo]], cut: int, verify: bool
     ) -> None:
         self._folder, self._parts = folder, parts
         self.cut = cut
@@ -89,9 +89,9 @@ class InteractionStore:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] != _FORMAT:
                 raise ValueError(f"format {manifest['format']} where {_FORMAT} is read")
-            parts: dict[Part, list[ShardInfo]] = {
+            parts: dict[str, list[ShardInfo]] = {
                 part: [ShardInfo.from_json(shard) for shard in manifest["parts"][part]]
-                for part in ("train", "eval")
+                for part in PARTS
             }
             cut = int(manifest["cut"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -118,7 +118,7 @@ class InteractionStore:
         """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
         return self.train_users.find(self.eval_users.ids)
 
-    def _open(self, part: Part, verify: bool) -> EventLog:
+    def _open(self, part: str, verify: bool) -> EventLog:
         def opened(info: ShardInfo) -> Any:
             return open_shard(self._folder / part, info, verify)
 
@@ -126,7 +126,7 @@ class InteractionStore:
         with ThreadPoolExecutor(_READERS) as pool:
             return EventLog(tuple(pool.map(opened, self._parts[part])))
 
-    def _users(self, part: Part) -> LogUsers:
+    def _users(self, part: str) -> LogUsers:
         tables = [read_users(self._folder / part, info) for info in self._parts[part]]
         none = pa.table({"id": pa.array([], pa.large_string()), "user_row": np.zeros(0, np.int32)})
         table = pa.concat_tables([none, *tables]).combine_chunks()
@@ -134,7 +134,7 @@ class InteractionStore:
         return LogUsers(ids, table["user_row"].to_numpy())
 
 
-def write_manifest(folder: Path, cut: int, parts: Mapping[Part, Sequence[ShardInfo]]) -> None:
+def write_manifest(folder: Path, cut: int, parts: Mapping[str, Sequence[ShardInfo]]) -> None:
     """Writes the manifest, which makes the shards in `folder` a store.
 
     Args:
@@ -167,7 +167,7 @@ def write_store(folder: Path, cut: int, train: pa.Table, held_out: pa.Table) -> 
         train: Events before it, columns as `write_shard` takes them.
         held_out: Events from it on.
     """
-    tables: dict[Part, pa.Table] = {"train": train, "eval": held_out}
+    tables: dict[str, pa.Table] = {"train": train, "eval": held_out}
     infos = {
         part: [write_shard(folder, part, 0, table)] if table.num_rows else []
         for part, table in tables.items()
@@ -183,7 +183,7 @@ def _with_first_user(infos: Sequence[ShardInfo]) -> list[dict[str, Any]]:
     return described
 
 
-def _refuse_mixed(parts: Mapping[Part, Sequence[ShardInfo]]) -> None:
+def _refuse_mixed(parts: Mapping[str, Sequence[ShardInfo]]) -> None:
     names = [f"{part}/{info.name}" for part, infos in parts.items() for info in infos]
     weighted = {info.has_weight for infos in parts.values() for info in infos}
     if len(set(names)) != len(names) or len(weighted) > 1:
