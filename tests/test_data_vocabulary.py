@@ -155,6 +155,13 @@ def test_a_member_of_the_catalogue_keeps_its_row_however_old():
     assert row_of(fourth) == {}
 
 
+@pytest.mark.parametrize("ids", [["a", "a"], ["a", None]])
+def test_an_id_that_was_counted_twice_is_refused(ids):
+    columns = [pa.array(ids, pa.large_string()), pa.array([1, 2]), pa.array([0, 0])]
+    with pytest.raises(RecsysError, match="R214"):
+        grow(None, pa.table(columns, SCHEMA.names), VocabularyConfig(), DAY)
+
+
 def test_other_hash_rows_are_refused():
     first, _ = grow(None, counted({"a": (1, 1)}), VocabularyConfig(hash_buckets=2), DAY)
     with pytest.raises(RecsysError, match=r"R211.*2 hash rows.*'hash_buckets': 3"):

@@ -83,7 +83,7 @@ def grow(
 
     Raises:
         RecsysError: `previous` has another number of hash rows, so that rows would
-            move.
+            move; or an id was counted twice.
     """
     before = Vocabulary(pa.array([], pa.large_string()), np.zeros(0), config=config)
     before = previous or before
@@ -136,6 +136,7 @@ class _Growth:
     def _take(self, counted: pa.Table, kept_ids: pa.Array) -> None:
         """Reads the counts; ids that are kept and weren't counted join with a count of 0."""
         ids = as_texts(counted["id"])
+        _refuse_doubles(ids)
         place = IdIndex(ids).find(kept_ids) if len(kept_ids) else np.zeros(0, np.int64)
         unseen = kept_ids.filter(pa.array(place < 0))
         self._ids = pa.concat_arrays([ids, unseen]) if len(unseen) else ids
@@ -270,6 +271,17 @@ def _refuse_other_hash_rows(before: Vocabulary, config: VocabularyConfig) -> Non
             f"Set hash_buckets to {before.config.hash_buckets} again, or start anew in"
             " another root.",
             {"hash_buckets": config.hash_buckets},
+        )
+
+
+def _refuse_doubles(ids: pa.Array) -> None:
+    n_distinct = pc.count_distinct(ids, mode="only_valid").as_py()
+    if n_distinct != len(ids):
+        raise RecsysError(
+            "R214",
+            "Counted ids must stand in their table once, and none may be null.",
+            "Sum the parts with merge_counts; if a run says this, report it as a bug.",
+            {"rows": len(ids), "ids": n_distinct},
         )
 
 
