@@ -27,7 +27,7 @@ class Strict(pydantic.BaseModel):
 
 
 # Tables and inputs of the model that aren't features of an item.
-_RESERVED_FEATURE_NAMES = {
+RESERVED_FEATURE_NAMES = {
     "users",
     "items",
     "user_row",
@@ -238,7 +238,7 @@ class DataConfig(Strict):
         sides = [side for side in (self.items, self.users) if side is not None]
         names = [feature.name for side in sides for feature in side.features]
         twice = {name for name in names if names.count(name) > 1}
-        taken = sorted(twice | (set(names) & _RESERVED_FEATURE_NAMES))
+        taken = sorted(twice | (set(names) & RESERVED_FEATURE_NAMES))
         if taken:
             raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
         return self

@@ -75,6 +75,37 @@ def run(config: ConfigArgument = None, sets: SetOption = None, as_json: JsonOpti
 
 
 @app.command()
+def check(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE…", help="Files of interactions, or globs.")
+    ],
+    maps: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="ROLE=COLUMN,…", help="Which column is what."),
+    ] = None,
+    items: Annotated[str | None, typer.Option("--items", help="File of the items.")] = None,
+    users: Annotated[str | None, typer.Option("--users", help="File of the users.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Config to write; ./NAME.yaml by default.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Rows to read, of huge files.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the config.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at your own files, say what they hold, and write a config for them.
+
+    Exits with 1 if something can't be decided; what would decide it is said.
+    """
+    from recsys.cli import check as command
+
+    raise typer.Exit(
+        command.check(files, maps or [], items, users, out, sample, force=force, as_json=as_json)
+    )
+
+
+@app.command()
 def recommend(
     user: Annotated[str, typer.Option("--user", help="Id of a user; any text.")],
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,

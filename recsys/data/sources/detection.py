@@ -93,7 +93,7 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
         RecsysError: The config or the name says another thing than the bytes.
     """
     stated = None if source.format == "auto" else source.format
-    told = stated or _by_name(path) or _by_bytes(start)
+    told = stated or by_name(path) or _by_bytes(start)
     kind = _kind(start)
     if told == "csv" and _is_wide(source.csv.encoding):
         kind = None if kind in ("UTF-16 text", _BINARY) else kind
@@ -116,7 +116,8 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
 _BINARY = "binary data (NUL bytes)"
 
 
-def _by_name(path: str) -> Format | None:
+def by_name(path: str) -> Format | None:
+    """Returns the format that a file's name says; `None` if it says none."""
     name = Path(path.lower())
     if name.suffix in _COMPRESSED_NAMES:
         name = name.with_suffix("")

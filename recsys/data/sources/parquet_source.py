@@ -52,6 +52,16 @@ def plan_groups(
     return parts
 
 
+def column_names(file: SourceFile) -> list[str]:
+    """Returns the names of the columns of a file, those inside of others as `a.b`.
+
+    Raises:
+        RecsysError: The file is damaged.
+    """
+    with _opened(file.path, file.size) as parquet:
+        return leaf_names(parquet.schema_arrow)
+
+
 def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raises an error if a file lacks a column, or one is no plain value or list."""
     for name in columns:

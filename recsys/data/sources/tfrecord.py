@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,6 +74,22 @@ def _lost(file: str, offset: int, found: str) -> RecsysError:
         "The records before are good; where the next one begins is lost. Write it again.",
         found,
     )
+
+
+def feature_names(file: str, stream: Readable) -> list[str]:
+    """Returns the names of the features of the first records.
+
+    Raises:
+        RecsysError: As `read_records`; or they are no tf.Examples.
+    """
+    head = itertools.islice(read_records(file, stream), _RECORDS_OF_A_BATCH)
+    try:
+        batch = _new_decoder().DecodeBatch([data for data, is_whole in head if is_whole])
+    except (RuntimeError, ValueError) as error:
+        raise RecsysError(
+            "R254", f"{file!r} must hold tf.Examples.", "Convert it.", str(error)
+        ) from None
+    return list(batch.schema.names)
 
 
 class _Decoder:

@@ -1,0 +1,190 @@
+"""How a file is written, told by evidence over many lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from recsys.check.names import role_words
+from recsys.check.shown import shown
+from recsys.config import CsvFormat, SourceConfig
+from recsys.data.sources import parquet_source, tfrecord
+from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
+from recsys.data.sources.detection import START_BYTES, by_name, compression_of, format_of
+from recsys.data.sources.files import Section, SourceFile, match_files
+from recsys.data.sources.jsonl import find_fields
+from recsys.data.sources.pieces import field_names
+from recsys.data.sources.text import open_bytes, open_text, read_some
+from recsys.errors import RecsysError
+
+_LOOK_BYTES = 4 << 20
+_LINES = 500
+_DELIMITERS = (",", "\t", ";", "|", "::")
+
+
+@dataclasses.dataclass(frozen=True)
+class Understood:
+    """How the files of a source are written.
+
+    Attributes:
+        source: What reads them.
+        files: The files.
+        format: Their format.
+        compression: Their compression; empty: none.
+        columns: Names of the columns.
+        evidence: What was seen, a sentence each.
+    """
+
+    source: SourceConfig
+    files: list[SourceFile]
+    format: str
+    compression: str
+    columns: list[str]
+    evidence: list[str]
+
+    @property
+    def has_header(self) -> bool:
+        """Returns whether the columns have names of their own."""
+        return not self.source.csv.names
+
+
+def understand(patterns: Sequence[str], what: str) -> Understood:
+    """Looks at the first of some files.
+
+    Args:
+        patterns: Paths or globs.
+        what: What they hold, for errors: `interactions`, `items` or `users`.
+
+    Raises:
+        RecsysError: They can't be read, or can't be understood.
+    """
+    source = SourceConfig(files=tuple(patterns))
+    files = match_files(source, what)
+    file = files[0]
+    start = read_some(Section(file.path, 0, file.size), START_BYTES)
+    compression = compression_of(file.path, start)
+    start = read_some(open_bytes(file.path, 0, file.size, compression), _LOOK_BYTES)
+    if not start.strip():
+        raise RecsysError(
+            "R202", f"{file.path!r} must hold rows.", "Name another file.", "an empty file"
+        )
+    encoding, told = _encoding(start)
+    lenient = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
+    format_ = format_of(file.path, start, lenient)
+    evidence, columns, csv = [], [], CsvFormat()
+    if format_ == "csv":
+        text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
+        csv, columns, evidence = _csv(file.path, text, encoding)
+        evidence.append(told)
+    elif format_ == "jsonl":
+        rows = find_fields(start.split(b"\n")[:10_000])
+        columns = list(dict.fromkeys(name for row in rows for name in field_names(row)))
+    elif format_ == "parquet":
+        columns = parquet_source.column_names(file)
+    else:
+        columns = tfrecord.feature_names(
+            file.path, open_bytes(file.path, 0, file.size, compression)
+        )
+    source = source.model_copy(update={"csv": csv})
+    if by_name(file.path) is None:
+        source = source.model_copy(update={"format": format_})
+    return Understood(source, files, format_, compression or "", columns, evidence)
+
+
+def _encoding(start: bytes) -> tuple[str, str]:
+    """Returns the encoding of a text, and what tells it."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16", "encoding utf-16: it begins with its mark"
+    lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
+    if not lines:
+        return "utf-8", "encoding utf-8: all is ASCII so far"
+    n_good = sum(_is_utf8(line) for line in lines)
+    if 2 * n_good >= len(lines):
+        return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are"
+    has_cp1252 = any(0x80 <= byte < 0xA0 for line in lines for byte in line)
+    name = "cp1252" if has_cp1252 else "latin-1"
+    return name, f"encoding {name}: {len(lines) - n_good:,} lines are no UTF-8"
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], list[str]]:
+    """Returns dialect, columns and evidence of a CSV text."""
+    lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
+    lines = [line for line in lines if line][:_LINES]
+    scored = [
+        (*_fit(lines, Dialect(delimiter, quote)), delimiter, quote)
+        for quote in ('"', "")
+        for delimiter in _DELIMITERS
+    ]
+    best = max(scored, key=lambda one: (one[1] > 1, round(one[0], 2), one[1], bool(one[3])))
+    share, width, delimiter, quote = best
+    if width < 2 or share < 0.5:
+        raise RecsysError(
+            "R258",
+            f"{path!r} must be a table: most of its lines must have as many fields.",
+            "Convert it to CSV, or write its config by hand: docs/data.md.",
+            shown(lines[0]),
+        )
+    evidence = [
+        f"{delimiter!r} between fields: {round(share * len(lines)):,} of {len(lines):,}"
+        f" lines have {width}"
+    ]
+    if any('"' in line for line in lines):
+        evidence.append("quotes around fields" if quote else "quotes are text")
+    dialect = Dialect(delimiter, quote)
+    rows = [split_fields(line, dialect) for line in lines]
+    has_header, why = _header(lines, [row for row in rows if len(row) == width], rows[0])
+    evidence.append(why)
+    columns = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
+    csv = CsvFormat(
+        delimiter=delimiter,
+        quote=quote or None,
+        names=() if has_header else tuple(columns),
+        encoding=encoding,
+    )
+    return csv, columns, evidence
+
+
+def _fit(lines: Sequence[str], dialect: Dialect) -> tuple[float, int]:
+    """Returns the share of lines that have as many fields as most, and how many that are."""
+    widths = [0 if is_open(line, dialect) else len(split_fields(line, dialect)) for line in lines]
+    counts = Counter(width for width in widths if width > 1)
+    if not counts:
+        return 0.0, 1
+    width, n_lines = counts.most_common(1)[0]
+    return n_lines / len(lines), width
+
+
+def _header(
+    lines: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence[str]
+) -> tuple[bool, str]:
+    """Returns whether the first line names the columns, and why."""
+    if any(_is_number(field) for field in first):
+        return False, "no header: the first line has numbers"
+    if len(set(first)) < len(first) or not all(field.strip() for field in first):
+        return False, "no header: fields of the first line are empty or alike"
+    below = rows[1:]
+    repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in below)]
+    if repeated:
+        return False, f"no header: {shown(repeated[0])!r} of the first line comes again below"
+    if any(role_words(field) for field in first):
+        return True, "header: its first line has names of columns"
+    if any(_is_number(row[at]) for row in below for at in range(len(first))):
+        return True, "header: numbers stand below its first line, and not in it"
+    return True, "header: what its first line has never comes again below"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

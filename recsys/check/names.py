@@ -1,0 +1,48 @@
+"""What the name of a column says about it."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = {
+    "user": "user users uid userid customer customers client visitor account member reviewer "
+    "buyer shopper subscriber viewer listener reader person customerid visitorid clientid",
+    "item": "item items iid itemid product products movie movies film song track article asin sku "
+    "isbn book video listing content offer game app artist business recipe productid movieid "
+    "movieid articleid anime show post hotel restaurant place venue",
+    "timestamp": "timestamp time ts date datetime day created at when unixtime unix moment",
+    "rating": "rating ratings score stars star overall grade",
+    "weight": "weight quantity qty plays playcount count",
+    "event": "event action behavior behaviour type interaction",
+    "id": "id key code no number",
+    "title": "title name label",
+}
+_ROLES = {role: frozenset(words.split()) for role, words in _WORDS.items()}
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
+
+
+def words_of(name: str) -> list[str]:
+    """Returns the words of a name: `event.userId` → event, user, id."""
+    return [word.lower() for word in _PARTS.findall(name)]
+
+
+def role_words(name: str) -> set[str]:
+    """Returns the roles that a word of a name stands for."""
+    words = set(words_of(name))
+    joined = "".join(words_of(name))
+    return {role for role, known in _ROLES.items() if words & known or joined in known}
+
+
+def name_score(name: str, role: str) -> int:
+    """Returns how much a name speaks for a role: 0 not at all, to 4."""
+    words, known = words_of(name), _ROLES[role]
+    if not words:
+        return 0
+    if "".join(words) in known or (len(words) == 1 and words[0] in known):
+        return 4
+    is_id = words[-1] in _ROLES["id"]
+    if len(words) > 1 and is_id and words[-2] in known:
+        return 4
+    if words[-1] in known:
+        return 3 if role not in ("user", "item") else 2
+    return 1 if set(words) & known else 0

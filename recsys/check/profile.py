@@ -1,0 +1,196 @@
+"""What each column of a source holds, streamed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.check.dialect import Understood
+from recsys.config import TimestampUnit
+from recsys.data.farmhash import fingerprints
+from recsys.data.interactions import EARLIEST, UNITS
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.values import to_ids, to_numbers, to_times
+
+Advance = Callable[[int], None]
+"""Told of bytes that were read."""
+
+_EXACT = 1 << 20
+_KEPT = 1 << 16
+_MOST_VALUES = 200
+_EXAMPLES = 3
+_LATER_THAN = 788_918_400
+"""1995 [seconds since 1970]: numbers from here to now are seldom anything but times."""
+
+
+@dataclasses.dataclass
+class Profile:
+    """One column.
+
+    Attributes:
+        name: Its name.
+        kind: `empty`, `whole number`, `number`, `time`, `list` or `text`.
+        n_rows: Rows.
+        n_null: Rows without a value.
+        distinct: Counts different values.
+        unit: The one unit in which nearly all values are times.
+        lowest: Least number, or time where there is a unit [seconds since 1970].
+        highest: Greatest of them.
+        values: Values and how often they were seen, while there are few different ones.
+        examples: A few values.
+        n_characters: Characters of all values.
+        separators: Rows that hold `|`, `;` or `,`, by separator.
+    """
+
+    name: str
+    kind: str = "empty"
+    n_rows: int = 0
+    n_null: int = 0
+    distinct: DistinctCount = dataclasses.field(default_factory=lambda: DistinctCount())
+    unit: TimestampUnit | None = None
+    is_recent: bool = True
+    lowest: float | None = None
+    highest: float | None = None
+    values: Counter[str] = dataclasses.field(default_factory=Counter)
+    has_all_values: bool = True
+    examples: list[str] = dataclasses.field(default_factory=list)
+    n_characters: int = 0
+    separators: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def n_values(self) -> int:
+        """Rows with a value."""
+        return self.n_rows - self.n_null
+
+    @property
+    def is_number(self) -> bool:
+        """Returns whether nearly all values are numbers."""
+        return self.kind in ("whole number", "number")
+
+    def add(self, column: pa.Array, now: int) -> None:
+        """Adds values `[n]`; the first ones decide the kind."""
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        ids = to_ids(column.flatten() if is_list else column)
+        if self.kind == "empty" and len(ids) > ids.null_count:
+            self._decide(column, ids, is_list, now)
+        self.n_rows += len(column)
+        self.n_null += column.null_count if is_list else ids.null_count
+        self._count(ids.drop_null())
+        if self.unit is not None:
+            self._widen(pc.min_max(to_times(column, self.unit)))
+        elif self.is_number:
+            self._widen(pc.min_max(to_numbers(column).cast(pa.float64())))
+
+    def _decide(self, column: pa.Array, ids: pa.Array, is_list: bool, now: int) -> None:
+        """Tells the kind by the first values."""
+        head = column.slice(0, 20_000)
+        n = max(1, len(ids.slice(0, 20_000)) - ids.slice(0, 20_000).null_count)
+        if is_list:
+            self.kind = "list"
+            return
+        for unit in UNITS:
+            times = to_times(head, unit)
+            in_time = pc.and_(pc.greater_equal(times, EARLIEST), pc.less_equal(times, now))
+            if (pc.sum(in_time).as_py() or 0) >= 0.9 * n:
+                self.unit = unit
+                recent = pc.greater_equal(times, _LATER_THAN)
+                self.is_recent = (pc.sum(recent).as_py() or 0) >= 0.9 * n
+                break
+        if pa.types.is_temporal(column.type) or self.unit == "iso8601":
+            self.kind = "time"
+            return
+        numbers = to_numbers(head)
+        if len(numbers) - numbers.null_count >= 0.9 * n:
+            whole = pc.equal(pc.round(numbers), numbers)
+            is_whole = pc.all(whole, min_count=0).as_py()
+            self.kind = "whole number" if is_whole else "number"
+        else:
+            self.kind = "text"
+
+    def _count(self, values: pa.Array) -> None:
+        self.distinct.add(values)
+        if len(self.examples) < _EXAMPLES:
+            new = [v for v in pc.unique(values.slice(0, 1000)).to_pylist()
+                   if v not in self.examples]  # fmt: skip
+            self.examples += new[: _EXAMPLES - len(self.examples)]
+        if self.kind == "text":
+            self.n_characters += pc.sum(pc.utf8_length(values)).as_py() or 0
+            for sign in "|;,":
+                holds = pc.sum(pc.match_substring(values, sign)).as_py() or 0
+                self.separators[sign] += holds
+        if self.has_all_values:
+            for entry in pc.value_counts(values).to_pylist()[: 10 * _MOST_VALUES]:
+                self.values[entry["values"]] += entry["counts"]
+            if len(self.values) > _MOST_VALUES:
+                self.has_all_values = False
+                self.values.clear()
+
+    def _widen(self, ends: pa.StructScalar) -> None:
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        if low is not None:
+            self.lowest = low if self.lowest is None else min(self.lowest, low)
+            self.highest = high if self.highest is None else max(self.highest, high)
+
+
+class DistinctCount:
+    """Counts different values: exactly up to 2²⁰, then by their smallest hashes.
+
+    Bar-Yossef et al., "Counting distinct elements in a data stream", 2002.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(0, np.uint64)
+        self.is_exact = True
+
+    def add(self, values: pa.Array) -> None:
+        """Adds values `[n]` without nulls."""
+        if len(values):
+            new = fingerprints(pc.unique(values).cast(pa.large_string()))
+            self._hashes = np.union1d(self._hashes, new)
+        if not self.is_exact or len(self._hashes) > _EXACT:
+            self.is_exact = False
+            self._hashes = self._hashes[:_KEPT]
+
+    def __len__(self) -> int:
+        if self.is_exact:
+            return len(self._hashes)
+        return round((_KEPT - 1) * 2.0**64 / float(self._hashes[_KEPT - 1]))
+
+
+def profile(
+    understood: Understood, what: str, now: int, sample: int | None, advance: Advance
+) -> tuple[dict[str, Profile], int]:
+    """Reads the columns of a source.
+
+    Args:
+        understood: How it is written.
+        what: What it holds, for errors.
+        now: The time [seconds since 1970, UTC].
+        sample: Rows to read; `None`: all.
+        advance: Told of what was read.
+
+    Returns:
+        The profile of each column by name, and the rows that could not be placed.
+    """
+    profiles = {name: Profile(name) for name in understood.columns}
+    n_read = n_lost = 0
+    for piece in plan_pieces(understood.source, what, understood.columns):
+        for batch in read_piece(piece):
+            for name, one in profiles.items():
+                one.add(batch.columns.column(name), now)
+            n_read += batch.n_read
+            n_lost += batch.rejected.num_rows
+            if sample is not None and n_read >= sample:
+                return profiles, n_lost
+        advance(piece.n_bytes)
+    return profiles, n_lost
+
+
+def has_words(one: Profile) -> bool:
+    """Returns whether a text column holds sentences more than names of kinds."""
+    return one.kind == "text" and one.n_characters > 12 * max(1, one.n_values)

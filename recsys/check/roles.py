@@ -1,0 +1,179 @@
+"""Which column is the user, the item, the time …, with the reason; never a silent guess."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from recsys.check.names import name_score, role_words
+from recsys.check.profile import Profile
+from recsys.check.shown import shown
+from recsys.errors import UsageError
+
+NEEDED = ("user", "item", "timestamp")
+OPTIONAL = ("rating", "weight", "event")
+_MOST_RATINGS = 21
+_MOST_KINDS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """A column that was found for a role.
+
+    Attributes:
+        column: Its name.
+        reason: Why it is the one.
+    """
+
+    column: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """What was decided, and what wasn't.
+
+    Attributes:
+        found: The column of each role.
+        undecided: What is open about each needed role that has none: a sentence.
+        options: The `--map` words that would decide it.
+    """
+
+    found: dict[str, Role]
+    undecided: dict[str, str]
+    options: dict[str, str]
+
+
+def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Returns the columns that `--map user=a,item=b` gives, by role.
+
+    Raises:
+        UsageError: A word isn't of this form, or names no role or no column.
+    """
+    given = {}
+    for word in [part for text in words for part in text.split(",") if part]:
+        role, _, column = word.partition("=")
+        if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
+            column = columns[int(column) - 1]
+        if role not in (*NEEDED, *OPTIONAL, "title") or column not in columns:
+            raise UsageError(
+                "R258",
+                "--map must read ROLE=COLUMN, with a role among "
+                f"{', '.join((*NEEDED, *OPTIONAL, 'title'))}.",
+                f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
+                word,
+            )
+        given[role] = column
+    return given
+
+
+def find_roles(
+    profiles: Mapping[str, Profile], given: Mapping[str, str], item_hint: Mapping[str, str]
+) -> Roles:
+    """Returns the columns of interactions by role.
+
+    Args:
+        profiles: The columns.
+        given: Roles that were said.
+        item_hint: Column of the items' ids that the catalogue speaks for, and why; empty
+            without a catalogue.
+    """
+    found = {role: Role(column, "as said by --map") for role, column in given.items()}
+    undecided: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for role in ("timestamp", "rating", "weight", "event", "item", "user"):
+        if role in found:
+            continue
+        free = [one for one in profiles.values() if one.name not in _taken(found)]
+        fitting = [one for one in free if _fits(one, role)]
+        if role == "item" and len(item_hint) == 1 and next(iter(item_hint)) in _names(fitting):
+            column = next(iter(item_hint))
+            found[role] = Role(column, item_hint[column])
+            continue
+        best = _best(fitting, role)
+        if len(best) == 1:
+            found[role] = Role(best[0].name, _reason(best[0], role))
+        elif role in NEEDED:
+            undecided[role] = _open(role, best, fitting)
+            names = [one.name for one in best or fitting] or ["COLUMN"]
+            options[role] = f"{role}={names[0]}"
+    return Roles(found, undecided, options)
+
+
+def _taken(found: Mapping[str, Role]) -> set[str]:
+    return {role.column for role in found.values()}
+
+
+def _names(profiles: Sequence[Profile]) -> list[str]:
+    return [one.name for one in profiles]
+
+
+def _fits(one: Profile, role: str) -> bool:
+    """Returns whether the values of a column may have a role."""
+    if one.kind in ("empty", "list"):
+        return False
+    if role == "timestamp":
+        speaks = name_score(one.name, "timestamp") > 0
+        is_id = role_words(one.name) & {"user", "item"}
+        return one.unit is not None and (speaks or (one.is_recent and not is_id))
+    if role == "rating":
+        return one.is_number and (
+            name_score(one.name, "rating") > 0 or (_is_nameless(one) and _is_scale(one))
+        )
+    if role == "weight":
+        return one.is_number and (one.lowest or 0.0) >= 0.0
+    if role == "event":
+        return one.kind == "text" and 1 <= len(one.distinct) <= _MOST_KINDS
+    is_time = one.kind == "time" or (one.unit is not None and name_score(one.name, "timestamp"))
+    return one.kind != "number" and not is_time and len(one.distinct) > 1
+
+
+def _is_scale(one: Profile) -> bool:
+    low, high = one.lowest, one.highest
+    return (
+        low is not None
+        and high is not None
+        and low >= 0.0
+        and high <= 10.0
+        and len(one.distinct) <= _MOST_RATINGS
+    )
+
+
+def _is_nameless(one: Profile) -> bool:
+    return one.name[:1] == "c" and one.name[1:].isdecimal()
+
+
+def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
+    """Returns the columns that speak most for a role; one alone is it."""
+    if role in ("timestamp", "rating") and len(fitting) == 1:
+        return list(fitting)
+    scores = [name_score(one.name, role) for one in fitting]
+    top = max(scores, default=0)
+    if top < (1 if role in ("timestamp", "rating") else 2):
+        return []
+    best = [one for one, score in zip(fitting, scores, strict=True) if score == top]
+    # `user.id` before `user.name`; of two that say the same none is chosen.
+    return best
+
+
+def _reason(one: Profile, role: str) -> str:
+    named = f"its name says {role}" if name_score(one.name, role) else "the only column that fits"
+    if role == "timestamp":
+        what = "times" if one.kind == "time" else f"times in {one.unit}"
+        return f"{named}; its values are {what}"
+    if role == "rating":
+        return f"{named}; {len(one.distinct)} different numbers"
+    if role == "event":
+        return f"{named}; {len(one.distinct)} kinds"
+    return named
+
+
+def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str:
+    if len(best) > 1:
+        names = " and ".join(shown(one.name) for one in best[:4])
+        return f"{role}: {names} are equally likely"
+    if not fitting:
+        what = " that holds times from 1971 to now" if role == "timestamp" else ""
+        return f"{role}: there is no column{what}"
+    names = ", ".join(shown(one.name) for one in fitting[:6])
+    return f"{role}: no name tells; it may be {names}"

@@ -1,0 +1,146 @@
+"""The tables of `recsys check`. All that comes from the files is written without controls."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recsys.check.findings import Findings
+from recsys.check.profile import Profile
+from recsys.check.report import Report, Side
+from recsys.check.roles import Role
+from recsys.check.shown import shown
+
+_WIDTH = 110  # Where no terminal says its own.
+_NAME = 28
+
+
+def show_report(report: Report, written: Path | None, command: str, *, is_sample: bool) -> None:
+    """Prints a report.
+
+    Args:
+        report: What was found.
+        written: The config that was written, if one was.
+        command: The command that decides what is open.
+        is_sample: Whether only some rows were read.
+    """
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    _say_format(console, "Interactions", report)
+    if is_sample:
+        console.print(Text("Only a sample was read: counts are of that.", "yellow"))
+    console.print(_columns_table("Columns", report.profiles, report.roles.found))
+    for what, side in report.sides.items():
+        _show_side(console, what, side)
+    if report.findings is not None:
+        _show_findings(console, report.findings)
+    if written is not None:
+        console.print(Text(f"Wrote {written}. Look it over, then: recsys run {written}", "bold"))
+        return
+    console.print(Text("Not decided, so no config was written:", "bold red"))
+    for sentence in report.undecided:
+        console.print(Text(f"  {sentence}"), soft_wrap=True)
+    if report.options:
+        console.print(Text(f"Say which, for example: {shown(command, 500)}"), soft_wrap=True)
+
+
+def _say_format(console: Console, title: str, report: Report) -> None:
+    understood = report.understood
+    n_bytes = sum(file.size for file in understood.files)
+    packed = f", {understood.compression}" if understood.compression else ""
+    line = f"{title}: {len(understood.files):,} file(s), {n_bytes:,} bytes, {understood.format}"
+    console.print(Text(f"{line}{packed}", "bold"))
+    for sentence in understood.evidence:
+        console.print(Text(f"  {shown(sentence, 200)}"), soft_wrap=True)
+
+
+def _columns_table(title: str, profiles: Mapping[str, Profile], roles: Mapping[str, Role]) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    table.add_column("column", overflow="fold")
+    table.add_column("type")
+    for heading in ("nulls", "different"):
+        table.add_column(heading, justify="right")
+    for heading in ("range", "examples", "role, and why"):
+        table.add_column(heading, overflow="fold")
+    role_of = {found.column: (role, found.reason) for role, found in roles.items()}
+    for one in profiles.values():
+        role, why = role_of.get(one.name, ("", ""))
+        table.add_row(
+            Text(shown(one.name, _NAME)),
+            Text(_type(one)),
+            Text(f"{one.n_null / max(1, one.n_rows):.1%}"),
+            Text(f"{'' if one.distinct.is_exact else '≈ '}{len(one.distinct):,}"),
+            Text(_range(one)),
+            Text(", ".join(shown(example, 16) for example in one.examples)),
+            Text(f"{role}: {shown(why, 80)}" if role else "", "green"),
+        )
+    return table
+
+
+def _type(one: Profile) -> str:
+    return f"{one.kind}, {one.unit}" if one.unit and one.kind != "time" else one.kind
+
+
+def _range(one: Profile) -> str:
+    if one.lowest is None or one.highest is None:
+        return ""
+    if one.unit is not None:
+        return f"{_day(one.lowest)} … {_day(one.highest)}"
+    return f"{one.lowest:,.10g} … {one.highest:,.10g}"
+
+
+def _day(seconds: float) -> str:
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:.10g}"
+
+
+def _show_side(console: Console, what: str, side: Side) -> None:
+    roles = {} if side.id is None else {"id": side.id}
+    if side.title is not None:
+        roles["title"] = side.title
+    for feature in side.features:
+        taken = {found.column for found in roles.values()}
+        if feature.column not in taken:
+            roles[f"feature {feature.name}"] = Role(feature.column, f"read as {feature.kind}")
+    for column, why in side.left_out.items():
+        roles[f"left out: {column}"] = Role(column, why)
+    title = f"{what.capitalize()}: {side.understood.files[0].path}"
+    console.print(_columns_table(shown(title, 100), side.profiles, _plain(roles)))
+
+
+def _plain(roles: Mapping[str, Role]) -> dict[str, Role]:
+    """Returns roles whose names are short: a column that is left out has its own beside it."""
+    return {role.split(": ")[0] + " " * at: found for at, (role, found) in enumerate(roles.items())}
+
+
+def _show_findings(console: Console, found: Findings) -> None:
+    n_rejected = found.n_read - found.n_good
+    share = n_rejected / max(1, found.n_read)
+    span = ""
+    if found.first is not None and found.last is not None:
+        span = f", from {_day(found.first)} to {_day(found.last)}"
+    console.print(
+        Text(
+            f"A run would read {found.n_read:,} rows{span}: {found.n_good:,} good, of which "
+            f"{found.n_positive:,} positives and {found.duplicate_share:.2%} duplicates; "
+            f"{n_rejected:,} rejected ({share:.2%})."
+        )
+    )
+    if not found.rejected:
+        return
+    table = Table(title=Text("Rejected"), title_justify="left", title_style="bold")
+    table.add_column("reason")
+    table.add_column("rows", justify="right")
+    table.add_column("for example", overflow="fold")
+    for reason, n_rows in sorted(found.rejected.items(), key=lambda one: -one[1]):
+        file, line, row = found.examples[reason]
+        where = f"{shown(Path(file).name, 30)}:{line}"
+        table.add_row(Text(shown(reason, 60)), Text(f"{n_rows:,}"), Text(f"{where}  {shown(row)}"))
+    console.print(table)
