@@ -6,6 +6,8 @@ numbers as people write them, dates as seconds since 1970, UTC.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from recsys.errors import RecsysError
+
+
+_OWN_INPUTS = ("user_id", "item_id", "history", "exclude_seen")
 
 
 class RawFeatures(tf.Module):
@@ -30,6 +35,7 @@ class RawFeatures(tf.Module):
         self._function = self.graph.transform_fn
         self._specs: dict[str, Any] = self._function.structured_input_signature[0][0]
         self._id_column, self._widths = id_column, dict(widths)
+        self._column_of = _input_names(sorted(set(self._specs) - {id_column}))
         missing = sorted({id_column, *widths} - set(self._function.structured_outputs))
         if missing:
             raise RecsysError(
@@ -42,8 +48,8 @@ class RawFeatures(tf.Module):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The raw columns that it reads, beside the id."""
-        return tuple(sorted(set(self._specs) - {self._id_column}))
+        """The raw columns that it reads, beside the id, by the names of inputs."""
+        return tuple(self._column_of)
 
     def or_stored(
         self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Mapping[str, tf.Tensor]
@@ -52,7 +58,7 @@ class RawFeatures(tf.Module):
 
         Args:
             ids: Ids `[b]`.
-            raw: Raw columns `[b, any]`.
+            raw: Raw columns `[b, any]`, by `columns`.
             stored: Token rows `[b, width]` to read where all columns of a row are empty.
         """
         is_given = [tf.reduce_any(column != "", axis=1) for column in raw.values()]
@@ -63,7 +69,8 @@ class RawFeatures(tf.Module):
         }
 
     def _bags(self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        columns = {**raw, self._id_column: ids[:, None]}
+        columns = {self._column_of[name]: column for name, column in raw.items()}
+        columns[self._id_column] = ids[:, None]
         outputs = self._function({name: _as(columns[name], s) for name, s in self._specs.items()})
         return {name: _padded(outputs[name], width) for name, width in self._widths.items()}
 
@@ -71,6 +78,19 @@ class RawFeatures(tf.Module):
 def text_columns(names: Iterable[str]) -> dict[str, tf.TensorSpec]:
     """Returns the inputs of a signature that takes raw columns."""
     return {name: tf.TensorSpec([None, None], tf.string, name) for name in names}
+
+
+def _input_names(columns: Iterable[str]) -> dict[str, str]:
+    """Returns the column of each input; a name of TensorFlow has letters, digits and `_`."""
+    column_of: dict[str, str] = {}
+    for column in columns:
+        name = re.sub(r"[^A-Za-z0-9]", "_", column)
+        name = name if name[:1].isalpha() else f"column_{name}"
+        taken = {*column_of, *_OWN_INPUTS}
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        free = next(one for one in itertools.chain([name], numbered) if one not in taken)
+        column_of[free] = column
+    return column_of
 
 
 def _load(folder: Path) -> Any:
