@@ -184,7 +184,7 @@ _RUN = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     runs=st.lists(_RUN, max_size=6),
     min_count=st.integers(1, 3),
