@@ -39,8 +39,7 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
     yield from _source(config, folder)
     yield "    columns:"
     for role, found in report.roles.found.items():
-        if role != "title":
-            yield f"      {role}: {_value(found.column)}  # {shown(found.reason, 90)}"
+        yield f"      {role}: {_value(found.column)}  # {shown(found.reason, 90)}"
     yield f"    timestamp_unit: {config.timestamp_unit}"
     if config.positive_at_least is not None:
         rating = report.profiles[report.roles.found["rating"].column]

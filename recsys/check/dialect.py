@@ -72,7 +72,8 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     encoding, told = _encoding(start)
     lenient = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     format_ = format_of(file.path, start, lenient)
-    evidence, columns, csv = [], [], CsvFormat()
+    evidence: list[str] = []
+    csv = CsvFormat()
     if format_ == "csv":
         text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
         csv, columns, evidence = _csv(file.path, text, encoding)
@@ -83,9 +84,8 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     elif format_ == "parquet":
         columns = parquet_source.column_names(file)
     else:
-        columns = tfrecord.feature_names(
-            file.path, open_bytes(file.path, 0, file.size, compression)
-        )
+        stream = open_bytes(file.path, 0, file.size, compression)
+        columns = tfrecord.feature_names(file.path, stream)
     source = source.model_copy(update={"csv": csv})
     if by_name(file.path) is None:
         source = source.model_copy(update={"format": format_})

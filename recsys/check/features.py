@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from recsys.check.names import name_score
 from recsys.check.profile import Profile, has_words
 from recsys.config import RESERVED_FEATURE_NAMES, Feature
 
+_Kind = Literal["category", "categories", "words", "number", "date"]
+
 _MOST_CATEGORIES = 10_000
+_MOST_NUMBERS = 20
 
 
 def find_features(
@@ -27,34 +31,39 @@ def find_features(
     for one in profiles.values():
         if one.name in used:
             continue
-        kind = _kind(one)
-        if kind in ("category", "categories", "words", "number", "date"):
-            name = _free_name(one.name, names)
-            names.add(name)
-            separator = _separator(one) or "|"
-            features.append(Feature(name=name, column=one.name, kind=kind, separator=separator))
-        else:
-            left_out[one.name] = kind
+        why_not = _why_not(one)
+        if why_not:
+            left_out[one.name] = why_not
+            continue
+        name = _free_name(one.name, names)
+        names.add(name)
+        separator = _separator(one) or "|"
+        features.append(Feature(name=name, column=one.name, kind=_kind(one), separator=separator))
     return features, left_out
 
 
-def _kind(one: Profile) -> str:
-    """Returns the kind of feature, or why there is none."""
+def _why_not(one: Profile) -> str:
+    """Returns why a column makes no feature; nothing if it does."""
     n, n_distinct = one.n_values, len(one.distinct)
     if one.kind == "empty" or n_distinct < 2:
         return "one value at most"
+    if one.is_number:
+        is_id = name_score(one.name, "id") > 0 and n_distinct > n // 2
+        return "a number for each row" if is_id and not _is_year(one) else ""
+    is_many = n_distinct > max(20, n // 2) or n_distinct > _MOST_CATEGORIES
+    return "nearly as many values as rows" if _kind(one) == "category" and is_many else ""
+
+
+def _kind(one: Profile) -> _Kind:
+    """Returns how the model may read a column."""
     if one.kind == "list" or _separator(one):
         return "categories"
     if one.kind == "time" or _is_year(one):
         return "date"
     if one.is_number:
-        if name_score(one.name, "id") and n_distinct > n // 2:
-            return "a number for each row"
-        return "number" if n_distinct > 20 else "category"
+        return "number" if len(one.distinct) > _MOST_NUMBERS else "category"
     if has_words(one) or name_score(one.name, "title") >= 3:
         return "words"
-    if n_distinct > max(20, n // 2) or n_distinct > _MOST_CATEGORIES:
-        return "nearly as many values as rows"
     return "category"
 
 

@@ -14,11 +14,14 @@ from recsys.check.findings import Findings, try_rows
 from recsys.check.names import name_score, words_of
 from recsys.check.profile import Advance, Profile, profile
 from recsys.check.roles import Role, Roles, find_roles, parse_map
+from recsys.check.shown import shown
 from recsys.config import Feature, InteractionColumns, InteractionsConfig
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids
 
 _IDS_COMPARED = 2_000_000
+_NEARLY_ALL = 0.9
+_MOST_SCALE = 21
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +101,14 @@ def look(
     }
     hint = _item_hint(understood, profiles, looked.get("items"), given)
     roles = find_roles(profiles, given, hint)
-    sides = {what: _side(what, *parts, roles) for what, parts in looked.items()}
+    sides = {what: _side(what, parts, understood, roles) for what, parts in looked.items()}
     undecided = list(roles.undecided.values())
     options = list(roles.options.values())
     for what, side in sides.items():
-        if side.id is None:
-            undecided.append(f"{what}: no column of these files is called as their id")
-            undecided[-1] += f": rename one to {_wanted_id(what, roles)}"
+        role = roles.found.get("item" if what == "items" else "user")
+        if side.id is None and role is not None:
+            name = shown(role.column)
+            undecided.append(f"{what}: no column is clearly their id: rename it to {name}")
     config = findings = None
     if not undecided:
         config = interactions_config(understood, profiles, roles)
@@ -116,7 +120,7 @@ def interactions_config(
     understood: Understood, profiles: Mapping[str, Profile], roles: Roles
 ) -> InteractionsConfig:
     """Returns the config that reads interactions whose roles are known."""
-    found = {role: one.column for role, one in roles.found.items() if role != "title"}
+    found = {role: one.column for role, one in roles.found.items()}
     source = understood.source
     rating = profiles.get(found.get("rating", ""))
     return InteractionsConfig(
@@ -142,76 +146,95 @@ def _threshold(rating: Profile) -> float | None:
 # --- items and users
 
 
-def _side(what: str, understood: Understood, profiles: dict[str, Profile], roles: Roles) -> Side:
-    id_ = _id_column(what, profiles, roles)
+_Looked = tuple[Understood, dict[str, Profile]]
+
+
+def _side(what: str, looked: _Looked, events: Understood, roles: Roles) -> Side:
+    understood, profiles = looked
+    id_ = _id_column(what, looked, events, roles)
     title = _title(profiles, id_) if what == "items" else None
     used = [] if id_ is None else [id_.column]
     features, left_out = find_features(profiles, used)
     return Side(understood, profiles, id_, title, features, left_out)
 
 
-def _wanted_id(what: str, roles: Roles) -> str:
-    role = roles.found.get("item" if what == "items" else "user")
-    return role.column if role else "id"
-
-
-def _id_column(what: str, profiles: Mapping[str, Profile], roles: Roles) -> Role | None:
-    """Returns the id of items or users: as in the interactions, or by its name."""
+def _id_column(what: str, looked: _Looked, events: Understood, roles: Roles) -> Role | None:
+    """Returns the id of items or users: as the interactions have it in name or values."""
+    understood, profiles = looked
     kind = "item" if what == "items" else "user"
     theirs = roles.found.get(kind)
-    if theirs is not None and theirs.column in profiles:
-        return Role(theirs.column, "as in the interactions")
-    leaf = words_of(theirs.column) if theirs is not None else []
-    same = [name for name in profiles if words_of(name) == leaf[-len(words_of(name)) :]]
-    if len(same) == 1 and same[0]:
-        return Role(same[0], "named as in the interactions")
+    if understood.has_header:
+        named = _named_id(kind, profiles, theirs)
+        if named is not None:
+            return named
+    unique = _unique_columns(profiles)
+    if theirs is None:
+        return None
+    asked = _values(events, "interactions", theirs.column)
+    shares = {name: _share_in(asked, _values(understood, what, name)) for name in unique}
+    fitting = [name for name, share in shares.items() if share >= _NEARLY_ALL]
+    if len(fitting) != 1:
+        return None
+    return Role(fitting[0], f"has {shares[fitting[0]]:.0%} of the interactions' ids")
+
+
+def _named_id(kind: str, profiles: Mapping[str, Profile], theirs: Role | None) -> Role | None:
+    if theirs is not None:
+        if theirs.column in profiles:
+            return Role(theirs.column, "as in the interactions")
+        words = words_of(theirs.column)
+        same = [name for name in profiles if (own := words_of(name)) and own == words[-len(own) :]]
+        if len(same) == 1:
+            return Role(same[0], "named as in the interactions")
     scores = {name: name_score(name, kind) for name in profiles}
-    best = [name for name, score in scores.items() if score == max(scores.values()) and score >= 2]
-    if len(best) == 1:
-        return Role(best[0], f"its name says {kind}")
-    unique = [
+    best = [name for name, score in scores.items() if score == max(scores.values())]
+    is_clear = len(best) == 1 and scores[best[0]] >= 2
+    return Role(best[0], f"its name says {kind}") if is_clear else None
+
+
+def _unique_columns(profiles: Mapping[str, Profile]) -> list[str]:
+    """Returns the columns that have another value in nearly every row."""
+    return [
         one.name
         for one in profiles.values()
-        if one.n_null == 0 and one.kind in ("whole number", "text")
-        and len(one.distinct) == one.n_rows
-    ]  # fmt: skip
-    named = [name for name in unique if words_of(name)[-1:] == ["id"] or name == "c1"]
-    return Role(named[0], "each row has its own") if len(named) == 1 else None
+        if one.kind in ("whole number", "text")
+        and len(one.distinct) >= _NEARLY_ALL * max(2, one.n_rows)
+    ]
+
+
+def _share_in(values: pa.Array, known: pa.Array) -> float:
+    """Returns the share of values that are known [0..1]."""
+    n_found = pc.sum(pc.is_in(values, value_set=known)).as_py() or 0
+    return n_found / max(1, len(values))
 
 
 def _title(profiles: Mapping[str, Profile], id_: Role | None) -> Role | None:
-    for one in profiles.values():
-        is_free = id_ is None or one.name != id_.column
-        if is_free and one.kind == "text" and name_score(one.name, "title") >= 3:
+    free = [one for one in profiles.values() if id_ is None or one.name != id_.column]
+    texts = [one for one in free if one.kind == "text"]
+    for one in texts:
+        if name_score(one.name, "title") >= 3:
             return Role(one.name, "its name says title")
-    return None
+    unique = _unique_columns({one.name: one for one in texts})
+    return Role(unique[0], "a text of its own in each row") if len(unique) == 1 else None
 
 
 def _item_hint(
-    understood: Understood,
+    events: Understood,
     profiles: Mapping[str, Profile],
-    items: tuple[Understood, dict[str, Profile]] | None,
+    items: _Looked | None,
     given: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns the column whose values are nearly all ids of the catalogue, if it is one alone."""
     if items is None or "item" in given:
         return {}
-    id_ = _id_column("items", items[1], Roles({}, {}, {}))
-    if id_ is None:
-        return {}
-    known = _values(items[0], "items", id_.column)
-    taken = set(given.values())
-    likely = [
-        one.name
-        for one in profiles.values()
-        if one.name not in taken and one.kind in ("whole number", "text") and one.unit is None
-    ]
+    catalogues = [_values(items[0], "items", name) for name in _unique_columns(items[1])]
     shares = {}
-    for name in likely:
-        values = _values(understood, "interactions", name)
-        found = pc.sum(pc.is_in(values, value_set=known)).as_py() or 0
-        shares[name] = found / max(1, len(values))
-    fitting = [name for name, share in shares.items() if share >= 0.9]
+    for one in profiles.values():
+        is_id = one.kind in ("whole number", "text") and one.unit is None
+        if one.name not in given.values() and is_id and len(one.distinct) > _MOST_SCALE:
+            values = _values(events, "interactions", one.name)
+            shares[one.name] = max((_share_in(values, ids) for ids in catalogues), default=0.0)
+    fitting = [name for name, share in shares.items() if share >= _NEARLY_ALL]
     if len(fitting) != 1:
         return {}
     return {fitting[0]: f"{shares[fitting[0]]:.0%} of its values are in the catalogue"}

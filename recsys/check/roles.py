@@ -55,11 +55,11 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         role, _, column = word.partition("=")
         if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
             column = columns[int(column) - 1]
-        if role not in (*NEEDED, *OPTIONAL, "title") or column not in columns:
+        if role not in (*NEEDED, *OPTIONAL) or column not in columns:
             raise UsageError(
                 "R258",
                 "--map must read ROLE=COLUMN, with a role among "
-                f"{', '.join((*NEEDED, *OPTIONAL, 'title'))}.",
+                f"{', '.join((*NEEDED, *OPTIONAL))}.",
                 f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
                 word,
             )
@@ -96,8 +96,9 @@ def find_roles(
         elif role in NEEDED:
             undecided[role] = _open(role, best, fitting)
             names = [one.name for one in best or fitting] or ["COLUMN"]
-            options[role] = f"{role}={names[0]}"
-    return Roles(found, undecided, options)
+            options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
+    in_order = {role: found[role] for role in (*NEEDED, *OPTIONAL) if role in found}
+    return Roles(in_order, undecided, options)
 
 
 def _taken(found: Mapping[str, Role]) -> set[str]:
@@ -121,9 +122,11 @@ def _fits(one: Profile, role: str) -> bool:
             name_score(one.name, "rating") > 0 or (_is_nameless(one) and _is_scale(one))
         )
     if role == "weight":
-        return one.is_number and (one.lowest or 0.0) >= 0.0
+        return one.is_number and not _is_nameless(one) and (one.lowest or 0.0) >= 0.0
     if role == "event":
-        return one.kind == "text" and 1 <= len(one.distinct) <= _MOST_KINDS
+        return (
+            one.kind == "text" and not _is_nameless(one) and 1 <= len(one.distinct) <= _MOST_KINDS
+        )
     is_time = one.kind == "time" or (one.unit is not None and name_score(one.name, "timestamp"))
     return one.kind != "number" and not is_time and len(one.distinct) > 1
 
@@ -145,15 +148,13 @@ def _is_nameless(one: Profile) -> bool:
 
 def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
     """Returns the columns that speak most for a role; one alone is it."""
-    if role in ("timestamp", "rating") and len(fitting) == 1:
+    if len(fitting) == 1 and (role in ("timestamp", "rating") or _is_nameless(fitting[0])):
         return list(fitting)
     scores = [name_score(one.name, role) for one in fitting]
     top = max(scores, default=0)
     if top < (1 if role in ("timestamp", "rating") else 2):
         return []
-    best = [one for one, score in zip(fitting, scores, strict=True) if score == top]
-    # `user.id` before `user.name`; of two that say the same none is chosen.
-    return best
+    return [one for one, score in zip(fitting, scores, strict=True) if score == top]
 
 
 def _reason(one: Profile, role: str) -> str:

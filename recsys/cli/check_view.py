@@ -14,7 +14,6 @@ from rich.text import Text
 from recsys.check.findings import Findings
 from recsys.check.profile import Profile
 from recsys.check.report import Report, Side
-from recsys.check.roles import Role
 from recsys.check.shown import shown
 
 _WIDTH = 110  # Where no terminal says its own.
@@ -34,7 +33,8 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
     _say_format(console, "Interactions", report)
     if is_sample:
         console.print(Text("Only a sample was read: counts are of that.", "yellow"))
-    console.print(_columns_table("Columns", report.profiles, report.roles.found))
+    said = {one.column: f"{role}: {one.reason}" for role, one in report.roles.found.items()}
+    console.print(_columns_table("Columns", report.profiles, said))
     for what, side in report.sides.items():
         _show_side(console, what, side)
     if report.findings is not None:
@@ -59,7 +59,7 @@ def _say_format(console: Console, title: str, report: Report) -> None:
         console.print(Text(f"  {shown(sentence, 200)}"), soft_wrap=True)
 
 
-def _columns_table(title: str, profiles: Mapping[str, Profile], roles: Mapping[str, Role]) -> Table:
+def _columns_table(title: str, profiles: Mapping[str, Profile], said: Mapping[str, str]) -> Table:
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     table.add_column("column", overflow="fold")
     table.add_column("type")
@@ -67,9 +67,7 @@ def _columns_table(title: str, profiles: Mapping[str, Profile], roles: Mapping[s
         table.add_column(heading, justify="right")
     for heading in ("range", "examples", "role, and why"):
         table.add_column(heading, overflow="fold")
-    role_of = {found.column: (role, found.reason) for role, found in roles.items()}
     for one in profiles.values():
-        role, why = role_of.get(one.name, ("", ""))
         table.add_row(
             Text(shown(one.name, _NAME)),
             Text(_type(one)),
@@ -77,7 +75,7 @@ def _columns_table(title: str, profiles: Mapping[str, Profile], roles: Mapping[s
             Text(f"{'' if one.distinct.is_exact else '≈ '}{len(one.distinct):,}"),
             Text(_range(one)),
             Text(", ".join(shown(example, 16) for example in one.examples)),
-            Text(f"{role}: {shown(why, 80)}" if role else "", "green"),
+            Text(shown(said.get(one.name, ""), 120), "green"),
         )
     return table
 
@@ -102,22 +100,14 @@ def _day(seconds: float) -> str:
 
 
 def _show_side(console: Console, what: str, side: Side) -> None:
-    roles = {} if side.id is None else {"id": side.id}
-    if side.title is not None:
-        roles["title"] = side.title
-    for feature in side.features:
-        taken = {found.column for found in roles.values()}
-        if feature.column not in taken:
-            roles[f"feature {feature.name}"] = Role(feature.column, f"read as {feature.kind}")
-    for column, why in side.left_out.items():
-        roles[f"left out: {column}"] = Role(column, why)
+    said = {column: f"left out: {why}" for column, why in side.left_out.items()}
+    said |= {feature.column: f"feature: {feature.kind}" for feature in side.features}
+    for name, role in (("title", side.title), ("id", side.id)):
+        if role is not None:
+            also = f"; {said[role.column]}" if role.column in said else ""
+            said[role.column] = f"{name}: {role.reason}{also}"
     title = f"{what.capitalize()}: {side.understood.files[0].path}"
-    console.print(_columns_table(shown(title, 100), side.profiles, _plain(roles)))
-
-
-def _plain(roles: Mapping[str, Role]) -> dict[str, Role]:
-    """Returns roles whose names are short: a column that is left out has its own beside it."""
-    return {role.split(": ")[0] + " " * at: found for at, (role, found) in enumerate(roles.items())}
+    console.print(_columns_table(shown(title, 100), side.profiles, said))
 
 
 def _show_findings(console: Console, found: Findings) -> None:
