@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+import pyarrow as pa
 
 from components.ingest.entities import SPLIT
 from components.token_rows import read_token_rows, rows_of_tables
@@ -40,8 +42,9 @@ def write_catalogue(
         tokens: Their tokens; None where they have no features.
     """
     vocabulary = Vocabulary.load(folder / "vocabulary" / "items.parquet")
-    has_titles = items is not None and source is not None and source.columns.title is not None
-    titles = read_split(items / f"Split-{SPLIT}", ["item_id", "title"]) if has_titles else ()
+    titles: Iterable[pa.Table] = ()
+    if items is not None and source is not None and source.columns.title is not None:
+        titles = read_split(items / f"Split-{SPLIT}", ["item_id", "title"])
     write_titles(folder / "catalogue", vocabulary, titles)
     features = () if source is None or tokens is None else source.features
     _write(folder / "catalogue", vocabulary, "item_id", features, tokens)

@@ -45,6 +45,7 @@ def EntityGen(
     """
     del files_digest, code
     source = EntitySource.model_validate_json(config)
-    what, entities = ("users", source.users) if source.items is None else ("items", source.items)
-    ingest(what, entities, examples.uri, dead_letters.uri, beam_pipeline)
+    for what, entities in (("items", source.items), ("users", source.users)):
+        if entities is not None:
+            ingest(what, entities, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, [SPLIT])

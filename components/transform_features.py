@@ -16,7 +16,6 @@ from recsys.data.tokens import bag_width
 PREPROCESSING_FN = "components.transform_features.preprocessing_fn"
 
 _DAY_S = 86_400
-_Column = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
 
 
 def preprocessing_fn(
@@ -40,7 +39,7 @@ def preprocessing_fn(
     return outputs
 
 
-def _ragged(column: _Column) -> tf.RaggedTensor:
+def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedTensor:
     """Returns the values of each row of a column, however the schema has it."""
     if isinstance(column, tf.RaggedTensor):
         return column

@@ -21,8 +21,9 @@ from components.data_gate import DataGate
 from components.entity_gen import EntityGen, EntitySource
 from components.exporter import Exporter
 from components.ingest.entities import SPLIT, STEPS
+from components.ingest.interactions import InteractionSource
 from components.interaction_encoder import InteractionEncoder
-from components.interaction_gen import InteractionGen, InteractionSource
+from components.interaction_gen import InteractionGen
 from components.latest_blessed import LatestBlessed
 from components.previous import Previous
 from components.pusher import Pusher, PushTarget
@@ -185,7 +186,7 @@ def create_pipeline(config: Config) -> Pipeline:
     )
 
 
-def _interactions(config: Config) -> InteractionGen:
+def _interactions(config: Config) -> BaseNode:
     """Returns the step that reads the interactions."""
     data = config.data
     source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
@@ -238,7 +239,7 @@ def _transformed(side: _Entities | None) -> tuple[BaseChannel | None, BaseChanne
     return outputs["transform_graph"], outputs["transformed_examples"]
 
 
-def _vocabularies(config: Config, **inputs: BaseChannel) -> tuple[BaseNode, VocabularyGen]:
+def _vocabularies(config: Config, **inputs: BaseChannel) -> tuple[BaseNode, BaseNode]:
     """Returns the step that gives ids their rows, and the one that finds what it goes on from."""
     parameters = {
         "config": canonical_json(config.data.vocabulary),

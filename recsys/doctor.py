@@ -7,7 +7,6 @@ of its own, and writes where a run writes.
 from __future__ import annotations
 
 import dataclasses
-import glob
 import importlib.metadata
 import json
 import os
@@ -23,7 +22,9 @@ from typing import Literal
 
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
+from recsys.data.sources.files import match_files
 from recsys.errors import RecsysError
+from recsys.formats import counted
 
 State = Literal["ok", "warn", "fail"]
 
@@ -206,11 +207,18 @@ def check_config(path: Path | None) -> Iterator[Check]:
 
 def check_data(config: Config) -> Check:
     """Looks for the raw files that the config names."""
-    patterns = (config.data.interactions.files, config.data.items.files)
-    empty = [pattern for pattern in patterns if not any(_readable(pattern))]
-    if empty:
-        return Check("data", "fail", f"no readable file: {', '.join(empty)}", "Mend the paths.")
-    return Check("data", "ok", ", ".join(patterns))
+    data = config.data
+    sources = {"interactions": data.interactions, "items": data.items, "users": data.users}
+    found = []
+    for what, source in sources.items():
+        if source is None or not source.files:
+            continue
+        try:
+            files = match_files(source, what)
+        except RecsysError as error:
+            return Check("data", "fail", str(error), "Mend the paths.")
+        found.append(f"{what}: {counted(len(files), 'file', 'files')}")
+    return Check("data", "ok", ", ".join(found))
 
 
 def check_root(root: Path) -> Check:
@@ -331,10 +339,6 @@ def _glibc() -> tuple[int, int] | None:
     name, version = platform.libc_ver()
     parts = version.split(".")
     return (int(parts[0]), int(parts[1])) if name == "glibc" and len(parts) >= 2 else None
-
-
-def _readable(pattern: str) -> Iterator[str]:
-    return (path for path in glob.iglob(pattern) if os.access(path, os.R_OK))
 
 
 def _nearest_existing(path: Path) -> Path:

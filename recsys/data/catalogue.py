@@ -14,6 +14,7 @@ import functools
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +98,7 @@ def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
     write_summary(folder, summary)
 
 
-def write_summary(folder: Path, features: list[dict[str, str | int]]) -> None:
+def write_summary(folder: Path, features: list[dict[str, Any]]) -> None:
     """Writes the `features.json` of a folder whose bags are there."""
     (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
 

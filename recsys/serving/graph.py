@@ -78,8 +78,8 @@ class Retrieval(tf.Module):
         ids = [*histories.ids, *silent]
         self._user_table = IdTable(ids, np.arange(1, len(ids) + 1))
         # Place 0 is the unknown user, who did nothing.
-        rows = [[0], histories.user_rows, saved.users.rows(silent)]
-        self._user_rows = _constant(np.concatenate(rows), tf.int32)
+        rows = np.concatenate([[0], histories.user_rows, saved.users.rows(silent)])
+        self._user_rows = _constant(rows, tf.int32)
         ends = np.full(len(silent), histories.offsets[-1])
         self._history_offsets = _constant(np.concatenate([[0], histories.offsets, ends]), tf.int64)
         self._history_items = _constant(np.append(histories.item_rows, 0), tf.int32)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from recsys.errors import RecsysError
 
-
 _OWN_INPUTS = ("user_id", "item_id", "history", "exclude_seen")
 
 
