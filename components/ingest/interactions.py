@@ -15,8 +15,13 @@ from components.ingest import unique
 from components.ingest.tally import Tally, add_up
 from components.ingest.unique import Ingestion, Part, ToOne
 from recsys.config import InteractionsConfig, Share, Strict
-from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces
+from recsys.data.interactions import (
+    drop_duplicates,
+    interaction_columns,
+    parse_interactions,
+    suggest_unit,
+)
+from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days
 
@@ -78,10 +83,20 @@ def ingest(
     finally:
         plan.clean()
     summary = unique.read_summary(letters)
-    unique.refuse_empty(summary, "interactions")
+    if not summary["good"]:
+        unique.refuse_empty(summary, "interactions", _unit_cure(pieces[0], config))
     if summary["cut"] is None:
         raise too_few_days(summary["positives"], summary["positive_days"])
     return summary
+
+
+def _unit_cure(piece: Piece, config: InteractionsConfig) -> str:
+    """Returns what to do if the times are in another unit than the config says."""
+    batches = (batch for batch in read_piece(piece) if batch.columns.num_rows)
+    found = next((suggest_unit(one, config, int(time.time())) for one in batches), None)
+    if found is None:
+        return ""
+    return f"Set data.interactions.timestamp_unit to {found}: read so, its times are good."
 
 
 def _parse(

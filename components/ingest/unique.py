@@ -17,8 +17,6 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
-from recsys.data.sources.pieces import Piece, read_piece
-from recsys.data.sources.raw_batch import RawBatch
 
 from components.ingest.progress import Progress
 from components.ingest.shuffle import Spill, SpillWriter, read_spills, write_spill
@@ -26,6 +24,8 @@ from components.ingest.tally import Tally, add_up, letters_tally
 from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples
+from recsys.data.sources.pieces import Piece, read_piece
+from recsys.data.sources.raw_batch import RawBatch
 from recsys.errors import RecsysError
 
 _BYTES_OF_A_BUCKET = 64 << 20
@@ -243,10 +243,15 @@ def refuse_empty(summary: dict[str, Any], what: str, cure: str = "") -> None:
         what: The part of the config that names the source.
         cure: What would mend it, where that is known.
     """
-    if summary.get("good", 0) == 0:
-        raise RecsysError(
-            "R206",
-            f"The {what} must have at least one good row of {summary['read']}.",
-            cure or f"Correct data.{what}.",
-            summary["by_reason"],
-        )
+    if summary["good"]:
+        return
+    examples = [letters[0] for letters in summary["examples"].values() if letters]
+    found = dict(summary["by_reason"])
+    for one in examples[:1]:
+        found["first"] = f"{one['file']}, line {one['line']}: {one['row'][:80]!r}"
+    raise RecsysError(
+        "R206",
+        f"The {what} must have at least one good row of {summary['read']}.",
+        cure or f"Correct data.{what}.",
+        found,
+    )
