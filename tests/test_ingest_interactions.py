@@ -1,0 +1,101 @@
+"""The ingestion of interactions by Beam: splits, counts, dead letters, and refusals."""
+
+import json
+
+import apache_beam as beam
+import pyarrow.parquet as pq
+import pytest
+
+from components.ingest.interactions import InteractionSource, ingest
+from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig
+from recsys.data.examples import read_split
+from recsys.errors import RecsysError
+
+pytestmark = pytest.mark.pipeline
+
+DAY = 86_400
+START = 1_700_006_400  # 2023-11-15 00:00 UTC
+COLUMNS = InteractionColumns(user="user", item="item", timestamp="time")
+
+
+def source(files, **more):
+    config = InteractionsConfig(files=str(files), columns=COLUMNS, **more)
+    return InteractionSource(interactions=config, eval_share=0.25)
+
+
+def write(folder, name, rows, header="user,item,time"):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("\n".join([header, *rows]) + "\n")
+
+
+def run(config, out):
+    return ingest(config, str(out / "examples"), str(out / "letters"), beam.Pipeline())
+
+
+def events(out, split):
+    tables = read_split(out / "examples" / f"Split-{split}", ["user_id", "item_id", "timestamp"])
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
+
+
+def test_rows_are_split_by_time_and_all_are_accounted_for(tmp_path):
+    days = [f"u{n},i{n},{START + n * DAY}" for n in range(8)]
+    write(tmp_path / "in", "a.csv", [*days, "u1,i1", ",i1,1700000001", days[3]])
+    write(tmp_path / "in", "b.csv", [days[0], "u9,i9,soon"])
+    summary = run(source(tmp_path / "in" / "*.csv"), tmp_path)
+    assert [summary[name] for name in ("read", "good", "rejected", "duplicates")] == [13, 8, 3, 2]
+    assert summary["cut"] == START + 6 * DAY
+    assert [summary["train"], summary["eval"]] == [6, 2]
+    assert events(tmp_path, "train") == [(f"u{n}", f"i{n}", START + n * DAY) for n in range(6)]
+    assert events(tmp_path, "eval") == [(f"u{n}", f"i{n}", START + n * DAY) for n in (6, 7)]
+    letters = pq.read_table(tmp_path / "letters" / "dead_letters").to_pylist()
+    assert sorted((one["file"].rsplit("/")[-1], one["line"], one["row"]) for one in letters) == [
+        ("a.csv", 10, "u1,i1"),
+        ("a.csv", 11, ",i1,1700000001"),
+        ("b.csv", 3, "u9,i9,soon"),
+    ]
+    files = [str(tmp_path / "in" / name) for name in ("a.csv", "b.csv")]
+    assert summary["read_by_file"] == dict(zip(files, (11, 2), strict=True))
+
+
+def test_what_only_the_work_needed_is_gone(tmp_path):
+    write(tmp_path / "in", "a.csv", [f"u,i,{START + n * DAY}" for n in range(3)])
+    run(source(tmp_path / "in" / "a.csv"), tmp_path)
+    assert sorted(path.name for path in (tmp_path / "letters").iterdir()) == [
+        "dead_letters",
+        "summary.json",
+    ]
+
+
+def test_a_wrong_unit_is_refused_with_the_right_one(tmp_path):
+    write(tmp_path / "in", "a.csv", [f"u,i,{(START + n * DAY) * 1000}" for n in range(9)])
+    with pytest.raises(RecsysError) as caught:
+        run(source(tmp_path / "in" / "a.csv"), tmp_path)
+    assert caught.value.code == "R206"
+    assert "Set data.interactions.timestamp_unit to milliseconds" in str(caught.value)
+    again = run(source(tmp_path / "in" / "a.csv", timestamp_unit="milliseconds"), tmp_path / "b")
+    assert again["good"] == 9
+
+
+def test_positives_of_one_day_are_refused(tmp_path):
+    write(tmp_path / "in", "a.csv", [f"u,i{n},{START + n}" for n in range(9)])
+    with pytest.raises(RecsysError, match="R207"):
+        run(source(tmp_path / "in" / "a.csv"), tmp_path)
+
+
+def test_a_dialect_without_header_is_read(tmp_path):
+    rows = [f"u{n}::i{n}::5::{START + n * DAY}" for n in range(4)]
+    write(tmp_path / "in", "r.dat", rows[1:], header=rows[0])
+    dialect = CsvFormat(delimiter="::", names=("user", "item", "stars", "time"), quote=None)
+    summary = run(source(tmp_path / "in" / "r.dat", csv=dialect), tmp_path)
+    assert [summary["read"], summary["good"]] == [4, 4]
+
+
+def test_all_letters_are_kept_and_two_of_a_reason_are_shown(tmp_path):
+    good = [f"u,i,{START + n * DAY}" for n in range(2)]
+    write(tmp_path / "in", "a.csv", [*good, *["u,i,never"] * 5000])
+    summary = run(source(tmp_path / "in" / "a.csv"), tmp_path)
+    assert summary["rejected"] == 5000
+    (reason,) = summary["by_reason"]
+    assert [one["line"] for one in summary["examples"][reason]] == [4, 5]
+    stored = json.loads((tmp_path / "letters" / "summary.json").read_text())
+    assert stored["by_reason"] == {reason: 5000}
