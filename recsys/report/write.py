@@ -13,6 +13,7 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from recsys.report.artifacts import Artifacts, MissingError
+from recsys.report.features import read_features
 from recsys.report.ingested import read_sources, read_split
 from recsys.report.metrics import read_metrics, read_other_protocol, read_slices, read_tiles
 from recsys.report.people import read_neighbours, read_people, read_unknown_people
@@ -37,6 +38,7 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "sources": read_sources,
     "split": read_split,
     "growths": read_growths,
+    "features": read_features,
     "validations": read_validations,
     "bundle": read_bundle,
     "versions": read_versions,
