@@ -68,7 +68,9 @@ def example_users(
             for row, score in zip(ranking.top[i], ranking.top_scores[i], strict=True)
             if np.isfinite(score)
         ]
-        history = [_item(saved.catalogue, row) for row in histories[i] if saved.catalogue.is_item[row]]
+        history = [
+            _item(saved.catalogue, row) for row in histories[i] if saved.catalogue.is_item[row]
+        ]
         examples.append({"user_id": ids[place], "history": history, "recommended": recommended})
     return examples, [id_ for i, id_ in enumerate(ids) if i not in known]
 
