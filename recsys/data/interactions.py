@@ -31,6 +31,8 @@ NO_EVENT = "no kind of event"
 EARLIEST = 31_536_000
 """1971-01-01 UTC [seconds since 1970]: what lies before it is a small number, not a time."""
 
+_NEARLY_ALL = 0.9
+
 _Rule = tuple[pa.Array, str]
 """Which rows break it `[n]` bool, and the reason to give."""
 
@@ -177,14 +179,14 @@ def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> Times
 
     Args:
         batch: Rows with the column of the times.
-        config: Which column that is.
+        config: Which column that is, and the unit that its times don't fit.
         now: The latest time that a row may have [seconds since 1970, UTC].
 
     Returns:
         The unit; `None` if none fits, or more than one, or the config's own.
     """
     column = batch.columns.column(config.columns.timestamp)
-    fitting = [unit for unit in UNITS if good_times(to_times(column, unit), now) >= 0.9]
+    fitting = [unit for unit in UNITS if good_times(to_times(column, unit), now) >= _NEARLY_ALL]
     return fitting[0] if len(fitting) == 1 and fitting[0] != config.timestamp_unit else None
 
 

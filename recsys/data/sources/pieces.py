@@ -324,7 +324,7 @@ def _finished_stop(piece: Piece) -> int:
         if end >= 0:
             return start + end + 1
         stop = start
-    return piece.stop
+    return piece.start or piece.stop
 
 
 def _unfinished(piece: Piece, start: int) -> RawBatch:

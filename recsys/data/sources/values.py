@@ -19,7 +19,8 @@ from recsys.config import TimestampUnit
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _DAY_S = 86_400
-_WHOLE = r"^[+-]?[0-9]{1,18}(\.0*)?$"
+# Up to 8,999,999,999,999,999,999, which fits in 64 bits.
+_WHOLE = r"^[+-]?([0-9]{1,18}|[0-8][0-9]{18})(\.0*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 # All that Python's str.strip() takes away, of ASCII.
 _ASCII_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from components.ingestion import refuse_empty
 from recsys.config import Config
 from recsys.config_file import load_config
-from recsys.data.sources import check_sources, interaction_columns
+from recsys.data.interactions import interaction_columns
+from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError
 
 _GOOD = {"files/r.csv": "u,i,t\na,x,100000000\n", "files/i.csv": "i,title,genre\nx,X,g\n"}
@@ -37,7 +37,7 @@ data:
 def test_good_sources_pass_and_a_rating_is_a_column_only_where_it_is_named(tmp_path: Path) -> None:
     config = _config(tmp_path, {})
     check_sources(config.data)
-    assert interaction_columns(config.data.interactions.columns) == ["u", "i", "t"]
+    assert interaction_columns(config.data.interactions) == ["u", "i", "t"]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,3 @@ def test_the_runner_tells_of_a_bad_source_before_it_imports_tfx(tmp_path: Path) 
         check=False,
     )
     assert (ended.returncode, ended.stderr[:6]) == (1, "[R202]")
-
-
-def test_data_whose_times_are_all_in_milliseconds_are_told_to_be_divided() -> None:
-    summary = {
-        "good": 0,
-        "read": 3,
-        "by_reason": {"timestamp before 1971 or in the future": 2, "empty user id": 1},
-    }
-    with pytest.raises(RecsysError, match="divide milliseconds by 1000"):
-        refuse_empty(summary, "interactions")

@@ -1,0 +1,225 @@
+"""Files, globs, spans and versions; files that grow, shrink, or aren't there."""
+
+import re
+
+import pytest
+from apache_beam.io.filesystems import FileSystems
+
+from recsys.config import (
+    InteractionColumns,
+    InteractionsConfig,
+    ItemColumns,
+    ItemsConfig,
+    SourceConfig,
+)
+from recsys.data.sources import files as source_files
+from recsys.data.sources.csv_columns import OPEN_QUOTE
+from recsys.data.sources.files import files_digest, match_files
+from recsys.data.sources.pieces import UNFINISHED, check_files, plan_pieces, read_piece
+from recsys.data.sources.spans import span_pattern
+from recsys.errors import RecsysError, UsageError
+
+COLUMNS = InteractionColumns(user="a", item="b", timestamp="c")
+
+
+def write(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"a,b\n1,2\n")
+
+
+def matched(folder, patterns, kind=InteractionsConfig, **config):
+    patterns = [f"{folder}/{pattern}" for pattern in patterns]
+    columns = COLUMNS if kind is InteractionsConfig else ItemColumns(item="b")
+    source = kind(files=tuple(patterns), columns=columns, **config)
+    return [file.path.removeprefix(f"{folder}/") for file in match_files(source, "interactions")]
+
+
+def test_patterns_name_their_files_in_order_and_a_file_given_twice_stands_twice(tmp_path):
+    write(tmp_path, "2.csv", "1.csv", "3.txt", "deep/er/4.csv")
+    assert matched(tmp_path, ["*.csv"]) == ["1.csv", "2.csv"]
+    assert matched(tmp_path, ["**/*.csv"]) == ["1.csv", "2.csv", "deep/er/4.csv"]
+    assert matched(tmp_path, ["3.txt", "1.csv", "*.csv"]) == ["3.txt", "1.csv", "1.csv", "2.csv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("*.parquet", "no file matches"), ("absent.csv", "no such file"), ("deep", "a folder")],
+)
+def test_a_pattern_without_files_is_told(tmp_path, name, found):
+    write(tmp_path, "deep/1.csv")
+    with pytest.raises(RecsysError, match=rf"R201.*{found}"):
+        matched(tmp_path, [name])
+
+
+_SPANS = ["span-1/v1/a.csv", "span-1/v2/a.csv", "span-2/v1/a.csv", "span-2/v1/b.csv",
+          "span-10/v3/a.csv", "span-10/v12/a.csv", "span-x/v1/a.csv"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        (None, ["span-1/v2/a.csv", "span-2/v1/a.csv", "span-2/v1/b.csv", "span-10/v12/a.csv"]),
+        (2, ["span-2/v1/a.csv", "span-2/v1/b.csv", "span-10/v12/a.csv"]),
+        (1, ["span-10/v12/a.csv"]),
+    ],
+)
+def test_the_newest_version_of_the_newest_spans_is_read(tmp_path, spans, expected):
+    write(tmp_path, *_SPANS)
+    assert matched(tmp_path, ["span-{SPAN}/v{VERSION}/*.csv"], spans=spans) == expected
+
+
+def test_of_a_catalogue_the_newest_span_is_read(tmp_path):
+    write(tmp_path, "items-1.csv", "items-2.csv")
+    assert matched(tmp_path, ["items-{SPAN}.csv"], ItemsConfig) == ["items-2.csv"]
+
+
+def test_dates_are_spans_and_those_that_are_none_are_passed_over(tmp_path):
+    write(tmp_path, "2024-02-29/a.csv", "2024-03-01/a.csv", "2023-12-31/a.csv", "2023-02-30/a.csv")
+    found = matched(tmp_path, ["{YYYY}-{MM}-{DD}/a.csv"], spans=2)
+    assert found == ["2024-02-29/a.csv", "2024-03-01/a.csv"]
+    spans = span_pattern("{YYYY}-{MM}-{DD}/a.csv")
+    assert spans.span_of("1970-01-11/a.csv") == (10, 0)
+
+
+def test_a_width_is_a_number_of_digits(tmp_path):
+    write(tmp_path, "s01.csv", "s2.csv", "s003.csv")
+    assert matched(tmp_path, ["s{SPAN:2}.csv"]) == ["s01.csv"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["{VERSION}.csv", "{YYYY}-{MM}.csv", "{SPAN}/{SPAN}.csv", "{SPAN}/{YYYY}{MM}{DD}.csv",
+     "{SPANS}.csv", "{SPAN:x}.csv"],
+)  # fmt: skip
+def test_a_span_that_cannot_be_is_refused(tmp_path, pattern):
+    with pytest.raises(UsageError, match="R251"):
+        matched(tmp_path, [pattern])
+
+
+def test_the_parts_of_a_glob_around_a_span_match_as_the_glob_does():
+    spans = span_pattern("/d/**/x[!ab]?-{SPAN}.csv")
+    assert spans.span_of("/d/p/q/xc.-7.csv") == (7, 0)
+    assert spans.span_of("/d/xc.-7.csv") == (7, 0)
+    assert spans.span_of("/d/p/xa.-7.csv") is None
+
+
+def test_the_digest_knows_contents_and_names_not_folders(tmp_path):
+    write(tmp_path, "p/1.csv", "q/1.csv", "q/2.csv")
+    digests = [
+        files_digest(match_files(SourceConfig(files=str(tmp_path / name)), "items"))
+        for name in ("p/1.csv", "q/1.csv", "q/2.csv")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_column_that_one_file_of_many_lacks_is_told_before_the_work(tmp_path):
+    write(tmp_path, "1.csv", "3.csv")
+    (tmp_path / "2.csv").write_bytes(b"a,other\n1,2\n")
+    with pytest.raises(RecsysError, match=r"R203.*2\.csv.*'b'"):
+        check_files(SourceConfig(files=str(tmp_path / "*.csv")), "items", ["a", "b"])
+
+
+def test_one_of_many_files_may_have_a_header_alone_but_not_all(tmp_path):
+    write(tmp_path, "1.csv")
+    (tmp_path / "2.csv").write_bytes(b"a,b\n\n")
+    source = SourceConfig(files=str(tmp_path / "*.csv"))
+    check_files(source, "items", ["a"])
+    assert len(plan_pieces(source, "items", ["a"])) == 1
+    (tmp_path / "1.csv").unlink()
+    with pytest.raises(RecsysError, match="R202"):
+        check_files(source, "items", ["a"])
+    with pytest.raises(RecsysError, match="R202"):
+        plan_pieces(source, "items", ["a"])
+
+
+# --- files that change
+
+
+def rows_of(pieces):
+    batches = [batch for piece in pieces for batch in read_piece(piece)]
+    rows = [tuple(row.values()) for batch in batches for row in batch.columns.to_pylist()]
+    letters = [letter for batch in batches for letter in batch.rejected.to_pylist()]
+    return rows, [(one["line"], one["reason"], one["row"]) for one in letters]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_of_a_file_that_grows_no_more_is_read_than_was_planned(tmp_path, piece_bytes):
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"a,b\n1,x\n2,y\n3,zz")
+    pieces = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"], piece_bytes)
+    with path.open("ab") as file:
+        file.write(b"z\n4,w\n")
+    rows, letters = rows_of(pieces)
+    assert rows == [("1", "x"), ("2", "y")]
+    assert letters == [(4, UNFINISHED, "3,zz")]
+
+
+def test_a_last_line_without_an_end_is_a_row_where_the_file_did_not_grow(tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_bytes(b"a,b\n1,x\n2,y")
+    pieces = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"])
+    assert rows_of(pieces) == ([("1", "x"), ("2", "y")], [])
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.jsonl"])
+def test_a_file_that_got_shorter_is_an_error(tmp_path, name):
+    path = tmp_path / name
+    text = "a,b\n1,x\n2,y\n" if name == "f.csv" else '{"a": 1, "b": 2}\n' * 3
+    path.write_text(text)
+    pieces = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"])
+    path.write_text(text[:-4])
+    with pytest.raises(RecsysError, match=rf"R250.*{re.escape(name)}.*{len(text) - 4} bytes"):
+        rows_of(pieces)
+
+
+def test_a_file_that_is_gone_is_an_error(tmp_path):
+    write(tmp_path, "f.csv")
+    pieces = plan_pieces(SourceConfig(files=str(tmp_path / "f.csv")), "items", ["a"])
+    (tmp_path / "f.csv").unlink()
+    with pytest.raises(RecsysError, match=r"R205.*f\.csv"):
+        rows_of(pieces)
+
+
+def test_an_open_quote_at_the_end_of_a_piece_is_a_dead_letter(tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_bytes(b'a,b\n1,x\n2,"y\n')
+    pieces = plan_pieces(SourceConfig(files=str(path)), "items", ["a", "b"], 1)
+    assert rows_of(pieces) == ([("1", "x")], [(3, OPEN_QUOTE, '2,"y')])
+
+
+# --- remote files
+
+
+def test_a_url_is_read_by_beams_file_systems(tmp_path, monkeypatch):
+    write(tmp_path, "1.csv", "2.csv")
+    local = _LocalAs(str(tmp_path))
+    monkeypatch.setattr(source_files, "_filesystems", lambda: local)
+    source = SourceConfig(files="mem://bucket/*.csv")
+    assert [file.path for file in match_files(source, "items")] == [
+        "mem://bucket/1.csv",
+        "mem://bucket/2.csv",
+    ]
+    assert rows_of(plan_pieces(source, "items", ["a", "b"]))[0] == [("1", "2")] * 2
+
+
+class _LocalAs:
+    """Beam's own local file system under another name."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def match(self, patterns):
+        result = FileSystems.match([p.replace("mem://bucket", self._folder) for p in patterns])
+        for entry in result[0].metadata_list:
+            entry.path = entry.path.replace(self._folder, "mem://bucket")
+        return result
+
+    def open(self, path, **options):
+        return FileSystems.open(path.replace("mem://bucket", self._folder), **options)
+
+
+def test_without_beam_a_url_is_told_what_it_needs(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "apache_beam.io.filesystems", None)
+    with pytest.raises(RecsysError, match=r"R252.*recsys\[pipeline\]"):
+        match_files(SourceConfig(files="gs://bucket/x.csv"), "items")
