@@ -18,7 +18,7 @@ from recsys.embedding.plan import TablePlacement, planned_without_devices
 from recsys.embedding.step_plan import FeatureShape, Held, Sent, StepPart, passed_on, table_step
 from recsys.model.spec import FeatureSpec, ModelSpec
 from recsys.model.two_tower import model_tables
-from recsys.table_rows import TableRows, side_of_features
+from recsys.table_rows import TableRows
 
 _FLOAT_BYTES = 4
 _ADAM_SLOTS = 2
@@ -101,11 +101,10 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     """Returns what the model of a config is for tables of `rows`."""
-    sides = side_of_features(config.data)
     features = tuple(
         FeatureSpec(
             name=name,
-            side=sides[name],
+            side="user" if name in rows.of_users else "item",
             rows=rows.rows[name],
             width=width,
             dim=config.model.feature_dim,

@@ -14,12 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.config import Config, DataConfig, ItemsConfig, UsersConfig
+from recsys.config import Config, DataConfig
 from recsys.data.catalogue import SUMMARY
 from recsys.data.raw_counts import count_raw
 from recsys.data.tokens import bag_width
 from recsys.errors import RecsysError, UsageError
-from recsys.model.spec import Side
 
 _MOST_ROWS = 2**31 - 1
 
@@ -32,11 +31,13 @@ class TableRows:
         rows: Rows of each table, row 0 included: `users`, `items`, the features.
         widths: Most tokens of an item or a user, of each feature.
         source: Where the numbers come from, for people.
+        of_users: Features that are the users'; the others are the items'.
     """
 
     rows: Mapping[str, int]
     widths: Mapping[str, int]
     source: str
+    of_users: frozenset[str] = frozenset()
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
@@ -78,7 +79,7 @@ def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None
         UsageError: `given` names what is no table.
     """
     found = None if data is None else _of_data(data)
-    widths = _widths(config.data)
+    widths, of_users = _widths(config.data), _features_of_users(config.data)
     names = ["users", "items", *(widths if found is None else found.widths)]
     unknown = [name for name in given if name not in names]
     if unknown:
@@ -89,22 +90,15 @@ def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None
             ", ".join(unknown),
         )
     if found is None and set(names) <= set(given):
-        return TableRows({name: given[name] for name in names}, widths, "as given")
+        return TableRows({name: given[name] for name in names}, widths, "as given", of_users)
     found = found or _of_last_run(config, widths) or _of_raw_files(config, widths)
     rows = {name: given.get(name, n) for name, n in found.rows.items()}
     source = f"{', '.join(given)} as given; others {found.source}" if given else found.source
-    return TableRows(rows, found.widths, source)
+    return dataclasses.replace(found, rows=rows, source=source)
 
 
-def side_of_features(data: DataConfig) -> dict[str, Side]:
-    """Returns which tower reads each feature, by name."""
-    sides: dict[Side, ItemsConfig | UsersConfig | None] = {"item": data.items, "user": data.users}
-    return {
-        feature.name: side
-        for side, source in sides.items()
-        if source is not None
-        for feature in source.features
-    }
+def _features_of_users(data: DataConfig) -> frozenset[str]:
+    return frozenset(feature.name for feature in data.users.features) if data.users else frozenset()
 
 
 def _widths(data: DataConfig) -> dict[str, int]:
@@ -122,8 +116,9 @@ def _of_data(folder: Path) -> TableRows:
     """Returns what the data folder of an InteractionEncoder says."""
     try:
         features = _described(folder / "catalogue" / SUMMARY)
-        if (folder / "user_features").exists():
-            features |= _described(folder / "user_features" / SUMMARY)
+        has_users = (folder / "user_features").exists()
+        of_users = _described(folder / "user_features" / SUMMARY) if has_users else {}
+        features |= of_users
         users, items = (
             pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
             for side in ("users", "items")
@@ -136,7 +131,8 @@ def _of_data(folder: Path) -> TableRows:
             str(error),
         ) from None
     rows = {"users": users, "items": items, **{name: n for name, (n, _) in features.items()}}
-    return TableRows(rows, {name: w for name, (_, w) in features.items()}, f"from {folder}")
+    widths = {name: width for name, (_, width) in features.items()}
+    return TableRows(rows, widths, f"from {folder}", frozenset(of_users))
 
 
 def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
@@ -160,4 +156,5 @@ def _of_raw_files(config: Config, widths: Mapping[str, int]) -> TableRows:
         cure = f"{error.cure} Or say the rows of all tables: --rows users=N --rows items=N …"
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
     rows = {name: n + 1 for name, n in counts.items()}
-    return TableRows(rows, widths, "counted in the raw files, of which training may use fewer")
+    source = "counted in the raw files, of which training may use fewer"
+    return TableRows(rows, widths, source, _features_of_users(config.data))

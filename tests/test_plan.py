@@ -38,7 +38,7 @@ from recsys.embedding.plan import planned_without_devices
 from recsys.embedding.row_exchange import Axis
 from recsys.embedding.step_plan import FeatureShape, chunks, table_step
 from recsys.model.two_tower import TwoTower, model_tables
-from recsys.plan import feature_shapes, make_plan, model_spec
+from recsys.plan import feature_shapes, make_plan, model_spec, n_tower_weights
 from recsys.plan_advice import changes, obstacles
 from recsys.table_rows import TableRows
 
@@ -400,3 +400,15 @@ def test_the_shapes_of_features_are_those_of_a_batch():
     given = {name: x for name, x in batch.items() if name not in ("item_row", "log_q")}
     sizes = sorted((s.bags,) if s.length is None else (s.bags, s.length) for s in shapes)
     assert sizes == sorted(x.shape for x in given.values())
+
+
+def test_a_feature_of_the_users_is_read_by_the_user_tower_of_the_plan():
+    rows = dataclasses.replace(ROWS, of_users=frozenset({"words"}))
+    spec = model_spec(config(), rows)
+    assert [(f.name, f.side) for f in spec.features] == [("genres", "item"), ("words", "user")]
+    model = TwoTower(spec)
+    model.build()
+    built = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    assert n_tower_weights(spec) == built
+    asked = {shape.table: shape.bags for shape in feature_shapes(spec, 8, 24)}
+    assert (asked["genres"], asked["words"]) == (24, 8)
