@@ -128,7 +128,7 @@ def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], l
     share, width, delimiter, quote = best
     if width < 2 or share < 0.5:
         raise RecsysError(
-            "R258",
+            "R208",
             f"{path!r} must be a table: most of its lines must have as many fields.",
             "Convert it to CSV, or write its config by hand: docs/data.md.",
             shown(lines[0]),
@@ -173,9 +173,10 @@ def _header(
         return False, "no header: fields of the first line are empty or alike"
     below = rows[1:]
     repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in below)]
-    if repeated:
-        return False, f"no header: {shown(repeated[0])!r} of the first line comes again below"
-    if any(role_words(field) for field in first):
+    n_names = sum(bool(role_words(field)) for field in first)
+    if repeated and n_names < 2:
+        return False, f"no header: '{shown(repeated[0])}' of the first line comes again below"
+    if n_names:
         return True, "header: its first line has names of columns"
     if any(_is_number(row[at]) for row in below for at in range(len(first))):
         return True, "header: numbers stand below its first line, and not in it"

@@ -1,0 +1,294 @@
+"""`recsys check`: what it understands, what it refuses to guess, and the config it writes."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recsys.check.dialect import understand
+from recsys.check.names import name_score
+from recsys.check.profile import DistinctCount
+from recsys.check.shown import shown
+from recsys.cli import main
+from recsys.config_file import default_config_path, load_config
+from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.source_check import check_sources
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.errors import RecsysError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(*arguments):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(["check", *arguments])
+    return caught.value.code or 0
+
+
+def found(capsys, *arguments):
+    code = check(*arguments, "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert (code == 0) == (result["config"] is not None)
+    return result
+
+
+def columns(result):
+    return {role: found["column"] for role, found in result["roles"].items()}
+
+
+def n_good(path):
+    """Returns the rows and the good ones that the written config reads."""
+    data = load_config(path).data
+    check_sources(data)
+    n_read = good = 0
+    config = data.interactions
+    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
+        for batch in read_piece(piece):
+            n_read += batch.n_read
+            good += parse_interactions(batch, config, 1_700_000_000)[0].num_rows
+    return n_read, good
+
+
+def events(n, seed=0):
+    chance = random.Random(seed)
+    for _ in range(n):
+        yield (
+            chance.randrange(1, 600),
+            chance.randrange(1, 400),
+            chance.randrange(1, 6),
+            chance.randrange(956_703_932, 1_046_454_590),
+        )
+
+
+def write_movielens_1m(folder):
+    lines = [f"{u}::{i}::{r}::{t}\n" for u, i, r, t in events(3000)]
+    (folder / "ratings.dat").write_text("".join(lines))
+    movies = [f"{k}::Café {k} (19{k % 90 + 10})::Action|Drama\n" for k in range(1, 400)]
+    (folder / "movies.dat").write_bytes("".join(movies).encode("latin-1"))
+
+
+# --- three shapes of foreign data
+
+
+def test_movielens_dat_files_need_no_word_beside_the_catalogue(here, capsys):
+    write_movielens_1m(here)
+    result = found(capsys, "ratings.dat", "--items", "movies.dat")
+    assert columns(result) == {"user": "c1", "item": "c2", "rating": "c3", "timestamp": "c4"}
+    assert result["csv"] == {
+        "delimiter": "::", "quote": '"', "names": ["c1", "c2", "c3", "c4"], "encoding": "utf-8",
+    }  # fmt: skip
+    assert (result["items"]["id"], result["items"]["title"]) == ("c1", "c2")
+    config = load_config(here / "ratings.yaml").data
+    assert config.items.csv.encoding == "latin-1"
+    assert config.interactions.positive_at_least == 4.0
+    assert n_good(here / "ratings.yaml") == (3000, 3000)
+
+
+def test_without_header_and_catalogue_user_and_item_are_asked_for(here, capsys):
+    write_movielens_1m(here)
+    assert check("ratings.dat") == 1
+    out = capsys.readouterr().out
+    assert "Not decided" in out
+    assert "--map item=c2,user=c1" in out
+    assert not (here / "ratings.yaml").exists()
+    assert check("ratings.dat", "--map", "user=1,item=2") == 0
+    assert n_good(here / "ratings.yaml") == (3000, 3000)
+
+
+def test_nested_clicks_are_understood(here, capsys):
+    with gzip.open(here / "clicks.jsonl.gz", "wt") as file:
+        for u, i, r, t in events(2000):
+            made = {
+                "event": {"type": ["view", "buy"][r > 4], "time": f"{np.datetime64(t, 's')}Z"},
+                "user": {"id": f"u-{u}", "country": "DE"},
+                "item": {"sku": f"{i:05d}"},
+            }
+            file.write(json.dumps(made) + "\n")
+    result = found(capsys, "clicks.jsonl.gz")
+    assert columns(result) == {
+        "user": "user.id", "item": "item.sku", "timestamp": "event.time", "event": "event.type",
+    }  # fmt: skip
+    assert result["timestamp_unit"] == "iso8601"
+    assert n_good(here / "clicks.yaml") == (2000, 2000)
+    assert '# positive_events: ["buy"]' in (here / "clicks.yaml").read_text()
+
+
+def test_parquet_with_text_ids_and_a_weight_is_understood(here, capsys):
+    rows = list(events(2000))
+    table = {
+        "customer": [f"c{u}" for u, *_ in rows],
+        "product": [f"p{i}" for _, i, *_ in rows],
+        "ts": [t * 1000 for *_, t in rows],
+        "weight": [r / 2 for _, _, r, _ in rows],
+    }
+    pq.write_table(pa.table(table), here / "buys.parquet")
+    result = found(capsys, "buys.parquet")
+    assert columns(result) == {
+        "user": "customer", "item": "product", "timestamp": "ts", "weight": "weight",
+    }  # fmt: skip
+    assert result["timestamp_unit"] == "milliseconds"
+    assert n_good(here / "buys.yaml") == (2000, 2000)
+
+
+def test_the_shipped_data_are_understood(here, capsys):
+    folder = default_config_path().parent.parent / "data" / "ml-latest-small"
+    result = found(capsys, str(folder / "ratings.csv"), "--items", str(folder / "movies.csv"))
+    shipped = load_config(default_config_path()).data
+    assert columns(result) == {
+        "user": "userId", "item": "movieId", "rating": "rating", "timestamp": "timestamp",
+    }  # fmt: skip
+    assert (result["rows"], result["good"]) == (100_836, 100_835)
+    assert list(result["rejected"].values()) == [1]
+    written = load_config(here / "ratings.yaml").data
+    assert written.interactions.positive_at_least == shipped.interactions.positive_at_least
+    assert {f.column: f.kind for f in written.items.features} == {
+        f.column: f.kind for f in shipped.items.features
+    }
+
+
+# --- what is not guessed
+
+
+def test_two_columns_that_may_be_the_user_are_told(here, capsys):
+    rows = "".join(f"{u},{u + 1},{i},{t}\n" for u, i, _, t in events(200))
+    (here / "f.csv").write_text("user_id,customer_id,item_id,time\n" + rows)
+    assert check("f.csv") == 1
+    assert "user_id and customer_id are equally likely" in capsys.readouterr().out
+    assert check("f.csv", "--map", "user=customer_id") == 0
+    assert load_config(here / "f.yaml").data.interactions.columns.user == "customer_id"
+
+
+def test_a_file_without_times_is_told(here, capsys):
+    (here / "f.csv").write_text("user,item\n" + "".join(f"{u},{i}\n" for u, i, *_ in events(99)))
+    assert check("f.csv") == 1
+    assert "timestamp: there is no column that holds times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["user=nobody", "chef=item", "user", "user=9"])
+def test_a_wrong_map_exits_with_2(here, word):
+    (here / "f.csv").write_text("user,item,time\n1,2,1000000000\n")
+    assert check("f.csv", "--map", word) == 2
+
+
+def test_a_config_is_not_overwritten_unasked(here, capsys):
+    write_movielens_1m(here)
+    (here / "ratings.yaml").write_text("mine")
+    arguments = ["ratings.dat", "--map", "user=1,item=2"]
+    assert check(*arguments) == 2
+    assert "R259" in capsys.readouterr().err
+    assert (here / "ratings.yaml").read_text() == "mine"
+    assert check(*arguments, "--force") == 0
+    assert check(*arguments, "--out", "sub/other.yaml") == 0
+    assert n_good(here / "sub" / "other.yaml") == (3000, 3000)
+
+
+# --- what a run would reject
+
+
+def test_what_a_run_would_reject_is_shown_with_an_example(here, capsys):
+    good = "".join(f"{u},{i},{t}\n" for u, i, _, t in events(500))
+    (here / "f.csv").write_text(f"user,item,time\n{good},7,1000000000\n1,2\n1,2,5\n1,3,1\n" + good)
+    result = found(capsys, "f.csv")
+    assert result["rejected"] == {
+        "wrong number of fields": 1,
+        "empty user id": 1,
+        "timestamp before 1971 or in the future": 2,
+    }
+    assert result["rejected_examples"]["empty user id"] == ["f.csv", 502, ",7,1000000000"]
+    assert (result["rows"], result["good"]) == (1004, 1000)
+    assert result["duplicate_share"] == 0.5
+
+
+def test_a_sample_reads_no_more_than_it_says(here, capsys):
+    rows = "".join(f"{u},{i},{t}\n" for u, i, _, t in events(400_000))
+    (here / "f.csv").write_text("user,item,time\n" + rows)
+    result = found(capsys, "f.csv", "--sample", "1000")
+    assert 1000 <= result["rows"] < 400_000
+    assert result["columns"][0]["rows"] == result["rows"]
+
+
+# --- text of strangers
+
+
+def test_control_characters_of_the_data_never_reach_the_terminal(here, capsys):
+    evil = "\x1b[31m\x9b2J\u202e\x07"
+    rows = "".join(f"u{evil}{u},i{evil}{i},{t}\n" for u, i, _, t in events(50))
+    (here / "f.csv").write_text(f"user,item,time,{evil}\n" + rows.replace("\n", f",{evil}\n"))
+    assert check("f.csv") == 0
+    out = capsys.readouterr().out
+    assert not set(evil[:1] + evil[5:6] + "\u202e\x07") & set(out)
+    assert "\\x1b[31m" in out
+    load_config(here / "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("plain", "plain"), ("a\nb", "a\\nb"), ("\x1b", "\\x1b"), ("é😀", "é😀"),
+     ("\u202e", "\\u202e"),     ("x" * 50, "x" * 39 + "…")],
+)  # fmt: skip
+def test_text_is_shown_without_controls_and_short(text, expected):
+    assert shown(text) == expected
+
+
+# --- the parts
+
+
+@pytest.mark.parametrize(
+    ("content", "delimiter", "names", "encoding"),
+    [
+        (b"user;item;time\n1;2,5;3\n4;5;6\n", ";", (), "utf-8"),
+        (b"user\titem\n1\t2\n", "\t", (), "utf-8"),
+        (b"1,2\n3,4\n", ",", ("c1", "c2"), "utf-8"),
+        (b"a,b\nb,c\na,d\n", ",", ("c1", "c2"), "utf-8"),
+        ("user,item\nÉ,2\nÈ,3\n".encode("latin-1"), ",", (), "latin-1"),
+        ("user,item\n“x”,2\n".encode("cp1252"), ",", (), "cp1252"),
+        ("user,item\nÉ,2\n".encode("utf-16"), ",", (), "utf-16"),
+        ("user,item\nÉ,2\nÈ,3\n".encode() + b"\xff,4\n", ",", (), "utf-8"),
+        (b'user|item\n"a|b"|2\n', "|", (), "utf-8"),
+    ],
+)
+def test_a_dialect_is_told_by_evidence(here, content, delimiter, names, encoding):
+    (here / "f.txt").write_bytes(content)
+    csv = understand(["f.txt"], "interactions").source.csv
+    assert (csv.delimiter, csv.names, csv.encoding) == (delimiter, names, encoding)
+
+
+def test_what_is_no_table_is_told(here):
+    (here / "f.txt").write_text("Dear all,\nthis is\na letter\nwithout\na table\n")
+    with pytest.raises(RecsysError, match="R208"):
+        understand(["f.txt"], "interactions")
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "least"),
+    [("userId", "user", 4), ("user_id", "user", 4), ("uid", "user", 4), ("customer.id", "user", 4),
+     ("parent_asin", "item", 2), ("movieId", "item", 4), ("event_time", "timestamp", 3),
+     ("unixReviewTime", "timestamp", 3), ("created_at", "timestamp", 3), ("stars", "rating", 4)],
+)  # fmt: skip
+def test_names_speak_for_roles(name, role, least):
+    assert name_score(name, role) >= least
+
+
+@pytest.mark.parametrize("name", ["country", "price", "x", "", "n"])
+def test_other_names_say_nothing(name):
+    assert not any(name_score(name, role) for role in ("user", "item", "timestamp", "rating"))
+
+
+def test_different_values_are_counted_exactly_and_then_nearly(monkeypatch):
+    count = DistinctCount()
+    count.add(pa.array([str(k % 1000) for k in range(5000)]))
+    assert (len(count), count.is_exact) == (1000, True)
+    monkeypatch.setattr("recsys.check.profile._EXACT", 100_000)
+    for first in range(0, 300_000, 50_000):
+        count.add(pa.array([str(k) for k in range(first, first + 60_000)]))
+    assert not count.is_exact
+    assert abs(len(count) - 310_000) < 310_000 * 0.03
