@@ -42,16 +42,6 @@ def code_fingerprint(*modules: str, root: Path = _ROOT) -> str:
     return digest.hexdigest()
 
 
-def files_fingerprint(files: Iterable[str]) -> str:
-    """Returns the sha256 in hex of the names and contents of `files`."""
-    digest = hashlib.sha256()
-    for file in files:
-        with Path(file).open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").digest()
-        digest.update(Path(file).name.encode() + b"\0" + content)
-    return digest.hexdigest()
-
-
 def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
     """Returns the files of ours and the foreign top-level names behind `modules`."""
     files: set[Path] = set()

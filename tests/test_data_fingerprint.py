@@ -2,7 +2,7 @@
 
 import pytest
 
-from recsys.fingerprint import code_fingerprint, files_fingerprint
+from recsys.fingerprint import code_fingerprint
 
 _SOURCES = {
     "recsys/__init__.py": "",
@@ -47,10 +47,3 @@ def test_a_foreign_distribution_matters_by_its_version(root, monkeypatch):
     before = code_fingerprint("components.step", root=root)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99")
     assert code_fingerprint("components.step", root=root) != before
-
-
-def test_files_matter_by_their_content(tmp_path):
-    (tmp_path / "f.csv").write_text("1")
-    before = files_fingerprint([str(tmp_path / "f.csv")])
-    (tmp_path / "f.csv").write_text("2")
-    assert files_fingerprint([str(tmp_path / "f.csv")]) != before

@@ -141,7 +141,7 @@ def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], l
         evidence.append("quotes around fields" if quote else "quotes are text")
     dialect = Dialect(delimiter, quote)
     rows = [split_fields(line, dialect) for line in lines]
-    has_header, why = _header(lines, [row for row in rows if len(row) == width], rows[0])
+    has_header, why = _header([row for row in rows if len(row) == width], rows[0])
     evidence.append(why)
     columns = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
     csv = CsvFormat(
@@ -163,9 +163,7 @@ def _fit(lines: Sequence[str], dialect: Dialect) -> tuple[float, int]:
     return n_lines / len(lines), width
 
 
-def _header(
-    lines: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence[str]
-) -> tuple[bool, str]:
+def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, str]:
     """Returns whether the first line names the columns, and why."""
     if any(_is_number(field) for field in first):
         return False, "no header: the first line has numbers"
