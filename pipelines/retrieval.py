@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from recsys.config import (
 from recsys.data.entities import EntityConfig, example_columns, id_column
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
+
+_ONE_PROCESS = "--runner=DirectRunner"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +185,7 @@ def create_pipeline(config: Config) -> Pipeline:
         metadata_connection_config=metadata.sqlite_metadata_connection_config(
             str(root / "metadata.sqlite")
         ),
-        beam_pipeline_args=list(config.beam.args),
+        beam_pipeline_args=_beam_args(config.beam.args),
     )
 
 
@@ -266,4 +269,13 @@ def _set_beam_args(steps: list[BaseNode], beam: BeamConfig) -> None:
     """Gives TFX's own Beam steps their arguments, where they have other ones."""
     for step in steps:
         if beam.tfx_args is not None and isinstance(step, StatisticsGen | Transform):
-            step.with_beam_pipeline_args(list(beam.tfx_args))
+            step.with_beam_pipeline_args(_beam_args(beam.tfx_args))
+
+
+def _beam_args(args: Sequence[str]) -> list[str]:
+    """Returns arguments of Beam, with what spares the runner of one process seconds a step.
+
+    For each step with Beam, TFX packs itself as a wheel for the workers, unless some
+    package is named. Workers inside this process need none, and look for none.
+    """
+    return [*args, "--extra_package=none"] if list(args) == [_ONE_PROCESS] else list(args)
