@@ -1,4 +1,4 @@
-"""Fingerprints of code and files, for cache keys.
+"""Fingerprints of code, for cache keys.
 
 TFX's cache key of a component leaves out the modules that the component imports.
 So each of our components has a parameter `code`: it changes when a source changes

@@ -75,8 +75,9 @@ def collect(batches):
         "unicode",
     ],
 )
-def test_a_row_is_read_as_it_stands(tmp_path, content, rows, lines):
-    assert read(tmp_path / "f.csv", content) == (rows, lines, [])
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+def test_a_row_is_read_as_it_stands(tmp_path, content, rows, lines, block_bytes):
+    assert read(tmp_path / "f.csv", content, block_bytes=block_bytes) == (rows, lines, [])
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,9 @@ def test_a_row_is_read_as_it_stands(tmp_path, content, rows, lines):
         (b"1,2,3", WRONG_WIDTH),
         (b"1,\xff", NOT_TEXT),
         (b'1,"open', OPEN_QUOTE),
+        (b'5" disc,"open', OPEN_QUOTE),
     ],
-    ids=["short", "long", "latin-1", "open-quote"],
+    ids=["short", "long", "latin-1", "open-quote", "open-after-an-inch"],
 )
 @pytest.mark.parametrize("block_bytes", [8, 1 << 20])
 def test_a_damaged_row_is_a_dead_letter_and_its_neighbours_are_read(
@@ -99,6 +101,14 @@ def test_a_damaged_row_is_a_dead_letter_and_its_neighbours_are_read(
     assert rows == [("before", "1"), ("after", "2")]
     assert lines == [2, 4]
     assert letters == [(3, reason, bad.decode("utf-8", "replace"))]
+
+
+def test_damage_that_makes_up_for_other_damage_is_told_apart(tmp_path):
+    # Taken as one text these are three rows as well, of other fields.
+    content = b'a,b\n5" disc,"open\nafter,"2"\nx\ry,2\n'
+    rows, lines, letters = read(tmp_path / "f.csv", content)
+    assert (rows, lines) == ([("after", "2")], [3])
+    assert [letter[:2] for letter in letters] == [(2, OPEN_QUOTE), (4, WRONG_WIDTH)]
 
 
 def test_a_nul_byte_far_into_a_file_costs_its_row(tmp_path):
@@ -244,11 +254,15 @@ def test_pieces_of_any_size_give_the_rows_of_the_whole(tmp_path_factory, rows, p
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 3000, 50_000])
-def test_pieces_are_cut_between_quotes_that_span_many_lines(tmp_path, piece_bytes):
+@pytest.mark.parametrize("chunk_bytes", [3, 1000, 1 << 20])
+def test_pieces_are_cut_between_quotes_that_span_many_lines(
+    tmp_path, piece_bytes, chunk_bytes, monkeypatch
+):
+    monkeypatch.setattr("recsys.data.sources.line_cuts._CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "f.csv"
     lines = []
     for at in range(12_000):
-        lines.append(b'%d,"two\nlines"' % at if at % 1700 == 0 else b"%d,x" % at)
+        lines.append(b'%d,"on\nfive\nlines\nit\nstands"' % at if at % 1700 == 0 else b"%d,x" % at)
         if at in (1900, 8700):
             lines.append(b'%d,"open' % at)
     path.write_bytes(b"a,b\n" + b"\n".join(lines) + b"\n")

@@ -94,6 +94,13 @@ def test_one_bad_line_costs_one_row(tmp_path):
     ]  # fmt: skip
 
 
+def test_two_objects_on_a_line_and_a_blank_one_are_not_two_rows(tmp_path):
+    (tmp_path / "f.jsonl").write_bytes(b'{"a": 1}{"a": 2}\n  \n{"a": 3}\n')
+    values, lines, letters = read(tmp_path / "f.jsonl", ("a",))
+    assert ([str(value) for value in values[0]], lines) == (["3"], [3])
+    assert [letter[:2] for letter in letters] == [(1, NOT_JSON)]
+
+
 def test_nested_fields_and_names_with_dots_are_columns(tmp_path):
     rows = [{"u": {"id": 1}, "x.y": "flat", "x": {"y": "deep"}, "l": ["p", "q"]}, {"u": {}}]
     path = write_lines(tmp_path / "f.jsonl", rows)

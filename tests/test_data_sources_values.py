@@ -82,7 +82,8 @@ def test_numbers_are_those_of_python_in_float32(texts):
 @pytest.mark.parametrize(
     "column",
     [pa.array([1, 2], pa.int8()), pa.array([1.0, 2.0]), pa.array(["1", " 2 "]),
-     pa.array([[1], [2]]), pa.array([decimal.Decimal("1.0"), decimal.Decimal("2.0")]), pa.array([1, 2], pa.uint64())],
+     pa.array([[1], [2]]), pa.array([1, 2], pa.uint64()),
+     pa.array([decimal.Decimal("1.0"), decimal.Decimal("2.0")])],
     ids=lambda column: str(column.type),
 )  # fmt: skip
 def test_numbers_of_any_type_are_numbers(column):
