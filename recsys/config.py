@@ -40,7 +40,7 @@ RESERVED_FEATURE_NAMES = {
 
 
 Files = str | tuple[str, ...]
-"""A file, a glob, or several; `{SPAN}`, `{VERSION}`, `{YYYY}`, `{MM}` and `{DD}` stand for digits."""
+"""A file, a glob, or several; `{SPAN}`, `{VERSION}`, `{YYYY}`, `{MM}`, `{DD}` are digits."""
 
 
 class CsvFormat(Strict):

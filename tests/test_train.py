@@ -143,7 +143,9 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
     shutil.copytree(models[1][0], other)
     order = np.concatenate([[0], 1 + np.random.default_rng(1).permutation(N_ITEMS)])
     items = Vocabulary.load(other / "vocabulary" / "items.parquet")
-    renumbered = Vocabulary(items.own_ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]])
+    renumbered = Vocabulary(
+        items.own_ids.take(pa.array(order[1:] - 1)), items.row_counts[order[1:]]
+    )
     renumbered.save(other / "vocabulary" / "items.parquet")
     catalogue = Catalogue.open(other / "catalogue")
     colour = catalogue.features[0]
