@@ -2,6 +2,8 @@
 
 import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.io.filesystems import FileSystems
 
@@ -223,3 +225,13 @@ def test_without_beam_a_url_is_told_what_it_needs(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "apache_beam.io.filesystems", None)
     with pytest.raises(RecsysError, match=r"R252.*recsys\[pipeline\]"):
         match_files(SourceConfig(files="gs://bucket/x.csv"), "items")
+
+
+def test_a_remote_parquet_file_is_read_and_a_remote_text_by_one_worker(tmp_path, monkeypatch):
+    pq.write_table(pa.table({"a": ["x", "y"], "b": [1, 2]}), tmp_path / "f.parquet")
+    (tmp_path / "f.csv").write_bytes(b"a,b\n" + b"1,2\n" * 100)
+    monkeypatch.setattr(source_files, "_filesystems", lambda: _LocalAs(str(tmp_path)))
+    parquet = SourceConfig(files="mem://bucket/f.parquet")
+    assert rows_of(plan_pieces(parquet, "items", ["a", "b"]))[0] == [("x", 1), ("y", 2)]
+    text = SourceConfig(files="mem://bucket/f.csv")
+    assert len(plan_pieces(text, "items", ["a"], 10)) == 1

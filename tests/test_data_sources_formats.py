@@ -159,6 +159,21 @@ def test_text_in_parquet_that_is_no_utf8_costs_its_row(tmp_path):
     assert letters == [(2, NOT_TEXT, '{"a": "�", "b": 2}')]
 
 
+def test_lists_with_text_that_is_no_utf8_cost_their_row(tmp_path):
+    bad = pa.array([b"x", b"\xff", b"z"], pa.binary()).view(pa.string())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), bad)
+    pq.write_table(pa.table({"a": lists}), tmp_path / "f.parquet")
+    values, numbers, letters = read(tmp_path / "f.parquet", ("a",))
+    assert (values, numbers) == ([[["x"]]], [1])
+    assert letters == [(2, NOT_TEXT, '{"a": ["�", "z"]}')]
+
+
+def test_a_json_array_is_told_how_to_become_lines(tmp_path):
+    (tmp_path / "f.json").write_text('[{"a": 1}]')
+    with pytest.raises(RecsysError, match=r"R204.*a JSON array.*jq"):
+        read(tmp_path / "f.json")
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -108,8 +108,8 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
     raise RecsysError(
         "R204",
         f"{path!r} must be {_WORDS[told]}, as {'the config' if stated else 'its name'} says.",
-        _cure(kind, stated),
-        kind or "other text",
+        _cure(told, kind, stated),
+        kind or ("a JSON array" if start.lstrip().startswith(b"[") else "other text"),
     )
 
 
@@ -147,9 +147,11 @@ def _is_wide(encoding: str) -> bool:
     return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32"))
 
 
-def _cure(kind: str | None, stated: str | None) -> str:
+def _cure(told: Format, kind: str | None, stated: str | None) -> str:
     if kind == "UTF-16 text":
         return "Set csv.encoding: utf-16 beside its files in the config."
+    if told == "jsonl" and kind is None:
+        return "Write one object a line, for example: jq -c '.[]' FILE > FILE.jsonl."
     if stated:
         return "Correct format in the config, or name another file."
     return "Give it the extension of its format, set format in the config, or convert it."

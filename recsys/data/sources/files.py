@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
-from recsys.data.sources.spans import newest, span_pattern
+from recsys.data.sources.spans import newest_versions, span_pattern
 from recsys.errors import RecsysError
 
 
@@ -65,7 +65,7 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         if not ours:
             raise _no_file(pattern, what, "no file with such a span")
         # Versions count within their pattern, the window of spans over all of them.
-        spanned += newest(ours, None)
+        spanned += newest_versions(ours)
     kept = _window(spanned, n_spans)
     return [SourceFile(path, file_size(path)) for path in [*found, *kept]]
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.dead_letters import dead_letters
@@ -168,7 +167,9 @@ def _binary(column: pa.Array) -> pa.Array:
         return column.view(pa.binary())
     if pa.types.is_large_string(column.type):
         return column.view(pa.large_binary())
-    return column if not pa.types.is_nested(column.type) else pc.cast(column, pa.string())
+    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
+        return column.cast(pa.list_(pa.binary()))
+    return column
 
 
 def _column_indices(
@@ -196,15 +197,17 @@ def _opened(file: str, size: int) -> Iterator[pq.ParquetFile]:
             "Write it under another name and rename it when it is whole. Run again.",
             f"{now:,} bytes",
         )
-    source = pa.PythonFile(open_file(file), "r") if is_remote(file) else _mapped(file)
+    source = pa.PythonFile(open_file(file), "r") if is_remote(file) else _local(file)
     try:
         with pq.ParquetFile(source) as parquet:
             yield parquet
     except (pa.ArrowException, OSError, EOFError) as error:
         raise _damaged(file, size, error) from None
+    finally:
+        source.close()
 
 
-def _mapped(file: str) -> pa.NativeFile:
+def _local(file: str) -> pa.NativeFile:
     Section(file, 0, 0).close()  # Raises what people read if it can't be opened.
     return pa.OSFile(file)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from recsys.errors import UsageError
 
@@ -79,22 +78,17 @@ def span_pattern(pattern: str) -> SpanPattern | None:
     return SpanPattern(pattern, _SPEC.sub("*", pattern), _regex(pattern))
 
 
-def newest(
-    found: Iterable[tuple[str, tuple[int, int]]], n_spans: int | None
+def newest_versions(
+    found: Iterable[tuple[str, tuple[int, int]]],
 ) -> list[tuple[str, tuple[int, int]]]:
-    """Keeps the newest version of each span, and the newest `n_spans` spans (`None`: all).
+    """Returns the files of the newest version of each span, from the oldest span on.
 
     Args:
-        found: Files of one pattern or of several, each with span and version.
-        n_spans: How many spans.
-
-    Returns:
-        The files of these, from the oldest span to the newest.
+        found: Files of one pattern, each with span and version.
     """
     files = sorted(found, key=lambda one: (one[1], one[0]))
     versions = {span: version for _, (span, version) in files}
-    spans = sorted(versions)[-n_spans:] if n_spans else sorted(versions)
-    return [one for one in files if one[1][0] in spans and one[1][1] == versions[one[1][0]]]
+    return [one for one in files if one[1][1] == versions[one[1][0]]]
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
@@ -125,8 +119,3 @@ def _glob_regex(text: str) -> str:
 def _set_regex(sign: str) -> str:
     inner = sign[1:-1].replace("\\", "\\\\")
     return f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
-
-
-def has_magic(patterns: Sequence[str]) -> bool:
-    """Returns whether one of the patterns is a glob or has spans."""
-    return any(glob.has_magic(pattern) or _SPEC.search(pattern) for pattern in patterns)

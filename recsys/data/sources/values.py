@@ -65,7 +65,7 @@ def to_lists(column: pa.Array, separator: str) -> pa.Array:
     """
     column = _decoded(column)
     if not _is_list(column.type):
-        column = pc.split_pattern(pc.fill_null(_text(column), ""), separator)
+        column = pc.split_pattern(pc.fill_null(to_text(column), ""), separator)
     parts = to_ids(column.flatten())
     parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
     kept = parts.is_valid()
