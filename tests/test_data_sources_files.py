@@ -17,7 +17,8 @@ from recsys.config import (
 from recsys.data.sources import files as source_files
 from recsys.data.sources.csv_columns import OPEN_QUOTE
 from recsys.data.sources.files import files_digest, match_files
-from recsys.data.sources.pieces import UNFINISHED, check_files, plan_pieces, read_piece
+from recsys.data.sources.growth import UNFINISHED
+from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
 from recsys.data.sources.spans import span_pattern
 from recsys.errors import RecsysError, UsageError
 

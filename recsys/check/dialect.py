@@ -13,8 +13,7 @@ from recsys.data.sources import parquet_source, tfrecord
 from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
 from recsys.data.sources.detection import START_BYTES, by_name, compression_of, format_of
 from recsys.data.sources.files import Section, SourceFile, match_files
-from recsys.data.sources.jsonl import find_fields
-from recsys.data.sources.pieces import field_names
+from recsys.data.sources.jsonl import field_names, find_fields
 from recsys.data.sources.text import open_bytes, open_text, read_some
 from recsys.errors import RecsysError
 

@@ -59,6 +59,15 @@ def find_fields(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     return [row for row in map(_object, lines) if isinstance(row, dict)]
 
 
+def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
+    """Yields the names of the fields of a JSON object, those inside of others as `a.b`."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from field_names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
 # --- by Arrow
 
 

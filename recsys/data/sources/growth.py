@@ -1,0 +1,48 @@
+"""Text files that grow while they are read: the line that stood unfinished is no row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from recsys.data.dead_letters import dead_letters
+from recsys.data.sources.files import Section, file_size
+from recsys.data.sources.piece import Piece
+from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.text import read_some
+
+UNFINISHED = "still being written: the file grew behind it"
+
+_CHUNK_BYTES = 8 << 20
+
+
+def finished_stop(piece: Piece) -> int:
+    """Returns where the last finished line of a piece ends.
+
+    A file that grew since the plan may have been in the middle of a line then.
+    """
+    is_last = piece.stop == piece.size and piece.compression is None
+    if not is_last or file_size(piece.file) <= piece.size:
+        return piece.stop
+    stop, step = piece.stop, 1 << 16
+    while stop > piece.start:
+        start = max(piece.start, stop - step)
+        with Section(piece.file, start, stop) as section:
+            end = read_some(section, stop - start).rfind(b"\n")
+        if end >= 0:
+            return start + end + 1
+        stop = start
+    return piece.start or piece.stop
+
+
+def unfinished(piece: Piece, start: int) -> RawBatch:
+    """Returns the dead letter of a line that was still being written."""
+    with Section(piece.file, piece.start, start) as section:
+        n_lines = 0
+        while data := section.read(_CHUNK_BYTES):
+            n_lines += data.count(b"\n")
+    with Section(piece.file, start, piece.stop) as section:
+        row = read_some(section, piece.stop - start)
+    letters = dead_letters([UNFINISHED], piece.file, [piece.first + n_lines], [row])
+    columns = [pa.array([], pa.string()) for _ in piece.columns]
+    nothing = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
+    return RawBatch(piece.file, nothing, letters.column("line").to_numpy()[:0], letters)
