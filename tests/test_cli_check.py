@@ -155,6 +155,21 @@ def test_the_shipped_data_are_understood(here, capsys):
     }
 
 
+def test_a_constant_column_that_is_named_so_is_the_user_and_a_map_is_no_column(here, capsys):
+    n = 100
+    table = {
+        "user_id": ["only"] * n,
+        "item": [{"id": k % 7} for k in range(n)],
+        "more": pa.array([[("k", 1)]] * n, pa.map_(pa.string(), pa.int64())),
+        "at": pa.array(range(1_500_000_000, 1_500_000_000 + n), pa.timestamp("s")),
+        "nothing": pa.nulls(n),
+    }
+    pq.write_table(pa.table(table), here / "f.parquet")
+    result = found(capsys, "f.parquet")
+    assert columns(result) == {"user": "user_id", "item": "item.id", "timestamp": "at"}
+    assert n_good(here / "f.yaml") == (n, n)
+
+
 # --- what is not guessed
 
 

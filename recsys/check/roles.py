@@ -128,7 +128,8 @@ def _fits(one: Profile, role: str) -> bool:
             one.kind == "text" and not _is_nameless(one) and 1 <= len(one.distinct) <= _MOST_KINDS
         )
     is_time = one.kind == "time" or (one.unit is not None and name_score(one.name, "timestamp"))
-    return one.kind != "number" and not is_time and len(one.distinct) > 1
+    is_constant = len(one.distinct) < 2 and name_score(one.name, role) == 0
+    return one.kind != "number" and not is_time and not is_constant
 
 
 def _is_scale(one: Profile) -> bool:

@@ -52,13 +52,15 @@ def plan_groups(
 
 
 def column_names(file: SourceFile) -> list[str]:
-    """Returns the names of the columns of a file, those inside of others as `a.b`.
+    """Returns the names of the columns of a file that can be read, nested ones as `a.b`.
 
     Raises:
         RecsysError: The file is damaged.
     """
     with _opened(file.path, file.size) as parquet:
-        return leaf_names(parquet.schema_arrow)
+        schema = parquet.schema_arrow
+        paths = {name: find_path(schema, name) for name in leaf_names(schema)}
+        return [n for n, path in paths.items() if path and not _is_map(pick_type(schema, path))]
 
 
 def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -68,13 +70,17 @@ def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
         if path is None:
             raise missing_column(file, name, leaf_names(schema), columns)
         kind = pick_type(schema, path)
-        if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        if pa.types.is_struct(kind) or _is_map(kind):
             raise RecsysError(
                 "R254",
                 f"The column {name!r} of {file!r} must hold plain values or lists of them.",
                 f"Name a field in it: {name}.FIELD.",
                 str(kind),
             )
+
+
+def _is_map(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_map(kind))
 
 
 def read_groups(
