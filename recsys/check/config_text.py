@@ -29,7 +29,7 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
     config = report.config
     if config is None:
         raise ValueError("an undecided report makes no config")
-    yield f"# Made by `recsys check`. Run it: recsys run {name}.yaml"
+    yield "# Made by `recsys check`; look it over, then give it to `recsys run`."
     yield "# All keys and their defaults: docs/config.md."
     yield f"name: {_value(name)}"
     yield f"root: {_value(f'runs/{name}')}  # Everything that a run writes."
