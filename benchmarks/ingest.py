@@ -10,7 +10,7 @@ turns, round after round. The lines:
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
 Who makes the same store (`polars`, `duckdb`) is held to it, digest by digest. `tfx` is
-CsvExampleGen and Transform. polars and DuckDB run under `uv run --script`, which builds
+CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under `uv run --script`, which builds
 their environments at the first run.
 """
 
@@ -33,7 +33,6 @@ from benchmarks.measure import print_line, watch
 PEERS = ("polars", "duckdb", "tfx")
 OURS = "ours"
 _ROOT = Path(__file__).resolve().parents[1]
-_BEAM_ARGS = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -48,7 +47,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--format", nargs="+", choices=["csv", "parquet"], default=["csv", "parquet"])
     add("--peers", nargs="+", choices=[*PEERS, "all"], default=[], metavar="PEER", help=f"{PEERS}")
     add("--rounds", type=int, default=3)
-    add("--beam", nargs="*", default=list(_BEAM_ARGS), metavar="ARG", help="arguments of Beam")
+    add(
+        "--beam",
+        nargs="*",
+        default=[],
+        metavar="ARG",
+        help="arguments of Beam, ours and TFX's; none: DirectRunner in one process",
+    )
     options = parser.parse_args(words)
     if "all" in options.peers:
         options.peers = list(PEERS)
