@@ -10,8 +10,8 @@ turns, round after round. The lines:
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
 Who makes the same store (`polars`, `duckdb`) is held to it, digest by digest. `tfx` is
-CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under `uv run --script`, which builds
-their environments at the first run.
+CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under
+`uv run --script`, which builds their environments at the first run.
 """
 
 from __future__ import annotations
