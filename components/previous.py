@@ -37,9 +37,10 @@ class PreviousStrategy(ResolverStrategy):
         chosen = max(by_id, default=None)
         if chosen is not None:
             made_from = self._made_from(store, chosen, inputs)
-            chosen = chosen if made_from is None else next(iter(made_from), None)
-        found = [by_id[chosen]] if chosen in by_id else []
-        return {_PREVIOUS: found, **inputs}
+            # What it was made from may be deleted: then it goes on from itself, not from none.
+            if made_from is not None and all(id_ in by_id for id_ in made_from):
+                chosen = next(iter(made_from), None)
+        return {_PREVIOUS: [] if chosen is None else [by_id[chosen]], **inputs}
 
     def _made_from(
         self, store: mlmd.MetadataStore, artifact: int, inputs: dict[str, list[Artifact]]

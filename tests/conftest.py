@@ -19,3 +19,9 @@ hypothesis.settings.register_profile(
     "recsys", deadline=None, max_examples=50, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("recsys")
+
+
+def pytest_collection_modifyitems(items):
+    """Puts files with slow tests first: a long one at the end would leave a core idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

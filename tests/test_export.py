@@ -27,7 +27,7 @@ from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.process import run_stage
 
-pytestmark = pytest.mark.pipeline  # The token rows are TFT's.
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.
 
 _SCRIPTS = Path(__file__).resolve().parent / "test_export_scripts"
 _K, _HISTORY = 12, 4

@@ -18,6 +18,8 @@ from recsys.model import load_model
 from recsys.model.inference import embed_queries
 from recsys.process import run_stage
 
+pytestmark = pytest.mark.slow
+
 _SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "shared_rows.py"
 _STAGE = {
     "model": {"dim": 8, "history": 4, "widths": [10], "id_dropout": 0.0},

@@ -88,3 +88,10 @@ def test_equal_data_with_another_config_go_on(runs):
     today = runs.artifact(Examples)
     made = runs.run(today, config='{"min_count": 1}')
     assert runs.previous(today, [made], config='{"min_count": 2}') == [made.id]
+
+
+def test_where_that_is_deleted_it_goes_on_from_the_newest(runs):
+    today = runs.artifact(Examples)
+    deleted = runs.run(runs.artifact(Examples))
+    newest = runs.run(today, [deleted])
+    assert runs.previous(today, [newest]) == [newest.id]

@@ -20,6 +20,8 @@ from recsys.model import TwoTower, load_model
 from recsys.process import run_stage
 from recsys.train import _LossWatch
 
+pytestmark = pytest.mark.slow
+
 N_USERS, N_ITEMS, N_TASTES = 60, 90, 3
 STAGE = {
     "model": {

@@ -14,6 +14,8 @@ from recsys.evaluate import evaluate
 from recsys.model import load_model
 from recsys.process import run_stage
 
+pytestmark = pytest.mark.slow
+
 N_TRAINED, N_NEW, N_ITEMS, N_TASTES = 60, 40, 60, 3
 CUT_DAY = 90
 STAGE = {

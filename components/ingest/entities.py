@@ -18,6 +18,7 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import plan_pieces
 from recsys.data.sources.raw_batch import RawBatch
 
@@ -46,7 +47,7 @@ def ingest(
     parse = functools.partial(_parse, config)
     drop = functools.partial(drop_duplicate_entities, config=config)
     read = unique.ReadUnique(plan, parse, id_column(config), drop, _nothing_more)
-    files = list(dict.fromkeys(piece.file for piece in pieces))
+    files = list(dict.fromkeys(file.path for file in match_files(config, what)))
     try:
         with beam_pipeline as pipeline:
             _ = (

@@ -21,6 +21,7 @@ from recsys.data.interactions import (
     parse_interactions,
     suggest_unit,
 )
+from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.split import MIN_DAYS, choose_cut, count_positive_days, split_at, too_few_days
@@ -67,7 +68,7 @@ def ingest(
     parse = functools.partial(_parse, config, int(time.time()))
     read = unique.ReadUnique(plan, parse, "user_id", drop_duplicates, _count_days)
     write = _WriteSplits(examples, plan)
-    files = list(dict.fromkeys(piece.file for piece in pieces))
+    files = list(dict.fromkeys(file.path for file in match_files(config, "interactions")))
     try:
         with beam_pipeline as pipeline:
             _ = (

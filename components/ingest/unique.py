@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,7 @@ class _LetterFile:
         self._file = file
         self._writer: pq.ParquetWriter | None = None
         self._tallies: list[Tally] = []
+        self._token = uuid.uuid4().hex  # Two tries of a task write two files.
 
     def add(self, letters: pa.RecordBatch) -> None:
         if not letters.num_rows:
@@ -177,7 +179,7 @@ class _LetterFile:
 
     @property
     def _temporary(self) -> Path:
-        return self._file.with_suffix(".writing")
+        return self._file.with_name(f".{self._file.name}-{self._token}")
 
 
 class _UniqueRows(beam.DoFn):
@@ -214,7 +216,7 @@ def write_split(table: pa.Table, uri: str, split: str, bucket: int, n_buckets: i
     folder = Path(uri) / f"Split-{split}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
-    temporary = file.with_suffix(".writing")
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     with temporary.open("wb") as sink:
         write_examples(table, sink)
     temporary.replace(file)

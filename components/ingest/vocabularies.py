@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from recsys.data.examples import example_files, read_examples, read_split
 from recsys.data.id_counts import count_ids, merge_counts
 from recsys.data.vocabulary import Vocabulary
 from recsys.data.vocabulary_growth import grow
+from recsys.errors import RecsysError
 
 _BYTES_OF_A_BUCKET = 64 << 20
 _ID_COLUMNS = {"users": "user_id", "items": "item_id"}
@@ -47,6 +49,9 @@ def make_vocabularies(
         out: Folder to write.
         config: Which ids get a row.
         beam_pipeline: Runs the counting.
+
+    Raises:
+        RecsysError: No item gets a row, or the previous rows would move.
     """
     work = out / "work"
     _count(interactions, work, beam_pipeline)
@@ -62,10 +67,22 @@ def make_vocabularies(
             keep=_entity_ids(entities.get(name), _ID_COLUMNS[name]),
             held_out=counted["eval"],
         )
+        _refuse_empty(name, vocabulary, getattr(config, name).min_count)
         vocabulary.save(out / f"{name}.parquet")
         diffs[name] = diff.to_json()
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
     shutil.rmtree(work)
+
+
+def _refuse_empty(name: str, vocabulary: Vocabulary, min_count: int) -> None:
+    """Raises an error if no item has a row: there would be nothing to recommend."""
+    if name == "items" and not vocabulary.has_id().any():
+        raise RecsysError(
+            "R215",
+            "At least one item must have a row.",
+            "Lower data.vocabulary.items.min_count, or name a catalogue in data.items.",
+            {"data.vocabulary.items.min_count": min_count},
+        )
 
 
 def _count(interactions: Path, work: Path, beam_pipeline: beam.Pipeline) -> None:
@@ -115,7 +132,7 @@ def _merge(element: tuple[_Key, Iterable[Spill]], work: str) -> _Key:
     folder = Path(work) / f"{name}-{split}"
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{bucket:05d}.parquet"
-    temporary = file.with_suffix(".writing")
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     pq.write_table(merge_counts([read_spills(spills)]), temporary)
     temporary.replace(file)
     return name, split, bucket
