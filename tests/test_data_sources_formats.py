@@ -168,6 +168,30 @@ def test_lists_with_text_that_is_no_utf8_cost_their_row(tmp_path):
     assert letters == [(2, NOT_TEXT, '{"a": ["�", "z"]}')]
 
 
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_dictionary_with_a_value_that_is_no_utf8_costs_the_rows_that_have_it(tmp_path, is_list):
+    bad = pa.array([b"x", b"\xff", b"z"], pa.binary()).view(pa.string())
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 0], pa.int32()), bad)
+    if is_list:
+        column = pa.ListArray.from_arrays(pa.array(range(6), pa.int32()), column)
+    pq.write_table(pa.table({"a": column}), tmp_path / "f.parquet")
+    values, numbers, letters = read(tmp_path / "f.parquet", ("a",))
+    expected = [["x"], [None], ["z"], ["x"]] if is_list else ["x", None, "z", "x"]
+    assert (values, numbers) == ([expected], [1, 3, 4, 5])
+    shown = '{"a": ["�"]}' if is_list else '{"a": "�"}'
+    assert letters == [(2, NOT_TEXT, shown)]
+    assert ids(tmp_path / "f.parquet") == ["x", None, "z", "x"]
+
+
+def test_a_column_that_stands_twice_in_parquet_is_named_and_an_unused_one_is_not(tmp_path):
+    columns = [pa.array([1]), pa.array([2]), pa.array([3])]
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.Table.from_arrays(columns, names=["a", "b", "a"]), path)
+    with pytest.raises(RecsysError, match=r"R203.*f\.parquet.*the column 'a' only once"):
+        read(path)
+    assert read(path, ("b",)) == ([[2]], [1], [])
+
+
 def test_a_json_array_is_told_how_to_become_lines(tmp_path):
     (tmp_path / "f.json").write_text('[{"a": 1}]')
     with pytest.raises(RecsysError, match=r"R204.*a JSON array.*jq"):

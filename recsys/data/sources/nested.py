@@ -11,14 +11,16 @@ Path = tuple[str, ...]
 
 
 def find_path(schema: pa.Schema, name: str) -> Path | None:
-    """Returns where a column is; a column that has a dot in its name comes first."""
-    if name in schema.names:
+    """Returns where a column is; a column that has a dot in its name comes first.
+
+    `None` where there is none of the name, or two.
+    """
+    if schema.names.count(name) == 1:
         return (name,)
     path: Path = ()
     fields: pa.Schema | pa.StructType = schema
     for part in name.split("."):
-        names = _names(fields)
-        if part not in names:
+        if [field.name for field in fields].count(part) != 1:
             return None
         path, kind = (*path, part), fields.field(part).type
         if pa.types.is_struct(kind):
@@ -50,13 +52,8 @@ def leaf_names(schema: pa.Schema) -> list[str]:
 
 
 def _leaves(prefix: str, fields: pa.Schema | pa.StructType) -> Iterable[str]:
-    for name in _names(fields):
-        kind = fields.field(name).type
-        if pa.types.is_struct(kind):
-            yield from _leaves(f"{prefix}{name}.", kind)
+    for field in fields:
+        if pa.types.is_struct(field.type):
+            yield from _leaves(f"{prefix}{field.name}.", field.type)
         else:
-            yield f"{prefix}{name}"
-
-
-def _names(fields: pa.Schema | pa.StructType) -> list[str]:
-    return [field.name for field in fields]
+            yield f"{prefix}{field.name}"

@@ -64,7 +64,7 @@ def column_names(file: SourceFile) -> list[str]:
 
 
 def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raises an error if a file lacks a column, or one is no plain value or list."""
+    """Raises an error if a file lacks a column, has it twice, or it is no plain value or list."""
     for name in columns:
         path = find_path(schema, name)
         if path is None:
@@ -126,7 +126,8 @@ def text_checked(
         columns: Their names.
         position: Number of the first row, from 1 on.
     """
-    batch = pa.RecordBatch.from_arrays(list(picked), names=list(columns))
+    picked = [column if _is_text(column) else _unpacked(column) for column in picked]
+    batch = pa.RecordBatch.from_arrays(picked, names=list(columns))
     numbers = position + np.arange(batch.num_rows)
     bad = np.zeros(batch.num_rows, bool)
     for column in picked:
@@ -154,6 +155,16 @@ def _is_text(column: pa.Array) -> bool:
     return True
 
 
+def _unpacked(column: pa.Array) -> pa.Array:
+    """Returns a column with each value in its row, where it may be in a dictionary."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return column.cast(kind.value_type)
+    if pa.types.is_list(kind) and pa.types.is_dictionary(kind.value_type):
+        return column.cast(pa.list_(kind.value_type.value_type))
+    return column
+
+
 def _bad_rows(column: pa.Array) -> np.ndarray:
     """Returns the rows with text that isn't UTF-8 `[n]` bool."""
     return np.array([not _is_text(column.slice(at, 1)) for at in range(len(column))], bool)
@@ -167,8 +178,6 @@ def _as_binary(batch: RawBatch) -> RawBatch:
 
 
 def _binary(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        return _binary(column.dictionary).take(column.indices)
     if pa.types.is_string(column.type):
         return column.view(pa.binary())
     if pa.types.is_large_string(column.type):
