@@ -170,6 +170,40 @@ def test_a_constant_column_that_is_named_so_is_the_user_and_a_map_is_no_column(h
     assert n_good(here / "f.yaml") == (n, n)
 
 
+def test_ratings_among_which_is_text_have_a_threshold(here, capsys):
+    ratings = ["N/A", *(f"{k % 5 + 1}" for k in range(99))]
+    rows = "".join(f"{k},{k % 9},{r},1500000000\n" for k, r in enumerate(ratings))
+    (here / "f.csv").write_text("user_id,item_id,rating,time\n" + rows)
+    found(capsys, "f.csv")
+    assert load_config(here / "f.yaml").data.interactions.positive_at_least == 4.0
+
+
+@pytest.mark.parametrize("kinds", [[""] * 300, [f"kind{k}" for k in range(300)]])
+def test_an_event_without_kinds_or_with_very_many_is_written_without_them(here, capsys, kinds):
+    rows = "".join(f"{k},{k % 9},{kind},1500000000\n" for k, kind in enumerate(kinds))
+    (here / "f.csv").write_text("user_id,item_id,how,time\n" + rows)
+    assert columns(found(capsys, "f.csv", "--map", "event=how"))["event"] == "how"
+    assert "Kinds" not in (here / "f.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "header", [",user_id,item_id,ts", "x,user_id,item_id,ts,x", "user_id,item_id,x,,ts,x,"]
+)
+def test_columns_without_a_name_of_their_own_are_left_out(here, capsys, header):
+    width = header.count(",") + 1
+    place = {name: at for at, name in enumerate(header.split(","))}
+    lines = [header]
+    for k in range(100):
+        row = [f"{k}"] * width
+        row[place["item_id"]], row[place["ts"]] = f"{k % 7}", f"{1_500_000_000 + k}"
+        lines.append(",".join(row))
+    (here / "f.csv").write_text("\n".join(lines) + "\n")
+    result = found(capsys, "f.csv")
+    assert columns(result) == {"user": "user_id", "item": "item_id", "timestamp": "ts"}
+    assert [one["name"] for one in result["columns"]] == ["user_id", "item_id", "ts"]
+    assert n_good(here / "f.yaml") == (100, 100)
+
+
 # --- what is not guessed
 
 
@@ -264,6 +298,10 @@ def test_text_is_shown_without_controls_and_short(text, expected):
         (b"user\titem\n1\t2\n", "\t", (), "utf-8"),
         (b"1,2\n3,4\n", ",", ("c1", "c2"), "utf-8"),
         (b"a,b\nb,c\na,d\n", ",", ("c1", "c2"), "utf-8"),
+        (b"user6,2020-01-01T00:00:00Z\nuser7,2020-01-02T00:00:00Z\n", ",", ("c1", "c2"), "utf-8"),
+        (b"user6,item6\nuser7,item7\nuser6,item8\n", ",", ("c1", "c2"), "utf-8"),
+        (b"user,event,item\n1,event,2\n", ",", (), "utf-8"),
+        (b"user,item\na,b\nuser,item\nc,d\n", ",", (), "utf-8"),
         ("user,item\nÉ,2\nÈ,3\n".encode("latin-1"), ",", (), "latin-1"),
         ("user,item\n“x”,2\n".encode("cp1252"), ",", (), "cp1252"),
         ("user,item\nÉ,2\n".encode("utf-16"), ",", (), "utf-16"),

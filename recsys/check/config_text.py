@@ -53,6 +53,8 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
 
 def _events(report: Report) -> Iterator[str]:
     kinds = report.profiles[report.roles.found["event"].column].values
+    if not kinds:  # None, or more than are kept.
+        return
     named = ", ".join(f"{shown(kind)} ({n:,})" for kind, n in kinds.most_common(20))
     yield f"    # Kinds: {named}."
     yield "    # All are positives; name those that are, if not all:"

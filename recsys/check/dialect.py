@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Sequence
 
-from recsys.check.names import role_words
+from recsys.check.names import name_score, role_words
 from recsys.check.shown import shown
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.sources import parquet_source, tfrecord
@@ -20,6 +21,7 @@ from recsys.errors import RecsysError
 _LOOK_BYTES = 4 << 20
 _LINES = 500
 _DELIMITERS = (",", "\t", ";", "|", "::")
+_ISO_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d(?!\d)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Understood:
         files: The files.
         format: Their format.
         compression: Their compression; empty: none.
-        columns: Names of the columns.
+        columns: Names of the columns that a config can name.
         evidence: What was seen, a sentence each.
     """
 
@@ -75,7 +77,10 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     csv = CsvFormat()
     if format_ == "csv":
         text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
-        csv, columns, evidence = _csv(file.path, text, encoding)
+        csv, names, evidence = _csv(file.path, text, encoding)
+        columns = [name for name in names if name.strip() and names.count(name) == 1]
+        if len(columns) < len(names):
+            evidence.append("left out: columns without a name, or with that of another")
         evidence.append(told)
     elif format_ == "jsonl":
         rows = find_fields(start.split(b"\n")[:10_000])
@@ -164,20 +169,28 @@ def _fit(lines: Sequence[str], dialect: Dialect) -> tuple[float, int]:
 
 def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, str]:
     """Returns whether the first line names the columns, and why."""
-    if any(_is_number(field) for field in first):
-        return False, "no header: the first line has numbers"
-    if len(set(first)) < len(first) or not all(field.strip() for field in first):
-        return False, "no header: fields of the first line are empty or alike"
+    if any(_is_number(field) or _ISO_DATE.match(field) for field in first):
+        return False, "no header: the first line has numbers or times"
     below = rows[1:]
-    repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in below)]
-    n_names = sum(bool(role_words(field)) for field in first)
-    if repeated and n_names < 2:
-        return False, f"no header: '{shown(repeated[0])}' of the first line comes again below"
+    others = [row for row in below if row != first]  # Joined files repeat a header whole.
+    repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in others)]
+    n_names = sum(_is_name(field) for field in first if field not in repeated)
+    if n_names < 2:
+        if len(set(first)) < len(first) or not all(field.strip() for field in first):
+            return False, "no header: fields of the first line are empty or alike"
+        if repeated or first in below:
+            again = shown([*repeated, *first][0])
+            return False, f"no header: '{again}' of the first line comes again below"
     if n_names:
         return True, "header: its first line has names of columns"
     if any(_is_number(row[at]) for row in below for at in range(len(first))):
         return True, "header: numbers stand below its first line, and not in it"
     return True, "header: what its first line has never comes again below"
+
+
+def _is_name(field: str) -> bool:
+    """Returns whether a text is a name of a column, and no value such as `user6`."""
+    return any(name_score(field, role) >= 2 for role in role_words(field))
 
 
 def _is_number(text: str) -> bool:

@@ -17,7 +17,7 @@ from recsys.check.roles import Role, Roles, find_roles, parse_map
 from recsys.check.shown import shown
 from recsys.config import Feature, InteractionColumns, InteractionsConfig
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids
+from recsys.data.sources.values import to_ids, to_numbers
 
 _IDS_COMPARED = 2_000_000
 _NEARLY_ALL = 0.9
@@ -139,7 +139,8 @@ def _threshold(rating: Profile) -> float | None:
     if low is None or high is None or low == high:
         return None
     least = low + 0.7 * (high - low)
-    numbers = sorted(float(value) for value in rating.values)
+    found = to_numbers(pa.array(list(rating.values), pa.string())).drop_null().to_pylist()
+    numbers = sorted(float(f"{number:g}") for number in found)  # As the config writes them.
     return next((number for number in numbers if number >= least - 1e-9), round(least, 3))
 
 
