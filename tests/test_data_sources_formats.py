@@ -21,6 +21,7 @@ from recsys.data.sources.csv_columns import NOT_TEXT
 from recsys.data.sources.framing import _slow_crc32c, is_framed, masked_crc
 from recsys.data.sources.jsonl import NOT_JSON
 from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.tfrecord import feature_names
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 
@@ -350,6 +351,49 @@ def test_a_damaged_record_is_a_dead_letter_and_a_lost_frame_an_error(tmp_path):
     path.write_bytes(lost)
     with pytest.raises(RecsysError, match=rf"R253.*at byte {len(good[0])}.*damaged length"):
         read(path)
+
+
+@pytest.mark.pipeline
+def test_a_feature_of_two_types_is_text(tmp_path):
+    pytest.importorskip("tfx_bsl")
+    made = [example(a=[b"x"], b=[1]), example(a=[5], b=[2]), example(b=[3]),
+            example(a=[2.0], b=[4, 5]), b"\xff\xff\xff", example(a=["Ü".encode()], b=[6]),
+            example(a=[b"\xff"], b=[7])]  # fmt: skip
+    path = tmp_path / "f.tfrecord"
+    path.write_bytes(b"".join(map(frame, made)))
+    values, numbers, letters = read(path)
+    assert values == [["x", "5", None, "2", "Ü"], [[1], [2], [3], [4, 5], [6]]]
+    assert numbers == [1, 2, 3, 4, 6]
+    assert [letter[:2] for letter in letters] == [(5, "not a tf.Example"), (7, NOT_TEXT)]
+    with path.open("rb") as stream:
+        assert sorted(feature_names(str(path), stream)) == ["a", "b"]
+
+
+@pytest.mark.pipeline
+def test_a_feature_of_lists_of_two_types_is_lists_of_text(tmp_path):
+    pytest.importorskip("tfx_bsl")
+    made = [example(a=[b"x", b"y"]), example(a=[5]), example(b=[1]), example(a=[b"\xff", b"y"])]
+    path = tmp_path / "f.tfrecord"
+    path.write_bytes(b"".join(map(frame, made)))
+    values, numbers, letters = read(path, ("a",))
+    assert (values, numbers) == ([[["x", "y"], ["5"], []]], [1, 2, 3])
+    assert letters == [(4, NOT_TEXT, '{"a": ["�", "y"]}')]
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(frame(b"x", crc=1), "damaged record: its checksum is wrong"),
+     (frame(b"\xff\xff\xff"), "not a tf.Example")],
+    ids=["damaged", "junk"],
+)  # fmt: skip
+def test_a_file_without_a_whole_record_gives_dead_letters(tmp_path, content, reason):
+    pytest.importorskip("tfx_bsl")
+    path = tmp_path / "f.tfrecord"
+    path.write_bytes(content * 2)
+    values, numbers, letters = read(path)
+    assert (values, numbers) == ([[], []], [])
+    assert [letter[:2] for letter in letters] == [(1, reason), (2, reason)]
 
 
 def test_times_of_parquet_need_no_unit(tmp_path):

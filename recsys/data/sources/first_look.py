@@ -112,11 +112,11 @@ def _check_jsonl(head: Piece) -> None:
 
 
 def _check_tfrecord(head: Piece) -> None:
-    """Raises an error if a column is in none of the first records."""
+    """Raises an error if a column is in none of the first records, if any is whole."""
     stream = open_bytes(head.file, 0, head.size, head.compression)
     batch = next(tfrecord.read_tfrecord(head.file, stream, head.columns))
     for name, column in zip(head.columns, batch.columns.columns, strict=True):
-        if column.null_count == len(column):
+        if batch.columns.num_rows and column.null_count == len(column):
             raise missing_column(head.file, name, ["other features"], head.columns)
 
 

@@ -16,6 +16,7 @@ from recsys.data.sources.framing import FOOTER, HEADER, masked_crc
 from recsys.data.sources.parquet_source import text_checked
 from recsys.data.sources.raw_batch import RawBatch, one_batch
 from recsys.data.sources.text import read_some
+from recsys.data.sources.values import to_text
 from recsys.errors import RecsysError
 
 DAMAGED = "damaged record: its checksum is wrong"
@@ -35,7 +36,7 @@ def read_tfrecord(file: str, stream: Readable, columns: Sequence[str]) -> Iterat
     Raises:
         RecsysError: The frames are damaged: where the next record begins is lost.
     """
-    decoder = _Decoder(columns)
+    decoder = _new_decoder()
     records: list[tuple[int, bytes, bool]] = []
     for number, (data, is_whole) in enumerate(read_records(file, stream), start=1):
         records.append((number, data, is_whole))
@@ -83,35 +84,32 @@ def feature_names(file: str, stream: Readable) -> list[str]:
         RecsysError: As `read_records`; or they are no tf.Examples.
     """
     head = itertools.islice(read_records(file, stream), _RECORDS_OF_A_BATCH)
-    try:
-        batch = _new_decoder().DecodeBatch([data for data, is_whole in head if is_whole])
-    except (RuntimeError, ValueError) as error:
+    whole = [data for data, is_whole in head if is_whole]
+    parts = [part for _, part in _decode(_new_decoder(), whole) if part is not None]
+    if not parts:
         raise RecsysError(
-            "R254", f"{file!r} must hold tf.Examples.", "Convert it.", str(error)
-        ) from None
-    return list(batch.schema.names)
+            "R254", f"{file!r} must hold tf.Examples.", "Convert it.", "none in its first records"
+        )
+    return list(dict.fromkeys(name for part in parts for name in part.schema.names))
 
 
-class _Decoder:
-    """Decodes tf.Examples; features that none of them has are null."""
+def _decode(
+    decoder: Any, records: Sequence[bytes], first: int = 0
+) -> Iterator[tuple[range, pa.RecordBatch | None]]:
+    """Yields parts of records, in order, as columns; `None` for one that is no tf.Example.
 
-    def __init__(self, columns: Sequence[str]) -> None:
-        self._columns = columns
-        self._decoder = _new_decoder()
-
-    def decode(self, records: Sequence[bytes]) -> list[pa.Array] | None:
-        """Returns the columns of records; `None` if one of them is no tf.Example."""
-        try:
-            batch = self._decoder.DecodeBatch(list(records))
-        except (RuntimeError, ValueError):
-            return None
-        return [self._column(batch, name) for name in self._columns]
-
-    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
-        place = batch.schema.get_field_index(name)
-        if place < 0 or pa.types.is_null(batch.schema.field(place).type):
-            return pa.nulls(batch.num_rows, pa.string())
-        return _one_value(_as_text(batch.column(place)))
+    Records are decoded together if each feature has one type in them; else by halves.
+    """
+    places = range(first, first + len(records))
+    try:
+        yield places, decoder.DecodeBatch(list(records))
+    except (RuntimeError, ValueError):
+        middle = len(records) // 2
+        if middle == 0:
+            yield places, None
+        else:
+            yield from _decode(decoder, records[:middle], first)
+            yield from _decode(decoder, records[middle:], first + middle)
 
 
 def _new_decoder() -> Any:
@@ -126,16 +124,36 @@ def _new_decoder() -> Any:
     return ExamplesToRecordBatchDecoder()
 
 
+def _column(parts: Sequence[pa.RecordBatch], name: str) -> pa.Array:
+    """Returns a feature of all parts; as text where its type differs, null where it is none."""
+    n_rows = sum(part.num_rows for part in parts)
+    lists = [_lists(part, name) for part in parts]
+    kinds = {column.type for column in lists} - {pa.null()}
+    if not kinds:
+        return pa.nulls(n_rows, pa.string())
+    kind = kinds.pop()
+    if kinds or pa.types.is_large_binary(kind.value_type):
+        return _one_value(pa.concat_arrays([_as_text(column) for column in lists]))
+    return _one_value(pa.concat_arrays([column.cast(kind) for column in lists]))
+
+
+def _lists(part: pa.RecordBatch, name: str) -> pa.Array:
+    place = part.schema.get_field_index(name)
+    return part.column(place) if place >= 0 else pa.nulls(part.num_rows)
+
+
 def _as_text(column: pa.Array) -> pa.Array:
-    """Returns lists of bytes as lists of text, which may not be UTF-8."""
-    values = column.type.value_type
-    if pa.types.is_binary(values) or pa.types.is_large_binary(values):
-        texts = pa.list_(pa.string())
-        parts = column.flatten().cast(pa.binary()).view(pa.string())
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), parts, type=texts)
-    return column
+    """Returns lists as lists of text, which may not be UTF-8; null as an empty one."""
+    if pa.types.is_null(column.type):
+        column = column.cast(pa.list_(pa.string()))
+    values = column.flatten()
+    if pa.types.is_large_binary(values.type):
+        texts = values.cast(pa.binary()).view(pa.string())
+    else:
+        texts = to_text(values)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), texts)
 
 
 def _one_value(column: pa.Array) -> pa.Array:
@@ -151,17 +169,16 @@ def _batch(
     file: str,
     records: Sequence[tuple[int, bytes, bool]],
     columns: Sequence[str],
-    decoder: _Decoder,
+    decoder: Any,
 ) -> RawBatch:
     whole = [record for record in records if record[2]]
     letters = [_letters(file, [r for r in records if not r[2]], DAMAGED)]
-    picked = decoder.decode([data for _, data, _ in whole])
-    if picked is None:
-        good = [record for record in whole if decoder.decode([record[1]]) is not None]
-        numbers = {record[0] for record in good}
-        letters.append(_letters(file, [r for r in whole if r[0] not in numbers], NO_EXAMPLE))
-        whole = good
-        picked = decoder.decode([data for _, data, _ in whole]) or []
+    parts = list(_decode(decoder, [data for _, data, _ in whole]))
+    lost = [whole[at] for places, part in parts if part is None for at in places]
+    letters.append(_letters(file, lost, NO_EXAMPLE))
+    whole = [whole[at] for places, part in parts if part is not None for at in places]
+    decoded = [part for _, part in parts if part is not None]
+    picked = [_column(decoded, name) for name in columns]
     checked = text_checked(file, picked, columns, 1)
     number = np.array([record[0] for record in whole], np.int64)
     rejected = _renumbered(checked.rejected, number)
