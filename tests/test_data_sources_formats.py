@@ -80,6 +80,12 @@ def test_ids_keep_their_digits_and_letters(tmp_path, values, expected):
     assert ids(path) == expected
 
 
+@pytest.mark.parametrize("mate", [[[2]], [2], 2, "x", None, [], {"no": "id"}], ids=str)
+def test_a_list_in_a_list_is_the_same_id_whatever_stands_beside_it(tmp_path, mate):
+    path = write_lines(tmp_path / "f.jsonl", [{"a": [[1]]}, {"a": mate}])
+    assert ids(path)[0] == "[1]"
+
+
 def test_one_bad_line_costs_one_row(tmp_path):
     path = tmp_path / "f.jsonl"
     path.write_bytes(

@@ -135,7 +135,6 @@ def split_by_rules(
 
 
 def is_bad_id(ids: pa.Array) -> pa.Array:
-    """Returns which ids are too long or hold a NUL `[n]` bool; null for null."""
     """Returns which ids `[n]` bool are too long, or hold a NUL; null where there is none."""
     is_long = pc.greater(pc.binary_length(ids), LONGEST_ID)
     return pc.or_(is_long, pc.match_substring(ids, "\0")) if has_byte(ids, b"\0") else is_long

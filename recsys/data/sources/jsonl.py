@@ -1,7 +1,7 @@
 """JSON Lines as Arrow batches; a line that is no JSON object becomes a dead letter.
 
 Arrow parses a block at a time. Where it refuses one, or would change a value (large
-whole numbers, text that looks like a time), the lines are parsed one by one.
+whole numbers, text that looks like a time, lists of lists), the lines are parsed one by one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _ArrowParser:
             return None
         batch = table.combine_chunks().to_batches()[0]
         picked = [pick(batch, find_path(batch.schema, name)) for name in self._columns]
-        if any(_may_have_lost_digits(column) for column in picked):
+        if any(_has_inner_lists(c.type) or _may_have_lost_digits(c) for c in picked):
             return None
         return pa.RecordBatch.from_arrays(picked, names=list(self._columns))
 
@@ -153,6 +153,11 @@ def _is_unknown(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return _is_unknown(kind.value_type)
     return pa.types.is_null(kind) or pa.types.is_struct(kind)
+
+
+def _has_inner_lists(kind: pa.DataType) -> bool:
+    """Returns whether a type is of lists of lists: line by line these are JSON text."""
+    return pa.types.is_list(kind) and pa.types.is_list(kind.value_type)
 
 
 def _may_have_lost_digits(column: pa.Array) -> bool:
