@@ -315,6 +315,21 @@ def test_a_dialect_is_told_by_evidence(here, content, delimiter, names, encoding
     assert (csv.delimiter, csv.names, csv.encoding) == (delimiter, names, encoding)
 
 
+def test_rows_over_several_lines_are_understood(here, capsys):
+    rows = "".join(f'{k},{k % 9},"so ""good""\n\nthat, yes",15000000{k}\n' for k in range(10, 99))
+    (here / "f.csv").write_text("user_id,item_id,review,time\n" + rows)
+    result = found(capsys, "f.csv")
+    assert result["evidence"][0] == "',' between fields: 90 of 90 rows have 4"
+    assert n_good(here / "f.yaml") == (89, 89)
+
+
+@pytest.mark.parametrize("title", ["Purchases of 2020", "Purchases, 2020", '"left open'])
+def test_a_title_above_the_header_is_told(here, title):
+    (here / "f.csv").write_text(f"{title}\nuser,item,time\n" + "1,2,1500000000\n" * 30)
+    with pytest.raises(RecsysError, match=r"R208.*begin with its header or a row: 3 fields"):
+        understand(["f.csv"], "interactions")
+
+
 def test_what_is_no_table_is_told(here):
     (here / "f.txt").write_text("Dear all,\nthis is\na letter\nwithout\na table\n")
     with pytest.raises(RecsysError, match="R208"):

@@ -20,6 +20,7 @@ from recsys.errors import RecsysError
 
 _LOOK_BYTES = 4 << 20
 _LINES = 500
+_LINES_OF_A_ROW = 20
 _DELIMITERS = (",", "\t", ";", "|", "::")
 _ISO_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d(?!\d)")
 
@@ -124,7 +125,7 @@ def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], l
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     lines = [line for line in lines if line][:_LINES]
     scored = [
-        (*_fit(lines, Dialect(delimiter, quote)), delimiter, quote)
+        (*_fit(_rows(lines, Dialect(delimiter, quote))), delimiter, quote)
         for quote in ('"', "")
         for delimiter in _DELIMITERS
     ]
@@ -137,14 +138,20 @@ def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], l
             "Convert it to CSV, or write its config by hand: docs/data.md.",
             shown(lines[0]),
         )
+    rows = _rows(lines, Dialect(delimiter, quote))
+    if len(rows[0]) != width:
+        raise RecsysError(
+            "R208",
+            f"{path!r} must begin with its header or a row: {width} fields, as most have.",
+            "Delete what stands above the table, or mend its first line.",
+            shown(lines[0]),
+        )
     evidence = [
-        f"{delimiter!r} between fields: {round(share * len(lines)):,} of {len(lines):,}"
-        f" lines have {width}"
+        f"{delimiter!r} between fields: {round(share * len(rows)):,} of {len(rows):,}"
+        f" rows have {width}"
     ]
     if any('"' in line for line in lines):
         evidence.append("quotes around fields" if quote else "quotes are text")
-    dialect = Dialect(delimiter, quote)
-    rows = [split_fields(line, dialect) for line in lines]
     has_header, why = _header([row for row in rows if len(row) == width], rows[0])
     evidence.append(why)
     columns = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
@@ -157,14 +164,26 @@ def _csv(path: str, text: bytes, encoding: str) -> tuple[CsvFormat, list[str], l
     return csv, columns, evidence
 
 
-def _fit(lines: Sequence[str], dialect: Dialect) -> tuple[float, int]:
-    """Returns the share of lines that have as many fields as most, and how many that are."""
-    widths = [0 if is_open(line, dialect) else len(split_fields(line, dialect)) for line in lines]
-    counts = Counter(width for width in widths if width > 1)
+def _rows(lines: Sequence[str], dialect: Dialect) -> list[list[str]]:
+    """Returns the fields of rows, over several lines where quotes say so; none of an open one."""
+    rows: list[list[str]] = []
+    at = 0
+    while at < len(lines):
+        stops = range(at + 1, min(at + _LINES_OF_A_ROW, len(lines)) + 1)
+        texts = ("\n".join(lines[at:stop]) for stop in stops)
+        row = next((text for text in texts if not is_open(text, dialect)), None)
+        rows.append([] if row is None else split_fields(row, dialect))
+        at += 1 if row is None else 1 + row.count("\n")
+    return rows
+
+
+def _fit(rows: Sequence[Sequence[str]]) -> tuple[float, int]:
+    """Returns the share of rows that have as many fields as most, and how many that are."""
+    counts = Counter(len(row) for row in rows if len(row) > 1)
     if not counts:
         return 0.0, 1
-    width, n_lines = counts.most_common(1)[0]
-    return n_lines / len(lines), width
+    width, n_rows = counts.most_common(1)[0]
+    return n_rows / len(rows), width
 
 
 def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, str]:
