@@ -113,7 +113,16 @@ def look(
     if not undecided:
         config = interactions_config(understood, profiles, roles)
         findings = try_rows(config, now, sample, advance)
+        undecided += _hopeless(findings)
     return Report(understood, profiles, roles, config, findings, sides, undecided, options)
+
+
+def _hopeless(findings: Findings) -> list[str]:
+    """Returns why a run with the config would come to nothing, if it would."""
+    if not findings.n_good:
+        most = max(findings.rejected, key=findings.rejected.__getitem__, default="no row")
+        return [f"a run would reject every row, most often for: {most}; map other columns"]
+    return [] if findings.n_positive else ["no row would be a positive; map other columns"]
 
 
 def interactions_config(
