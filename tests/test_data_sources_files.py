@@ -8,6 +8,7 @@ import pytest
 from apache_beam.io.filesystems import FileSystems
 
 from recsys.config import (
+    CsvFormat,
     InteractionColumns,
     InteractionsConfig,
     ItemColumns,
@@ -70,6 +71,12 @@ _SPANS = ["span-1/v1/a.csv", "span-1/v2/a.csv", "span-2/v1/a.csv", "span-2/v1/b.
 def test_the_newest_version_of_the_newest_spans_is_read(tmp_path, spans, expected):
     write(tmp_path, *_SPANS)
     assert matched(tmp_path, ["span-{SPAN}/v{VERSION}/*.csv"], spans=spans) == expected
+
+
+def test_versions_count_within_what_stands_before_them(tmp_path):
+    write(tmp_path, "eu/1/v1.csv", "eu/1/v2.csv", "us/1/v1.csv", "us/2/v1.csv")
+    found = matched(tmp_path, ["*/{SPAN}/v{VERSION}.csv"])
+    assert sorted(found) == ["eu/1/v2.csv", "us/1/v1.csv", "us/2/v1.csv"]
 
 
 def test_of_a_catalogue_the_newest_span_is_read(tmp_path):
@@ -156,6 +163,28 @@ def test_of_a_file_that_grows_no_more_is_read_than_was_planned(tmp_path, piece_b
     rows, letters = rows_of(pieces)
     assert rows == [("1", "x"), ("2", "y")]
     assert letters == [(4, UNFINISHED, "3,zz")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32"])
+@pytest.mark.parametrize(
+    ("last", "rows_then", "letters_then"),
+    [
+        ("2,Ċ\n", [("1", "x"), ("2", "Ċ")], []),
+        ("2,Ċ", [("1", "x")], [(3, UNFINISHED, "2,Ċ")]),
+    ],
+    ids=["whole", "unfinished"],
+)
+def test_lines_of_wide_characters_are_cut_between_characters(
+    tmp_path, encoding, last, rows_then, letters_then
+):
+    # Ċ is U+010A: a byte of it is that of a line end.
+    path = tmp_path / "f.csv"
+    path.write_bytes(("a,b\n1,x\n" + last).encode(encoding))
+    source = SourceConfig(files=str(path), csv=CsvFormat(encoding=encoding))
+    pieces = plan_pieces(source, "items", ["a", "b"])
+    with path.open("ab") as file:
+        file.write("3,z\n".encode(encoding.removesuffix("-le").removesuffix("-be") + "-le"))
+    assert rows_of(pieces) == (rows_then, letters_then)
 
 
 def test_a_last_line_without_an_end_is_a_row_where_the_file_did_not_grow(tmp_path):

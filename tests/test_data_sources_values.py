@@ -49,6 +49,8 @@ def test_slices_large_text_bytes_and_dictionaries_give_the_same_ids(texts, start
         (pa.array([{"a": 1}]), [None]),
         (pa.nulls(2), [None, None]),
         (pa.array([decimal.Decimal("7.10"), decimal.Decimal("100.00")]), ["7.1", "100"]),
+        (pa.array([decimal.Decimal("0E-9"), decimal.Decimal("1E-7")]), ["0", "0.0000001"]),
+        (pa.array([decimal.Decimal(1200)], pa.decimal128(10, -2)), ["1200"]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip

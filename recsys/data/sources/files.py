@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
-from recsys.data.sources.spans import newest_versions, span_pattern
+from recsys.data.sources.spans import span_pattern
 from recsys.errors import RecsysError
 
 
@@ -60,12 +60,11 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         if spans is None:
             found += _match(pattern, pattern, what)
             continue
-        paths = _match(spans.as_glob, pattern, what)
-        ours = [(path, span) for path in paths if (span := spans.span_of(path)) is not None]
+        ours = spans.newest(_match(spans.as_glob, pattern, what))
         if not ours:
             raise _no_file(pattern, what, "no file with such a span")
         # Versions count within their pattern, the window of spans over all of them.
-        spanned += newest_versions(ours)
+        spanned += ours
     kept = _window(spanned, n_spans)
     return [SourceFile(path, file_size(path)) for path in [*found, *kept]]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pyarrow as pa
 
 from recsys.data.dead_letters import dead_letters
@@ -27,11 +29,29 @@ def finished_stop(piece: Piece) -> int:
     while stop > piece.start:
         start = max(piece.start, stop - step)
         with Section(piece.file, start, stop) as section:
-            end = read_some(section, stop - start).rfind(b"\n")
-        if end >= 0:
-            return start + end + 1
+            data = read_some(section, stop - start)
+        end = _behind_line_end(data, start, _unit(piece.csv.encoding))
+        if end is not None:
+            return start + end
         stop = start
     return piece.start or piece.stop
+
+
+def _unit(encoding: str) -> int:
+    """Returns the bytes of the smallest character of an encoding."""
+    name = codecs.lookup(encoding).name
+    return 4 if name.startswith("utf-32") else 2 if name.startswith("utf-16") else 1
+
+
+def _behind_line_end(data: bytes, start: int, unit: int) -> int | None:
+    """Returns what follows the last line end of `data`, which begins at byte `start`."""
+    end = data.rfind(b"\n")
+    while end >= 0:
+        first = end - (start + end) % unit
+        if first >= 0 and data[first : first + unit].strip(b"\0") == b"\n":
+            return first + unit
+        end = data.rfind(b"\n", 0, end)
+    return None
 
 
 def unfinished(piece: Piece, start: int) -> RawBatch:
@@ -42,6 +62,7 @@ def unfinished(piece: Piece, start: int) -> RawBatch:
             n_lines += data.count(b"\n")
     with Section(piece.file, start, piece.stop) as section:
         row = read_some(section, piece.stop - start)
+    row = row.decode(piece.csv.encoding, "replace").encode()
     letters = dead_letters([UNFINISHED], piece.file, [piece.first + n_lines], [row])
     columns = [pa.array([], pa.string()) for _ in piece.columns]
     nothing = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))

@@ -26,7 +26,7 @@ NOT_JSON = "not a JSON object"
 
 _BLOCK_BYTES = 8 << 20
 _LINES = Dialect(quote="")
-_EXACT = 2.0**53
+_EXACT, _INT64 = 2.0**53, 2.0**63
 
 
 def read_jsonl(
@@ -237,7 +237,7 @@ def _written(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() and abs(value) < _EXACT else repr(value)
+        return str(int(value)) if value.is_integer() and abs(value) < _INT64 else repr(value)
     # A lone surrogate is no text; nor will it be an id.
     text = as_json(value).decode() if isinstance(value, list) else str(value)
     return None if any("\ud800" <= char <= "\udfff" for char in text) else text

@@ -49,6 +49,31 @@ class SpanPattern:
             return None
         return (day - _EPOCH).days, version
 
+    def newest(self, paths: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
+        """Returns the files of the newest version of each span, from the oldest span on.
+
+        Where a glob stands before the version, each thing that it matches has versions
+        of its own: `eu/span-1/v2` doesn't replace `us/span-1/v1`.
+
+        Args:
+            paths: Files that the glob matched; those without a span are left out.
+
+        Returns:
+            Each file with its span and version.
+        """
+        spans = ((path, self.span_of(path)) for path in paths)
+        found = [(path, span) for path, span in spans if span is not None]
+        files = sorted(found, key=lambda one: (one[1], one[0]))
+        newest = {(self._series(path), span): version for path, (span, version) in files}
+        return [one for one in files if newest[self._series(one[0]), one[1][0]] == one[1][1]]
+
+    def _series(self, path: str) -> str:
+        """Returns what stands before the version of a path; versions count within it."""
+        match = self.regex.fullmatch(path)
+        if match is None or "VERSION" not in match.groupdict():
+            return ""
+        return path[: match.start("VERSION")]
+
 
 def span_pattern(pattern: str) -> SpanPattern | None:
     """Returns the spans of a pattern; `None` if it has none.
@@ -76,19 +101,6 @@ def span_pattern(pattern: str) -> SpanPattern | None:
     if not names:
         return None
     return SpanPattern(pattern, _SPEC.sub("*", pattern), _regex(pattern))
-
-
-def newest_versions(
-    found: Iterable[tuple[str, tuple[int, int]]],
-) -> list[tuple[str, tuple[int, int]]]:
-    """Returns the files of the newest version of each span, from the oldest span on.
-
-    Args:
-        found: Files of one pattern, each with span and version.
-    """
-    files = sorted(found, key=lambda one: (one[1], one[0]))
-    versions = {span: version for _, (span, version) in files}
-    return [one for one in files if one[1][1] == versions[one[1][0]]]
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

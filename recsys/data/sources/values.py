@@ -182,6 +182,9 @@ def _written(column: pa.Array) -> pa.Array:
         return _written_floats(column.cast(pa.float64()))
     if pa.types.is_decimal(kind):
         text = column.cast(pa.string())
+        if _any(pc.fill_null(pc.match_substring(text, "E"), False)):
+            plain = [None if value is None else f"{value:f}" for value in column.to_pylist()]
+            text = pa.array(plain, pa.string())
         return pc.replace_substring_regex(text, r"\.0*$|(\.[0-9]*[1-9])0+$", r"\1")
     return column.cast(pa.string())
 
