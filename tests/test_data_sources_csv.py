@@ -183,6 +183,7 @@ def test_a_parquet_file_is_named_as_one(tmp_path):
         (b"a,b\n'1,2',x\n", {"quote": "'"}, [("1,2", "x")]),
         ("a,b\nÉ,x\n".encode("latin-1"), {"encoding": "latin-1"}, [("É", "x")]),
         ("a,b\n日本,x\n".encode("utf-16"), {"encoding": "utf-16"}, [("日本", "x")]),
+        ("\ufeffa,b\n日本,x\n".encode("utf-16-le"), {"encoding": "utf-16-le"}, [("日本", "x")]),
         ("a,b\n日本,x\n".encode("shift_jis"), {"encoding": "shift_jis"}, [("日本", "x")]),
     ],
 )  # fmt: skip

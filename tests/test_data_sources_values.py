@@ -129,3 +129,8 @@ def test_text_keeps_its_blanks_and_its_nulls():
     column = pa.array([" e\u0301 ", None, ""])
     assert to_text(column).to_pylist() == [" é ", None, ""]
     assert to_text(pa.array([1.5, 2.0])).to_pylist() == ["1.5", "2"]
+
+
+def test_a_date_with_a_time_of_day_is_that_time():
+    milliseconds = pa.array([86_400_000 + 3_600_500, -500, None], pa.int64())
+    assert to_times(milliseconds.view(pa.date64()), "seconds").to_pylist() == [90_000, -1, None]

@@ -143,11 +143,15 @@ class _Transcoded:
     def __init__(self, stream: Readable, encoding: str) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder(encoding)(_DAMAGED)
+        self._is_first = True
 
     def read(self, size: int, /) -> bytes:
         while True:
             data = self._stream.read(size)
             text = self._decoder.decode(data, final=not data)
+            if text and self._is_first:
+                # `utf-16-le` takes a byte order mark for text.
+                text, self._is_first = text.removeprefix("\ufeff"), False
             if text or not data:
                 return text.encode("utf-8", "surrogateescape")
 

@@ -258,6 +258,8 @@ def _times(column: pa.Array, unit: TimestampUnit) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _floored(column.cast(pa.int64()), _ticks_of(kind.unit))
+    if pa.types.is_date64(kind):
+        return _floored(column.cast(pa.int64()), 1000)
     if pa.types.is_date(kind):
         days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
         return pc.multiply(days, _DAY_S)
