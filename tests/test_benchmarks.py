@@ -21,6 +21,8 @@ from benchmarks.two_tower_step.clock import StepClock
 from benchmarks.two_tower_step.figures import Figures, Key
 from benchmarks.two_tower_step.ids import zipf_batches
 
+pytestmark = pytest.mark.bench
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"embedding_layer_case", "embedding_layer_ours"}  # they run in our own environment
 PEERS = sorted(
