@@ -3,9 +3,18 @@
     python -m benchmarks.input_pipeline --rows 100000000
 
 It makes a store of random events in a temporary folder, which isn't timed, then reads
-batches as training does. Cases: `ids`, users and items alone; `history`, with the user's
-newest items; `model`, with all that the model of the config reads: history, dropout of
-ids, uniform negatives, and a feature of each side.
+batches as training does. Cases:
+
+    ids        users and items alone
+    history    with the user's newest items before the event
+    known      with the user's newest items of all, which are no negatives
+    others     with a history of all other items of the user
+    model      with all that the model of the config reads: history, dropout of ids,
+               uniform negatives, and a feature of each side
+    popular    `model`, with as many negatives as examples, by the power 0.75 of their
+               popularity, and known positives
+    validated  `popular`, with a twentieth of the events held back
+    feed       `model`, put on the devices by the feed
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +32,17 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.measure import print_line, watch
-from recsys.data.batches import BatchSource, read_ahead
+from recsys.config import ModelConfig, TrainConfig, ValidationConfig
+from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.held_back import training_events
+from recsys.data.read_ahead import read_ahead
 from recsys.data.shard import write_shard
 from recsys.data.shards import EVENTS_OF_A_SHARD, n_shards
 from recsys.data.store import InteractionStore, write_manifest
 
-_CASES = ("ids", "history", "model")
+_CASES = ("ids", "history", "known", "others", "model", "popular", "validated", "feed")
+_WHOLE_MODEL = ("model", "popular", "validated", "feed")
 _EVENTS_OF_A_USER = 100
 _N_ITEMS = 100_000
 _TOKENS = 8
@@ -103,7 +117,7 @@ def _speeds(options: argparse.Namespace) -> list[float]:
     store = InteractionStore.open(options.store)
     source = _source(store, options)
     n_batches = max(1, min(_EXAMPLES_OF_A_RUN // options.batch, source.steps_per_epoch - 1))
-    batches, speeds = iter(read_ahead(source)), []
+    batches, speeds = iter(_reader(source, options.case[0])), []
     next(batches)
     for _ in range(_RUNS):
         started = time.perf_counter()
@@ -113,27 +127,42 @@ def _speeds(options: argparse.Namespace) -> list[float]:
     return speeds
 
 
+def _reader(source: BatchSource, case: str) -> Iterable[Any]:
+    if case != "feed":
+        return read_ahead(source)
+    # JAX and Keras are started in this case alone.
+    from recsys.embedding import TableConfig, activate, table_layout
+    from recsys.training.feed import Feed
+
+    activate(table_layout([TableConfig("items", 1 + _N_ITEMS, 64)]))
+    return Feed(source)
+
+
 def _source(store: InteractionStore, options: argparse.Namespace) -> BatchSource:
     case = options.case[0]
-    is_model = case == "model"
-    settings: dict[str, Any] = {
-        "history": 0 if case == "ids" else options.history,
-        "uniform_negatives": 256 if is_model else 0,
-        "id_dropout": 0.1 if is_model else 0.0,
-        "new_user_share": 0.1 if is_model else 0.0,
-        "user_features": (_bags("segment", 1 + options.rows),) if is_model else (),
-    }
-    features = (_bags("genres", 1 + _N_ITEMS),) if is_model else ()
-    names = ["", *(str(row) for row in range(_N_ITEMS))]
-    catalogue = Catalogue(names, names, features)
-    return BatchSource(
-        events=store.train,
-        catalogue=catalogue,
+    is_model = case in _WHOLE_MODEL
+    is_popular = case in ("popular", "validated")
+    model = ModelConfig(
+        history=options.history,
+        history_of="others" if case == "others" else "past",
+        id_dropout=0.1 if is_model else 0.0,
+        new_user_share=0.1 if is_model else 0.0,
+    )
+    if case in ("ids", "known"):
+        model = model.model_copy(update={"history": 0})
+    train = TrainConfig(
         batch_size=options.batch,
         epochs=2 + _RUNS,
-        seed=0,
-        **settings,
+        uniform_negatives=options.batch if is_popular else 256 if is_model else 0,
+        negative_power=0.75 if is_popular else 0.0,
+        known_positives=options.history if case == "known" or is_popular else 0,
+        validation=ValidationConfig() if case == "validated" else None,
     )
+    features = (_bags("genres", 1 + _N_ITEMS),) if is_model else ()
+    of_users = (_bags("segment", 1 + options.rows),) if is_model else ()
+    names = ["", *(str(row) for row in range(_N_ITEMS))]
+    catalogue = Catalogue(names, names, features)
+    return BatchSource(training_events(store.train, train), catalogue, model, train, of_users)
 
 
 def _bags(name: str, n_rows: int) -> FeatureBags:

@@ -64,6 +64,7 @@ def print_line(
         "case": case,
         "n_runs": len(values),
         "median": round(statistics.median(values), 5),
+        "mean": round(statistics.fmean(values), 5),
         "min": round(min(values), 5),
         "max": round(max(values), 5),
         "unit": unit,

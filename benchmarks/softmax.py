@@ -1,13 +1,19 @@
 """`python -m benchmarks.softmax`: the sampled softmax with its gradients, three ways.
 
 - `plain`: the formula as it is written, under `jax.value_and_grad`; it holds several
-  arrays of batch × batch, and is left out where one of them exceeds 1 GiB;
+  arrays of batch × candidates, and is left out where one of them exceeds 1 GiB;
 - `blocks`: `recsys.losses.sampled_softmax` without the C kernels;
 - `native`: the same with them.
 
+The candidates are the batch's items, drawn by Zipf's law from 100,000 (in a batch of 4096
+two fifths of them are distinct, in one of 65,536 a sixth), and `--negatives` that are
+drawn evenly; `--items distinct` gives every candidate an item of its own, the most work
+there can be. `--known` is how many items each query is known to like.
+
 They take turns, run by run, in one process. Per case: the time, the rate at which the
-three products of batch × batch × dim are done, and the memory that the first run took
-beyond what was held before it; then the ratios to `plain`, run by run.
+three products of batch × candidates × dim would be done if none were left out, and the
+memory that the first run took beyond what was held before it; then the ratios to `plain`,
+run by run.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
@@ -30,7 +36,8 @@ from benchmarks.measure import print_line
 from benchmarks.two_tower_step.clock import peak_rss_mib
 from benchmarks.two_tower_step.ids import zipf_batches
 from recsys import native
-from recsys.losses import plain_loss, sampled_softmax
+from recsys.losses import sampled_softmax
+from recsys.losses.plain_softmax import plain_loss
 
 BENCH = "softmax"
 TEMPERATURE = 0.05
@@ -43,6 +50,40 @@ Arrays = tuple[jax.Array, ...]
 Run = Callable[[], Arrays]
 
 
+class Case(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        batch: Queries.
+        dim: Width of the embeddings [floats].
+        known: Items that each query is known to like.
+        negatives: Candidates beside the positives.
+        items: `zipf`, or `distinct`.
+    """
+
+    batch: int
+    dim: int = 64
+    known: int = 0
+    negatives: int = 0
+    items: str = "zipf"
+
+    @property
+    def n_candidates(self) -> int:
+        """Positives and negatives."""
+        return self.batch + self.negatives
+
+    def __str__(self) -> str:
+        """Returns the case for people; what is usual is left out."""
+        usual = self._field_defaults
+        parts = [f"batch={self.batch}", f"dim={self.dim}"]
+        parts += [
+            f"{name}={getattr(self, name)}"
+            for name in ("known", "negatives", "items")
+            if getattr(self, name) != usual[name]
+        ]
+        return " ".join(parts)
+
+
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
     parser = argparse.ArgumentParser(
@@ -52,19 +93,31 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[4096, 16384, 65536])
     parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--known", type=int, nargs="+", default=[0, 50])
+    parser.add_argument("--negatives", type=int, default=0)
+    parser.add_argument("--items", choices=["zipf", "distinct"], default="zipf")
     parser.add_argument("--runs", type=int, default=15, help="of each; fewer if they take minutes")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(words)
 
 
-def batch_of(batch: int, dim: int, seed: int) -> Arrays:
-    """Returns unit vectors `[batch, dim]` twice, zipf item rows and log_q `[batch]`."""
+def batch_of(case: Case, seed: int) -> Arrays:
+    """Returns query, candidate, item_row, log_q and known, as `sampled_softmax` takes them."""
     rng = np.random.default_rng(seed)
-    query, candidate = rng.normal(size=(2, batch, dim)).astype(np.float32)
-    item_row = zipf_batches(1, batch, _ITEMS, seed)[0, 1]
-    log_q = np.log(rng.uniform(1e-6, 1e-2, batch)).astype(np.float32)
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (query, candidate)]
-    return tuple(jnp.asarray(x) for x in (*unit, item_row, log_q))
+    sizes = (case.batch, case.n_candidates)
+    unit = [rng.normal(size=(size, case.dim)).astype(np.float32) for size in sizes]
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in unit]
+    log_q = np.log(rng.uniform(1e-6, 1e-2, case.n_candidates)).astype(np.float32)
+    even = rng.integers(1, _ITEMS, case.negatives).astype(np.int32)
+    item_row = np.concatenate([_zipf(case.batch, seed), even])
+    if case.items == "distinct":
+        item_row = rng.permutation(case.n_candidates).astype(np.int32) + 1
+    known = _zipf(case.batch * case.known, seed + 1).reshape(case.batch, case.known)
+    return tuple(jnp.asarray(x) for x in (*unit, item_row, log_q, known))
+
+
+def _zipf(n: int, seed: int) -> np.ndarray:
+    return zipf_batches(1, n, _ITEMS, seed)[0, 1].astype(np.int32)
 
 
 def cases(arrays: Arrays) -> Iterator[tuple[str, Run]]:
@@ -73,20 +126,20 @@ def cases(arrays: Arrays) -> Iterator[tuple[str, Run]]:
     The one that takes least memory comes first: what an earlier one has freed, but the
     allocator still holds, can't be told from what a later one takes.
     """
-    batch = arrays[0].shape[0]
-    shares = jnp.full((batch,), 1 / batch)
+    n_queries, n_candidates = arrays[0].shape[0], arrays[1].shape[0]
+    shares = jnp.full((n_queries,), 1 / n_queries)
 
-    def plain(query: Any, candidate: Any, item_row: Any, log_q: Any) -> Any:
-        return plain_loss(query, candidate, item_row, log_q, TEMPERATURE, shares)
+    def plain(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:
+        return plain_loss(query, candidate, item_row, log_q, TEMPERATURE, shares, known)
 
-    def ours(query: Any, candidate: Any, item_row: Any, log_q: Any) -> Any:
-        return sampled_softmax(query, candidate, item_row, log_q, TEMPERATURE)
+    def ours(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:
+        return sampled_softmax(query, candidate, item_row, log_q, TEMPERATURE, known=known)
 
     switches = {"native": "1", "blocks": "0"} if native.available() else {"blocks": "0"}
     for name, switch in switches.items():
         with mock.patch.dict(os.environ, RECSYS_NATIVE=switch):
             yield name, _compiled(ours, arrays)
-    if batch * batch * 4 <= _PLAIN_BYTES:
+    if n_queries * n_candidates * 4 <= _PLAIN_BYTES:
         yield "plain", _compiled(plain, arrays)
 
 
@@ -111,9 +164,9 @@ def first_run_mib(run: Run) -> float:
     return peak_rss_mib() - before
 
 
-def compare(batch: int, dim: int, runs: int, seed: int) -> None:
-    """Measures all ways at one size, and prints the lines."""
-    ways = dict(cases(batch_of(batch, dim, seed)))
+def compare(case: Case, runs: int, seed: int) -> None:
+    """Measures all ways of one case, and prints the lines."""
+    ways = dict(cases(batch_of(case, seed)))
     memory = {name: first_run_mib(run) for name, run in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
@@ -122,21 +175,23 @@ def compare(batch: int, dim: int, runs: int, seed: int) -> None:
             break
         for name, run in ways.items():
             times[name].append(measure(run))
-    flop = 3 * 2 * batch * batch * dim
+    flop = 3 * 2 * case.batch * case.n_candidates * case.dim
     for name, ms in times.items():
-        case = f"{name} batch={batch} dim={dim}"
-        print_line(BENCH, case, ms, "ms", memory[name])
-        print_line(BENCH, case, [flop / t / 1e6 for t in ms], "GFLOP/s", memory[name])
+        print_line(BENCH, f"{name} {case}", ms, "ms", memory[name])
+        rates = [flop / t / 1e6 for t in ms]
+        print_line(BENCH, f"{name} {case}", rates, "GFLOP/s", memory[name])
     for name in [name for name in times if "plain" in times and name != "plain"]:
         ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
-        print_line(BENCH, f"{name}/plain batch={batch} dim={dim}", ratios, "times", memory[name])
+        print_line(BENCH, f"{name}/plain {case}", ratios, "times", memory[name])
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Runs from the command line."""
     options = parse(words)
     for batch in options.batch:
-        compare(batch, options.dim, options.runs, options.seed)
+        for known in options.known:
+            case = Case(batch, options.dim, known, options.negatives, options.items)
+            compare(case, options.runs, options.seed)
 
 
 if __name__ == "__main__":

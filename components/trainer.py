@@ -14,16 +14,20 @@ def Trainer(
     verdict: InputArtifact[Verdict],
     model: OutputArtifact[Model],
     config: Parameter[str],
+    checkpoints: Parameter[str],
     code: Parameter[str],
 ) -> None:
-    """Trains the two towers.
+    """Trains the two towers, from the last checkpoint on where an earlier try left one.
 
     Args:
         data: The data folder.
         verdict: The DataGate's; without it there is no training.
         model: The model folder, see docs/architecture.md.
         config: `TrainStage` as canonical JSON.
+        checkpoints: Folder of the checkpoints, outside of what one execution writes: a
+            killed execution never finds its own folder again.
         code: Fingerprint of the code.
     """
     del verdict, code
-    run_with_config("recsys.train", config, ["--data", data.uri, "--out", model.uri], backend="jax")
+    folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
+    run_with_config("recsys.train", config, folders, backend="jax")

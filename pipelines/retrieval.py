@@ -134,6 +134,7 @@ def create_pipeline(config: Config) -> Pipeline:
         data=encoder.outputs["data"],
         verdict=verdict,
         config=canonical_json(stage_of(config, TrainStage)),
+        checkpoints=str(root / "checkpoints"),
         code=code_fingerprint("components.trainer", "recsys.train"),
     )
     blessed = LatestBlessed(trainer.outputs["model"])

@@ -20,6 +20,11 @@ def commit_text(text: str, final: Path) -> None:
     """Writes a text file in one step, over an older one; it is on the disk on return."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
+    commit_file(temporary, final)
+
+
+def commit_file(temporary: Path, final: Path) -> None:
+    """Renames a complete file to its name beside it, over an older one, once it is on the disk."""
     _sync(temporary)
     os.replace(temporary, final)
     _sync(final.parent)

@@ -7,21 +7,21 @@ what towers and loss add.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator
 
-from recsys import softmax_blocks
-from recsys.config import Config
+from recsys.config import Config, TrainConfig
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.plan import TablePlacement, planned_without_devices
 from recsys.embedding.step_plan import FeatureShape, Held, Sent, StepPart, passed_on, table_step
+from recsys.losses import softmax_blocks
+from recsys.model.size import n_activations, n_tower_weights
 from recsys.model.spec import FeatureSpec, ModelSpec
-from recsys.model.two_tower import model_tables
+from recsys.model.tables import model_tables
 from recsys.table_rows import TableRows
 
 _FLOAT_BYTES = 4
-_ADAM_SLOTS = 2
+_SLOTS = {"adam": 2, "adamw": 2, "nadam": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 0}
+"""Numbers that Keras' optimizers keep for a weight, as `recsys.training.optimizers` makes them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     spec = model_spec(config, rows)
     n_queries, n_negatives = (
         -(-size // devices) * devices
-        for size in (config.train.batch_size, config.train.uniform_negatives)
+        for size in (config.train.batch_size, _negatives(config, rows))
     )
     n_candidates = n_queries + n_negatives
     optimizer = row_optimizer(config.train.table_optimizer)
@@ -92,11 +92,19 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
         members = [resolve(table)]
         placed = planned_without_devices(members, devices)
         step = table_step(members, features, devices)
-        held = placed.bytes_per_device, placed.slot_bytes_per_device
-        tables.append(Part(placed.table, *held, step, placed))
-    towers = _towers(spec, n_queries // devices, n_candidates // devices, devices)
-    loss = Part("loss", 0, 0, _loss(spec.config.dim, n_queries, n_candidates, devices))
+        weights = placed.bytes_per_device, placed.slot_bytes_per_device
+        tables.append(Part(placed.table, *weights, step, placed))
+    towers = _towers(spec, config.train, n_queries, n_candidates, devices)
+    held = _loss(config.train, spec.config.dim, n_queries, n_candidates, devices)
+    loss = Part("loss", 0, 0, held)
     return Plan(devices, (*tables, towers, loss))
+
+
+def _negatives(config: Config, rows: TableRows) -> int:
+    """Returns the candidates of a step that no example brings."""
+    if config.train.loss == "full_softmax":
+        return rows.rows["items"]
+    return config.train.uniform_negatives + config.train.hard_negatives.count
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
@@ -122,9 +130,12 @@ def model_spec(config: Config, rows: TableRows) -> ModelSpec:
 def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[FeatureShape]:
     """Returns what a step of `TwoTower` asks of its tables."""
     history = spec.config.history
+    users = [FeatureShape("users", n_queries)] if spec.config.user_id else []
     return [
-        FeatureShape("users", n_queries),
-        FeatureShape("items", n_queries, history, is_weighted=True, learns_weights=True),
+        *users,
+        FeatureShape("items", n_queries, history, is_weighted=True, learns_weights=True)
+        if spec.config.pooling == "mean"
+        else FeatureShape("items", n_queries * history),
         FeatureShape("items", n_candidates),
         *(
             FeatureShape(
@@ -141,39 +152,31 @@ def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[F
 # --- towers
 
 
-def _widths(spec: ModelSpec) -> Iterator[list[int]]:
-    """Yields the widths of the query tower, from its inputs to its output, and the other's."""
-    dim, hidden = spec.config.dim, spec.config.widths
-    yield [2 * dim + sum(f.dim for f in spec.of_side("user")), *hidden, dim]
-    yield [dim + sum(f.dim for f in spec.of_side("item")), *hidden, dim]
-
-
-def n_tower_weights(spec: ModelSpec) -> int:
-    """Returns the weights of both towers, and of the places in a history [floats]."""
-    kernels = sum(a * b for w in _widths(spec) for a, b in itertools.pairwise(w))
-    return kernels + 2 * sum(spec.config.widths) + spec.config.history
-
-
-def _towers(spec: ModelSpec, n_queries: int, n_candidates: int, devices: int) -> Part:
+def _towers(
+    spec: ModelSpec, train: TrainConfig, n_queries: int, n_candidates: int, devices: int
+) -> Part:
     n = n_tower_weights(spec)
-    # Each layer's values before and after its activation, and the gradients of both.
-    counts = zip((n_queries, n_candidates), _widths(spec), strict=True)
-    activations = sum(4 * count * sum(widths) for count, widths in counts)
+    activations = n_activations(spec, n_queries // devices, n_candidates // devices)
+    itemsize = 2 if train.compute_dtype == "bfloat16" else _FLOAT_BYTES
     step = StepPart(
         (Sent("gradients", "all-reduce", 2 * passed_on(n, devices)),) if devices > 1 else (),
         (
             Held("gradients", n * _FLOAT_BYTES),
-            Held("activations", activations * _FLOAT_BYTES),
+            Held("activations", activations * itemsize),
         ),
     )
-    return Part("towers", n * _FLOAT_BYTES, _ADAM_SLOTS * n * _FLOAT_BYTES, step)
+    # A moving average is as large as the weights, and so are gradients that are added up.
+    copies = _SLOTS[train.tower_optimizer] + (train.ema is not None) + (train.accumulate > 1)
+    return Part("towers", n * _FLOAT_BYTES, copies * n * _FLOAT_BYTES, step)
 
 
 # --- loss
 
 
-def _loss(dim: int, n_queries: int, n_candidates: int, devices: int) -> StepPart:
-    """Returns what the sampled softmax over all candidates takes of each device."""
+def _loss(
+    train: TrainConfig, dim: int, n_queries: int, n_candidates: int, devices: int
+) -> StepPart:
+    """Returns what the loss over all candidates takes of each device."""
     of_candidates = n_candidates * dim
     block = min(
         n_queries // devices,
@@ -186,6 +189,7 @@ def _loss(dim: int, n_queries: int, n_candidates: int, devices: int) -> StepPart
     held = (
         Held("candidates", (of_candidates + 2 * n_candidates) * _FLOAT_BYTES),
         Held("gradients", of_candidates * _FLOAT_BYTES),
-        Held("logits", 2 * block * n_candidates * _FLOAT_BYTES),
+        # Pairs have no matrix of logits.
+        Held("logits", 2 * block * n_candidates * _FLOAT_BYTES * (train.loss != "bpr")),
     )
     return StepPart(sent if devices > 1 else (), held)

@@ -11,7 +11,7 @@ from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.table import checked_columns
 from recsys.errors import RecsysError, UsageError
-from recsys.model.two_tower import model_tables
+from recsys.model.tables import model_tables
 from recsys.plan import Plan, make_plan, model_spec
 from recsys.table_rows import TableRows
 
@@ -44,8 +44,13 @@ def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
     for key, value, fitting in _uneven(config, plan.devices):
         rule = f"train.{key} must be a multiple of the {plan.devices} devices."
         found.append(UsageError("R321", rule, f"Use {fitting}.", value))
+    spec = model_spec(config, rows)
+    try:
+        spec.check()
+    except UsageError as error:
+        found.append(error)
     optimizer = row_optimizer(config.train.table_optimizer)
-    for table in model_tables(model_spec(config, rows), optimizer).values():
+    for table in model_tables(spec, optimizer).values():
         try:
             checked_columns(resolve(table), plan.devices)
         except UsageError as error:
@@ -61,6 +66,7 @@ def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
 def _uneven(config: Config, devices: int) -> list[tuple[str, int, int]]:
     """Returns key, value, and next fitting value of the batch sizes that don't divide."""
     sizes = [(key, getattr(config.train, key)) for key in _BATCHES]
+    sizes.append(("hard_negatives.count", config.train.hard_negatives.count))
     return [(key, n, -(-n // devices) * devices) for key, n in sizes if n % devices]
 
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Any, NoReturn
 
 from recsys.errors import RecsysError
@@ -55,16 +59,19 @@ def run_stage(
     Raises:
         RecsysError: The stage failed; its own error where it gave one.
     """
-    finished = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        check=False,
-    )
-    result = _last_json_line(finished.stdout)
-    if finished.returncode == 0 and result is not None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as stage,
+        _signals_passed_to(stage),
+    ):
+        said, _ = stage.communicate()
+    result = last_json_line(said)
+    if stage.returncode == 0 and result is not None:
         return result
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
@@ -72,8 +79,26 @@ def run_stage(
         "R610",
         f"The process of {module} must end with a result.",
         "The log holds its last words; out of memory ends a process with -9.",
-        f"exit code {finished.returncode}",
+        f"exit code {stage.returncode}",
     )
+
+
+@contextmanager
+def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[None]:
+    """Passes on what asks this process to stop: the stage may have something to save."""
+
+    def ask(_signum: int, _frame: FrameType | None) -> None:
+        stage.terminate()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
@@ -104,7 +129,8 @@ def _fail(error: RecsysError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _last_json_line(text: str) -> dict[str, Any] | None:
+def last_json_line(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in the last line of `text`; None if there is none."""
     lines = text.strip().splitlines()
     try:
         result = json.loads(lines[-1]) if lines else None

@@ -68,17 +68,17 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
     ends = np.append(starts[1:], len(log))
     user = log.user_index(starts)
     if most is not None and len(starts) > most:
-        chosen = _of_some_users(user, most)
+        chosen = of_some_users(user, most)
         starts, ends, user = starts[chosen], ends[chosen], user[chosen]
     return Queries(
         user=user,
         user_row=store.eval_users.rows[user],
         seen=_seen(store, user, starts),
-        positives=_without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
+        positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
     )
 
 
-def _of_some_users(user: np.ndarray, most: int) -> np.ndarray:
+def of_some_users(user: np.ndarray, most: int) -> np.ndarray:
     """Returns which queries `[n]` bool stay, so that there are `most` or fewer."""
     users, counts = np.unique(user, return_counts=True)
     order = np.random.default_rng(0).permutation(len(users))
@@ -116,7 +116,7 @@ def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray
     return start, end
 
 
-def _without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
+def without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
     """Returns lists of `counts` rows each, an item at most once in a list."""
     owner = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((rows, owner))

@@ -2,54 +2,23 @@
 
 import numpy as np
 import pytest
+from batch_sources import N_ITEMS, N_USERS, again, included, make, make_log, small_source
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recsys.data import batches
-from recsys.data.batches import BatchSource, read_ahead
-from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.event_log import EventLog, EventShard
+from recsys.data import read_ahead as reader
+from recsys.data.catalogue import Catalogue
+from recsys.data.read_ahead import read_ahead
 from recsys.errors import RecsysError
 
-N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
 
-
-@pytest.fixture
-def source():
-    rng = np.random.default_rng(0)
-    user = rng.integers(1, N_USERS, N_EVENTS)
-    # A time stands for one event, so that an event can be told from its neighbours.
-    events = make_log(user, rng.integers(1, N_ITEMS, N_EVENTS), rng.permutation(N_EVENTS))
-    bags = rng.integers(0, 5, (N_ITEMS, 3)).astype(np.int32)
-    ids = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
-    catalogue = Catalogue(ids, ids, (FeatureBags("genres", 5, bags),))
-    return make(events, catalogue)
-
-
-def make_log(user, item, time, weight=None):
-    """A log of two shards: the users below 4, and the others; user `u` has row `u`."""
-    shards = []
-    for first, end in ((0, 4), (4, N_USERS)):
-        which = (first <= user) & (user < end)
-        columns = [column[which] for column in (user, item, time)]
-        weights = None if weight is None else weight[which]
-        shards.append(EventShard.sort(user[which] - first, *columns, end - first, weights))
-    return EventLog(tuple(shards))
-
-
-def make(events, catalogue, **changes):
-    settings = {
-        "history": 4,
-        "batch_size": 10,
-        "uniform_negatives": 0,
-        "epochs": 2,
-        "id_dropout": 0.0,
-        "new_user_share": 0.0,
-        "seed": 3,
-        **changes,
-    }
-    return BatchSource(events, catalogue, **settings)
+@pytest.fixture(name="source")
+def _source():
+    return small_source()
 
 
 def test_an_epoch_holds_every_event_at_most_once_and_leaves_out_only_the_partial_batch(source):
+    log = source.events.log
     assert source.steps_per_epoch == 10
     assert len(source) == 20
     for epoch in (0, 1):
@@ -58,23 +27,22 @@ def test_an_epoch_holds_every_event_at_most_once_and_leaves_out_only_the_partial
             for step in range(epoch * 10, epoch * 10 + 10)
             for pair in zip(source[step]["user_row"], source[step]["item_row"], strict=True)
         ]
-        events = list(zip(source.events.user_row, source.events.item_row, strict=True))
+        events = list(zip(log.user_row, log.item_row, strict=True))
         assert len(pairs) == 100
         for pair in set(pairs):
             assert pairs.count(pair) <= events.count(pair)
 
 
 def test_epochs_differ_and_a_seed_repeats(source):
-    again = make(source.events, source.catalogue)
-    other = make(source.events, source.catalogue, seed=4)
+    same, other = again(source), again(source, seed=4)
     assert not np.array_equal(source[0]["item_row"], source[10]["item_row"])
     for name, values in source[7].items():
-        assert np.array_equal(values, again[7][name])
+        assert np.array_equal(values, same[7][name])
     assert not np.array_equal(source[7]["item_row"], other[7]["item_row"])
 
 
 def test_a_history_is_what_the_user_did_before_the_newest_first(source):
-    events = source.events
+    events = source.events.log
     batch = source[0]
     for user, item, history in zip(
         batch["user_row"], batch["item_row"], batch["history"], strict=True
@@ -84,31 +52,34 @@ def test_a_history_is_what_the_user_did_before_the_newest_first(source):
         assert [row for row in history if row] in before
 
 
-def test_log_q_is_the_log_of_the_share_of_events(source):
+def test_log_q_is_the_log_of_the_probability_to_be_in_a_batch(source):
     batch = source[0]
-    items = np.asarray(source.events.item_row)
-    share = [(items == row).mean() for row in batch["item_row"]]
-    assert np.allclose(batch["log_q"], np.log(share))
+    items = np.asarray(source.events.log.item_row)
+    expected = [included(((items == row).mean(), 10)) for row in batch["item_row"]]
+    assert np.allclose(batch["log_q"], np.log(expected), rtol=1e-6)
+    assert batch["log_q"].dtype == np.float32
 
 
-def test_uniform_negatives_come_from_the_whole_catalogue_and_log_q_is_the_mixture(source):
-    mixed = make(source.events, source.catalogue, uniform_negatives=30)
-    plain, items = source[3], np.asarray(source.events.item_row)
+def test_negatives_come_from_the_whole_catalogue_and_log_q_counts_both_ways_in(source):
+    mixed = again(source, uniform_negatives=30)
+    plain, items = source[3], np.asarray(source.events.log.item_row)
     drawn = np.concatenate([mixed[step]["item_row"][10:] for step in range(20)])
     assert set(drawn) == set(range(1, N_ITEMS))
     batch = mixed[3]
+    assert mixed.n_candidates == len(batch["item_row"]) == 40
     assert len(batch["user_row"]) == 10
     assert np.array_equal(batch["item_row"][:10], plain["item_row"])
-    # A quarter of a batch's items come from events, the rest from the 19 items evenly.
-    share = [0.25 * (items == row).mean() + 0.75 / 19 for row in batch["item_row"]]
-    assert np.allclose(batch["log_q"], np.log(share))
+    # 10 items come from events, 30 from the 19 items evenly.
+    share = [included(((items == row).mean(), 10), (1 / 19, 30)) for row in batch["item_row"]]
+    assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
     bags = source.catalogue.features[0].bags
     assert np.array_equal(batch["genres"], bags[batch["item_row"]])
 
 
 def test_a_drawn_item_without_events_has_no_row_of_its_own(source):
-    columns = [source.events.user_row, source.events.item_row, source.events.timestamp]
-    without = np.asarray(source.events.item_row) != 7
+    log = source.events.log
+    columns = [log.user_row, log.item_row, log.timestamp]
+    without = np.asarray(log.item_row) != 7
     log = make_log(*(np.asarray(column)[without] for column in columns))
     mixed = make(log, source.catalogue, uniform_negatives=30)
     batches = [mixed[step] for step in range(len(mixed))]
@@ -127,7 +98,7 @@ def test_features_are_those_of_the_item(source):
 
 
 def test_dropout_hides_ids_and_never_the_item_that_the_loss_needs(source):
-    hidden = make(source.events, source.catalogue, id_dropout=0.5)
+    hidden = again(source, id_dropout=0.5)
     plain, dropped = source[0], hidden[0]
     assert np.array_equal(plain["item_row"], dropped["item_row"])
     for name, true in (("user_row", plain["user_row"]), ("id_row", plain["item_row"])):
@@ -136,11 +107,41 @@ def test_dropout_hides_ids_and_never_the_item_that_the_loss_needs(source):
         assert np.array_equal(dropped[name][kept], true[kept])
 
 
+def test_dropout_of_a_history_leaves_a_share_of_it_out(source):
+    dropping = again(source, history_dropout=0.3)
+    plain, dropped = (
+        np.concatenate([s[step]["history"] for step in range(20)]) for s in (source, dropping)
+    )
+    kept = dropped[plain > 0] > 0
+    assert np.array_equal(dropped[dropped > 0], plain[dropped > 0])
+    # About 700 entries: four standard deviations are 0.07.
+    assert kept.mean() == pytest.approx(0.7, abs=0.07)
+    assert np.array_equal(dropping[5]["history"], dropping[5]["history"])
+
+
 def test_a_new_user_has_neither_id_nor_history(source):
-    all_new = make(source.events, source.catalogue, new_user_share=0.999)
+    all_new = again(source, new_user_share=0.999)
     batch = all_new[0]
     assert not batch["user_row"].any()
     assert not batch["history"].any()
+
+
+RANDOM = {
+    "id_dropout": 0.3,
+    "new_user_share": 0.3,
+    "history_dropout": 0.2,
+    "uniform_negatives": 7,
+    "negative_power": 0.5,
+    "known_positives": 3,
+}
+
+
+def test_a_batch_read_again_is_the_same(source):
+    random = again(source, **RANDOM)
+    first, second = random[4], random[4]
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        assert np.array_equal(values, second[name])
 
 
 @pytest.mark.parametrize("first_step", [0, 3, 9, 10, 17, 19, 20])
@@ -148,16 +149,33 @@ def test_a_new_user_has_neither_id_nor_history(source):
 def test_grain_reads_the_same_batches_in_order_from_any_step(
     source, monkeypatch, first_step, block
 ):
-    monkeypatch.setattr(batches, "_BLOCK_EXAMPLES", block)
-    dropping = make(source.events, source.catalogue, id_dropout=0.3, new_user_share=0.3)
-    read = [batch for (batch,) in read_ahead(dropping, first_step)]
+    monkeypatch.setattr(reader, "_BLOCK_EXAMPLES", block)
+    random = again(source, **RANDOM)
+    read = [batch for (batch,) in read_ahead(random, first_step)]
     assert len(read) == 20 - first_step
     for step, batch in zip(range(first_step, 20), read, strict=True):
-        alone = dropping[step]
+        alone = random[step]
         assert batch.keys() == alone.keys()
         for name, values in batch.items():
             assert np.array_equal(values, alone[name])
             assert values.dtype == alone[name].dtype
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 0), (0, 1), (2, 9), (5, 10), (8, 13), (0, 99)])
+@pytest.mark.parametrize("block", [10, 70])
+def test_grain_reads_up_to_a_step_and_no_further(source, monkeypatch, first, end, block):
+    monkeypatch.setattr(reader, "_BLOCK_EXAMPLES", block)
+    read = [batch["item_row"] for (batch,) in read_ahead(source, first, end)]
+    expected = [source[step]["item_row"] for step in range(first, min(end, 20))]
+    assert len(read) == len(expected)
+    assert np.array_equal(np.array(read), np.array(expected))
+
+
+def test_blocks_of_many_candidates_hold_few_batches(source, monkeypatch):
+    monkeypatch.setattr(reader, "_BLOCK_CANDIDATES", 100)
+    mixed = again(source, uniform_negatives=30)
+    blocks = reader._Blocks(mixed, 0, 20)
+    assert [len(blocks[number]) for number in range(len(blocks))] == [2] * 10
 
 
 def test_weights_come_with_their_events(source):
@@ -174,20 +192,111 @@ def test_weights_come_with_their_events(source):
 def test_rows_that_are_no_items_are_never_drawn(source):
     ids = [*source.catalogue.ids]
     ids[1] = ids[2] = ids[9] = ""  # Two hash rows, and a free one.
-    catalogue = Catalogue(ids, ids, ())
-    mixed = make(source.events, catalogue, uniform_negatives=40)
+    mixed = make(source.events.log, Catalogue(ids, ids, ()), uniform_negatives=40)
     drawn = np.concatenate([mixed[step]["item_row"][10:] for step in range(20)])
     assert set(drawn.tolist()) == set(range(1, N_ITEMS)) - {1, 2, 9}
     batch = mixed[3]
-    items = np.asarray(source.events.item_row)
-    # A fifth of a batch's items come from events, the rest from 16 items evenly.
+    items = np.asarray(source.events.log.item_row)
+    drawn_share = {row: 0.0 if row in (1, 2, 9) else 1 / 16 for row in range(N_ITEMS)}
     share = [
-        0.2 * (items == row).mean() + (0.0 if row in (1, 2, 9) else 0.8 / 16)
-        for row in batch["item_row"]
+        included(((items == row).mean(), 10), (drawn_share[row], 40)) for row in batch["item_row"]
     ]
-    assert np.allclose(batch["log_q"], np.log(share))
+    assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
 
 
 def test_a_batch_larger_than_the_data_names_the_setting(source):
     with pytest.raises(RecsysError, match=r"R320.*train\.batch_size.*103"):
-        make(source.events, source.catalogue, batch_size=104)
+        again(source, batch_size=104)
+
+
+# --- against a slow loop, with and without events held back
+
+
+@st.composite
+def logs(draw):
+    """A log of a few users and short times, so that many are tied, and what is held back."""
+    n = draw(st.integers(2, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    user, item = rng.integers(0, N_USERS, n), rng.integers(0, N_ITEMS, n)
+    log = make_log(user, item, rng.integers(0, draw(st.integers(1, 30)), n))
+    border = draw(st.integers(0, 30))
+    held = np.flatnonzero(np.asarray(log.timestamp) >= border)
+    return log, held[: n - 1]
+
+
+CATALOGUE = Catalogue(["", *(f"i{n}" for n in range(1, N_ITEMS))], [""] * N_ITEMS, ())
+
+
+def slow_examples(log, held):
+    """Each kept event's user, item, past, others and known, the newest first, by a loop."""
+    kept = [place for place in range(len(log)) if place not in set(held.tolist())]
+    times, items = np.asarray(log.timestamp), np.asarray(log.item_row)
+    users = log.user_index(np.arange(len(log)))
+    for place in kept:
+        own = [other for other in kept[::-1] if users[other] == users[place]]
+        past = [items[other] for other in own if times[other] < times[place]]
+        others = [items[other] for other in own if other != place]
+        known = [items[other] for other in own]
+        yield (log.user_row[place], items[place]), past, others, known
+
+
+def padded(rows, length):
+    return tuple(int(row) for row in [*rows[:length], *[0] * (length - len(rows))])
+
+
+@given(logs(), st.sampled_from(["past", "others"]), st.integers(1, 6), st.integers(1, 6))
+def test_examples_are_those_of_a_slow_loop(log_and_held, history_of, history, known):
+    log, held = log_and_held
+    source = make(
+        log,
+        CATALOGUE,
+        held,
+        history_of=history_of,
+        history=history,
+        known_positives=known,
+        batch_size=1,
+        epochs=1,
+    )
+    read = [source[step] for step in range(len(source))]
+    found = [
+        (
+            (*batch["user_row"], *batch["item_row"]),
+            padded(batch["history"][0], history),
+            padded(batch["known"][0], known),
+        )
+        for batch in read
+    ]
+    expected = [
+        (pair, padded(past if history_of == "past" else others, history), padded(own, known))
+        for pair, past, others, own in slow_examples(log, held)
+    ]
+    assert sorted(found) == sorted(expected)
+    assert read[0]["known"].dtype == read[0]["history"].dtype == np.int32
+
+
+@given(logs())
+def test_what_is_held_back_is_in_no_count(log_and_held):
+    log, held = log_and_held
+    source = make(log, CATALOGUE, held, batch_size=1, uniform_negatives=2)
+    items, users = np.asarray(log.item_row), np.asarray(log.user_row)
+    kept = np.delete(np.arange(len(log)), held)
+    assert source.events.item_counts(N_ITEMS).tolist() == (
+        np.bincount(items[kept], minlength=N_ITEMS).tolist()
+    )
+    assert source.events.user_counts(N_USERS).tolist() == (
+        np.bincount(users[kept], minlength=N_USERS).tolist()
+    )
+    assert source.events.n_users == len(np.unique(users[kept]))
+    batch = source[0]
+    drawn_share = np.where(np.arange(N_ITEMS) > 0, 1 / (N_ITEMS - 1), 0.0)
+    share = [
+        included(((items[kept] == row).mean(), 1), (drawn_share[row], 2))
+        for row in batch["item_row"]
+    ]
+    with np.errstate(divide="ignore"):
+        expected = np.log(share)
+    assert np.allclose(batch["log_q"], expected, rtol=1e-6)
+
+
+def test_known_positives_are_left_out_where_none_are_asked_for(source):
+    assert "known" not in source[0]

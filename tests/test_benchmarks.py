@@ -304,9 +304,10 @@ def test_gpu_layer_can_be_tried_on_a_cpu():
 def test_input_pipeline_prints_a_line_for_each_case():
     command = [sys.executable, "-m", "benchmarks.input_pipeline", "--rows", "20000"]
     command += ["--batch", "256", "--history", "5"]
+    command += [f"--case={case}" for case in ("ids", "others", "validated", "feed")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    cases = ["20000 rows, ids", "20000 rows, history 5", "20000 rows, model 5"]
+    cases = [f"20000 rows, {case}" for case in ("ids", "others 5", "validated 5", "feed 5")]
     assert [line["case"] for line in lines] == cases
     assert {line["unit"] for line in lines} == {"examples/s"}
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)

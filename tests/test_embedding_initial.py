@@ -1,11 +1,13 @@
 """Initial values: right on average, and a function of table, row and column alone."""
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 from embedding_meshes import Lookup, on_mesh
 
 from recsys.embedding import FeatureConfig, ShardedEmbedding, TableConfig
+from recsys.embedding import initial as initial_values
 from recsys.errors import UsageError
 
 initializers = keras.initializers
@@ -115,3 +117,13 @@ def test_a_model_of_eight_devices_starts_as_one_of_one():
             model.build()
             found[mesh] = np.asarray(model.predict_on_batch({"f": np.arange(16, dtype=np.int32)}))
     assert np.array_equal(found["8"], found["one device"])
+
+
+def test_no_bits_whatever_make_an_infinite_weight():
+    """A table of 10⁷ rows draws 640 million times: what happens once in 2²⁴ times, happens."""
+    ends = np.concatenate([np.arange(2**12), 2**32 - 1 - np.arange(2**12)]).astype(np.uint32)
+    u = initial_values._between_0_and_1(jnp.asarray(ends))
+    assert 0.0 < float(u.min()) < float(u.max()) < 1.0
+    for draw in (initial_values._normal, initial_values._truncated_normal):
+        assert np.isfinite(draw(u)).all()
+    assert float(initial_values._normal(u).max()) == pytest.approx(5.3, abs=0.2)

@@ -136,7 +136,7 @@ def test_the_loss_masks_by_item_and_corrects_and_weighs_as_the_config_says(data,
         "id_row": np.array([1, 2, 0], np.int32),
         "log_q": np.log(np.array([0.5, 0.1, 0.5], np.float32)),
     }
-    weight = np.exp(query @ candidate.T / 0.15 - x["log_q"]) * [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    weight = np.exp(query @ candidate.T / 0.15 - x["log_q"]) * [[1, 1, 0], [1, 1, 0], [0, 1, 1]]
     losses = -np.log(np.diag(weight) / weight.sum(axis=1))
     expected = losses.mean() if share is None else (0.5 * losses[0] + 2 * losses[1]) / 2.5
     if share is not None:
@@ -144,6 +144,43 @@ def test_the_loss_masks_by_item_and_corrects_and_weighs_as_the_config_says(data,
     found = model.compute_loss(x, y_pred={"query": query, "candidate": candidate})
     assert STAGE.model.temperature == 0.15
     assert float(found) == pytest.approx(expected, rel=1e-4)
+
+
+def loss_of(data, loss, x):
+    """Returns the loss of three queries, and their similarities with four candidates."""
+    known = data[1]
+    spec = ModelSpec.for_data(STAGE.model, known.users.n_rows, known.catalogue, known.user_features)
+    model = TwoTower(spec, loss=loss)
+    random = np.random.default_rng(3)
+    query, candidate = (random.normal(0, 0.2, (n, DIM)).astype(np.float32) for n in (3, 4))
+    found = model.compute_loss(x, y_pred={"query": query, "candidate": candidate})
+    return float(found), query.astype(np.float64) @ candidate.T / 0.15
+
+
+X = {"item_row": np.array([1, 2, 3, 4], np.int32), "log_q": np.zeros(4, np.float32)}
+
+
+def test_the_full_softmax_is_over_all_candidates(data):
+    found, logits = loss_of(data, "full_softmax", X)
+    expected = (np.log(np.exp(logits).sum(axis=1)) - np.diag(logits)).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_bpr_compares_each_positive_with_the_drawn_item(data):
+    found, logits = loss_of(data, "bpr", X)
+    expected = np.log1p(np.exp(logits[:, 3] - np.diag(logits))).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["sampled_softmax", "bpr"])
+def test_what_a_user_is_known_to_like_is_no_negative(data, loss):
+    found, logits = loss_of(data, loss, {**X, "known": np.array([[4], [0], [4]], np.int32)})
+    if loss == "bpr":
+        expected = np.log1p(np.exp(logits[1, 3] - logits[1, 1]))
+    else:
+        powers = np.exp(logits) * [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
+        expected = (np.log(powers.sum(axis=1)) - np.diag(logits)).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from softmax_reference import assert_close, exact, random_batch
 
-from recsys import native, softmax_blocks
+from recsys import native
+from recsys.losses import softmax_blocks
 from recsys.native import softmax as kernel
 
 INT32 = np.iinfo(np.int32)
@@ -34,7 +35,7 @@ def workers():
 def swept(batch, with_log_q=True, module=kernel):
     """Returns losses and gradients of query, candidate and log_q."""
     found = module.losses_and_gradients(
-        *(jnp.asarray(x) for x in batch[:5]),
+        *(jnp.asarray(x) for x in (*batch[:5], batch.known)),
         jnp.float32(1 / batch.temperature),
         jnp.int32(batch.first),
         with_log_q,
@@ -43,11 +44,9 @@ def swept(batch, with_log_q=True, module=kernel):
 
 
 def only_losses(batch):
-    query, candidate, item_row, log_q = (jnp.asarray(x) for x in batch[:4])
+    arrays = (jnp.asarray(x) for x in (*batch[:4], batch.known))
     scale = jnp.float32(1 / batch.temperature)
-    return np.asarray(
-        kernel.losses(query, candidate, item_row, log_q, scale, jnp.int32(batch.first))
-    )
+    return np.asarray(kernel.losses(*arrays, scale, jnp.int32(batch.first)))
 
 
 def assert_exact(found, batch, tolerance=3e-6):
@@ -81,10 +80,13 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("n_queries", "n_candidates", "dim"), SHAPES)
-@pytest.mark.parametrize("items", [3, 10**6], ids=["few items", "many items"])
-def test_losses_and_gradients_are_those_in_float64(n_queries, n_candidates, dim, items):
+@pytest.mark.parametrize("items", [3, 90, 10**6], ids=["few items", "some items", "many items"])
+@pytest.mark.parametrize("known", [0, 7])
+def test_losses_and_gradients_are_those_in_float64(n_queries, n_candidates, dim, items, known):
     first = (n_candidates - n_queries) // 2
-    batch = random_batch(n_queries, n_candidates, dim, items=items, first=first, spread=3)
+    batch = random_batch(
+        n_queries, n_candidates, dim, items=items, first=first, spread=3, known=known
+    )
     assert_exact(swept(batch), batch)
 
 
@@ -94,20 +96,22 @@ def test_losses_and_gradients_are_those_in_float64(n_queries, n_candidates, dim,
     before=st.floats(0, 1),
     dim=st.integers(1, 70),
     items=st.integers(1, 300),
+    known=st.integers(0, 9),
     spread=st.sampled_from([0.1, 1.0, 20.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_batch_is_right(n_queries, n_others, before, dim, items, spread, seed):
+def test_any_batch_is_right(n_queries, n_others, before, dim, items, known, spread, seed):
     batch = random_batch(
         n_queries, n_queries + n_others, dim,
-        items=items, first=int(before * n_others), seed=seed, spread=spread,
+        items=items, first=int(before * n_others), seed=seed, spread=spread, known=known,
     )  # fmt: skip
     assert_exact(swept(batch), batch, 1e-5)
 
 
 @pytest.mark.parametrize("with_log_q", [False, True])
-def test_jax_alone_finds_the_same(with_log_q):
-    batch = random_batch(300, 500, 40, items=100, first=70, spread=3)
+@pytest.mark.parametrize("known", [0, 5])
+def test_jax_alone_finds_the_same(with_log_q, known):
+    batch = random_batch(300, 500, 40, items=100, first=70, spread=3, known=known)
     found, expected = (swept(batch, with_log_q, m) for m in (kernel, softmax_blocks))
     for actual, wanted in zip(found, expected, strict=True):
         assert_close(actual, wanted, 3e-6)
@@ -115,7 +119,7 @@ def test_jax_alone_finds_the_same(with_log_q):
 
 
 def test_losses_come_without_gradients_too():
-    batch = random_batch(300, 500, 40, items=100, first=70)
+    batch = random_batch(300, 500, 40, items=100, first=70, known=4)
     np.testing.assert_array_equal(only_losses(batch), swept(batch)[0])
 
 
@@ -123,8 +127,12 @@ def test_item_rows_may_be_any_integers():
     # Multiples of 2¹⁶ would all meet in one place of a careless hash table.
     batch = random_batch(200, 400, 8)
     some = [INT32.min, INT32.max, -1, 0, *(np.arange(40) << 16)]
-    rows = np.random.default_rng(0).choice(some, 400).astype(np.int32)
-    assert_exact(swept(batch._replace(item_row=rows)), batch._replace(item_row=rows))
+    random = np.random.default_rng(0)
+    batch = batch._replace(
+        item_row=random.choice(some, 400).astype(np.int32),
+        known=random.choice([*some, 5 << 20], (200, 6)).astype(np.int32),
+    )
+    assert_exact(swept(batch), batch)
 
 
 def test_exponentials_are_right_to_the_last_bits():
@@ -134,7 +142,7 @@ def test_exponentials_are_right_to_the_last_bits():
         x = np.float32(x)
         found = kernel.losses_and_gradients(
             jnp.ones((1, 1)), jnp.array([[0.0], [x]]), jnp.array([1, 2]), jnp.zeros(2),
-            jnp.ones(1), jnp.float32(1), jnp.int32(0), True,
+            jnp.ones(1), jnp.zeros((1, 0), jnp.int32), jnp.float32(1), jnp.int32(0), True,
         )  # fmt: skip
         e = np.exp(np.float64(x))
         assert -float(found[3][1]) == pytest.approx(e / (1 + e), rel=3e-7), x
@@ -142,7 +150,8 @@ def test_exponentials_are_right_to_the_last_bits():
 
 def test_numbers_far_below_the_largest_count_as_zero_and_what_is_none_stays():
     query, candidate = jnp.ones((1, 1)), jnp.array([[0.0], [-89.0], [-1e30]])
-    arguments = (jnp.arange(3), jnp.zeros(3), jnp.ones(1), jnp.float32(1), jnp.int32(0), True)
+    none = jnp.zeros((1, 0), jnp.int32)
+    arguments = (jnp.arange(3), jnp.zeros(3), jnp.ones(1), none, jnp.float32(1), jnp.int32(0), True)
     loss, _, _, d_log_q = kernel.losses_and_gradients(query, candidate, *arguments)
     assert float(loss[0]) == 0
     assert not np.any(d_log_q)
@@ -155,7 +164,7 @@ def test_numbers_far_below_the_largest_count_as_zero_and_what_is_none_stays():
 
 
 def test_results_are_the_same_bits_for_any_number_of_threads(workers):
-    batch = random_batch(1500, 1700, 24, items=200)
+    batch = random_batch(1500, 1700, 24, items=900, known=10)
     workers(1)
     expected = swept(batch)
     for n_threads in (2, 3, 0):
@@ -180,8 +189,8 @@ def test_positives_outside_of_the_candidates_are_refused(first):
 
 
 def test_calls_may_be_mapped():
-    batches = [random_batch(10, 12, 4, seed=seed) for seed in range(3)]
-    stacked = [jnp.stack(arrays) for arrays in list(zip(*batches, strict=True))[:5]]
+    batches = [random_batch(10, 12, 4, seed=seed, known=2) for seed in range(3)]
+    stacked = [jnp.stack([(*b[:5], b.known)[i] for b in batches]) for i in range(6)]
 
     def one(*arrays):
         return kernel.losses_and_gradients(*arrays, jnp.float32(0.5), jnp.int32(0), True)
@@ -199,25 +208,27 @@ def test_eight_devices_that_call_at_once_all_come_to_an_end():
         from softmax_reference import assert_close, exact, random_batch
 
         assert native.available() and jax.device_count() == 8
-        batch = random_batch(8 * 300, 8 * 350, 16, items=500)
+        batch = random_batch(8 * 300, 8 * 350, 16, items=500, known=3)
         mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
-        def part(query, weight, candidate, item_row, log_q):
+        def part(query, weight, known, candidate, item_row, log_q):
             first = jax.lax.axis_index("x") * query.shape[0]
             loss, d_query, d_candidate, d_log_q = softmax.losses_and_gradients(
-                query, candidate, item_row, log_q, weight, 1 / batch.temperature, first, True
+                query, candidate, item_row, log_q, weight, known, 1 / batch.temperature, first,
+                True,
             )
             return loss, d_query, jax.lax.psum(d_candidate, "x"), jax.lax.psum(d_log_q, "x")
 
         step = jax.jit(jax.shard_map(
-            part, mesh=mesh, in_specs=(P("x"), P("x"), P(), P(), P()),
+            part, mesh=mesh, in_specs=(P("x"), P("x"), P("x"), P(), P(), P()),
             out_specs=(P("x"), P("x"), P(), P()), check_vma=False,
         ))
         expected = exact(batch)
         wanted = (expected.losses, expected.query, expected.candidate, expected.log_q)
         for _ in range(20):
             found = step(
-                batch.query, batch.weight, batch.candidate, batch.item_row, batch.log_q
+                batch.query, batch.weight, batch.known, batch.candidate, batch.item_row,
+                batch.log_q,
             )
             for actual, array in zip(found, wanted):
                 assert_close(actual, array, 3e-6)

@@ -8,6 +8,7 @@ from collections import Counter
 from functools import partial
 from unittest import mock
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -37,10 +38,13 @@ from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.plan import planned_without_devices
 from recsys.embedding.row_exchange import Axis
 from recsys.embedding.step_plan import FeatureShape, chunks, table_step
-from recsys.model.two_tower import TwoTower, model_tables
+from recsys.model.size import n_activations
+from recsys.model.tables import model_tables
+from recsys.model.two_tower import TwoTower
 from recsys.plan import feature_shapes, make_plan, model_spec, n_tower_weights
 from recsys.plan_advice import changes, obstacles
 from recsys.table_rows import TableRows
+from recsys.training.optimizers import tower_optimizer
 
 N = 8
 ROWS = TableRows(
@@ -121,6 +125,41 @@ def test_any_number_of_devices_can_be_planned(n, placement):
     assert plan.bytes_per_device == sum(part.bytes_per_device for part in plan.parts)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.pooling=attention", "model.user_id=false", "model.widths=[]"],
+        ["model.pooling=sequence", "model.learn_temperature=true", "model.widths=[16, 8]"],
+        ["model.pooling=sequence", "model.sequence.layers=3", "model.sequence.width=24"],
+        ["model.widths=null", "model.user_id=false"],
+    ],
+    ids=["attention", "two-blocks", "three-blocks", "no-layers"],
+)
+def test_the_weights_of_other_towers_are_counted(overrides):
+    chosen = config(*overrides)
+    rows = dataclasses.replace(ROWS, widths={}) if chosen.model.widths is None else ROWS
+    plan = make_plan(chosen, rows, N)
+    with built(chosen, rows) as (model, layout):
+        proven = prove_placement(model, layout)
+        n_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
+    assert [part.placement for part in plan.parts[:-2]] == proven
+    assert plan.parts[-2].weights == n_bytes
+
+
+@pytest.mark.parametrize(
+    "kind", ["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd", "ema", "accumulate"]
+)
+def test_the_slots_of_the_towers_are_those_of_their_optimizer(kind):
+    others = {"ema": ["train.ema=0.99"], "accumulate": ["train.accumulate=4"]}
+    chosen = config(*others.get(kind, [f"train.tower_optimizer={kind}"]))
+    optimizer = tower_optimizer(chosen.train, 10)
+    weights = keras.Variable(np.zeros((30, 40)))
+    optimizer.build([weights])
+    slots = sum(math.prod(v.shape) for v in optimizer.variables if len(v.shape) == 2)
+    part = make_plan(chosen, ROWS, N).parts[-2]
+    assert part.slots / part.weights == slots / (30 * 40)
+
+
 # --- what is sent
 
 
@@ -197,10 +236,28 @@ def batch_of(config, rows=ROWS):
     [("row", "adagrad"), ("column", "row_wise_adagrad"), ("replicated", "lazy_adam")],
 )
 def test_a_step_sends_what_its_compiled_form_sends(placement, optimizer):
+    sends_as_planned(placement, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("placement", "overrides"),
+    [
+        ("row", ["model.pooling=attention", "model.user_id=false"]),
+        ("row", ["model.pooling=sequence", "model.learn_temperature=true"]),
+        ("replicated", ["model.pooling=attention", "model.widths=[]"]),
+    ],
+    ids=["attention", "sequence", "replicated"],
+)
+def test_other_towers_send_what_is_planned(placement, overrides):
+    sends_as_planned(placement, "adagrad", "model.history=6", *overrides)
+
+
+def sends_as_planned(placement, optimizer, *overrides):
     chosen = config(
         f"model.table_placement={placement}",
         f"train.table_optimizer={optimizer}",
         "train.uniform_negatives=512",
+        *overrides,
     )
     with built(chosen) as (model, _), one_capacity(4):
         model.compile(optimizer="adam", jit_compile=True)
@@ -309,6 +366,33 @@ def test_buffers_bound_what_the_compiled_step_needs_without_kernels():
     assert needed <= held <= 3 * needed
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.pooling=attention"],
+        ["model.pooling=sequence", "model.sequence={layers: 1, heads: 4, dropout: 0.0}"],
+        ["model.pooling=sequence", "model.sequence={layers: 3, width: 128, dropout: 0.0}"],
+    ],
+    ids=["attention", "one-block", "three-blocks"],
+)
+def test_activations_bound_what_a_pooling_and_its_gradients_need(overrides):
+    chosen = config("model.history=50", "model.widths=null", *overrides)
+    spec = model_spec(chosen, dataclasses.replace(ROWS, widths={}))
+    model, n = TwoTower(spec), 64
+    model.build()
+    variables = model.pooling.trainable_variables
+
+    def total(values, items, rows):
+        with keras.StatelessScope(list(zip(variables, values, strict=True))):
+            return jax.numpy.square(model.pooling(items, rows, training=True)).sum()
+
+    values = [variable.value for variable in variables]
+    items, rows = np.ones((n, 50, spec.config.dim), np.float32), np.ones((n, 50), np.int32)
+    step = jax.jit(jax.grad(total, argnums=(0, 1))).lower(values, items, rows).compile()
+    needed = step.memory_analysis().temp_size_in_bytes
+    assert needed <= 4 * n_activations(spec, n, 0) <= 3 * needed
+
+
 def test_buffers_grow_with_the_batch_and_not_with_the_rows():
     def held(rows, batch_size):
         chosen = config(f"train.batch_size={batch_size}")
@@ -385,8 +469,9 @@ def test_a_smaller_width_must_divide_where_columns_are_split():
         (["train.uniform_negatives=0"], ROWS, 12, ["R321"]),
         (["model.table_placement=column"], ROWS, 64, ["R355"] * 2),
         ([], dataclasses.replace(ROWS, rows={**ROWS.rows, "users": 2**31 - 1}), 8, ["R354"]),
+        (["model.widths=null"], ROWS, 8, ["R345"]),
     ],
-    ids=["none", "batches", "batch", "columns", "rows"],
+    ids=["none", "batches", "batch", "columns", "rows", "nothing-to-read-features"],
 )
 def test_what_a_training_would_stop_with_is_named(overrides, rows, devices, codes):
     chosen = config(*overrides)

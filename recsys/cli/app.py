@@ -123,12 +123,25 @@ def recommend(
 
 @app.command()
 def train(
-    data: DataOption, out: OutOption, config: ConfigOption = None, sets: SetOption = None
+    data: DataOption,
+    out: OutOption,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option("--checkpoints", help="Folder of checkpoints; `checkpoints` beside --out."),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=256, help="Processes on this machine.")
+    ] = 1,
 ) -> None:
-    """Train a model, without TFX; prints the result as JSON."""
+    """Train a model, without TFX; prints the result as JSON.
+
+    Stopped or killed, it goes on from its last checkpoint when it is started again.
+    """
     from recsys.cli import stages
 
-    _print_json(stages.train(config, sets or [], data, out))
+    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes))
 
 
 @app.command()

@@ -6,22 +6,51 @@ the pipeline's components start it.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from rich.console import Console
+
+from recsys import events
+from recsys.cli.run_view import RunView
 from recsys.config import canonical_json
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.process import run_stage, stage_environment
 
+_POLL_S = 0.1
 
-def train(path: Path | None, overrides: Sequence[str], data: Path, out: Path) -> dict[str, Any]:
-    """Trains on the data folder `data` and writes the model folder `out`."""
-    return _run("recsys.train", "jax", path, overrides, {"--data": data, "--out": out})
+
+def train(
+    path: Path | None,
+    overrides: Sequence[str],
+    data: Path,
+    out: Path,
+    checkpoints: Path | None = None,
+    processes: int = 1,
+) -> dict[str, Any]:
+    """Trains on the data folder `data` and writes the model folder `out`; shows how it goes.
+
+    Args:
+        path: Config file; the one of the shipped data by default.
+        overrides: `a.b=value` each.
+        data: Data folder of an InteractionEncoder.
+        out: Model folder to write.
+        checkpoints: Folder of the checkpoints; `checkpoints` beside `out` by default.
+        processes: Processes on this machine.
+    """
+    checkpoints = checkpoints or out.absolute().parent / "checkpoints"
+    folders = {"--data": data, "--out": out, "--checkpoints": checkpoints}
+    more = ("--processes", str(processes))
+    with _followed():
+        return _run("recsys.train", "jax", path, overrides, folders, more)
 
 
 def evaluate(
@@ -46,6 +75,7 @@ def _run(
     path: Path | None,
     overrides: Sequence[str],
     folders: dict[str, Path],
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     config = load_config(path or default_config_path(), overrides)
     words = [word for option, folder in folders.items() for word in (option, str(folder.resolve()))]
@@ -53,9 +83,34 @@ def _run(
         # JSON is YAML: the stage reads the config with its overrides applied.
         resolved = Path(scratch) / "config.yaml"
         resolved.write_text(canonical_json(config), encoding="utf-8")
-        words = ["--config", str(resolved), *words]
+        words = ["--config", str(resolved), *words, *more]
         with stage_log(module) as log:
             return run_stage(module, words, stage_environment(keras_backend), log)
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """Shows on stderr what the stage says of its progress while it is open."""
+    is_over = threading.Event()
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-") as folder,
+        RunView(Console(stderr=True, highlight=False)) as view,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        file = Path(folder) / "events.jsonl"
+        os.environ[events.ENVIRONMENT_VARIABLE] = str(file)
+        pool.submit(_follow, events.EventReader(file), view, is_over)
+        try:
+            yield
+        finally:
+            is_over.set()
+            del os.environ[events.ENVIRONMENT_VARIABLE]
+
+
+def _follow(reader: events.EventReader, view: RunView, is_over: threading.Event) -> None:
+    while not is_over.wait(_POLL_S):
+        for event in reader:
+            view.show(event)
 
 
 @contextmanager

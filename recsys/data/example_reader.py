@@ -1,4 +1,4 @@
-"""Examples at any places of an event log, read in the order that they lie in."""
+"""Examples at any places of the training events, read in the order that they lie in."""
 
 from __future__ import annotations
 
@@ -6,56 +6,87 @@ import dataclasses
 
 import numpy as np
 
-from recsys.data.event_log import EventLog
+from recsys.config import ModelConfig
+from recsys.data.kept_events import KeptEvents, KeptShard
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What events say of themselves.
+    """What events say of themselves and of their users.
 
     Attributes:
         user_row: Row of each event's user `[n]` int32.
         item_row: Row of each event's item `[n]` int32.
-        history: What the user did before `[n, history]` int32, the newest first,
-            padded with 0.
+        history: What the user did before, or did else `[n, history]` int32, the newest
+            first, padded with 0.
+        known: The newest items of the user, its own among them or not `[n, known]`
+            int32, the newest first, padded with 0.
         weight: Weight of each event `[n]` float32; None: all are 1.
     """
 
     user_row: np.ndarray
     item_row: np.ndarray
     history: np.ndarray
+    known: np.ndarray
     weight: np.ndarray | None
+
+    @classmethod
+    def empty(cls, n: int, history: int, known: int, has_weight: bool) -> Examples:
+        """Returns room for `n` examples."""
+        return cls(
+            np.empty(n, np.int32),
+            np.empty(n, np.int32),
+            np.empty((n, history), np.int32),
+            np.empty((n, known), np.int32),
+            np.empty(n, np.float32) if has_weight else None,
+        )
 
     def part(self, which: slice) -> Examples:
         """Returns some of the examples, without a copy."""
         weight = None if self.weight is None else self.weight[which]
-        return Examples(self.user_row[which], self.item_row[which], self.history[which], weight)
+        return Examples(
+            self.user_row[which],
+            self.item_row[which],
+            self.history[which],
+            self.known[which],
+            weight,
+        )
 
 
-def read_examples(log: EventLog, events: np.ndarray, history: int) -> Examples:
+def read_examples(
+    events: KeptEvents, numbers: np.ndarray, model: ModelConfig, known: int
+) -> Examples:
     """Reads events at any places.
 
     Sorted, they meet each shard once and its pages in order, which is several times
     faster for many events than as they come.
 
     Args:
-        log: The log.
-        events: Places in it `[n]` int64.
-        history: Items of a history at the most.
+        events: The events that training sees.
+        numbers: Which of them `[n]` int64.
+        model: What a history is, and how long.
+        known: Newest items of each event's user.
     """
-    n = len(events)
-    order = np.argsort(events)
-    ordered = events[order]
-    weight = np.empty(n, np.float32) if log.weight is not None else None
-    read = Examples(
-        np.empty(n, np.int32), np.empty(n, np.int32), np.empty((n, history), np.int32), weight
-    )
-    for shard, start, part in log.split_sorted(ordered):
-        places, to = ordered[part] - start, order[part]
+    order = np.argsort(numbers)
+    has_weight = events.log.weight is not None
+    read = Examples.empty(len(numbers), model.history, known, has_weight)
+    for kept, ordered, part in events.split_sorted(numbers[order]):
+        to, places, shard = order[part], kept.places(ordered), kept.shard
         read.user_row[to] = shard.user_row[places]
         read.item_row[to] = shard.item_row[places]
-        if history:
-            read.history[to] = shard.histories(places, history)
+        if model.history:
+            read.history[to] = _histories(kept, ordered, places, model)
+        if known:
+            read.known[to] = kept.newest(ordered, known)
         if read.weight is not None and shard.weight is not None:
             read.weight[to] = shard.weight[places]
     return read
+
+
+def _histories(
+    kept: KeptShard, numbers: np.ndarray, places: np.ndarray, model: ModelConfig
+) -> np.ndarray:
+    if model.history_of == "others":
+        return kept.others(numbers, model.history)
+    # What lies before a kept event in time is kept, too: the newest are held back.
+    return kept.shard.histories(places, model.history)

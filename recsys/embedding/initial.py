@@ -77,8 +77,16 @@ def _variance_scaling(initializer: Any, dim: int) -> Any:
 
 def _uniform(rows: jax.Array, dim: int, seed: int) -> jax.Array:
     """Returns numbers strictly between 0 and 1 `[n, dim]`, a hash of row, column and seed."""
-    bits = noise(rows, dim, jnp.uint32(seed & 0xFFFFFFFF))
-    return ((bits >> 8).astype(jnp.float32) + 0.5) * (2.0**-24)
+    return _between_0_and_1(noise(rows, dim, jnp.uint32(seed & 0xFFFFFFFF)))
+
+
+def _between_0_and_1(bits: jax.Array) -> jax.Array:
+    """Returns numbers strictly between 0 and 1 for all of `bits`, uint32.
+
+    Of 23 bits: with one more, adding a half would round, once in 2²⁴ times up to 1,
+    where a normal variable is infinite.
+    """
+    return ((bits >> 9).astype(jnp.float32) + 0.5) * (2.0**-23)
 
 
 def _normal(u: jax.Array) -> jax.Array:

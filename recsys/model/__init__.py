@@ -2,8 +2,9 @@
 
 from recsys.model.saved import SavedModel, load_model, save_model
 from recsys.model.spec import FeatureSpec, ModelSpec
+from recsys.model.tables import model_tables
 from recsys.model.tower_inputs import TowerInputs
-from recsys.model.two_tower import TwoTower, model_tables
+from recsys.model.two_tower import TwoTower
 
 __all__ = [
     "FeatureSpec",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower
@@ -15,56 +16,77 @@ from recsys.model.two_tower import TwoTower
 _BLOCK = 1024
 
 
+class Inference:
+    """The two towers of a model as it is whenever they are asked; compiled once.
+
+    Args:
+        model: The model. Under several processes each of them asks the same.
+    """
+
+    def __init__(self, model: TwoTower) -> None:
+        self._model = model
+        self._query = _compiled(model, model.embed_query)
+        self._candidate = _compiled(model, model.embed_candidate)
+
+    def queries(self, user_row: np.ndarray, history: np.ndarray, inputs: TowerInputs) -> np.ndarray:
+        """Returns query embeddings `[n, dim]` float32.
+
+        Args:
+            user_row: User rows `[n]` int32.
+            history: Item rows `[n, history]` int32, the newest first, padded with 0.
+            inputs: What is known of users and items.
+        """
+
+        def of_block(block: slice) -> dict[str, Any]:
+            return inputs.query(user_row[block], history[block])
+
+        return self._in_blocks(self._query, of_block, len(user_row))
+
+    def catalogue(self, inputs: TowerInputs) -> np.ndarray:
+        """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
+        rows = np.arange(inputs.catalogue.n_rows)
+        return self._in_blocks(
+            self._candidate, lambda block: inputs.candidate(rows[block]), len(rows)
+        )
+
+    def _in_blocks(self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int) -> np.ndarray:
+        """Runs a tower over blocks of one shape, so that it compiles once."""
+        variables = [variable.value for variable in self._model.variables]
+        out = np.empty((n, self._model.spec.config.dim), np.float32)
+        for start in range(0, n, _BLOCK):
+            block = inputs(slice(start, start + _BLOCK))
+            size = min(_BLOCK, n - start)
+            padded = {
+                name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
+                for name, x in block.items()
+            }
+            out[start : start + size] = np.asarray(run(variables, padded))[:size]
+        return out
+
+
 def embed_queries(
     model: TwoTower, user_row: np.ndarray, history: np.ndarray, inputs: TowerInputs
 ) -> np.ndarray:
-    """Returns query embeddings `[n, dim]` float32.
-
-    Args:
-        model: The model.
-        user_row: User rows `[n]` int32.
-        history: Item rows `[n, history]` int32, the newest first, padded with 0.
-        inputs: What is known of users and items.
-    """
-
-    def of_block(block: slice) -> dict[str, Any]:
-        return inputs.query(user_row[block], history[block])
-
-    return _in_blocks(model, model.embed_query, of_block, len(user_row))
+    """Returns query embeddings `[n, dim]` float32; see `Inference.queries`."""
+    return Inference(model).queries(user_row, history, inputs)
 
 
 def embed_catalogue(model: TwoTower, inputs: TowerInputs) -> np.ndarray:
     """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
-    rows = np.arange(inputs.catalogue.n_rows)
-    return _in_blocks(
-        model,
-        model.embed_candidate,
-        lambda block: inputs.candidate(rows[block]),
-        len(rows),
-    )
+    return Inference(model).catalogue(inputs)
 
 
-def _in_blocks(
-    model: TwoTower,
-    embed: Callable[[dict[str, Any]], Any],
-    inputs: Callable[[slice], dict[str, Any]],
-    n: int,
-) -> np.ndarray:
-    """Runs a tower over blocks of one shape, so that it compiles once."""
-
-    @jax.jit
+def _compiled(model: TwoTower, embed: Callable[[dict[str, Any]], Any]) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
         with keras.StatelessScope(list(zip(model.variables, variables, strict=True))):
             return embed(block)
 
-    variables = [variable.value for variable in model.variables]
-    out = np.empty((n, model.spec.config.dim), np.float32)
-    for start in range(0, n, _BLOCK):
-        block = inputs(slice(start, start + _BLOCK))
-        size = min(_BLOCK, n - start)
-        padded = {
-            name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
-            for name, x in block.items()
-        }
-        out[start : start + size] = np.asarray(run(variables, padded))[:size]
-    return out
+    return jax.jit(run, out_shardings=_everywhere())
+
+
+def _everywhere() -> Any:
+    """Returns the sharding of what every device, and so every process, has whole."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    return NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec())

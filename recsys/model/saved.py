@@ -36,7 +36,8 @@ from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower
 
 PROBE_TOLERANCE = 1e-4
-"""Largest difference of an embedding's entry between the trainer's machine and this one."""
+"""Largest difference of an embedding's entry between the trainer's machine and this one, as a
+share of the largest entry where that is above 1, as it may be without a cosine."""
 
 _PACKAGES = ("keras", "jax", "numpy")
 _KNOWN = ("vocabulary", "catalogue", "user_features")
@@ -183,7 +184,7 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
         RecsysError: They differ from those of the trainer.
     """
     pairs = ((probe.query, query), (probe.candidates, candidates))
-    difference = max(float(np.abs(trained - now).max(initial=0.0)) for trained, now in pairs)
+    difference = max(_relative_difference(trained, now) for trained, now in pairs)
     if not difference <= PROBE_TOLERANCE:
         raise RecsysError(
             "R311",
@@ -195,15 +196,24 @@ def check_probe(folder: Path, probe: Probe, query: np.ndarray, candidates: np.nd
         )
 
 
+def _relative_difference(trained: np.ndarray, now: np.ndarray) -> float:
+    """Returns the largest difference, as a share of the largest number where that is above 1."""
+    largest = max(1.0, float(np.abs(trained).max(initial=0.0)))
+    return float(np.abs(trained - now).max(initial=0.0)) / largest
+
+
 def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:
     """Returns the variables that a model computes with, and the table that each belongs to.
 
-    Slots and step counts are the trainer's own.
+    Slots, step counts and accumulated gradients are the trainer's own.
     """
+    buffers = {id(v) for v in model.gradient_buffers.variables}
     tables = {id(v): table for table in tables_of(model) for v in table.variables}
     kept = []
     for variable in model.weights:
         table = tables.get(id(variable))
+        if id(variable) in buffers:
+            continue
         if table is None or variable is table.embeddings:
             kept.append((variable, table))
     return kept

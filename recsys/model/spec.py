@@ -9,6 +9,8 @@ from pydantic import PositiveInt
 
 from recsys.config import ModelConfig, Strict
 from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.errors import UsageError
+from recsys.model.temperature import RANGE
 
 Side = Literal["user", "item"]
 
@@ -55,6 +57,9 @@ class ModelSpec(Strict):
             user_rows: Rows of the user table.
             catalogue: The items.
             user_features: What is known of the users.
+
+        Raises:
+            UsageError: There is no such model.
         """
         sides: dict[Side, Iterable[FeatureBags]]
         sides = {"item": catalogue.features, "user": user_features}
@@ -69,9 +74,37 @@ class ModelSpec(Strict):
             for side, bags in sides.items()
             for f in bags
         )
-        return cls(
+        spec = cls(
             config=config, user_rows=user_rows, item_rows=catalogue.n_rows, features=features
         )
+        spec.check()
+        return spec
+
+    def check(self) -> None:
+        """Checks what no part of the config knows alone.
+
+        Raises:
+            UsageError: There are features, and no layer that could read them; or a
+                temperature that is to be learned starts outside its range.
+        """
+        if self.config.widths is None and self.features:
+            raise UsageError(
+                "R345",
+                "A model without layers (model.widths: null) must have no features: nothing"
+                " would read them.",
+                "Set model.widths to [] for a linear layer, or take the features out of the"
+                " config's data.",
+                [feature.name for feature in self.features],
+            )
+        start = self.config.temperature
+        if self.config.learn_temperature and not RANGE[0] <= start <= RANGE[1]:
+            raise UsageError(
+                "R346",
+                f"A temperature that is learned must start in {RANGE[0]:g} … {RANGE[1]:g}, where"
+                " it is kept.",
+                "Change model.temperature, or set model.learn_temperature to false.",
+                start,
+            )
 
     def of_side(self, side: Side) -> tuple[FeatureSpec, ...]:
         """Returns the features of one tower."""

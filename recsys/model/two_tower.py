@@ -1,4 +1,4 @@
-"""The two towers: users on one side, items on the other, a cosine between them.
+"""The two towers: users on one side, items on the other, a cosine or a dot between them.
 
 Written with `keras.ops` alone, so that the same class trains on JAX and is exported
 on TensorFlow. Inputs are rows, never ids:
@@ -14,96 +14,23 @@ Neural Modeling for Large Corpus Item Recommendations", RecSys 2019.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import keras
 from keras import ops
 
-from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
-from recsys.embedding.optimizers import RowOptimizer
-from recsys.losses import sampled_softmax
+from recsys import losses
+from recsys.config import ModelConfig
+from recsys.embedding import SparseModel, TableConfig, embedding_layer
+from recsys.model.pooling import AttentionPooling, PlaceWeights
+from recsys.model.sequence import SequenceEncoder
 from recsys.model.spec import ModelSpec
+from recsys.model.tables import model_features, model_tables
+from recsys.model.temperature import Latest, LogTemperature
+from recsys.model.tower import Tower
 
 Tensors = dict[str, keras.KerasTensor]
-
-
-@keras.saving.register_keras_serializable(package="recsys")
-class Tower(keras.layers.Layer):
-    """Maps what is known of one side to a unit vector; replicated on every device.
-
-    Args:
-        widths: Hidden widths [floats].
-        dim: Width of the output [floats].
-        seed: Seed of the initial weights.
-    """
-
-    def __init__(self, widths: tuple[int, ...], dim: int, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.widths, self.dim, self.seed = tuple(widths), dim, seed
-        self.hidden = [
-            keras.layers.Dense(
-                width,
-                activation="silu",
-                kernel_initializer=keras.initializers.GlorotUniform(seed=seed + i),
-                name=f"hidden_{i}",
-            )
-            for i, width in enumerate(self.widths)
-        ]
-        self.out = keras.layers.Dense(
-            dim,
-            use_bias=False,
-            kernel_initializer=keras.initializers.GlorotUniform(seed=seed + len(self.widths)),
-            name="out",
-        )
-
-    def build(self, input_shape: Any) -> None:
-        """Creates the weights for inputs `[batch, in]`."""
-        width_in = input_shape[-1]
-        for layer in (*self.hidden, self.out):
-            layer.build((None, width_in))
-            width_in = layer.units
-
-    def call(self, anchor: keras.KerasTensor, inputs: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns unit vectors `[batch, dim]` float32.
-
-        Args:
-            anchor: A first guess `[batch, dim]`; the tower learns what to add.
-            inputs: All that is known `[batch, in]`.
-        """
-        x = inputs
-        for layer in self.hidden:
-            x = layer(x)
-        return _normalize(anchor + self.out(x))
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        config = {"widths": self.widths, "dim": self.dim, "seed": self.seed}
-        return {**super().get_config(), **config}
-
-
-@keras.saving.register_keras_serializable(package="recsys")
-class PlaceWeights(keras.layers.Layer):
-    """Weighs the entries of a history by their place in it, the newest first.
-
-    Args:
-        length: Entries of a history; each place has a weight that is learned.
-    """
-
-    def __init__(self, length: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.length = length
-
-    def build(self, input_shape: Any = None) -> None:
-        """Creates the weights of the places `[length]`, all of them equal at first."""
-        self.place = self.add_weight(name="place", shape=(self.length,), initializer="zeros")
-
-    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
-        """Returns the weights `[batch, length]` of `rows`; 0, and not in the bag, for row 0."""
-        return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {**super().get_config(), "length": self.length}
+Loss = Literal["sampled_softmax", "full_softmax", "bpr"]
 
 
 class TwoTower(SparseModel):
@@ -112,73 +39,128 @@ class TwoTower(SparseModel):
     Args:
         spec: What the model is.
         tables: The tables by name, as `model_tables` returns them.
-        seed: Seed of the initial weights.
+        seed: Seed of the initial weights and of the dropout.
+        loss: What training minimises.
+        compute_dtype: What the towers compute in while they train, `float32` or
+            `bfloat16`. Weights, loss and lengths are float32 in any case, and whatever
+            is no training step is computed in float32.
+
+    Raises:
+        UsageError: The model can't be what its spec says.
     """
 
     def __init__(
-        self, spec: ModelSpec, tables: dict[str, TableConfig] | None = None, seed: int = 0
+        self,
+        spec: ModelSpec,
+        tables: dict[str, TableConfig] | None = None,
+        seed: int = 0,
+        loss: Loss = "sampled_softmax",
+        compute_dtype: str = "float32",
     ) -> None:
         super().__init__(name="two_tower")
-        self.spec = spec
+        spec.check()
+        self.spec, self.seed, self.training_loss = spec, seed, loss
         config = spec.config
         tables = model_tables(spec, optimizer=None) if tables is None else tables
-        self.embedding = embedding_layer(_features(spec, tables), seed=seed, name="embedding")
-        self.recent = PlaceWeights(config.history, name="history")
-        self.query_tower = Tower(config.widths, config.dim, seed + 1000, name="query_tower")
-        self.candidate_tower = Tower(config.widths, config.dim, seed + 2000, name="candidate_tower")
+        self.embedding = embedding_layer(model_features(spec, tables), seed=seed, name="embedding")
+        self.pooling = _pooling(config, seed + 3000, compute_dtype)
+        self.query_tower = _tower(config, seed + 1000, compute_dtype, "query_tower")
+        self.candidate_tower = _tower(config, seed + 2000, compute_dtype, "candidate_tower")
+        self.temperature: LogTemperature | None = None
+        if config.learn_temperature:
+            self.temperature = LogTemperature(config.temperature, name="temperature")
+            self.temperature_log = Latest(name="temperature")
 
     def build(self, input_shape: Any = None) -> None:
         """Creates every variable, in a fixed order."""
         config, spec = self.spec.config, self.spec
         self.embedding.build()
-        self.recent.build()
+        self.pooling.build()
+        if not config.user_id:
+            # What a user without id and history starts from, where no row 0 can stand in.
+            normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed + 4000)
+            self.nobody = self.add_weight(name="nobody", shape=(config.dim,), initializer=normal)
         of_user, of_item = (sum(f.dim for f in spec.of_side(side)) for side in ("user", "item"))
-        self.query_tower.build((None, 2 * config.dim + of_user))
+        self.query_tower.build((None, (1 + config.user_id) * config.dim + of_user))
         self.candidate_tower.build((None, config.dim + of_item))
+        if self.temperature is not None:
+            self.temperature.build()
         self.built = True
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns unit vectors `[batch, dim]` float32 of `user_row`, `history`, the features."""
-        return self._query(self._looked_up(inputs, self._query_inputs))
+        """Returns vectors `[batch, dim]` float32 of `user_row`, `history`, the features.
+
+        They are of length 1 where the similarity is a cosine. `user_row` isn't read by a
+        model without the users' ids.
+        """
+        found = self._looked_up(inputs, self._query_inputs)
+        return self._query(found, inputs["history"], training=False)
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns unit vectors `[batch, dim]` float32 of `id_row` and the features."""
-        return self._candidate(self._looked_up(inputs, self._candidate_inputs))
+        """Returns vectors `[batch, dim]` float32 of `id_row` and the features."""
+        return self._candidate(self._looked_up(inputs, self._candidate_inputs), training=False)
 
-    def call(self, inputs: Tensors) -> Tensors:
+    def call(self, inputs: Tensors, training: bool = False) -> Tensors:
         """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
         found = self._looked_up(inputs, (*self._query_inputs, *self._candidate_inputs))
-        return {"query": self._query(found), "candidate": self._candidate(found)}
+        return {
+            "query": self._query(found, inputs["history"], training),
+            "candidate": self._candidate(found, training),
+        }
 
     @property
     def _query_inputs(self) -> tuple[str, ...]:
-        return ("user_row", "history", *(f.name for f in self.spec.of_side("user")))
+        own = ("user_row",) if self.spec.config.user_id else ()
+        return ("history", *own, *(f.name for f in self.spec.of_side("user")))
 
     @property
     def _candidate_inputs(self) -> tuple[str, ...]:
         return ("id_row", *(f.name for f in self.spec.of_side("item")))
 
     def _looked_up(self, inputs: Tensors, names: tuple[str, ...]) -> Tensors:
-        """Returns the embeddings `[batch, dim]` of some inputs."""
+        """Returns the embeddings `[batch, dim]` of some inputs.
+
+        Those of a history are `[batch, history, dim]` if its items are read one by one.
+        """
+        config = self.spec.config
+        asked = {name: inputs[name] for name in names}
         weights: dict[str, Any] = dict.fromkeys(names)
-        features = {feature.name for feature in self.spec.features}
-        for name in names:
-            if name == "history":
-                weights[name] = self.recent(inputs[name])
-            elif name in features:
+        for feature in self.spec.features:
+            if feature.name in asked:
                 # Row 0 of a feature's table is padding.
-                weights[name] = ops.cast(inputs[name] > 0, "float32")
-        return self.embedding({name: inputs[name] for name in names}, weights=weights)
+                weights[feature.name] = ops.cast(inputs[feature.name] > 0, "float32")
+        if "history" not in asked:
+            return self.embedding(asked, weights=weights)
+        if config.pooling == "mean":
+            weights["history"] = self.pooling(inputs["history"])
+            return self.embedding(asked, weights=weights)
+        # Single ids go to the device that has them, and not all of them to every device.
+        asked["history"] = ops.reshape(inputs["history"], (-1,))
+        found = self.embedding(asked, weights=weights)
+        items = ops.reshape(found["history"], (-1, config.history, config.dim))
+        return {**found, "history": items}
 
-    def _query(self, found: Tensors) -> keras.KerasTensor:
-        user, pooled, *bags = (found[name] for name in self._query_inputs)
-        # The user's own embedding is in the guess too: without it a new user, with
-        # an empty history, would start from a zero vector, whose direction is noise.
-        return self.query_tower(pooled + user, ops.concatenate([pooled, user, *bags], axis=-1))
+    def _query(
+        self, found: Tensors, history: keras.KerasTensor, training: bool
+    ) -> keras.KerasTensor:
+        config = self.spec.config
+        pooled, *rest = (found[name] for name in self._query_inputs)
+        if config.pooling != "mean":
+            pooled = self.pooling(pooled, history, training=training)
+        if config.user_id:
+            # The user's own embedding is in the guess too: without it a new user, with
+            # an empty history, would start from a zero vector, whose direction is noise.
+            anchor = pooled + rest[0]
+        else:
+            has_any = ops.any(history > 0, axis=1, keepdims=True)
+            anchor = pooled = ops.where(has_any, pooled, ops.convert_to_tensor(self.nobody))
+        inputs = ops.concatenate([pooled, *rest], axis=-1)
+        return self.query_tower(anchor, inputs, training=training)
 
-    def _candidate(self, found: Tensors) -> keras.KerasTensor:
+    def _candidate(self, found: Tensors, training: bool) -> keras.KerasTensor:
         own, *bags = (found[name] for name in self._candidate_inputs)
-        return self.candidate_tower(own, ops.concatenate([own, *bags], axis=-1))
+        inputs = ops.concatenate([own, *bags], axis=-1)
+        return self.candidate_tower(own, inputs, training=training)
 
     def compute_loss(
         self,
@@ -188,64 +170,67 @@ class TwoTower(SparseModel):
         sample_weight: Any = None,
         training: bool = True,
     ) -> keras.KerasTensor:
-        """Returns the sampled softmax loss, a scalar.
+        """Returns the loss, a scalar.
 
-        `x` has `item_row` and `log_q` beside the inputs, and `weight` `[batch]`, that of
-        each example in the loss, where the events have one.
+        `x` has `item_row` and `log_q` beside the inputs; `weight` `[batch]`, that of each
+        example in the loss, where the events have one; and `known` where items that a
+        user is known to like are to be no negatives. See `recsys.losses`.
         """
         if x is None or y_pred is None:
             raise ValueError("The loss needs the inputs and the embeddings.")
-        return sampled_softmax(
-            y_pred["query"],
-            y_pred["candidate"],
-            item_row=x["item_row"],
-            log_q=x["log_q"],
-            temperature=self.spec.config.temperature,
-            sample_weight=x.get("weight"),
+        given: dict[str, Any] = {
+            "item_row": x["item_row"],
+            "temperature": self._temperature(),
+            "sample_weight": x.get("weight"),
+        }
+        if "known" in x:
+            given["known"] = x["known"]
+        if self.training_loss == "bpr":
+            return losses.bpr(y_pred["query"], y_pred["candidate"], **given)
+        return losses.sampled_softmax(
+            y_pred["query"], y_pred["candidate"], log_q=x["log_q"], **given
         )
 
+    def _temperature(self) -> Any:
+        """Returns what the similarity is divided by; one that is learned is logged too."""
+        if self.temperature is None:
+            return self.spec.config.temperature
+        temperature = self.temperature.temperature()
+        self.temperature_log.update_state(temperature)
+        return temperature
 
-def model_tables(spec: ModelSpec, optimizer: RowOptimizer | None) -> dict[str, TableConfig]:
-    """Returns the tables of a model by name.
 
-    Args:
-        spec: What the model is.
-        optimizer: Optimizer of the tables; None for a model that is only read.
-    """
-    sizes = {
-        "users": (spec.user_rows, spec.config.dim),
-        "items": (spec.item_rows, spec.config.dim),
-        **{f.name: (f.rows, f.dim) for f in spec.features},
+def _pooling(config: ModelConfig, seed: int, training_dtype: str) -> keras.layers.Layer:
+    """Returns what turns a history into one vector; for `mean`, into weights of its items."""
+    if config.pooling == "mean":
+        return PlaceWeights(config.history, name="history")
+    kind: dict[str, Any] = {
+        "length": config.history,
+        "dim": config.dim,
+        "seed": seed,
+        "training_dtype": training_dtype,
+        "name": "history",
     }
-    return {
-        name: TableConfig(
-            name,
-            rows,
-            dim,
-            initializer=keras.initializers.RandomNormal(stddev=0.05),
-            optimizer=optimizer,
-            combiner="mean",
-            placement=spec.config.table_placement,
-            dtype=spec.config.table_dtype,
-        )
-        for name, (rows, dim) in sizes.items()
-    }
+    if config.pooling == "attention":
+        return AttentionPooling(**kind)
+    sequence = config.sequence
+    return SequenceEncoder(
+        n_blocks=sequence.layers,
+        heads=sequence.heads,
+        width=sequence.width,
+        dropout=sequence.dropout,
+        **kind,
+    )
 
 
-def _features(spec: ModelSpec, tables: dict[str, TableConfig]) -> dict[str, FeatureConfig]:
-    """Returns the features by the name of their input, each with its table and shape."""
-    shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
-        "user_row": ("users", (None,)),
-        "history": ("items", (None, spec.config.history)),
-        "id_row": ("items", (None,)),
-        **{f.name: (f.name, (None, f.width)) for f in spec.features},
-    }
-    return {
-        name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
-        for name, (table, shape) in shapes.items()
-    }
-
-
-def _normalize(x: keras.KerasTensor) -> keras.KerasTensor:
-    # An epsilon inside the root: a zero vector stays zero, with a finite gradient.
-    return x / ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True) + 1e-12)
+def _tower(config: ModelConfig, seed: int, training_dtype: str, name: str) -> Tower:
+    return Tower(
+        config.widths,
+        config.dim,
+        seed,
+        activation=config.activation,
+        dropout=config.dropout,
+        is_unit=config.similarity == "cosine",
+        training_dtype=training_dtype,
+        name=name,
+    )

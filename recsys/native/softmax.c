@@ -4,12 +4,17 @@
        logit_ij = query_i · candidate_j / temperature - log_q_j
        loss_i   = log sum_j exp(logit_ij) - logit_i,positive
 
-   The positive of query i is candidate first + i; any other candidate of the positive's
-   item is left out (an accidental hit). The gradients are those of sum_i w_i loss_i.
+   The positive of query i is candidate first + i. Its negatives are the first places of
+   all other items, but for those that it is known to like. The gradients are those of
+   sum_i w_i loss_i.
+
+   Each item has one column (softmax_columns.h), that of its first place. A positive at a
+   later place stands apart: its logit is one inner product, and the column of its item is
+   left out of its row.
 
    ROWS queries at a time: their logits go into a block that stays in the L2 cache, in
-   panels of COLS candidates; the exponentials are taken in place; then each panel gives
-   its part of both gradients. Queries are dealt to lanes by their number alone, each
+   panels of COLS columns; the exponentials are taken in place; then each panel gives its
+   part of both gradients. Queries are dealt to lanes by their number alone, each
    lane sums its own candidate gradients in the order of its queries, and the lanes are
    added in order: no result depends on the number of threads. */
 
@@ -17,144 +22,9 @@
 #include <pthread.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "lanes.h"
-
-/* ---- Vectors (see lanes.h), and as many sums as the processor has registers for ---- */
-
-#if defined(__AVX512F__)
-enum { SUMS = 24, MAX_VECTORS = 4, LOGIT_VECTORS = 3 };
-#elif defined(__AVX__)
-enum { SUMS = 12, MAX_VECTORS = 2, LOGIT_VECTORS = 2 };
-#elif defined(__aarch64__)
-enum { SUMS = 24, MAX_VECTORS = 4, LOGIT_VECTORS = 3 };
-#else
-enum { SUMS = 12, MAX_VECTORS = 4, LOGIT_VECTORS = 3 };
-#endif
-
-/* TILE is a multiple of the height of every tile (SUMS / its vectors); ROWS and COLS are
-   multiples of TILE, COLS one of each tile's width. */
-enum { TILE = 24, ROWS = 96, COLS = 48, PANEL = ROWS * COLS, DIM_STEP = 16 };
-
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 24")
-#endif
-
-RECSYS_INLINE Lanes load(const float *at) { return lanes(at, 0, 0); }
-RECSYS_INLINE void store(float *at, Lanes x) { put_lanes(at, 0, x); }
-
-/* x - 0 is x for every x: compilers make it one broadcast. */
-RECSYS_INLINE Lanes all(float x) { return x - (Lanes){0}; }
-
-/* The larger of each two numbers; a NaN in `y` stays, one in `x` is lost. */
-RECSYS_INLINE Lanes larger(Lanes x, Lanes y) {
-#if defined(__AVX512F__)
-  return (Lanes)_mm512_max_ps((__m512)x, (__m512)y);
-#elif defined(__AVX__)
-  return (Lanes)_mm256_max_ps((__m256)x, (__m256)y);
-#elif defined(__SSE__)
-  return (Lanes)_mm_max_ps((__m128)x, (__m128)y);
-#else
-  const WordLanes is_x = (WordLanes)(x > y);
-  return (Lanes)(((WordLanes)x & is_x) | ((WordLanes)y & ~is_x));
-#endif
-}
-
-static float largest_in(Lanes x) {
-  float most = x[0];
-  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-  return most;
-}
-
-/* exp(x) for x <= 0, within 2e-7 of it: 0 below -87.7, NaN for NaN. The polynomial is
-   Cephes' expf. */
-RECSYS_INLINE Lanes exp_of(Lanes x) {
-  const Lanes lowest = all(-88.0f), rounder = all(12582912.0f); /* 1.5 · 2^23 */
-  x = larger(lowest, x);
-  const Lanes shifted = x * 1.44269504089f + rounder, n = shifted - rounder;
-  Lanes r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  /* n stands in the low bits of `shifted`; n = -127 gives the factor 0. */
-  const WordLanes power = ((WordLanes)shifted << 23) + (127u << 23);
-  return p * (Lanes)power;
-}
-
-/* ---- Products: sums that stay in registers ---- */
-
-/* sums[m, v] += factor[m * row_step + k * depth_step] * matrix[k * stride + v], k < depth. */
-RECSYS_INLINE void multiply(const int rows, const int vectors, Lanes sums[SUMS],
-                            const float *factor, const int64_t row_step,
-                            const int64_t depth_step, const float *matrix,
-                            const int64_t stride, const int64_t depth) {
-  for (int64_t k = 0; k < depth; k++) {
-    Lanes line[MAX_VECTORS];
-    UNROLL for (int v = 0; v < vectors; v++) line[v] = load(matrix + k * stride + v * LANES);
-    UNROLL for (int m = 0; m < rows; m++) {
-      const Lanes f = all(factor[m * row_step + k * depth_step]);
-      UNROLL for (int v = 0; v < vectors; v++) sums[m * vectors + v] += line[v] * f;
-    }
-  }
-}
-
-/* into [height, width] = into (0 if `fresh`) + factor · matrix [depth, width]; the height is
-   a multiple of TILE, the width one of DIM_STEP. */
-typedef struct {
-  float *into;
-  int64_t height, width;
-  int fresh;
-  const float *factor;
-  const float *matrix;
-  int64_t stride, depth;
-} Product;
-
-RECSYS_INLINE void strip(const Product p, const int vectors, const int64_t row_step,
-                         const int64_t depth_step, const int64_t column) {
-  const int rows = SUMS / vectors;
-  for (int64_t row = 0; row < p.height; row += rows) {
-    float *into = p.into + row * p.width + column;
-    Lanes sums[SUMS];
-    UNROLL for (int i = 0; i < rows * vectors; i++) {
-      sums[i] = p.fresh ? all(0) : load(into + i / vectors * p.width + i % vectors * LANES);
-    }
-    multiply(rows, vectors, sums, p.factor + row * row_step, row_step, depth_step,
-             p.matrix + column, p.stride, p.depth);
-    UNROLL for (int i = 0; i < rows * vectors; i++) {
-      store(into + i / vectors * p.width + i % vectors * LANES, sums[i]);
-    }
-  }
-}
-
-RECSYS_INLINE void product(const Product p, const int64_t row_step, const int64_t depth_step) {
-  int64_t column = 0;
-  for (; column + MAX_VECTORS * LANES <= p.width; column += MAX_VECTORS * LANES) {
-    strip(p, MAX_VECTORS, row_step, depth_step, column);
-  }
-#if defined(__AVX512F__)
-  switch ((p.width - column) / LANES) {
-    case 1: strip(p, 1, row_step, depth_step, column); break;
-    case 2: strip(p, 2, row_step, depth_step, column); break;
-    case 3: strip(p, 3, row_step, depth_step, column); break;
-    default: break;
-  }
-#endif
-}
-
-/* factor is a panel [height, COLS], or its transpose. */
-static __attribute__((noinline)) void product_of(const Product *p) { product(*p, COLS, 1); }
-static __attribute__((noinline)) void product_of_transposed(const Product *p) {
-  product(*p, 1, COLS);
-}
+#include "softmax_columns.h"
+#include "softmax_products.h"
 
 /* ---- The sweep ---- */
 
@@ -168,21 +38,21 @@ typedef struct {
 } Lane;
 
 typedef struct {
-  int64_t n_queries, n_candidates, dim, first;
+  int64_t n_queries, n_candidates, n_known, dim, first;
   const float *query, *candidate, *log_q, *weight;
-  const int32_t *item_row;
-  float scale; /* 1 / temperature */
+  const int32_t *known; /* [n_queries, n_known]: items, 0 for none */
+  float scale;          /* 1 / temperature */
   float *loss, *d_query, *d_candidate, *d_log_q; /* NULL where not wanted */
 
-  int64_t width, n_panels, n_lanes, n_slots;
-  float *panels;            /* [n_panels, width, COLS]: candidates, transposed */
-  const float *rows;        /* [n_candidates, width] */
-  float *padded;            /* the same where dim isn't width, else NULL */
+  Columns items;
+  int64_t width, capacity;  /* most columns: those of candidates that all differ */
+  int64_t n_panels, n_lanes;
+  float *panels;            /* [n_panels, width, COLS]: columns' candidates, transposed */
+  const float *rows;        /* [n_columns, width]: the same as they are */
+  float *copies;            /* memory for `rows`; NULL where they are the candidates */
   float *bias;              /* [n_panels * COLS]: -log_q, then -infinity */
-  float *lane_rows;         /* [n_lanes, n_panels * COLS, width] */
-  float *lane_log_q;        /* [n_lanes, n_panels * COLS] */
-  int32_t *slot, *older;    /* [n_candidates]: its item's slot, the one before of its item */
-  int32_t *newest;          /* [n_slots]: the last candidate of an item, or -1 */
+  float *lane_rows;         /* [n_lanes, capacity, width] */
+  float *lane_log_q;        /* [n_lanes, capacity] */
   float *blocks;            /* [workers, block_floats] */
   int64_t block_floats;
   pthread_mutex_t lock;
@@ -196,60 +66,52 @@ typedef struct {
   float *d_query;               /* [ROWS, width] */
   float *most, *sum;            /* [ROWS, LANES] */
   float positive[ROWS], top[ROWS], share[ROWS]; /* share: w / sum */
+  int is_apart[ROWS];           /* the positive is no column */
+  float slope[ROWS];            /* of a positive that stands apart */
 } Block;
 
 static int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static float greater(float a, float b) { return b > a ? b : a; }
 
-/* ---- Before: candidates in panels, and those of one item in a chain ---- */
-
-static uint32_t mixed(uint32_t x) {
-  x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
-  x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-  return x ^ (x >> 16);
-}
-
-static void chain_items(Sweep *s) {
-  memset(s->newest, 0xFF, (size_t)s->n_slots * sizeof *s->newest);
-  for (int64_t j = 0; j < s->n_candidates; j++) {
-    int64_t at = mixed((uint32_t)s->item_row[j]) & (s->n_slots - 1);
-    while (s->newest[at] >= 0 && s->item_row[s->newest[at]] != s->item_row[j]) {
-      at = (at + 1) & (s->n_slots - 1);
-    }
-    s->older[j] = s->newest[at];
-    s->newest[at] = (int32_t)j;
-    s->slot[j] = (int32_t)at;
-  }
-}
+/* ---- Before: columns in panels ---- */
 
 static void fill_panel(Sweep *s, int64_t p) {
-  const int64_t start = p * COLS, n = least(COLS, s->n_candidates - start);
+  const int64_t start = p * COLS, n = least(COLS, s->items.n_columns - start);
   float *panel = s->panels + p * s->width * COLS;
-  const float *from = s->candidate + start * s->dim;
+  const float *from[COLS];
+  for (int64_t c = 0; c < COLS; c++) {
+    const int64_t place = c < n ? s->items.place[start + c] : 0;
+    from[c] = s->candidate + place * s->dim;
+    s->bias[start + c] = c < n ? -s->log_q[place] : -INFINITY;
+  }
   for (int64_t d = 0; d < s->width; d++) {
     for (int64_t c = 0; c < COLS; c++) {
-      panel[d * COLS + c] = d < s->dim && c < n ? from[c * s->dim + d] : 0;
+      panel[d * COLS + c] = d < s->dim && c < n ? from[c][d] : 0;
     }
   }
-  for (int64_t c = 0; c < COLS; c++) {
-    s->bias[start + c] = c < n ? -s->log_q[start + c] : -INFINITY;
+  for (int64_t c = 0; c < n && s->copies != NULL; c++) {
+    float *row = s->copies + (start + c) * s->width;
+    memset(row + s->dim, 0, (size_t)(s->width - s->dim) * sizeof *row);
+    memcpy(row, from[c], (size_t)s->dim * sizeof *row);
   }
-  for (int64_t c = 0; c < n && s->padded != NULL; c++) {
-    float *row = s->padded + (start + c) * s->width;
-    memset(row, 0, (size_t)s->width * sizeof *row);
-    memcpy(row, from + c * s->dim, (size_t)s->dim * sizeof *row);
+}
+
+/* Candidates that are no columns have no gradient, but for that of their own query. */
+static void clear_copies(Sweep *s, int64_t start, int64_t end) {
+  for (int64_t j = start; j < end; j++) {
+    if (is_column(&s->items, j)) continue;
+    memset(s->d_candidate + j * s->dim, 0, (size_t)s->dim * sizeof *s->d_candidate);
+    if (s->d_log_q != NULL) s->d_log_q[j] = 0;
   }
 }
 
 static void prepare(void *context, int64_t task, int worker) {
   (void)worker;
   Sweep *s = context;
-  if (task == 0) {
-    chain_items(s);
-    return;
-  }
-  const int64_t end = least(task * PREPARE_PANELS, s->n_panels);
-  for (int64_t p = (task - 1) * PREPARE_PANELS; p < end; p++) fill_panel(s, p);
+  const int64_t start = task * PREPARE_PANELS, end = start + PREPARE_PANELS;
+  for (int64_t p = start; p < least(end, s->n_panels); p++) fill_panel(s, p);
+  if (s->d_query != NULL) clear_copies(s, start * COLS, least(end * COLS, s->n_candidates));
 }
 
 /* ---- One block: the queries start … start + n, `height` is n rounded up to TILE ---- */
@@ -310,18 +172,43 @@ static float top_of_row(const Sweep *s, const Block *b, int64_t i) {
   return largest_in(most);
 }
 
-/* Masks the accidental hits of row i, finds its positive and its largest logit. */
-static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t positive) {
-  float masked = -INFINITY, top = largest_in(load(b->most + i * LANES));
-  for (int64_t j = s->newest[s->slot[positive]]; j >= 0; j = s->older[j]) {
-    if (j == positive) continue;
-    float *hit = logit(b, i, j);
-    masked = *hit > masked ? *hit : masked;
-    *hit = -INFINITY;
+/* Takes a column out of row i. Returns what its logit was. */
+static float hide(const Block *b, int64_t i, int64_t column) {
+  float *at = logit(b, i, column);
+  const float hidden = *at;
+  *at = -INFINITY;
+  return hidden;
+}
+
+/* Takes the columns of the items that a query is known to like out of row i. Returns the
+   largest of their logits. */
+static float hide_known(const Sweep *s, const Block *b, int64_t i, int64_t query, int64_t own) {
+  float most = -INFINITY;
+  for (int64_t k = query * s->n_known; k < (query + 1) * s->n_known; k++) {
+    if (s->known[k] == 0) continue;
+    const int64_t column = column_of(&s->items, s->known[k]);
+    if (column >= 0 && column != own) most = greater(most, hide(b, i, column));
   }
-  if (masked >= top) top = top_of_row(s, b, i);
-  b->positive[i] = *logit(b, i, positive);
-  b->top[i] = top;
+  return most;
+}
+
+/* Masks what is no negative in row i, finds its positive and its largest logit. */
+static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
+  const int64_t positive = s->first + query, own = s->items.column[positive];
+  const int is_apart = !is_column(&s->items, positive);
+  float top = largest_in(load(b->most + i * LANES));
+  float hidden = hide_known(s, b, i, query, own);
+  if (is_apart) hidden = greater(hidden, hide(b, i, own));
+  if (hidden >= top) top = top_of_row(s, b, i);
+  if (is_apart) {
+    const float *candidate = s->candidate + positive * s->dim;
+    b->positive[i] =
+        inner_product(b->query + i * s->width, 0, candidate, s->dim) - s->log_q[positive];
+  } else {
+    b->positive[i] = *logit(b, i, own);
+  }
+  b->is_apart[i] = is_apart;
+  b->top[i] = greater(top, b->positive[i]);
 }
 
 static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
@@ -344,10 +231,12 @@ static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
    logits are w_i (p_ij - [j is positive]), which is `share` times what the block holds. */
 static void finish_losses(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
   for (int64_t i = 0; i < n; i++) {
-    const float sum = sum_lanes(load(b->sum + i * LANES));
+    const float apart = b->is_apart[i] ? expf(b->positive[i] - b->top[i]) : 0;
+    const float sum = sum_lanes(load(b->sum + i * LANES)) + apart;
     s->loss[start + i] = logf(sum) + (b->top[i] - b->positive[i]);
     b->share[i] = s->weight[start + i] / sum;
-    *logit(b, i, s->first + start + i) -= sum;
+    b->slope[i] = apart - sum;
+    if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= sum;
   }
   for (int64_t i = n; i < height; i++) b->share[i] = 0;
 }
@@ -369,12 +258,12 @@ static void take_gradients(const Sweep *s, Block *b, int64_t height, int64_t lan
     }
   }
   for (int64_t p = 0; p < s->n_panels; p++) {
-    const int64_t start = p * COLS, at = lane * s->n_panels * COLS + start;
+    const int64_t start = p * COLS, at = lane * s->capacity + start;
     float *panel = b->logits + p * PANEL;
     const Product to_query = {
         .into = b->d_query, .height = height, .width = width, .fresh = p == 0,
         .factor = panel, .matrix = s->rows + start * width, .stride = width,
-        .depth = least(COLS, s->n_candidates - start)};
+        .depth = least(COLS, s->items.n_columns - start)};
     product_of(&to_query);
     const Product to_candidate = {
         .into = s->lane_rows + at * width, .height = COLS, .width = width, .fresh = fresh,
@@ -384,8 +273,22 @@ static void take_gradients(const Sweep *s, Block *b, int64_t height, int64_t lan
   }
 }
 
+/* What row i and its positive, which stands apart, give to each other's gradients. */
+static void add_apart(const Sweep *s, const Block *b, int64_t i, int64_t positive) {
+  const float *candidate = s->candidate + positive * s->dim;
+  const float *query = b->query_times_p + i * s->width;
+  float *restrict d_query = b->d_query + i * s->width;
+  float *restrict d_candidate = s->d_candidate + positive * s->dim;
+  for (int64_t d = 0; d < s->dim; d++) {
+    d_query[d] += b->slope[i] * candidate[d];
+    d_candidate[d] = b->slope[i] * query[d];
+  }
+  if (s->d_log_q != NULL) s->d_log_q[positive] = -b->slope[i] * b->share[i];
+}
+
 static void write_d_query(const Sweep *s, const Block *b, int64_t start, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
+    if (b->is_apart[i]) add_apart(s, b, i, s->first + start + i);
     const float factor = s->scale * b->share[i];
     const float *from = b->d_query + i * s->width;
     float *restrict to = s->d_query + (start + i) * s->dim;
@@ -399,7 +302,7 @@ static void run_block(const Sweep *s, Block *b, int64_t lane, int64_t tile, int6
   const int64_t n = least(height, s->n_queries - start);
   take_queries(s, b, start, n, height);
   fill_logits(s, b, height);
-  for (int64_t i = 0; i < n; i++) mask_row(s, b, i, s->first + start + i);
+  for (int64_t i = 0; i < n; i++) mask_row(s, b, i, start + i);
   take_exponentials(s, b, n);
   finish_losses(s, b, start, n, height);
   if (s->d_query == NULL) return;
@@ -453,20 +356,20 @@ static void sweep_lanes(void *context, int64_t task, int worker) {
 static void add_lanes(void *context, int64_t task, int worker) {
   (void)worker;
   Sweep *s = context;
-  const int64_t start = task * PREPARE_PANELS * COLS, lane_size = s->n_panels * COLS;
-  const int64_t end = least(start + PREPARE_PANELS * COLS, s->n_candidates);
-  for (int64_t j = start; j < end; j++) {
+  const int64_t start = task * PREPARE_PANELS * COLS;
+  const int64_t end = least(start + PREPARE_PANELS * COLS, s->items.n_columns);
+  for (int64_t c = start; c < end; c++) {
+    float *restrict to = s->d_candidate + s->items.place[c] * s->dim;
     for (int64_t lane = 0; lane < s->n_lanes; lane++) {
-      const float *from = s->lane_rows + (lane * lane_size + j) * s->width;
-      float *restrict to = s->d_candidate + j * s->dim;
+      const float *from = s->lane_rows + (lane * s->capacity + c) * s->width;
       if (lane == 0) memcpy(to, from, (size_t)s->dim * sizeof *to);
       for (int64_t d = 0; d < s->dim && lane > 0; d++) to[d] += from[d];
     }
   }
-  for (int64_t j = start; j < end && s->d_log_q != NULL; j++) {
+  for (int64_t c = start; c < end && s->d_log_q != NULL; c++) {
     float sum = 0;
-    for (int64_t lane = 0; lane < s->n_lanes; lane++) sum += s->lane_log_q[lane * lane_size + j];
-    s->d_log_q[j] = -sum;
+    for (int64_t lane = 0; lane < s->n_lanes; lane++) sum += s->lane_log_q[lane * s->capacity + c];
+    s->d_log_q[s->items.place[c]] = -sum;
   }
 }
 
@@ -494,19 +397,19 @@ static void *take(Arena *arena, int64_t n, size_t size) {
   return taken;
 }
 
+/* For as many columns as there may be: memory that is not used is not touched. */
 static void lay_out(Sweep *s, Arena *arena, int workers) {
-  const int64_t columns = s->n_panels * COLS, lanes = s->d_query != NULL ? s->n_lanes : 0;
+  const int64_t lanes = s->d_query != NULL ? s->n_lanes : 0;
   const size_t number = sizeof(float);
-  s->panels = take(arena, columns * s->width, number);
-  s->padded = s->dim == s->width ? NULL : take(arena, columns * s->width, number);
-  s->rows = s->padded != NULL ? s->padded : s->candidate;
-  s->bias = take(arena, columns, number);
-  s->lane_rows = take(arena, lanes * columns * s->width, number);
-  s->lane_log_q = take(arena, lanes * columns, number);
-  s->slot = take(arena, s->n_candidates, sizeof *s->slot);
-  s->older = take(arena, s->n_candidates, sizeof *s->older);
-  s->newest = take(arena, s->n_slots, sizeof *s->newest);
-  s->block_floats = s->n_panels * PANEL + 3 * ROWS * s->width + 2 * ROWS * LANES;
+  s->items.column = take(arena, s->n_candidates, sizeof(int32_t));
+  s->items.place = take(arena, s->n_candidates, sizeof(int32_t));
+  s->items.slots = take(arena, s->items.n_slots, sizeof(int32_t));
+  s->panels = take(arena, s->capacity * s->width, number);
+  s->copies = take(arena, s->capacity * s->width, number);
+  s->bias = take(arena, s->capacity, number);
+  s->lane_rows = take(arena, lanes * s->capacity * s->width, number);
+  s->lane_log_q = take(arena, lanes * s->capacity, number);
+  s->block_floats = s->capacity * ROWS + 3 * ROWS * s->width + 2 * ROWS * LANES;
   s->blocks = take(arena, workers * s->block_floats, number);
 }
 
@@ -514,16 +417,24 @@ static void lay_out(Sweep *s, Arena *arena, int workers) {
    more than LANES_BYTES. It depends on the shapes alone. */
 static int64_t count_lanes(const Sweep *s) {
   const int64_t wanted = up(s->n_queries, LANE_QUERIES) / LANE_QUERIES;
-  const int64_t fit = LANES_BYTES / (s->n_panels * COLS * s->width * (int64_t)sizeof(float));
+  const int64_t fit = LANES_BYTES / (s->capacity * s->width * (int64_t)sizeof(float));
   return least(wanted, least(MAX_LANES, fit < MIN_LANES ? MIN_LANES : fit));
+}
+
+static void choose_columns(Sweep *s) {
+  number_columns(&s->items);
+  s->n_panels = up(s->items.n_columns, COLS) / COLS;
+  if (s->dim == s->width && s->items.n_columns == s->n_candidates) s->copies = NULL;
+  s->rows = s->copies != NULL ? s->copies : s->candidate;
 }
 
 /* Returns 0 if there is no memory. */
 static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
   s->width = up(s->dim, DIM_STEP);
-  s->n_panels = up(s->n_candidates, COLS) / COLS;
+  s->capacity = up(s->n_candidates, COLS);
   s->n_lanes = count_lanes(s);
-  for (s->n_slots = 16; s->n_slots < 2 * s->n_candidates;) s->n_slots *= 2;
+  s->items.n_places = s->n_candidates;
+  s->items.n_slots = count_slots(s->n_candidates);
   if (workers > s->n_lanes) workers = (int)s->n_lanes;
   deal_lanes(s);
   Arena arena = {0};
@@ -532,10 +443,11 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
   if (arena.start == NULL) return 0;
   arena.used = 0;
   lay_out(s, &arena, workers);
+  choose_columns(s);
   pthread_mutex_init(&s->lock, NULL);
-  const int64_t chunks = up(s->n_panels, PREPARE_PANELS) / PREPARE_PANELS;
+  const int64_t chunks = up(s->capacity, PREPARE_PANELS * COLS) / (PREPARE_PANELS * COLS);
   const RecsysPhase phases[] = {
-      {1 + chunks, prepare}, {workers, sweep_lanes}, {s->d_query != NULL ? chunks : 0, add_lanes}};
+      {chunks, prepare}, {workers, sweep_lanes}, {s->d_query != NULL ? chunks : 0, add_lanes}};
   recsys_run(frame, workers, phases, 3, s);
   pthread_mutex_destroy(&s->lock);
   recsys_scratch_give(arena.start);
@@ -545,11 +457,11 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
 enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
 
 /* Arguments: query [b, D], candidate [N, D], item_row [N] int32, log_q [N], weight [b],
-   scale [1] (1 / temperature), first [1] int32. Results: loss [b]; for gradients also
+   known [b, P] int32, scale [1] (1 / temperature), first [1] int32. Results: loss [b]; for gradients also
    d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted). */
 RECSYS_HANDLER(softmax) {
   const int with_gradients = frame->rets.size == 4;
-  XLA_FFI_Error *error = recsys_check(frame, 7, with_gradients ? 4 : 1);
+  XLA_FFI_Error *error = recsys_check(frame, 8, with_gradients ? 4 : 1);
   if (error != NULL) return error;
   Sweep s = {
       .n_queries = recsys_dim(recsys_arg(frame, 0), 0),
@@ -557,11 +469,13 @@ RECSYS_HANDLER(softmax) {
       .dim = recsys_dim(recsys_arg(frame, 0), 1),
       .query = recsys_arg(frame, 0)->data,
       .candidate = recsys_arg(frame, 1)->data,
-      .item_row = recsys_arg(frame, 2)->data,
+      .items.item_row = recsys_arg(frame, 2)->data,
       .log_q = recsys_arg(frame, 3)->data,
       .weight = recsys_arg(frame, 4)->data,
-      .scale = *(const float *)recsys_arg(frame, 5)->data,
-      .first = *(const int32_t *)recsys_arg(frame, 6)->data,
+      .known = recsys_arg(frame, 5)->data,
+      .n_known = recsys_dim(recsys_arg(frame, 5), 1),
+      .scale = *(const float *)recsys_arg(frame, 6)->data,
+      .first = *(const int32_t *)recsys_arg(frame, 7)->data,
       .loss = recsys_ret(frame, 0)->data,
   };
   if (with_gradients) {
@@ -589,7 +503,7 @@ RECSYS_SELF_CHECK(softmax) {
   for (int i = 0; i < 2; i++) {
     float loss[2], d_query[4], d_candidate[4], d_log_q[2];
     Sweep s = {.n_queries = 2, .n_candidates = 2, .dim = 2, .query = ones, .candidate = ones,
-               .item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .loss = loss,
+               .items.item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .loss = loss,
                .d_query = d_query, .d_candidate = d_candidate, .d_log_q = d_log_q};
     if (!run(&s, NULL, 1) || !(fabsf(loss[0] - expected[i]) < 1e-6f) ||
         !(fabsf(d_query[0]) < 1e-6f)) {

@@ -1,6 +1,6 @@
 """The sampled softmax and its gradients, by the C kernel.
 
-The same two functions as `recsys.softmax_blocks`, to about 1e-6. They may be called
+The same two functions as `recsys.losses.softmax_blocks`, to about 1e-6. They may be called
 inside `jax.jit` and `jax.shard_map` where `native.available()`. Results are the same
 bits for any number of threads.
 """
@@ -18,13 +18,14 @@ def losses(
     candidate: jax.Array,
     item_row: jax.Array,
     log_q: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
     """Returns the loss of each query `[batch]` float32; arguments as below."""
     weight = jnp.zeros(query.shape[:1], jnp.float32)
     shapes = [query.shape[:1]]
-    return _call(shapes, query, candidate, item_row, log_q, weight, scale, first)[0]
+    return _call(shapes, query, candidate, item_row, log_q, weight, known, scale, first)[0]
 
 
 def losses_and_gradients(
@@ -33,6 +34,7 @@ def losses_and_gradients(
     item_row: jax.Array,
     log_q: jax.Array,
     weight: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
     first: jax.Array,
     with_log_q: bool,
@@ -45,6 +47,7 @@ def losses_and_gradients(
         item_row: Item row of each candidate `[candidates]` int32.
         log_q: Subtracted from a candidate's logits `[candidates]` float32.
         weight: Weight of each query's loss in the sum `[batch]` float32.
+        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
         scale: One over the temperature, a scalar float32.
         first: The positive of query 0, a scalar int32; that of query i is `first + i`.
         with_log_q: Whether the gradient of `log_q` is wanted.
@@ -56,7 +59,7 @@ def losses_and_gradients(
     n_log_q = log_q.shape[0] if with_log_q else 0
     shapes = [query.shape[:1], query.shape, candidate.shape, (n_log_q,)]
     loss, d_query, d_candidate, d_log_q = _call(
-        shapes, query, candidate, item_row, log_q, weight, scale, first
+        shapes, query, candidate, item_row, log_q, weight, known, scale, first
     )
     return loss, d_query, d_candidate, d_log_q
 

@@ -191,7 +191,9 @@ def _difference(code: str, subject: str, found: np.ndarray, expected: np.ndarray
     if found.shape != expected.shape:
         raise _refused(code, subject, f"shape {found.shape} instead of {expected.shape}")
     worst = float(np.max(np.abs(found - expected), initial=0.0))
-    if not worst <= TOLERANCE:  # NaN is over the tolerance too.
+    # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
+    largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
         raise _refused(code, subject, f"a difference of {worst:.3g}")
     return worst
 
@@ -199,7 +201,8 @@ def _difference(code: str, subject: str, found: np.ndarray, expected: np.ndarray
 def _refused(code: str, subject: str, received: str) -> RecsysError:
     return RecsysError(
         code,
-        f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}.",
+        f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
+        " of the largest number, or of 1.",
         "Nothing was exported. Train again: recsys run; if it stays, report it as a bug.",
         received,
     )

@@ -26,11 +26,11 @@ def model_card(
     parts = [
         _header(name, evaluation),
         f"# {name}",
-        _SUMMARY,
+        _SUMMARY.format(_SIMILARITIES[trained_with["model"]["similarity"]]),
         "## What is in it",
         _table(("what", "how many"), [(what, f"{n:,}") for what, n in counts.items()]),
         "## Training",
-        _training(training),
+        _training(training, _LOSSES[trained_with["train"]["loss"]]),
         f"```json\n{json.dumps(trained_with, indent=1)}\n```",
         "## Evaluation",
         _evaluation(evaluation),
@@ -46,8 +46,16 @@ def model_card(
 
 _SUMMARY = """A two-tower retrieval model: one tower embeds a user with the newest items of the
 user's history and with the user's features, where the data have any; the other embeds an
-item with its features; candidates are ranked by the cosine of the two. The bundle is a
+item with its features; candidates are ranked by the {} of the two. The bundle is a
 TensorFlow SavedModel that takes raw ids and needs nothing but TensorFlow."""
+
+_SIMILARITIES = {"cosine": "cosine", "dot": "dot product"}
+
+_LOSSES = {
+    "sampled_softmax": "Sampled softmax with logQ correction",
+    "full_softmax": "Softmax over the whole catalogue",
+    "bpr": "Bayesian personalised ranking",
+}
 
 _USE = """```python
 import tensorflow as tf
@@ -117,9 +125,9 @@ def _header(name: str, evaluation: Mapping[str, Any] | None) -> str:
     return f"---\n{lines}\n---"
 
 
-def _training(training: Mapping[str, Any]) -> str:
+def _training(training: Mapping[str, Any], loss: str) -> str:
     return (
-        "In-batch sampled softmax with logQ correction, on the interactions before the cut:"
+        f"{loss}, on the interactions before the cut:"
         f" {training['steps']:,} steps, {training['examples']:,} examples,"
         f" {training['devices']} device(s) of the kind {training['platform']}."
     )

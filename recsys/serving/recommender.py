@@ -35,7 +35,7 @@ class ScoredItem(Item):
     """An item that is recommended.
 
     Attributes:
-        score: Cosine of the user's and the item's embedding [-1..1].
+        score: Similarity of the user's and the item's embedding; a cosine is in [-1..1].
     """
 
     score: float

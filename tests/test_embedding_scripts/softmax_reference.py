@@ -3,10 +3,20 @@
 from typing import NamedTuple
 
 import numpy as np
+import pytest
+
+from recsys import native
+from recsys.losses import sampled_softmax, softmax_blocks
+
+GRADIENTS = ["query", "candidate", "log_q", "temperature", "weight"]
+"""What the loss has a gradient to, in the order of the arguments of `loss_of`."""
 
 
 class Batch(NamedTuple):
-    """Arguments of the loss; candidate `first` + i is the positive of query i."""
+    """Arguments of the loss; candidate `first` + i is the positive of query i.
+
+    `known` `[batch, known]` has items that are no negatives of a query, filled up with 0.
+    """
 
     query: np.ndarray
     candidate: np.ndarray
@@ -14,6 +24,7 @@ class Batch(NamedTuple):
     log_q: np.ndarray
     weight: np.ndarray
     temperature: float
+    known: np.ndarray
     first: int = 0
 
 
@@ -28,19 +39,36 @@ class Exact(NamedTuple):
     weight: np.ndarray
 
 
-def random_batch(n_queries, n_candidates, dim, *, items=None, first=0, seed=0, spread=1.0):
-    """Returns a batch whose dot products over the temperature are about ± `spread`."""
+def random_batch(n_queries, n_candidates, dim, *, items=None, first=0, seed=0, spread=1.0, known=0):
+    """Returns a batch whose dot products over the temperature are about ± `spread`.
+
+    A query's `known` items are places that nobody fills, its own item, items of the batch
+    (some of them twice), and items that are in no batch.
+    """
     rng = np.random.default_rng(seed)
     query, candidate = (rng.normal(size=(n, dim)) for n in (n_queries, n_candidates))
+    n_items = items or n_candidates
     return Batch(
         query=query.astype(np.float32),
         candidate=candidate.astype(np.float32),
-        item_row=rng.integers(0, items or n_candidates, n_candidates).astype(np.int32),
+        item_row=rng.integers(0, n_items, n_candidates).astype(np.int32),
         log_q=np.log(rng.uniform(1e-6, 1.0, n_candidates)).astype(np.float32),
         weight=rng.uniform(0, 2 / n_queries, n_queries).astype(np.float32),
         temperature=float(np.float32(np.sqrt(dim) / spread)),
+        known=rng.integers(0, n_items + 2, (n_queries, known)).astype(np.int32),
         first=first,
     )
+
+
+def negatives(batch):
+    """Returns which candidates are negatives of each query `[queries, candidates]` bool."""
+    is_first = np.zeros(len(batch.item_row), bool)
+    is_first[np.unique(batch.item_row, return_index=True)[1]] = True
+    own = batch.item_row[batch.first :][: len(batch.query)]
+    found = is_first[None, :] & (batch.item_row[None, :] != own[:, None])
+    for items in batch.known.T:
+        found &= (batch.item_row[None, :] != items[:, None]) | (items[:, None] == 0)
+    return found
 
 
 def exact(batch):
@@ -51,9 +79,9 @@ def exact(batch):
     scaled = query @ candidate.T / batch.temperature
     each = np.arange(len(query))
     positive = batch.first + each
-    masked = batch.item_row[positive][:, None] == batch.item_row[None, :]
-    masked[each, positive] = False
-    logits = np.where(masked, -np.inf, scaled - log_q)
+    is_candidate = negatives(batch)
+    is_candidate[each, positive] = True
+    logits = np.where(is_candidate, scaled - log_q, -np.inf)
     top = logits.max(axis=1, keepdims=True)
     total = np.exp(logits - top).sum(axis=1, keepdims=True)
     losses = np.log(total)[:, 0] + top[:, 0] - logits[each, positive]
@@ -69,6 +97,40 @@ def exact(batch):
         temperature=-(slopes * scaled).sum() / batch.temperature,
         weight=losses,
     )
+
+
+def mean_of(batch):
+    """Returns the weighted mean of the losses, and its gradients by name, in float64."""
+    weight = np.asarray(batch.weight, np.float64)
+    found = exact(batch._replace(weight=weight / weight.sum()))
+    loss = weight @ found.losses / weight.sum()
+    gradients = {name: getattr(found, name) for name in GRADIENTS}
+    gradients["weight"] = (found.losses - loss) / weight.sum()
+    return loss, gradients
+
+
+def loss_of(query, candidate, log_q, temperature, weight, item_row, known):
+    """The loss under test, with what has gradients first."""
+    return sampled_softmax(query, candidate, item_row, log_q, temperature, weight, known)
+
+
+def arguments(batch):
+    """Returns the arguments of `loss_of`."""
+    temperature = np.float32(batch.temperature)
+    numbers = batch.query, batch.candidate, batch.log_q, temperature, batch.weight
+    return *numbers, batch.item_row, batch.known
+
+
+def use_kernels(name, monkeypatch):
+    """Makes the loss compute with the C kernel, or with JAX alone in blocks of 8 queries."""
+    if name == "native":
+        if native.status().compiler is None:
+            pytest.skip(native.status().reason)
+        assert native.available()
+    else:
+        monkeypatch.setenv("RECSYS_NATIVE", "0")
+        monkeypatch.setattr(softmax_blocks, "_CPU_LOGITS", 1)
+        monkeypatch.setattr(softmax_blocks, "_FEWEST_QUERIES", 8)
 
 
 def assert_close(actual, expected, tolerance=2e-6):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import Mesh, PartitionSpec
 
-from recsys import native, softmax_blocks
+from recsys import native
+from recsys.losses import softmax_blocks
 from recsys.native import softmax as native_softmax
 
 
@@ -42,10 +43,11 @@ def sweep_loss(
     log_q: jax.Array,
     temperature: jax.Array | float,
     weight: jax.Array,
+    known: jax.Array,
 ) -> jax.Array:
     """Returns the weighted sum of the queries' losses, a scalar float32.
 
-    It has gradients to all arguments but `item_row`.
+    It has gradients to all arguments but `item_row` and `known`.
 
     Args:
         query: Query embeddings `[batch, dim]`.
@@ -55,12 +57,12 @@ def sweep_loss(
         log_q: Subtracted from a candidate's logits `[candidates]`.
         temperature: Divides the dot products.
         weight: Weight of each query's loss `[batch]`.
+        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
     """
     numbers = [jnp.asarray(x, jnp.float32) for x in (query, candidate, log_q, temperature, weight)]
     query, candidate, log_q, temperature, weight = numbers
-    return _sweep_loss(
-        query, candidate, jnp.asarray(item_row, jnp.int32), log_q, temperature, weight
-    )
+    item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
+    return _sweep_loss(query, candidate, item_row, log_q, temperature, weight, known)
 
 
 @jax.custom_vjp
@@ -71,8 +73,9 @@ def _sweep_loss(
     log_q: jax.Array,
     temperature: jax.Array,
     weight: jax.Array,
+    known: jax.Array,
 ) -> jax.Array:
-    arrays = (query, candidate, item_row, log_q)
+    arrays = (query, candidate, item_row, log_q, known)
     place = _place()
     if place is None:
         loss = _kernels(query).losses(*arrays, 1 / temperature, 0)
@@ -82,9 +85,9 @@ def _sweep_loss(
 
 
 def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    query, candidate, item_row, log_q, temperature, weight = (x.value for x in primals)
+    query, candidate, item_row, log_q, temperature, weight, known = (x.value for x in primals)
     with_log_q = primals[3].perturbed
-    arrays = (query, candidate, item_row, log_q, weight)
+    arrays = (query, candidate, item_row, log_q, weight, known)
     place = _place()
     if place is None:
         swept = _kernels(query).losses_and_gradients(*arrays, 1 / temperature, 0, with_log_q)
@@ -100,7 +103,7 @@ def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
 
 def _backward(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
     d_query, d_candidate, d_log_q, d_temperature, d_weight = (cotangent * x for x in residuals)
-    return d_query, d_candidate, None, d_log_q, d_temperature, d_weight
+    return d_query, d_candidate, None, d_log_q, d_temperature, d_weight, None
 
 
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
@@ -130,17 +133,18 @@ def _losses_of_parts(
     candidate: jax.Array,
     item_row: jax.Array,
     log_q: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
 ) -> jax.Array:
     def part(query: jax.Array, *rest: jax.Array) -> jax.Array:
-        *candidates, scale = rest
+        *candidates, known, scale = rest
         return _kernels(query).losses(
-            query, *_gathered(place, *candidates), scale, _first(place, query)
+            query, *_gathered(place, *candidates), known, scale, _first(place, query)
         )
 
     own = PartitionSpec(place.axis)
-    return _mapped(place, part, (own, own, own, own, PartitionSpec()), own)(
-        query, candidate, item_row, log_q, scale
+    return _mapped(place, part, (*[own] * 5, PartitionSpec()), own)(
+        query, candidate, item_row, log_q, known, scale
     )
 
 
@@ -151,6 +155,7 @@ def _gradients_of_parts(
     item_row: jax.Array,
     log_q: jax.Array,
     weight: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
     with_log_q: bool,
 ) -> tuple[jax.Array, ...]:
@@ -160,17 +165,18 @@ def _gradients_of_parts(
         item_row: jax.Array,
         log_q: jax.Array,
         weight: jax.Array,
+        known: jax.Array,
         scale: jax.Array,
     ) -> tuple[jax.Array, ...]:
         candidates = _gathered(place, candidate, item_row, log_q)
         loss, d_query, *d_candidates = _kernels(query).losses_and_gradients(
-            query, *candidates, weight, scale, _first(place, query), with_log_q
+            query, *candidates, weight, known, scale, _first(place, query), with_log_q
         )
         return loss, d_query, *_scattered(place, *d_candidates)
 
     own = PartitionSpec(place.axis)
-    return _mapped(place, part, (own, own, own, own, own, PartitionSpec()), (own, own, own, own))(
-        query, candidate, item_row, log_q, weight, scale
+    return _mapped(place, part, (*[own] * 6, PartitionSpec()), (own, own, own, own))(
+        query, candidate, item_row, log_q, weight, known, scale
     )
 
 

@@ -1,30 +1,12 @@
-"""The one config of a run: typed, strict, complete.
-
-`Config` nests a part for each stage; a function takes the part that it needs.
-`recsys.config_file` reads one.
-"""
+"""The data: files, columns, features, vocabularies, and the gate."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-import pydantic
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-
-
-class Strict(pydantic.BaseModel):
-    """Frozen, strict, and closed to unknown keys."""
-
-    model_config = pydantic.ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
-    )
-
+from recsys.config.strict import Name, Share, Strict
 
 # Tables and inputs of the model that aren't features of an item.
 RESERVED_FEATURE_NAMES = {
@@ -36,6 +18,7 @@ RESERVED_FEATURE_NAMES = {
     "item_row",
     "log_q",
     "weight",
+    "known",
 }
 
 
@@ -242,187 +225,3 @@ class DataConfig(Strict):
         if taken:
             raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
         return self
-
-
-class ModelConfig(Strict):
-    """The two towers."""
-
-    dim: PositiveInt = 64
-    """Width of the id tables and of both towers' output [floats]."""
-    feature_dim: PositiveInt = 32
-    """Width of the tables of the items' and users' features [floats]."""
-    history: PositiveInt = 20
-    """Newest positives of a user that the user tower sees [items]."""
-    widths: tuple[PositiveInt, ...] = (128,)
-    """Hidden widths of both towers [floats]."""
-    temperature: PositiveFloat = 0.15
-    """Divides the cosine of the two towers' outputs."""
-    id_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of training ids read as unknown, so that row 0 learns to stand in for
-    users and items without one [0..1)."""
-    new_user_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of training examples whose user is shown as a new one, without id and
-    history, so that the model learns what to recommend to them [0..1)."""
-    table_placement: Literal["auto", "row", "column", "replicated"] = "auto"
-    """How a table lies on several devices: `row` and `column` split it, `replicated`
-    repeats it; `auto` splits by rows from 50,000 rows on."""
-    table_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the tables' weights; `bfloat16` halves them and rounds stochastically."""
-
-
-class TrainConfig(Strict):
-    """The training loop."""
-
-    batch_size: PositiveInt = 256
-    """Examples a step, over all devices."""
-    uniform_negatives: NonNegativeInt = 256
-    """Items drawn evenly from the whole catalogue that each step adds to the batch's
-    own as negatives; without them an item that nobody took is never a negative, and
-    nothing keeps it out of a list."""
-    epochs: PositiveInt = 12
-    """Passes over the training positives."""
-    table_optimizer: Literal["adagrad", "row_wise_adagrad", "lazy_adam", "ftrl", "sgd"] = "adagrad"
-    """Optimizer of the tables' rows; `row_wise_adagrad` keeps one number a row in
-    place of `model.dim`."""
-    table_learning_rate: PositiveFloat = 0.05
-    """Learning rate of the tables."""
-    tower_learning_rate: PositiveFloat = 0.001
-    """Adam's learning rate, for the towers."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of the initial weights, the shuffle and the dropout."""
-
-
-class EvaluateConfig(Strict):
-    """The evaluation over the whole catalogue."""
-
-    k: tuple[PositiveInt, ...] = (10, 50, 100)
-    """Cut-offs of recall@k and NDCG@k."""
-    query: Literal["each_moment", "at_cut"] = "each_moment"
-    """`each_moment`: predict every held-out event from all that its user did
-    before it; `at_cut`: one query a user, from what the user did before the cut."""
-    max_queries: PositiveInt = 50_000
-    """Most queries of an evaluation; where there are more, users are chosen at random,
-    the same ones each time, each with all of its queries [queries]."""
-
-
-class BlessConfig(Strict):
-    """What a model must reach to be pushed."""
-
-    metric: str = "recall@10"
-    """The metric that decides."""
-    at_least: Share = 0.0
-    """Lowest value of the metric."""
-    over_popularity: Annotated[float, Field(ge=0.0)] = 1.0
-    """Lowest ratio of the metric to that of the popularity baseline."""
-    over_blessed: Annotated[float, Field(ge=0.0)] = 0.95
-    """Lowest ratio of the metric to that of the last blessed model."""
-
-
-class ExportConfig(Strict):
-    """The serving bundle."""
-
-    k: PositiveInt = 100
-    """Most candidates that `recommend` can return."""
-
-
-class PushConfig(Strict):
-    """The serving folder."""
-
-    keep: PositiveInt = 5
-    """Newest versions kept in the serving folder."""
-
-
-class BeamConfig(Strict):
-    """How Beam runs."""
-
-    args: tuple[str, ...] = ("--runner=DirectRunner",)
-    """Passed to Beam as they are."""
-    tfx_args: tuple[str, ...] | None = None
-    """The same for TFX's own steps, StatisticsGen and Transform, for a runner that lacks
-    what they need; `null`: as `args`."""
-
-
-class Config(Strict):
-    """Everything that a run needs to know."""
-
-    name: Name
-    """Name of the pipeline and of the served model."""
-    root: str
-    """Folder of everything that a run writes."""
-    data: DataConfig
-    """From raw files to the interaction store."""
-    model: ModelConfig = ModelConfig()
-    """The two towers."""
-    train: TrainConfig = TrainConfig()
-    """The training loop."""
-    evaluate: EvaluateConfig = EvaluateConfig()
-    """The evaluation over the whole catalogue."""
-    bless: BlessConfig = BlessConfig()
-    """What a model must reach to be pushed."""
-    export: ExportConfig = ExportConfig()
-    """The serving bundle."""
-    push: PushConfig = PushConfig()
-    """The serving folder."""
-    report_users: tuple[str, ...] = ()
-    """Ids of users whose recommendations are shown; empty: three are chosen."""
-    beam: BeamConfig = BeamConfig()
-    """How Beam runs."""
-
-    @model_validator(mode="after")
-    def _metric_is_computed(self) -> Self:
-        computed = metric_names(self.evaluate.k)
-        if self.bless.metric not in computed:
-            raise ValueError(
-                f"bless.metric must be one of {', '.join(computed)}; received {self.bless.metric!r}"
-            )
-        return self
-
-
-class TrainStage(Strict):
-    """The parts of a config that training needs."""
-
-    model: ModelConfig = ModelConfig()
-    """The two towers."""
-    train: TrainConfig = TrainConfig()
-    """The training loop."""
-
-
-class EvaluateStage(Strict):
-    """The parts of a config that the evaluation needs."""
-
-    evaluate: EvaluateConfig = EvaluateConfig()
-    """The evaluation over the whole catalogue."""
-    bless: BlessConfig = BlessConfig()
-    """What a model must reach to be pushed."""
-    report_users: tuple[str, ...] = ()
-    """Ids of users whose recommendations are shown; empty: three are chosen."""
-
-
-class ExportStage(Strict):
-    """The parts of a config that the export needs."""
-
-    name: Name
-    """Name of the served model."""
-    export: ExportConfig = ExportConfig()
-    """The serving bundle."""
-
-
-def metric_names(ks: Iterable[int]) -> list[str]:
-    """Returns the names of the metrics that the evaluation computes for `ks`."""
-    names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
-    return [*names, "mrr"]
-
-
-def stage_of(config: Config, kind: type[StageT]) -> StageT:
-    """Returns the parts of `config` that the stage `kind` needs."""
-    return kind(**{name: getattr(config, name) for name in kind.model_fields})
-
-
-def json_schema() -> dict[str, Any]:
-    """Returns the JSON schema of a config file, for editors."""
-    return Config.model_json_schema()
-
-
-def canonical_json(part: pydantic.BaseModel) -> str:
-    """Returns one text for one meaning, fit for a cache key."""
-    return json.dumps(part.model_dump(mode="json"), sort_keys=True)

@@ -8,9 +8,12 @@ faster on a CPU.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from recsys.losses.places import is_first, known_places
 
 # Most logits of a block [floats]: small enough for a CPU's caches to be of use, and large
 # enough for a GPU.
@@ -23,19 +26,37 @@ _dot = functools.partial(
 )
 
 
+class _Candidates(NamedTuple):
+    """What every block reads.
+
+    Attributes:
+        embedding: Embeddings `[candidates, dim]` float32.
+        item_row: Item rows `[candidates]` int32.
+        log_q: Subtracted from the logits `[candidates]` float32.
+        is_copy: Whether the item has an earlier place `[candidates]` bool.
+    """
+
+    embedding: jax.Array
+    item_row: jax.Array
+    log_q: jax.Array
+    is_copy: jax.Array
+
+
 def losses(
     query: jax.Array,
     candidate: jax.Array,
     item_row: jax.Array,
     log_q: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
     first: jax.Array,
 ) -> jax.Array:
     """Returns the loss of each query `[batch]` float32; arguments as below."""
+    candidates = _Candidates(candidate, item_row, log_q, ~is_first(item_row))
+    hidden = _hidden(known, item_row, first)
 
     def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
-        query_block = query[index] * scale
-        loss, _, _ = _softmax(query_block, candidate, item_row, log_q, first + index)
+        loss, _, _ = _softmax(query[index] * scale, candidates, first + index, hidden[index])
         return carry, loss
 
     _, loss = jax.lax.scan(sweep, None, _blocks(query, candidate))
@@ -48,6 +69,7 @@ def losses_and_gradients(
     item_row: jax.Array,
     log_q: jax.Array,
     weight: jax.Array,
+    known: jax.Array,
     scale: jax.Array,
     first: jax.Array,
     with_log_q: bool,
@@ -60,6 +82,7 @@ def losses_and_gradients(
         item_row: Item row of each candidate `[candidates]` int32.
         log_q: Subtracted from a candidate's logits `[candidates]` float32.
         weight: Weight of each query's loss in the sum `[batch]` float32.
+        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
         scale: One over the temperature, a scalar float32.
         first: The positive of query 0, a scalar int32; that of query i is `first + i`.
         with_log_q: Whether the gradient of `log_q` is wanted.
@@ -69,6 +92,8 @@ def losses_and_gradients(
         their shapes, the last one `[0]` if not wanted; all float32.
     """
     n_queries, n_log_q = query.shape[0], log_q.shape[0] if with_log_q else 0
+    candidates = _Candidates(candidate, item_row, log_q, ~is_first(item_row))
+    hidden = _hidden(known, item_row, first)
     blocks = _blocks(query, candidate)
     # What fills the last block up repeats a query, without weight.
     fill = blocks.size - n_queries
@@ -79,7 +104,7 @@ def losses_and_gradients(
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         index, weight = block
         scaled = query[index] * scale
-        loss, slopes, total = _softmax(scaled, candidate, item_row, log_q, first + index)
+        loss, slopes, total = _softmax(scaled, candidates, first + index, hidden[index])
         share = weight / total
         of_query = scale * share[:, None] * _dot(slopes, candidate, (((1,), (0,)), ((), ())))
         of_candidate = _dot(slopes, scaled * share[:, None], (((0,), (0,)), ((), ())))
@@ -92,8 +117,13 @@ def losses_and_gradients(
     return loss.reshape(-1)[:n_queries], d_query, d_candidate, d_log_q
 
 
+def _hidden(known: jax.Array, item_row: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns the candidates that are known items `[batch, known]`; others are past the end."""
+    return known_places(item_row, known, first + jnp.arange(known.shape[0], dtype=jnp.int32))
+
+
 def _softmax(
-    scaled: jax.Array, candidate: jax.Array, item_row: jax.Array, log_q: jax.Array, at: jax.Array
+    scaled: jax.Array, candidates: _Candidates, at: jax.Array, hidden: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns losses `[block]`, their slopes `[block, candidates]`, and totals `[block]`.
 
@@ -101,16 +131,18 @@ def _softmax(
 
     Args:
         scaled: Queries over the temperature `[block, dim]`.
-        candidate: Candidate embeddings `[candidates, dim]`.
-        item_row: Item row of each candidate `[candidates]`.
-        log_q: Subtracted from the logits `[candidates]`.
+        candidates: What they are compared with.
         at: Where the positives of the block are among the candidates `[block]`.
+        hidden: Candidates that are no negatives `[block, known]`.
     """
-    logits = _dot(scaled, candidate, (((1,), (1,)), ((), ()))) - log_q
-    same = item_row[at][:, None] == item_row[None, :]
-    other = at[:, None] != jnp.arange(candidate.shape[0])[None, :]
+    logits = _dot(scaled, candidates.embedding, (((1,), (1,)), ((), ()))) - candidates.log_q
+    same = candidates.item_row[at][:, None] == candidates.item_row[None, :]
+    other = at[:, None] != jnp.arange(candidates.item_row.size)[None, :]
     # The positive is never masked, so every row has a logit that is finite.
-    logits = jnp.where(same & other, -jnp.inf, logits)
+    logits = jnp.where((same | candidates.is_copy) & other, -jnp.inf, logits)
+    if hidden.shape[1]:
+        rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
+        logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
     positive = jnp.take_along_axis(logits, at[:, None], axis=1)[:, 0]
     top = jnp.max(logits, axis=1)
     exponentials = jnp.exp(logits - top[:, None])

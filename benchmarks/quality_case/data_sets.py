@@ -1,0 +1,142 @@
+"""The public splits, each as training events, the users to rank for, and what is known."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+Bags = dict[str, list[list[str]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Csr:
+    """A matrix of users and items whose entries are all 1.
+
+    Attributes:
+        items: Items of all users, one user after the other `[entries]`.
+        offsets: First entry of each user, and the end `[users + 1]`.
+        n_items: Items.
+    """
+
+    items: np.ndarray
+    offsets: np.ndarray
+    n_items: int
+
+    @classmethod
+    def load(cls, path: Path) -> Csr:
+        """Reads what `scipy.sparse.save_npz` wrote of a CSR matrix."""
+        with np.load(path, allow_pickle=False) as file:
+            return cls(file["indices"], file["indptr"].astype(np.int64), int(file["shape"][1]))
+
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int]], n_items: int) -> Csr:
+        """Makes one of the items of each user."""
+        offsets = np.cumsum([0, *map(len, lists)])
+        return cls(np.array([i for one in lists for i in one], np.int32), offsets, n_items)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, user: int) -> np.ndarray:
+        """Returns the items of a user."""
+        return self.items[self.offsets[user] : self.offsets[user + 1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What one trains on, and what is asked then.
+
+    Attributes:
+        train: Training events; in the order of time where the data have one.
+        kind: Protocol, a key of `benchmarks.quality_case.protocols.PROTOCOLS`.
+        k: Cut-offs.
+        relevant: What the protocol compares with: items of each user that were held out.
+        candidates: Items that are ranked for each case `[cases, n]`, the held-out one
+            last; None: all that the user hasn't in `train`.
+        users: User of each case `[cases]`; None: all users with relevant items.
+        item_tokens: Tokens of each item, by feature.
+        user_tokens: Tokens of each user, by feature.
+    """
+
+    train: Csr
+    kind: str
+    k: tuple[int, ...]
+    relevant: Csr
+    candidates: np.ndarray | None = None
+    users: np.ndarray | None = None
+    item_tokens: Bags = dataclasses.field(default_factory=dict)
+    user_tokens: Bags = dataclasses.field(default_factory=dict)
+
+
+def load_gowalla(folder: Path, part: str) -> Split:
+    """Reads Gowalla check-ins, the split of NGCF and LightGCN."""
+    files = _protocol(folder)[part]
+    train, held_out = (Csr.load(folder / files[name]) for name in ("train", "test"))
+    return Split(train, "ranked among all", (20,), held_out)
+
+
+def load_movielens_1m(folder: Path, part: str) -> Split:
+    """Reads MovieLens-1M, the split of Neural Collaborative Filtering."""
+    files = _protocol(folder)[part]
+    train = Csr.load(folder / files["train"])
+    with np.load(folder / files["candidates"], allow_pickle=False) as file:
+        users, positive, negative = file["user"], file["pos"], file["neg"]
+    candidates = np.concatenate([negative, positive[:, None]], axis=1)
+    lists: list[list[int]] = [[] for _ in range(len(train))]
+    for user, item in zip(users.tolist(), positive.tolist(), strict=True):
+        lists[user].append(item)
+    return Split(
+        train,
+        "ranked among given negatives",
+        (10,),
+        Csr.of_lists(lists, train.n_items),
+        candidates,
+        users,
+        item_tokens={
+            "genres": [row["genres"].split("|") for row in _rows(folder / "items.csv", "item")]
+        },
+        user_tokens={
+            name: [[row[name]] for row in _rows(folder / "users.csv", "user")]
+            for name in ("gender", "age", "occupation")
+        },
+    )
+
+
+def load_beauty(folder: Path, part: str) -> Split:
+    """Reads Amazon Beauty, the sequences of S3-Rec; the last item, or the one before, is asked."""
+    n_held = {"test": 1, "valid": 2}[part]
+    text = (folder / "sequences.txt").read_text().splitlines()
+    sequences = [[int(item) - 1 for item in line.split()[1:]] for line in text]
+    with np.load(folder / "history_test.npz", allow_pickle=False) as file:
+        n_items = int(file["shape"][1])
+    attributes = json.loads((folder / "item2attributes.json").read_text())
+    tokens = [[str(a) for a in attributes.get(str(i + 1), ())] for i in range(n_items)]
+    return Split(
+        Csr.of_lists([items[:-n_held] for items in sequences], n_items),
+        "ranked among all, one item",
+        (10,),
+        Csr.of_lists([[items[-n_held]] for items in sequences], n_items),
+        item_tokens={"attributes": tokens},
+    )
+
+
+LOADERS: dict[str, Callable[[Path, str], Split]] = {
+    "gowalla_m1": load_gowalla,
+    "ncf_ml1m": load_movielens_1m,
+    "s3rec_beauty": load_beauty,
+}
+
+
+def _protocol(folder: Path) -> dict[str, dict[str, str]]:
+    content: dict[str, dict[str, str]] = json.loads((folder / "protocol.json").read_text())
+    return content
+
+
+def _rows(path: Path, key: str) -> Iterable[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return sorted(csv.DictReader(file), key=lambda row: int(row[key]))

@@ -1,0 +1,168 @@
+"""`python -m benchmarks.resume`: killed again and again, does a run end with the same bits?
+
+A run of `recsys.train` on synthetic data is done once undisturbed, and then several
+times with SIGKILL at random moments, each time started again with the same command.
+With `--processes 2` one of the processes is killed, and their parent starts both again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import print_line
+from benchmarks.quality_case.data_folder import write_data_folder
+from benchmarks.quality_case.data_sets import Csr, Split
+
+_STAGE: dict[str, dict[str, Any]] = {
+    "model": {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1},
+    "train": {"batch_size": 256, "uniform_negatives": 128, "table_learning_rate": 0.1},
+}
+_POLL_S = 0.02
+
+
+def main() -> None:
+    """Kills runs, and prints how many came to the same weights, and what the kills cost."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.resume", description=__doc__)
+    parser.add_argument("--kills", type=int, default=30, help="kills in all")
+    parser.add_argument("--kills-a-run", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=8, help="simulated devices, in all")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        case = _Case(Path(scratch), options)
+        case.run("undisturbed", [])
+        seconds, done, equal, lost = case.loop_seconds("undisturbed"), 0, 0, []
+        runs = -(-options.kills // options.kills_a_run)
+        for number in range(runs):
+            n_kills = min(options.kills_a_run, options.kills - done)
+            moments = [draw.uniform(0.0, seconds) for _ in range(n_kills)]
+            lost += case.run(f"killed_{number}", moments)
+            equal += case.is_same(f"killed_{number}", "undisturbed")
+            done += n_kills
+    print_line("resume", "runs with the same bits", [equal / runs], f"share of {runs}", 0.0)
+    print_line("resume", "steps lost by a kill", lost or [0.0], "steps", 0.0)
+    print_line("resume", "kills", [float(done)], "kills", 0.0)
+
+
+class _Case:
+    """One data folder, and the runs on it."""
+
+    def __init__(self, root: Path, options: argparse.Namespace) -> None:
+        self._root, self._options = root, options
+        write_data_folder(_split(), root / "data")
+        train = {**_STAGE["train"], "epochs": options.epochs}
+        train["checkpoint"] = {"every_steps": options.every}
+        (root / "stage.json").write_text(json.dumps({**_STAGE, "train": train}))
+
+    def run(self, name: str, moments: list[float]) -> list[float]:
+        """Runs to the end, with a kill each of `moments` seconds after the first step.
+
+        Returns:
+            The steps that each kill cost, as far as the progress told.
+        """
+        lost = []
+        for moment in moments:
+            with self._started(name) as run:
+                step = self._kill_after(run, name, moment)
+            if step is not None:
+                lost.append(float(step - self._newest(name)))
+        with self._started(name) as run:
+            if run.wait():
+                raise SystemExit(f"The run {name} failed; see its log.")
+        return lost
+
+    def is_same(self, name: str, other: str) -> bool:
+        """Returns whether two runs ended with the same weights, bit for bit."""
+        files = sorted(path.name for path in self._weights(other).iterdir())
+        return files == sorted(path.name for path in self._weights(name).iterdir()) and all(
+            np.load(self._weights(name) / file).tobytes()
+            == np.load(self._weights(other) / file).tobytes()
+            for file in files
+        )
+
+    def loop_seconds(self, name: str) -> float:
+        """Returns the seconds that a run spent in its steps."""
+        summary = json.loads((self._root / name / "model" / "training.json").read_text())
+        return float(summary["seconds"])
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        folder = self._root / name
+        folder.mkdir(exist_ok=True)
+        events = folder / "events.jsonl"
+        events.unlink(missing_ok=True)
+        n = self._options.processes
+        flags = f"--xla_force_host_platform_device_count={self._options.devices // n}"
+        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(events)}
+        words = ["--config", self._root / "stage.json", "--data", self._root / "data"]
+        words += ["--out", folder / "model", "--processes", n]
+        with (folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "recsys.train", *map(str, words)],
+                env={**os.environ, "JAX_PLATFORMS": "cpu", **own},
+                stdout=log,
+                stderr=log,
+            )
+
+    def _kill_after(self, run: subprocess.Popen[bytes], name: str, moment: float) -> int | None:
+        """Kills a process of the run; returns the last step that it told of."""
+        started = None
+        while run.poll() is None:
+            step = self._step(name)
+            if step is not None:
+                started = started or time.monotonic()
+                if time.monotonic() - started > moment:
+                    break
+            time.sleep(_POLL_S)
+        step = self._step(name)
+        if self._options.processes == 1:
+            run.kill()
+        elif children := _children(run.pid):
+            os.kill(children[-1], signal.SIGKILL)
+        run.wait()
+        return step
+
+    def _step(self, name: str) -> int | None:
+        events = self._root / name / "events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() else []
+        done = [json.loads(line).get("done") for line in lines]
+        return next((step for step in reversed(done) if step is not None), None)
+
+    def _newest(self, name: str) -> int:
+        steps = (self._root / name / "checkpoints").glob("*/last/*")
+        return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
+
+    def _weights(self, name: str) -> Path:
+        return self._root / name / "model" / "weights"
+
+
+def _children(parent: int) -> list[int]:
+    """Returns the processes that a process started, the oldest first."""
+    path = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def _split(n_users: int = 2000, n_items: int = 3000, per_user: int = 30) -> Split:
+    draw = np.random.default_rng(0)
+    lists = [draw.choice(n_items, per_user, replace=False).tolist() for _ in range(n_users)]
+    train = Csr.of_lists(lists, n_items)
+    return Split(train, "ranked among all", (10,), Csr.of_lists([[] for _ in lists], n_items))
+
+
+if __name__ == "__main__":
+    main()

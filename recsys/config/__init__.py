@@ -1,0 +1,93 @@
+"""The one config of a run: typed, strict, complete.
+
+`Config` nests a part for each stage; a function takes the part that it needs.
+`recsys.config_file` reads one.
+"""
+
+from recsys.config.data import (
+    RESERVED_FEATURE_NAMES,
+    CsvFormat,
+    DataConfig,
+    Feature,
+    Files,
+    GateConfig,
+    InteractionColumns,
+    InteractionsConfig,
+    ItemColumns,
+    ItemsConfig,
+    SourceConfig,
+    TimestampUnit,
+    UserColumns,
+    UsersConfig,
+    VocabulariesConfig,
+    VocabularyConfig,
+)
+from recsys.config.model import Dropout, ModelConfig, SequenceConfig
+from recsys.config.run import (
+    BeamConfig,
+    BlessConfig,
+    Config,
+    EvaluateConfig,
+    EvaluateStage,
+    ExportConfig,
+    ExportStage,
+    PushConfig,
+    StageT,
+    TrainStage,
+    canonical_json,
+    json_schema,
+    metric_names,
+    stage_of,
+)
+from recsys.config.strict import Name, Share, Strict
+from recsys.config.training import (
+    CheckpointConfig,
+    HardNegativesConfig,
+    ScheduleConfig,
+    TrainConfig,
+    ValidationConfig,
+)
+
+__all__ = [
+    "RESERVED_FEATURE_NAMES",
+    "BeamConfig",
+    "BlessConfig",
+    "CheckpointConfig",
+    "Config",
+    "CsvFormat",
+    "DataConfig",
+    "Dropout",
+    "EvaluateConfig",
+    "EvaluateStage",
+    "ExportConfig",
+    "ExportStage",
+    "Feature",
+    "Files",
+    "GateConfig",
+    "HardNegativesConfig",
+    "InteractionColumns",
+    "InteractionsConfig",
+    "ItemColumns",
+    "ItemsConfig",
+    "ModelConfig",
+    "Name",
+    "PushConfig",
+    "ScheduleConfig",
+    "SequenceConfig",
+    "Share",
+    "SourceConfig",
+    "StageT",
+    "Strict",
+    "TimestampUnit",
+    "TrainConfig",
+    "TrainStage",
+    "UserColumns",
+    "UsersConfig",
+    "ValidationConfig",
+    "VocabulariesConfig",
+    "VocabularyConfig",
+    "canonical_json",
+    "json_schema",
+    "metric_names",
+    "stage_of",
+]

@@ -1,0 +1,132 @@
+"""The training loop: the loss, the negatives, the optimizers, the checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from recsys.config.strict import Share, Strict
+
+
+class HardNegativesConfig(Strict):
+    """Negatives that the model itself found close to the positives of a batch."""
+
+    count: NonNegativeInt = 0
+    """Hard negatives that each step adds; 0: none are looked for [items]."""
+    pool: PositiveInt = 50
+    """Nearest items of an item that its hard negatives are drawn from [items]."""
+    skip: NonNegativeInt = 5
+    """Nearest items left out: too close to be wrong [items]."""
+    guard: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
+    """Items whose cosine with the positive is above this share are left out too:
+    they are probably liked as well [0..1]."""
+    after_epochs: PositiveInt = 1
+    """Epochs before the first ones are looked for."""
+
+
+class ScheduleConfig(Strict):
+    """How the learning rates change over the run, those of tables and towers alike."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    """What comes after the warm-up: the full rate, or a way down from it."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps in which the rate grows from 0."""
+    end: Share = 0.0
+    """Share of the full rate that is left at the end of the run [0..1]."""
+
+
+class ValidationConfig(Strict):
+    """Training positives that training doesn't see, to know when to stop."""
+
+    share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    """Share of the newest training positives that is held back [0..1]."""
+    metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
+    """The metric that is watched: `recall@k`, `ndcg@k` or `mrr`."""
+    every_epochs: PositiveInt = 1
+    """Epochs from one look at it to the next."""
+    patience: PositiveInt | None = 3
+    """Looks without a better value after which training stops; `null`: it never does.
+    The model of the best look is kept in any case."""
+    max_queries: PositiveInt = 5_000
+    """Most queries of a look."""
+
+
+class CheckpointConfig(Strict):
+    """What a killed run goes on from."""
+
+    every_steps: PositiveInt = 1_000
+    """Steps from one checkpoint to the next: the most that a kill can cost."""
+    keep: PositiveInt = 2
+    """Newest checkpoints kept."""
+
+
+class TrainConfig(Strict):
+    """The training loop."""
+
+    loss: Literal["sampled_softmax", "full_softmax", "bpr"] = "sampled_softmax"
+    """`sampled_softmax`: against the batch's items and the negatives drawn; `full_softmax`:
+    against the whole catalogue, for small ones; `bpr`: against one drawn item each."""
+    batch_size: PositiveInt = 256
+    """Examples a step, over all devices."""
+    uniform_negatives: NonNegativeInt = 256
+    """Items drawn from the whole catalogue that each step adds to the batch's own as
+    negatives; without them an item that nobody took is never a negative, and nothing keeps
+    it out of a list."""
+    negative_power: Share = 0.0
+    """They are drawn evenly at 0, by their popularity at 1, and by a power of it between."""
+    hard_negatives: HardNegativesConfig = HardNegativesConfig()
+    """Negatives that the model itself found close to the positives."""
+    known_positives: NonNegativeInt = 0
+    """Newest training positives of a user that are never its negatives; 0: only the
+    example's own item isn't [items]."""
+    epochs: PositiveInt = 12
+    """Passes over the training positives."""
+    table_optimizer: Literal["adagrad", "row_wise_adagrad", "lazy_adam", "ftrl", "sgd"] = "adagrad"
+    """Optimizer of the tables' rows; `row_wise_adagrad` keeps one number a row in
+    place of `model.dim`."""
+    table_learning_rate: PositiveFloat = 0.05
+    """Learning rate of the tables."""
+    user_learning_rate: PositiveFloat | None = None
+    """Learning rate of the users' own rows; `null`: that of the other tables."""
+    table_weight_decay: NonNegativeFloat = 0.0
+    """Share of a row, times the learning rate, that each step which touches it takes off."""
+    tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd"] = "adam"
+    """Keras' optimizer of the towers."""
+    tower_learning_rate: PositiveFloat = 0.001
+    """Learning rate of the towers."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """How both learning rates change over the run."""
+    clip_norm: PositiveFloat | None = None
+    """Longest gradient of all weights together; a longer one is shortened to it."""
+    accumulate: PositiveInt = 1
+    """Steps whose gradients are added up for one update."""
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """The towers' weights become their moving average, which keeps this share of itself
+    a step; `null`: they don't [0..1]."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type that the towers compute in; weights and loss stay float32."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the initial weights, the shuffle and the dropout."""
+    validation: ValidationConfig | None = None
+    """Training positives held back to stop early and to keep the best model; `null`: none,
+    the last model is kept."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What a killed run goes on from."""
+    profile_steps: NonNegativeInt = 0
+    """Steps that JAX's profiler traces, after the first hundred; 0: none."""
+
+    @model_validator(mode="after")
+    def _loss_has_its_negatives(self) -> Self:
+        if self.loss == "bpr" and not self.uniform_negatives:
+            raise ValueError("bpr draws its negatives from the catalogue: uniform_negatives is 0")
+        if self.loss != "sampled_softmax" and self.hard_negatives.count:
+            raise ValueError("hard_negatives need loss: sampled_softmax")
+        return self

@@ -1,0 +1,73 @@
+"""Bayesian personalised ranking."""
+
+from __future__ import annotations
+
+import keras
+from keras import ops
+
+from recsys.errors import RecsysError
+from recsys.losses.averaging import nan_unless_finite, shares
+from recsys.losses.places import NO_ITEM
+
+
+def bpr(
+    query: keras.KerasTensor,
+    candidate: keras.KerasTensor,
+    item_row: keras.KerasTensor,
+    temperature: float | keras.KerasTensor,
+    sample_weight: keras.KerasTensor | None = None,
+    known: keras.KerasTensor | None = None,
+) -> keras.KerasTensor:
+    """Returns the loss of Bayesian personalised ranking, one negative for each query.
+
+    The mean of `-log sigmoid((s_positive - s_negative) / temperature)`: BPR-Opt of Rendle
+    et al., UAI 2009, section 4.1, whose regulariser is the optimizers' (weight decay).
+    A pair whose negative is the query's own item, or one that it is known to like, has
+    weight 0.
+
+    Args:
+        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
+        candidate: Candidate embeddings `[batch + negatives, dim]`: the positives of the
+            queries, then at least one negative, drawn from the catalogue. Query i is
+            paired with negative `i mod negatives`.
+        item_row: Item row of each candidate `[batch + negatives]` int32.
+        temperature: Divides the difference of the dot products; it has a gradient.
+        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
+        known: Item rows that each query is known to like `[batch, known]` int32, filled
+            up with 0. None for none.
+
+    Returns:
+        The weighted mean over the pairs, a scalar float32: 0, with gradients 0, if their
+        weights sum to 0; NaN if a number in `query` or `candidate` is infinite or NaN.
+
+    Raises:
+        RecsysError: There is no negative (R344).
+    """
+    n_queries, n_candidates = query.shape[0], candidate.shape[0]
+    if n_candidates <= n_queries:
+        raise RecsysError(
+            "R344",
+            "BPR must have at least one negative behind the positives of the queries.",
+            "Draw negatives from the catalogue: train.uniform_negatives.",
+            f"{n_queries} queries, {n_candidates} candidates",
+        )
+    place = n_queries + ops.arange(n_queries, dtype="int32") % (n_candidates - n_queries)
+    query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
+    negative = ops.take(candidate, place, axis=0)
+    margin = ops.sum(query * (candidate[:n_queries] - negative), axis=-1) / temperature
+    weight = ops.ones((n_queries,)) if sample_weight is None else sample_weight
+    negative_row = ops.take(item_row, place)
+    weight = ops.where(_is_liked(item_row[:n_queries], negative_row, known), 0.0, weight)
+    loss = ops.sum(shares(weight) * ops.softplus(-margin))
+    return nan_unless_finite(loss, query, candidate)
+
+
+def _is_liked(
+    own: keras.KerasTensor, negative: keras.KerasTensor, known: keras.KerasTensor | None
+) -> keras.KerasTensor:
+    """Returns whether each query likes its negative `[batch]` bool."""
+    is_own = ops.equal(own, negative)
+    if known is None or known.shape[1] == 0:
+        return is_own
+    is_known = ops.logical_and(ops.equal(known, negative[:, None]), ops.not_equal(known, NO_ITEM))
+    return ops.logical_or(is_own, ops.any(is_known, axis=-1))

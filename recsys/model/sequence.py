@@ -1,0 +1,181 @@
+"""A history read in its order: self-attention, after SASRec.
+
+Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; the layers are
+normalised before each part (pre-norm), which trains without a warm-up (Xiong et al.,
+ICML 2020).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from recsys.model.linear import Dropout, Linear, Norm
+from recsys.model.pooling import masked_softmax
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class AttentionBlock(keras.layers.Layer):
+    """Attention with several heads, then a feed-forward layer, each added to its input.
+
+    Args:
+        dim: Width of an entry [floats].
+        heads: Heads; must divide `dim`.
+        width: Width of the feed-forward layer [floats].
+        dropout: Share of attention weights and activations that training drops [0..1).
+        seed: Seed of the initial weights and of the dropout.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+        self.dim, self.heads, self.width = dim, heads, width
+        self.dropout, self.seed = dropout, seed
+        self.norm, self.feed_norm = Norm(name="norm"), Norm(name="feed_norm")
+        names = ("query", "key", "value", "out")
+        self.query, self.key, self.value, self.out = (
+            Linear(dim, seed=seed + i, name=name) for i, name in enumerate(names)
+        )
+        self.widen = Linear(width, seed=seed + 4, name="widen")
+        self.narrow = Linear(dim, seed=seed + 5, name="narrow")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights."""
+        self._drop = Dropout(self.dropout, self.seed)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        for layer in (self.norm, self.query, self.key, self.value, self.out):
+            layer.build((None, self.dim))
+        self.feed_norm.build((None, self.dim))
+        self.widen.build((None, self.dim))
+        self.narrow.build((None, self.width))
+
+    def call(
+        self,
+        x: keras.KerasTensor,
+        seen: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        training: bool = False,
+    ) -> keras.KerasTensor:
+        """Returns the entries' new states `[batch, n, dim]`, in the type of `x`.
+
+        Args:
+            x: The entries whose states are asked for `[batch, n, dim]`.
+            seen: All entries `[batch, length, dim]`.
+            mask: Which of them each sees, bool `[batch, n, length]`.
+            training: Whether entries are dropped.
+        """
+        found = self._attended(self.norm(x), self.norm(seen), mask, training)
+        x = x + self._drop(self.out(found), training)
+        inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
+        return x + self._drop(self.narrow(inner), training)
+
+    def _attended(
+        self, x: keras.KerasTensor, seen: keras.KerasTensor, mask: keras.KerasTensor, training: bool
+    ) -> keras.KerasTensor:
+        query = self._in_heads(self.query(x))
+        key, value = (self._in_heads(layer(seen)) for layer in (self.key, self.value))
+        scores = ops.einsum("bnhd,blhd->bhnl", query, key) * (self.dim // self.heads) ** -0.5
+        weights = self._drop(masked_softmax(scores, mask[:, None]), training)
+        found = ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value)
+        return ops.reshape(found, (-1, x.shape[1], self.dim))
+
+    def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("dim", "heads", "width", "dropout", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class SequenceEncoder(keras.layers.Layer):
+    """Returns the state of a history's newest item, which has seen all the older ones.
+
+    Args:
+        length: Items of a history; each place has a vector that is learned.
+        dim: Width of an item [floats].
+        n_blocks: Blocks, one after the other.
+        heads: Heads of each; must divide `dim`.
+        width: Width of their feed-forward layers; None for `dim` [floats].
+        dropout: Share of activations that training drops [0..1).
+        seed: Seed of the initial weights and of the dropout.
+        training_dtype: What training computes in; all else computes in float32.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        n_blocks: int = 2,
+        heads: int = 2,
+        width: int | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
+        training_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.length, self.dim, self.n_blocks, self.heads = length, dim, n_blocks, heads
+        self.width, self.dropout, self.seed = width, dropout, seed
+        self.training_dtype = training_dtype
+        self.blocks = [
+            AttentionBlock(dim, heads, width or dim, dropout, seed + 10 * i, name=f"block_{i}")
+            for i in range(n_blocks)
+        ]
+        self.norm = Norm(name="norm")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights."""
+        self._drop = Dropout(self.dropout, self.seed - 1)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed - 1)
+        self.place = self.add_weight(
+            name="place", shape=(self.length, self.dim), initializer=normal
+        )
+        for block in self.blocks:
+            block.build()
+        self.norm.build((None, self.dim))
+
+    def call(
+        self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
+    ) -> keras.KerasTensor:
+        """Returns the state of the newest item `[batch, dim]` float32; zeros without one.
+
+        Args:
+            items: The items' embeddings `[batch, length, dim]`, the newest first.
+            rows: Their rows `[batch, length]`; 0 for none.
+            training: Whether entries are dropped, and `training_dtype` counts.
+        """
+        is_item = rows > 0
+        x = ops.cast(items * self.dim**0.5 + self.place, self._type(training))
+        x = self._drop(x, training) * ops.cast(is_item, x.dtype)[..., None]
+        place = ops.arange(self.length)
+        # The newest first: an item sees itself and what is behind it.
+        mask = ops.logical_and(is_item[:, None, :], place[:, None] <= place[None, :])
+        for block in self.blocks[:-1]:
+            x = block(x, x, mask, training=training)
+        # All that is left to know is the newest item's state; it sees all others.
+        newest = _newest(is_item, x.dtype)
+        own = ops.sum(x * newest[..., None], axis=1, keepdims=True)
+        state = self.blocks[-1](own, x, is_item[:, None, :], training=training)[:, 0]
+        has_any = ops.any(is_item, axis=1, keepdims=True)
+        return ops.where(has_any, ops.cast(self.norm(state), "float32"), 0.0)
+
+    def _type(self, training: bool) -> str:
+        return self.training_dtype if training else "float32"
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("length", "dim", "n_blocks", "heads", "width", "dropout", "seed", "training_dtype")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+def _newest(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
+    """Returns 1 at the first item of each history `[batch, length]`, else 0."""
+    count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
+    return ops.cast(ops.logical_and(is_item, count == 1), dtype)

@@ -1,0 +1,1 @@
+"""The training loop: its input, its checkpoints, and what is seen of it."""

@@ -1,0 +1,86 @@
+"""What happens between two epochs: a look at the validation, and new hard negatives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recsys.config import TrainStage
+from recsys.data.batches import BatchSource
+from recsys.data.hard_negatives import HardNegatives
+from recsys.model import TowerInputs, TwoTower
+from recsys.model.inference import Inference
+from recsys.training.checkpoint_files import steps_in
+from recsys.training.feed import Feed
+from recsys.training.folders import Folders
+from recsys.training.hard_negatives import mine
+from recsys.training.processes import is_primary
+from recsys.training.validation import Validation, trained_inputs
+
+
+class Border:
+    """Looks at the model between two epochs, and feeds it what follows from that.
+
+    The lists of hard negatives are written to a file, for a run that goes on in the
+    middle of an epoch reads with those of its beginning.
+
+    Args:
+        model: The model.
+        inputs: What is known of users and items.
+        source: The batches.
+        stage: The model and the training loop.
+        folders: Where the lists are kept.
+        epochs: Epochs done.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        inputs: TowerInputs,
+        source: BatchSource,
+        stage: TrainStage,
+        folders: Folders,
+        epochs: int,
+    ) -> None:
+        self._towers, self._folders = Inference(model), folders
+        self._inputs = trained_inputs(inputs, source.events)
+        self._hard = stage.train.hard_negatives
+        self._validation = None
+        if stage.train.validation is not None:
+            self._validation = Validation(
+                source.events, inputs, stage.model, stage.train.validation
+            )
+        self.source = self._with_lists(source, epochs)
+
+    def look(self) -> dict[str, float]:
+        """Returns the validation's metrics of the model as it is; none without one."""
+        return {} if self._validation is None else self._validation.metrics(self._towers)
+
+    def refresh(self, epochs: int, feed: Feed) -> None:
+        """Looks for hard negatives after `epochs` epochs, and feeds them from now on."""
+        if not self._hard.count or epochs < self._hard.after_epochs:
+            return
+        catalogue = self._inputs.catalogue
+        vectors = self._towers.catalogue(self._inputs)
+        lists = mine(vectors, catalogue.is_item, self._hard)
+        if is_primary():
+            self._folders.negatives.mkdir(parents=True, exist_ok=True)
+            lists.save(self._file(epochs))
+            self._remove_old()
+        self.source = self.source.with_hard_negatives(lists)
+        feed.go_on(self.source)
+
+    def _with_lists(self, source: BatchSource, epochs: int) -> BatchSource:
+        if not self._hard.count or epochs < self._hard.after_epochs or epochs == source.epochs:
+            return source
+        n_rows = self._inputs.catalogue.n_rows
+        return source.with_hard_negatives(HardNegatives.load(self._file(epochs), n_rows))
+
+    def _remove_old(self) -> None:
+        """Removes the lists of epochs before that of the oldest checkpoint."""
+        oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
+        for path in self._folders.negatives.glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) < oldest:
+                path.unlink()
+
+    def _file(self, epochs: int) -> Path:
+        return self._folders.negatives / f"{epochs}.npz"

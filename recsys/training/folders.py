@@ -1,0 +1,89 @@
+"""Where a training run writes beside its model: a folder by what it computes.
+
+    <checkpoints>/<fingerprint>/last/       the newest checkpoints
+    <checkpoints>/<fingerprint>/best/       the model that validation found best
+    <checkpoints>/<fingerprint>/negatives/  the hard negatives of the newest epochs
+    <checkpoints>/../tensorboard/<fingerprint>/
+
+A run that is killed leaves them, and the same run finds them again, in whatever folder
+its model was to go to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Self
+
+from recsys.config import TrainStage
+from recsys.training.identity import folder_name, identity
+
+_OTHERS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """The folders of one run.
+
+    Attributes:
+        identity: Fingerprints of what the run computes with.
+        checkpoints: Its checkpoints.
+        tensorboard: What TensorBoard shows of it.
+    """
+
+    identity: dict[str, str]
+    checkpoints: Path
+    tensorboard: Path
+
+    @classmethod
+    def of_run(cls, root: Path, stage: TrainStage, data: Path) -> Self:
+        """Returns the folders of a run.
+
+        Args:
+            root: Folder of the checkpoints of all runs.
+            stage: The model and the training loop.
+            data: Data folder of the InteractionEncoder.
+        """
+        parts = identity(stage, data)
+        name = folder_name(parts)
+        return cls(parts, root / name, root.parent / "tensorboard" / name)
+
+    @property
+    def last(self) -> Path:
+        """Folder of the newest checkpoints."""
+        return self.checkpoints / "last"
+
+    @property
+    def best(self) -> Path:
+        """Folder of the best model's checkpoint."""
+        return self.checkpoints / "best"
+
+    @property
+    def negatives(self) -> Path:
+        """Folder of the hard negatives."""
+        return self.checkpoints / "negatives"
+
+    @property
+    def profile(self) -> Path:
+        """Folder of the trace of JAX's profiler, where TensorBoard finds it."""
+        return self.tensorboard
+
+    def remove_others(self) -> list[Path]:
+        """Removes the checkpoints of other runs but the two that were written last.
+
+        A checkpoint is as large as tables and slots together, and each night's data make
+        another run. Those that are left out are still there for a run that was killed.
+
+        Returns:
+            The folders that were removed.
+        """
+        others = [
+            path
+            for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
+            if path.name != self.checkpoints.name
+        ]
+        old = sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[_OTHERS:]
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
+        return old

@@ -1,0 +1,171 @@
+"""`--processes N`: the parent of the processes of a run on this machine.
+
+A process whose peer died can't go on, and can't tell whether it will come back. So the
+parent ends all of them when one dies, and starts all again: they go on from the last
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from recsys.errors import RecsysError
+from recsys.events import emit
+from recsys.process import last_json_line
+from recsys.training.processes import COORDINATOR, COUNT, INDEX
+
+_POLL_S = 0.1
+_TRIES_WITHOUT_A_STEP = 3
+_STEP = "Trainer"
+
+
+def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dict[str, Any]:
+    """Trains in `n_processes` processes, which are started again when one dies.
+
+    Args:
+        arguments: Command line of `python -m recsys.train` for each of them.
+        n_processes: How many.
+        checkpoints: Folder that they save to, to see whether they get anywhere.
+
+    Returns:
+        The result of the first process, with `restarts`.
+
+    Raises:
+        RecsysError: A process refused to go on, or they died several times without a
+            new checkpoint between.
+    """
+    restarts, in_vain = 0, 0
+    with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
+        while True:
+            saved = _newest(checkpoints)
+            with _started(arguments, n_processes, Path(scratch)) as group:
+                result = group.result()
+            if result is not None:
+                return {**result, "restarts": restarts}
+            restarts += 1
+            in_vain = 0 if _newest(checkpoints) != saved else in_vain + 1
+            if in_vain >= _TRIES_WITHOUT_A_STEP:
+                raise RecsysError(
+                    "R377",
+                    "The processes of a training must live from one checkpoint to the next.",
+                    "The log holds their last words; out of memory ends a process with -9."
+                    " A lower train.checkpoint.every_steps loses less.",
+                    {"restarts": restarts, "exit code": group.failure},
+                )
+            text = f"a process ended with {group.failure}: all start again from the last checkpoint"
+            emit("progress", step=_STEP, done=None, total=None, text=text)
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+
+
+def _newest(folder: Path) -> int:
+    """Returns the highest step that was saved below `folder`; -1 for none."""
+    steps = [int(path.name) for path in folder.glob("*/last/*") if path.name.isdecimal()]
+    return max(steps, default=-1)
+
+
+class _Group:
+    """The processes of one attempt."""
+
+    def __init__(self, children: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
+        self._children, self._outputs = children, outputs
+        self.failure: int | None = None
+        self._is_asked = False
+
+    def result(self) -> dict[str, Any] | None:
+        """Waits for the processes; returns the first one's result, None if one died.
+
+        Raises:
+            RecsysError: A process gave a reason not to go on.
+        """
+        while any(code is None for code in self._codes()):
+            if any(self._codes()):  # One ended otherwise than with 0.
+                break
+            time.sleep(_POLL_S)
+        first = next((i for i, code in enumerate(self._codes()) if code), None)
+        if first is None:
+            return last_json_line(self._outputs[0].read_text(errors="replace"))
+        self.failure = self._children[first].returncode
+        self._end()
+        # What the others say may come from its death.
+        said = last_json_line(self._outputs[first].read_text(errors="replace"))
+        if said is not None and "error" in said:
+            raise RecsysError.from_json(said["error"])
+        if self._is_asked:
+            raise RecsysError(
+                "R378",
+                "The processes of a training save before they stop.",
+                "Run the same command again; it goes on from the last checkpoint.",
+                f"exit code {self.failure}",
+            )
+        return None
+
+    def ask_to_stop(self, _signum: int, _frame: FrameType | None) -> None:
+        """Passes the wish to stop on to all processes, which save and end."""
+        self._is_asked = True
+        for child in self._children:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+
+    def _codes(self) -> list[int | None]:
+        return [child.poll() for child in self._children]
+
+    def _end(self) -> None:
+        """Ends what is left: without its peer it would wait for a minute or more."""
+        deadline = time.monotonic() + 2.0  # Time to give a reason, where there is one.
+        while time.monotonic() < deadline and None in self._codes():
+            time.sleep(_POLL_S)
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+@contextmanager
+def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Iterator[_Group]:
+    """Starts the processes; none of them is left at the end."""
+    address = f"127.0.0.1:{_free_port()}"
+    children, outputs = [], []
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for index in range(n_processes):
+            own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
+            output = scratch / f"{index}.out"
+            outputs.append(output)
+            with output.open("wb") as file:
+                children.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "recsys.train", *arguments],
+                        env={**os.environ, **own},
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                    )
+                )
+        group = _Group(children, outputs)
+        for signum in before:
+            signal.signal(signum, group.ask_to_stop)
+        yield group
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,109 @@
+"""The optimizers of a run: one for the towers, one for each table, one schedule for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+from keras import ops
+
+from recsys.config import ScheduleConfig, TrainConfig
+from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that grows from 0, and then falls along a line or half a cosine.
+
+    Cosine: Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5, without restarts.
+
+    Args:
+        peak: Full rate.
+        updates: Updates of the run; later ones have the rate of the last.
+        kind: `constant`, `linear` or `cosine`.
+        warmup: Updates in which the rate grows to `peak`.
+        end: Share of `peak` at the end [0..1].
+    """
+
+    def __init__(
+        self, peak: float, updates: int, kind: str, warmup: int = 0, end: float = 0.0
+    ) -> None:
+        self.peak, self.updates, self.kind = peak, updates, kind
+        self.warmup, self.end = warmup, end
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update `step`, 0 for the first one, a scalar float32."""
+        step = ops.cast(step, "float32")
+        grown = ops.minimum(1.0, (step + 1.0) / max(1, self.warmup))
+        span = max(1, self.updates - self.warmup)
+        done = ops.clip((step - self.warmup) / span, 0.0, 1.0)
+        left = {
+            "constant": 1.0,
+            "linear": 1.0 - done,
+            "cosine": 0.5 * (1.0 + ops.cos(done * 3.141592653589793)),
+        }[self.kind]
+        return self.peak * grown * (self.end + (1.0 - self.end) * left)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("peak", "updates", "kind", "warmup", "end")
+        return {name: getattr(self, name) for name in names}
+
+
+def table_optimizers(train: TrainConfig, updates: int) -> tuple[RowOptimizer, RowOptimizer]:
+    """Returns the optimizer of the tables' rows, and that of the users' own rows.
+
+    Args:
+        train: The training loop.
+        updates: Updates of the run, for the schedule.
+    """
+    rate = train.table_learning_rate
+    return _of_rows(train, rate, updates), _of_rows(
+        train, train.user_learning_rate or rate, updates
+    )
+
+
+def _of_rows(train: TrainConfig, peak: float, updates: int) -> RowOptimizer:
+    rate = _rate(peak, train.schedule, updates)
+    return dataclasses.replace(
+        row_optimizer(train.table_optimizer),
+        learning_rate=rate,
+        weight_decay=train.table_weight_decay,
+    )
+
+
+def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimizer:
+    """Returns the optimizer of the towers, which clips and accumulates for the tables too.
+
+    Args:
+        train: The training loop.
+        updates: Updates of the run, for the schedule.
+    """
+    more: dict[str, Any] = {}
+    if train.accumulate > 1:
+        more["gradient_accumulation_steps"] = train.accumulate
+    if train.ema is not None:
+        more |= {"use_ema": True, "ema_momentum": train.ema}
+    settings = {
+        "name": "towers",  # Part of the paths in a checkpoint.
+        "learning_rate": _rate(train.tower_learning_rate, train.schedule, updates),
+        "global_clipnorm": train.clip_norm,
+        **more,
+    }
+    kind: type[keras.optimizers.Optimizer] = {
+        "adam": keras.optimizers.Adam,
+        "adamw": keras.optimizers.AdamW,
+        "adagrad": keras.optimizers.Adagrad,
+        "lion": keras.optimizers.Lion,
+        "nadam": keras.optimizers.Nadam,
+        "rmsprop": keras.optimizers.RMSprop,
+        "sgd": keras.optimizers.SGD,
+    }[train.tower_optimizer]
+    return kind(**settings)
+
+
+def _rate(peak: float, schedule: ScheduleConfig, updates: int) -> float | WarmupAndDecay:
+    if schedule.kind == "constant" and not schedule.warmup_steps:
+        return peak
+    return WarmupAndDecay(peak, updates, schedule.kind, schedule.warmup_steps, schedule.end)

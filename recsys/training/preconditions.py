@@ -1,0 +1,131 @@
+"""What must hold before the first step, so that a run doesn't fail, or learn nothing, later."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recsys.config import TrainConfig
+from recsys.data.catalogue import Catalogue
+from recsys.data.kept_events import KeptEvents
+from recsys.errors import RecsysError, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Remarks:
+    """What is no error, and should be known.
+
+    Attributes:
+        unknown_items: Training positives whose item has no row of its own.
+        zero_weights: Training positives of weight 0, which teach nothing.
+        events: All training positives.
+    """
+
+    unknown_items: int
+    zero_weights: int
+    events: int
+
+    def sentences(self) -> list[str]:
+        """Returns a sentence for each that there is any of."""
+        counts = {
+            "are of items without a row of their own": self.unknown_items,
+            "have weight 0 and teach nothing": self.zero_weights,
+        }
+        return [
+            f"{count:,} of {self.events:,} training positives {what}."
+            for what, count in counts.items()
+            if count
+        ]
+
+
+def check_divides(train: TrainConfig, n_devices: int) -> None:
+    """Checks that every device gets an equal part of each batch.
+
+    Raises:
+        UsageError: A number doesn't divide.
+    """
+    numbers = {
+        "batch_size": train.batch_size,
+        "uniform_negatives": train.uniform_negatives,
+        "hard_negatives.count": train.hard_negatives.count,
+    }
+    for key, value in numbers.items():
+        if value % n_devices:
+            raise UsageError(
+                "R321",
+                f"train.{key} must be a multiple of the {n_devices} devices.",
+                f"Use {-(-value // n_devices) * n_devices}.",
+                value,
+            )
+
+
+def check_events(events: KeptEvents, catalogue: Catalogue) -> Remarks:
+    """Checks that something can be learned from the training positives.
+
+    Args:
+        events: What training sees of them.
+        catalogue: The items.
+
+    Returns:
+        What is no error, and should be known.
+
+    Raises:
+        RecsysError: There is one user or one item, no known item, or a weight that is none.
+    """
+    counts = events.item_counts(catalogue.n_rows)
+    n_known = int(counts[catalogue.is_item].sum())
+    if len(events) and not n_known:
+        raise RecsysError(
+            "R325",
+            "At least one training positive must be of an item with a row of its own.",
+            "Lower data.vocabularies.items.min_count, or look whether the interactions"
+            " and the items name the same things.",
+            f"{len(events)} training positives of unknown items",
+        )
+    n_items, n_users = int((counts > 0).sum()), events.n_users
+    if n_items < 2 or n_users < 2:
+        raise RecsysError(
+            "R324",
+            "Training positives must be of two users and two items or more.",
+            "Give more data; look whether the columns are mapped as they should be.",
+            {"training positives": len(events), "users": n_users, "items": n_items},
+        )
+    return Remarks(len(events) - n_known, _checked_weights(events), len(events))
+
+
+def _checked_weights(events: KeptEvents) -> int:
+    """Returns how many of the kept weights are 0; those of a log without weights are all 1."""
+    n_zero = 0
+    if events.log.weight is None:
+        return n_zero
+    for part, start in zip(events.shards, events.log.item_row.starts, strict=False):
+        weight = part.shard.weight
+        if weight is None or not len(weight):
+            continue
+        is_good = np.isfinite(weight) & (weight >= 0)
+        if not is_good.all():
+            raise _bad_weight(events, int(start) + int(np.flatnonzero(~is_good)[0]))
+        n_zero += int((weight == 0).sum()) - int((weight[part.held] == 0).sum())
+    if n_zero == len(events):
+        raise RecsysError(
+            "R326",
+            "At least one training positive must have a weight above 0.",
+            "Look at the column that data.interactions.columns.weight names.",
+            f"{n_zero} weights of 0",
+        )
+    return n_zero
+
+
+def _bad_weight(events: KeptEvents, place: int) -> RecsysError:
+    log = events.log
+    row = {name: int(getattr(log, name)[place]) for name in ("user_row", "item_row", "timestamp")}
+    weight = None if log.weight is None else float(log.weight[place])
+    return RecsysError(
+        "R326",
+        "The weight of a training positive must be a number that is not negative;"
+        f" that of event {place} (user row {row['user_row']}, item row {row['item_row']},"
+        f" time {row['timestamp']}) isn't.",
+        "Run the pipeline again: ingestion rejects such weights.",
+        weight,
+    )

@@ -1,0 +1,122 @@
+"""What is seen of a run while it goes: its curve, its progress, its numbers by step."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from recsys.errors import RecsysError
+from recsys.events import emit
+from recsys.training.progress import Progress
+from recsys.training.scalars import Scalars, memory
+
+STEP = "Trainer"
+
+
+class Recorder:
+    """Turns the logs of the steps since the last time into a point of the curve.
+
+    Args:
+        progress: Where the curve is kept.
+        total: Steps of the whole run.
+        batch_size: Examples of a step.
+        ids_per_step: Ids that a step looks up.
+        scalars: Where to write them for TensorBoard; None in all processes but the first.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        total: int,
+        batch_size: int,
+        ids_per_step: int,
+        scalars: Scalars | None,
+    ) -> None:
+        self._progress, self._total = progress, total
+        self._batch_size, self._ids_per_step = batch_size, ids_per_step
+        self._scalars = scalars
+        self._step, self._time = progress.step, time.perf_counter()
+        self._waited_s = 0.0
+
+    def record(self, model: keras.Model, logs: Mapping[str, Any], waited_s: float) -> None:
+        """Takes down what the steps since the last call gave.
+
+        Args:
+            model: The model; its variables hold their values.
+            logs: Means and counts over these steps.
+            waited_s: Seconds waited for input since the run was started.
+
+        Raises:
+            RecsysError: The loss is no number.
+        """
+        progress = self._progress
+        steps, now = progress.step - self._step, time.perf_counter()
+        if not steps:
+            return
+        values = {name: float(value) for name, value in logs.items()}
+        loss = values.pop("loss")
+        if not np.isfinite(loss):
+            raise not_a_number(progress.step, loss)
+        seconds, waited = now - self._time, waited_s - self._waited_s
+        progress.seconds += seconds
+        progress.waited_s += waited
+        progress.unknown_ids += int(values.pop("unknown_ids", 0))
+        progress.ids += steps * self._ids_per_step
+        point = {"step": progress.step, "loss": round(loss, 6)}
+        if "temperature" in values:
+            point["temperature"] = round(values["temperature"], 6)
+        progress.curve.append(point)
+        speed = steps * self._batch_size / seconds
+        self._write(model, {"loss": loss, **values}, speed, waited / seconds)
+        self._tell(loss, speed)
+        self._step, self._time, self._waited_s = progress.step, time.perf_counter(), waited_s
+
+    def skip_time(self, waited_s: float) -> None:
+        """Leaves the time since the last point out: it went into no step."""
+        self._time, self._waited_s = time.perf_counter(), waited_s
+
+    def looked(self, metrics: Mapping[str, float]) -> None:
+        """Writes what validation found."""
+        if self._scalars is not None:
+            named = {f"validation/{name}": value for name, value in metrics.items()}
+            self._scalars.write(self._progress.step, named)
+
+    def _write(
+        self, model: keras.Model, values: Mapping[str, float], speed: float, wait_share: float
+    ) -> None:
+        if self._scalars is None:
+            return
+        named = {f"train/{name}": value for name, value in values.items()}
+        named["train/examples_per_s"] = speed
+        named["train/input_wait_share"] = wait_share
+        named["train/unknown_id_share"] = self._progress.unknown_share
+        named["train/learning_rate"] = float(model.optimizer.learning_rate)
+        named |= {f"norm/{v.path}": _norm(v) for v in model.trainable_variables}
+        self._scalars.write(self._progress.step, {**named, **memory()})
+
+    def _tell(self, loss: float, speed: float) -> None:
+        progress = self._progress
+        left = dt.timedelta(seconds=round((self._total - progress.step) * self._batch_size / speed))
+        text = f"loss {loss:.3f} · {speed:,.0f} examples/s · {left} left"
+        if self._scalars is not None:  # The first process speaks for all.
+            emit("progress", step=STEP, done=progress.step, total=self._total, text=text)
+
+
+def not_a_number(step: int, found: Any) -> RecsysError:
+    """Returns what to tell of a run whose loss or weights went off."""
+    return RecsysError(
+        "R322",
+        f"Loss and weights must be numbers; they were none around step {step}.",
+        "Lower train.table_learning_rate and train.tower_learning_rate; what was saved before"
+        " is whole.",
+        found,
+    )
+
+
+def _norm(variable: Any) -> float:
+    return float(keras.ops.sqrt(keras.ops.sum(keras.ops.square(variable.value))))

@@ -1,0 +1,157 @@
+"""From a config and a data folder to a run that is ready to train: built, proven, restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import jax
+
+from recsys.config import TrainStage
+from recsys.data.batches import BatchSource
+from recsys.data.held_back import training_events
+from recsys.data.store import InteractionStore
+from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
+from recsys.embedding.placement import tables_of
+from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables
+from recsys.training.border import Border
+from recsys.training.checkpoint import CheckpointStore, spread_rows
+from recsys.training.feed import Feed
+from recsys.training.folders import Folders
+from recsys.training.loop import TrainingRun
+from recsys.training.optimizers import table_optimizers, tower_optimizer
+from recsys.training.preconditions import check_divides, check_events
+from recsys.training.processes import is_primary
+from recsys.training.progress import Progress
+from recsys.training.recorder import Recorder
+from recsys.training.scalars import Scalars
+from recsys.training.variables import kept_variables
+
+# Weights that are no matrix: smaller isn't simpler there.
+_NOT_DECAYED = ["bias", "place", "temperature", "norm", "nobody"]
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A run that is ready to train.
+
+    Attributes:
+        model: The model, at the step that the run goes on from.
+        placements: Where its tables lie.
+        source: The batches.
+        run: The loop.
+        folders: Where it writes beside the model.
+    """
+
+    model: TwoTower
+    placements: list[TablePlacement]
+    source: BatchSource
+    run: TrainingRun
+    folders: Folders
+
+    def train(self) -> None:
+        """Trains to the end; see `TrainingRun.run`."""
+        progress = self.run.progress
+        with ExitStack() as stack:
+            scalars = None
+            if is_primary():
+                scalars = Scalars(self.folders.tensorboard, progress.step)
+                stack.callback(scalars.close)
+            feed = stack.enter_context(Feed(self.source, progress.step))
+            recorder = Recorder(
+                progress, self.run.total, self.source.batch_size, self._ids_per_step(), scalars
+            )
+            self.run.run(feed, recorder)
+
+    def _ids_per_step(self) -> int:
+        batch = self.source[0]
+        read = {"user_row", "history", "id_row", *(f.name for f in self.model.spec.features)}
+        return sum(batch[name].size for name in read & batch.keys())
+
+
+@contextmanager
+def prepare(
+    stage: TrainStage, store: InteractionStore, inputs: TowerInputs, folders: Folders
+) -> Iterator[Prepared]:
+    """Yields a run that goes on from its last checkpoint, if it has one.
+
+    Args:
+        stage: The model and the training loop.
+        store: The events.
+        inputs: What is known of users and items.
+        folders: Where checkpoints and logs go.
+
+    Raises:
+        RecsysError: The data are too few, a table isn't placed as planned, or no
+            checkpoint is whole.
+    """
+    check_divides(stage.train, jax.device_count())
+    events = training_events(store.train, stage.train)
+    for sentence in check_events(events, inputs.catalogue).sentences():
+        _say(sentence)
+    source = BatchSource(
+        events,
+        inputs.catalogue,
+        stage.model,
+        stage.train,
+        inputs.user_features,
+        multiple=jax.device_count(),
+    )
+    model, placements = _built(stage, inputs, len(source))
+    rows = spread_rows(tables_of(model))
+    with ExitStack() as stack:
+        keep = stage.train.checkpoint.keep
+        last = CheckpointStore(folders.last, folders.identity, keep, rows)
+        stack.callback(last.close)
+        best = CheckpointStore(folders.best, folders.identity, 1, rows)
+        stack.callback(best.close)
+        progress = _restored(model, last)
+        if is_primary():
+            for path in folders.remove_others():
+                _say(f"Removed the checkpoints of an older run: {path}")
+        epochs = progress.step // source.steps_per_epoch
+        border = Border(model, inputs, source, stage, folders, epochs)
+        run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
+        yield Prepared(model, placements, border.source, run, folders)
+
+
+def _built(
+    stage: TrainStage, inputs: TowerInputs, steps: int
+) -> tuple[TwoTower, list[TablePlacement]]:
+    """Returns the model, compiled, with its tables where they were planned to be."""
+    spec = ModelSpec.for_data(
+        stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
+    )
+    updates = steps // stage.train.accumulate
+    tables = model_tables(spec, *table_optimizers(stage.train, updates))
+    layout = table_layout(list(tables.values()))
+    activate(layout)
+    train = stage.train
+    model = TwoTower(spec, tables, train.seed, train.loss, compute_dtype=train.compute_dtype)
+    model.build()
+    placements = prove_placement(model, layout)
+    optimizer = tower_optimizer(train, updates)
+    if train.tower_optimizer == "adamw":
+        optimizer.exclude_from_weight_decay(var_names=_NOT_DECAYED)
+    model.compile(optimizer=optimizer, jit_compile=True)
+    optimizer.build(model.trainable_variables)
+    return model, placements
+
+
+def _restored(model: TwoTower, last: CheckpointStore) -> Progress:
+    """Returns where the run stands, with the model as it was there."""
+    restored = last.restore(kept_variables(model))
+    if restored is None:
+        return Progress()
+    for sentence in restored.damaged:
+        _say(sentence)
+    progress = Progress.from_json(restored.state)
+    progress.resumed_at.append(progress.step)
+    _say(f"Goes on from step {progress.step:,}, saved by an earlier run of the same training.")
+    return progress
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run

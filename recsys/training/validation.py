@@ -1,0 +1,150 @@
+"""How well a model ranks the positives that were held back from its training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+
+from recsys.config import ModelConfig, ValidationConfig
+from recsys.data.kept_events import KeptEvents
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.metrics import per_query, per_user
+from recsys.model import TowerInputs
+from recsys.model.inference import Inference
+from recsys.queries import Queries, of_some_users, without_twins
+from recsys.ragged import Ragged, ranges
+from recsys.ranking import rank
+
+_K = 10
+"""Cut-off of the metrics that are shown beside the one that is watched."""
+
+
+class Validation:
+    """Ranks what was held back among the whole catalogue, as the evaluation does.
+
+    Args:
+        events: The training positives, with what is held back.
+        inputs: What is known of users and items.
+        model: What a history is, and how long.
+        config: The metric, and how many queries.
+
+    Raises:
+        RecsysError: Nothing is held back.
+    """
+
+    def __init__(
+        self,
+        events: KeptEvents,
+        inputs: TowerInputs,
+        model: ModelConfig,
+        config: ValidationConfig,
+    ) -> None:
+        self.queries = held_back_queries(events, model, config.max_queries)
+        self._inputs = trained_inputs(inputs, events)
+        self._histories = self.queries.histories(model.history)
+        k = config.metric.rpartition("@")[2]
+        self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
+
+    def metrics(self, towers: Inference) -> dict[str, float]:
+        """Returns `recall@k`, `ndcg@k` and `mrr`, means over the users of the queries.
+
+        Args:
+            towers: The towers of the model as it is.
+        """
+        queries, is_item = self.queries, self._inputs.catalogue.is_item
+        embedded = towers.queries(queries.user_row, self._histories, self._inputs)
+        candidates = towers.catalogue(self._inputs)
+        ranking = rank(
+            lambda block: embedded[block] @ candidates.T,
+            queries.positives,
+            queries.seen,
+            is_item,
+            min(self._ks),
+        )
+        values = per_query(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
+        users, user = np.unique(queries.user, return_inverse=True)
+        return {name: float(per_user(v, user, len(users)).mean()) for name, v in values.items()}
+
+
+def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Queries:
+    """Returns the queries whose answers were held back.
+
+    With `history_of: past` there is one for each user and second with events held back;
+    with `others` one a user. All that the user did before is seen.
+
+    Args:
+        events: The training positives, with what is held back.
+        model: What a history is.
+        most: Queries at the most; of more, those of whole users, the same ones each time.
+
+    Raises:
+        RecsysError: Nothing is held back.
+    """
+    log, held = events.log, events.held
+    if not len(held):
+        raise RecsysError(
+            "R329",
+            "Validation needs at least one training positive that is held back.",
+            "Raise train.validation.share, or set train.validation to null.",
+            {"training positives": len(log)},
+        )
+    user = log.user_index(held)
+    is_first = np.ones(len(held), bool)
+    is_first[1:] = user[1:] != user[:-1]
+    if model.history_of == "past":
+        time = log.timestamp[held]
+        is_first[1:] |= time[1:] != time[:-1]
+    first = np.flatnonzero(is_first)
+    end = np.append(first[1:], len(held))
+    if len(first) > most:
+        chosen = of_some_users(user[first], most)
+        first, end = first[chosen], end[chosen]
+    places = held[ranges(first, end - first)]
+    return Queries(
+        user=user[first],
+        user_row=log.user_row[held[first]],
+        seen=_seen(events, user[first], first),
+        positives=without_twins(log.item_row[places], end - first),
+    )
+
+
+def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> Ragged:
+    """Returns what users did before they were asked: what is kept, and the first held back.
+
+    Args:
+        events: The training positives.
+        user: User of each query `[n]`.
+        first: Its first event among those held back `[n]`.
+    """
+    log, held, offsets = events.log, events.held, events.log.offsets
+    lists = []
+    for start, end, query in zip(offsets[user], offsets[user + 1], first, strict=True):
+        own = slice(*np.searchsorted(held, (start, end)).tolist())
+        # Nothing that is kept is newer than what is held back.
+        lists.append(np.delete(log.item_row[start:end], held[own] - start))
+        lists[-1] = np.concatenate([lists[-1], log.item_row[held[own.start : query]]])
+    return Ragged.of(lists)
+
+
+def trained_inputs(inputs: TowerInputs, events: KeptEvents) -> TowerInputs:
+    """Returns what is known of users and items to a model that trained on `events`.
+
+    Whoever has events among those held back alone has no trained row, and reads row 0 as
+    all do that training never saw.
+    """
+    if not len(events.held):
+        return inputs
+    return dataclasses.replace(
+        inputs,
+        users=_with_counts(inputs.users, events.user_counts(inputs.users.n_rows)),
+        items=_with_counts(inputs.items, events.item_counts(inputs.items.n_rows)),
+    )
+
+
+def _with_counts(vocabulary: Vocabulary, counts: np.ndarray) -> Vocabulary:
+    changed = copy.copy(vocabulary)
+    changed.row_counts = counts
+    return changed

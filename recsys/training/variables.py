@@ -1,0 +1,48 @@
+"""The variables that a training run goes on from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from recsys.embedding import SparseModel
+
+
+def kept_variables(model: SparseModel) -> dict[str, keras.Variable]:
+    """Returns all variables of a compiled model and its optimizer by their paths.
+
+    Weights, tables with their slots and step counts, the seeds of dropout, and the
+    optimizer's own. Buffers of accumulated gradients aren't among them: a run is saved
+    where they are spent.
+    """
+    spent = {id(variable) for variable in model.gradient_buffers.variables}
+    counts = {id(v) for metric in model.metrics for v in metric.variables}
+    every = [*model.variables, *model.optimizer.variables]
+    found: dict[str, keras.Variable] = {}
+    for variable in every:
+        if id(variable) in spent | counts:
+            continue
+        if found.setdefault(variable.path, variable) is not variable:
+            raise AssertionError(f"two variables are called {variable.path!r}")
+    return found
+
+
+def values_of(variables: dict[str, keras.Variable]) -> dict[str, jax.Array]:
+    """Returns the arrays that variables hold, by the same names."""
+    return {path: variable.value for path, variable in variables.items()}
+
+
+def all_finite(variables: Iterable[keras.Variable]) -> bool:
+    """Returns whether no variable holds a NaN or an infinity; reads all of them."""
+    return bool(_all_finite([variable.value for variable in variables]))
+
+
+@functools.partial(jax.jit)
+def _all_finite(arrays: list[Any]) -> jax.Array:
+    numbers = [a for a in arrays if jnp.issubdtype(a.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in numbers]))

@@ -1,0 +1,86 @@
+"""Inclusion probabilities against exact arithmetic and against draws."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.data.inclusion import inclusion_log_probability
+
+
+def of_one(p, n):
+    return float(inclusion_log_probability((np.array([p]), n))[0])
+
+
+@pytest.mark.parametrize(
+    ("p", "n", "expected"),
+    [
+        (0.5, 1, np.log(0.5)),
+        (0.5, 2, np.log(0.75)),
+        (0.1, 3, np.log(0.271)),
+        (1e-12, 1, np.log(1e-12)),
+        (1e-12, 4096, np.log(4096e-12) - 4095 * 0.5e-12),
+        (1e-300, 10, np.log(1e-299)),
+        (1.0, 1, 0.0),
+        (1.0, 0, -np.inf),
+        (0.0, 65536, -np.inf),
+        (0.5, 60, -(2.0**-60)),
+        (0.9, 10**6, 0.0),
+    ],
+)
+def test_the_probability_of_at_least_one_draw(p, n, expected):
+    assert of_one(p, n) == pytest.approx(expected, rel=1e-14, abs=0)
+
+
+@given(
+    p=st.fractions(0, 1, max_denominator=1000),
+    n=st.integers(0, 60),
+    other=st.fractions(0, 1, max_denominator=1000),
+    m=st.integers(0, 60),
+)
+def test_two_samplers_miss_an_item_if_both_do(p, n, other, m):
+    samplers = [(np.array([float(x)]), draws) for x, draws in ((p, n), (other, m))]
+    found = float(inclusion_log_probability(*samplers)[0])
+    exact = 1 - (1 - p) ** n * (1 - other) ** m
+    if exact == 0:
+        assert found == -np.inf
+    else:
+        # The logarithm of a fraction near 1 by its distance from 1.
+        expected = np.log1p(-float(1 - exact)) if exact > Fraction(1, 2) else np.log(float(exact))
+        assert found == pytest.approx(expected, rel=1e-13, abs=1e-300)
+
+
+def test_it_is_how_often_items_are_in_batches():
+    rng = np.random.default_rng(0)
+    popular = np.array([0.6, 0.3, 0.09, 0.01])
+    n_batches = 20_000
+    of_events = rng.choice(4, (n_batches, 5), p=popular)
+    drawn = rng.integers(0, 4, (n_batches, 2))
+    both = np.concatenate([of_events, drawn], axis=1)
+    share = [(both == item).any(axis=1).mean() for item in range(4)]
+    found = inclusion_log_probability((popular, 5), (np.full(4, 0.25), 2))
+    np.testing.assert_allclose(np.exp(found), share, atol=4 * 0.5 / np.sqrt(n_batches))
+
+
+def test_results_are_float64_in_the_shape_of_the_items():
+    found = inclusion_log_probability((np.full(7, 0.1, np.float32), 3))
+    assert found.shape == (7,)
+    assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, np.nan])
+def test_what_is_no_probability_is_refused(p):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        inclusion_log_probability((np.array([0.5, p]), 3))
+
+
+def test_a_negative_number_of_draws_is_refused():
+    with pytest.raises(ValueError, match="must not be negative"):
+        inclusion_log_probability((np.array([0.5]), -1))
+
+
+def test_no_sampler_is_refused():
+    with pytest.raises(ValueError, match="at least one sampler"):
+        inclusion_log_probability()

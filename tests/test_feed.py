@@ -1,0 +1,217 @@
+"""The feed: batches in order on the devices, its position, its end, and its errors."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import keras
+import numpy as np
+import pytest
+from batch_sources import again, small_source
+from jax.sharding import NamedSharding, PartitionSpec
+
+from recsys.data.batches import BatchSource
+from recsys.embedding import (
+    Adagrad,
+    FeatureConfig,
+    ShardedEmbedding,
+    SparseModel,
+    TableConfig,
+    activate,
+    table_layout,
+)
+from recsys.training.feed import Feed
+from recsys.training.on_devices import rows_of_process
+
+RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}
+
+
+@pytest.fixture(name="source")
+def _source():
+    return small_source()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    yield
+    keras.distribution.set_distribution(None)
+    assert not [thread for thread in threading.enumerate() if thread.name == "recsys-feed"]
+
+
+def assert_batch(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert isinstance(found[name], jax.Array)
+        assert found[name].dtype == values.dtype
+        assert np.array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("first_step", [0, 7, 10, 19, 20])
+def test_batches_come_in_order_from_any_step_to_the_end(source, first_step):
+    random = again(source, **RANDOM)
+    with Feed(random, first_step) as feed:
+        steps = []
+        for (batch,) in feed:
+            steps.append(feed.step - 1)
+            assert_batch(batch, random[feed.step - 1])
+    assert steps == list(range(first_step, 20))
+    assert feed.waited_s > 0 or first_step == 20
+
+
+def test_the_position_is_that_of_the_batches_taken_not_of_those_read_ahead(source):
+    with Feed(source) as feed:
+        batches = iter(feed)
+        assert feed.position == (0, 0)
+        for _ in range(13):
+            next(batches)
+        assert feed.position == (1, 3)
+        state = feed.get_state()
+        (expected,) = next(batches)
+        for _ in range(2):
+            next(batches)
+        feed.set_state(state)
+        assert feed.position == (1, 3)
+        (found,) = next(batches)
+        assert_batch(found, {name: np.asarray(x) for name, x in expected.items()})
+
+
+def test_it_ends_before_a_step_and_goes_on_with_another_source(source):
+    other = again(source, uniform_negatives=5)
+    with Feed(source, 4, end_step=10) as feed:
+        assert [feed.step for _ in feed] == list(range(5, 11))
+        feed.go_on(other)
+        for step in (10, 11):
+            (batch,) = next(iter(feed))
+            assert_batch(batch, other[step])
+        feed.go_on(source, first_step=2)
+        (batch,) = next(iter(feed))
+        assert_batch(batch, source[2])
+
+
+def test_what_stops_early_leaves_no_thread(source):
+    feed = Feed(source)
+
+    def take_one_and_fail():
+        with feed:
+            next(iter(feed))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        take_one_and_fail()
+    feed.close()
+
+
+def test_a_feed_that_is_dropped_leaves_no_thread(source):
+    feed = Feed(source)
+    next(iter(feed))
+    gone = weakref.ref(feed)
+    del feed
+    gc.collect()
+    assert gone() is None
+
+
+class Broken(BatchSource):
+    """A source whose file goes away after two batches."""
+
+    def batches(self, first, end):
+        if end > 2:
+            raise OSError("the disk went away")
+        return super().batches(first, end)
+
+
+def test_an_error_of_the_reader_comes_to_the_taker_with_its_words(source, monkeypatch):
+    monkeypatch.setattr("recsys.data.read_ahead._BLOCK_EXAMPLES", 10)
+    broken = Broken(source.events, source.catalogue, source.model, source.train)
+    feed = Feed(broken)
+    batches = iter(feed)
+    next(batches), next(batches)
+    with pytest.raises(OSError, match="the disk went away"):
+        next(batches)
+    assert feed.position == (0, 2)
+
+
+@pytest.mark.parametrize("n_model", [None, 2], ids=["one axis", "two axes"])
+def test_each_device_gets_its_rows(source, n_model):
+    wide = again(source, batch_size=16, uniform_negatives=8)
+    layout = table_layout([TableConfig("t", 64, 8)], n_model=n_model)
+    activate(layout)
+    mesh = layout.device_mesh.backend_mesh
+    with Feed(wide) as feed:
+        (batch,) = next(iter(feed))
+    for name, values in wide[0].items():
+        expected = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+        assert batch[name].sharding.is_equivalent_to(expected, values.ndim)
+        assert len(batch[name].sharding.device_set) == 8
+        n = len(values) // mesh.shape[mesh.axis_names[0]]
+        for shard in batch[name].addressable_shards:
+            assert shard.data.shape[0] == n
+        assert np.array_equal(batch[name], values)
+
+
+def test_the_rows_of_a_process_are_what_jax_makes_the_batch_of_again():
+    """As seen by the one of two processes whose devices lie second and fourth."""
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.array(devices[:4]), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+
+    class Half:
+        def addressable_devices_indices_map(self, shape):
+            every = sharding.addressable_devices_indices_map(shape)
+            return {device: every[device] for device in (devices[3], devices[1])}
+
+    array = np.arange(24).reshape(12, 2)
+    assert rows_of_process(array, Half())[:, 0].tolist() == [6, 8, 10, 18, 20, 22]
+    assert np.array_equal(rows_of_process(array, sharding), array)
+
+
+class Recorder(SparseModel):
+    """A table of items, and a running code of the batches that it was trained on."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.embed = ShardedEmbedding(
+            {"item_row": FeatureConfig("item_row", table, (None,), (None, 8))}
+        )
+        self.dense = keras.layers.Dense(1)
+
+    def build(self, input_shape=None):
+        self.embed.build()
+        self.dense.build((None, 8))
+        self.seen = self.add_weight(
+            name="seen", shape=(20,), initializer="zeros", trainable=False, dtype="int32"
+        )
+        self.at = self.add_weight(
+            name="at", shape=(), initializer="zeros", trainable=False, dtype="int32"
+        )
+        self.built = True
+
+    def call(self, inputs):
+        code = keras.ops.sum(inputs["item_row"] * inputs["user_row"])
+        place = keras.ops.cast(keras.ops.arange(20) == self.at, "int32")
+        self.seen.assign(self.seen + place * code)
+        self.at.assign(self.at + 1)
+        return self.dense(self.embed({"item_row": inputs["item_row"]})["item_row"])
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(y_pred - 1.0))
+
+
+@pytest.mark.parametrize("first_step", [0, 9, 19])
+def test_fit_trains_on_each_batch_once_in_order(source, first_step):
+    wide = again(source, batch_size=8, epochs=1)
+    steps = min(len(wide), 12)
+    first_step = min(first_step, steps - 1)
+    table = TableConfig("t", 64, 8, optimizer=Adagrad(0.1))
+    activate(table_layout([table]))
+    model = Recorder(table)
+    model.build()
+    model.compile(optimizer=keras.optimizers.SGD(0.1))
+    with Feed(wide, first_step) as feed:
+        model.fit(feed, steps_per_epoch=steps - first_step, shuffle=False, verbose=0)
+        assert feed.step == steps
+    expected = [
+        int((wide[step]["item_row"] * wide[step]["user_row"]).sum())
+        for step in range(first_step, steps)
+    ]
+    assert np.asarray(model.seen)[: len(expected)].tolist() == expected

@@ -1,0 +1,96 @@
+"""Negatives from the catalogue: how often each item is drawn, and what log_q says of it."""
+
+import numpy as np
+import pytest
+from batch_sources import N_ITEMS, make, small_source
+
+from recsys.data.catalogue import Catalogue
+from recsys.data.item_sampler import ItemSampler
+
+COUNTS = np.array([5, 0, 1, 2, 9, 40, 0, 3, 300, 7])
+IS_ITEM = np.array([False, True, True, True, False, True, True, True, True, True])
+
+
+@pytest.fixture(name="source")
+def _source():
+    return small_source()
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 0.75, 1.0])
+def test_draws_come_as_often_as_their_probability_says(power):
+    sampler = ItemSampler(COUNTS, IS_ITEM, power)
+    weight = [(c + 1.0) ** power if i else 0.0 for c, i in zip(COUNTS, IS_ITEM, strict=True)]
+    expected = np.array(weight) / sum(weight)
+    assert np.allclose(sampler.probability, expected, rtol=1e-14)
+    n = 400_000
+    counts = np.bincount(sampler.draw(n, np.random.default_rng(1)), minlength=10)
+    assert not counts[~IS_ITEM].any()
+    squares = (counts - n * expected)[IS_ITEM] ** 2 / (n * expected[IS_ITEM])
+    # Chi-square of 7 degrees of freedom: 30 is passed once in 10,000 times.
+    assert squares.sum() < 30
+
+
+def test_draws_of_a_wrong_power_would_be_seen():
+    drawn = ItemSampler(COUNTS, IS_ITEM, 0.6).draw(400_000, np.random.default_rng(1))
+    expected = ItemSampler(COUNTS, IS_ITEM, 0.75).probability[IS_ITEM]
+    counts = np.bincount(drawn, minlength=10)[IS_ITEM]
+    assert ((counts - 400_000 * expected) ** 2 / (400_000 * expected)).sum() > 1000
+
+
+@pytest.mark.parametrize("chance", [0.0, np.nextafter(1.0, 0.0)])
+def test_the_ends_of_the_unit_interval_draw_items(chance):
+    class Fixed:
+        def random(self, n):
+            return np.full(n, chance)
+
+    drawn = ItemSampler(COUNTS, IS_ITEM, 1.0).draw(3, Fixed())
+    assert drawn.tolist() == [1 if chance == 0 else 9] * 3
+    assert drawn.dtype == np.int32
+
+
+def test_log_q_is_how_often_an_item_is_in_a_batch(source):
+    """By experiment: batches of many epochs, each item counted once a batch."""
+    settings = {"uniform_negatives": 3, "negative_power": 1.0, "batch_size": 2, "epochs": 400}
+    many = make(source.events.log, source.catalogue, **settings)
+    n_batches = 20_000
+    is_there = np.zeros(N_ITEMS)
+    log_q = np.zeros(N_ITEMS)
+    for first in range(0, n_batches, 50):
+        epoch = first // 50 * many.steps_per_epoch
+        for batch in many.batches(epoch, epoch + 50):
+            is_there[np.unique(batch["item_row"])] += 1
+            log_q[batch["item_row"]] = batch["log_q"]
+    share = is_there[1:] / n_batches
+    deviation = np.sqrt(np.exp(log_q[1:]) * (1 - np.exp(log_q[1:])) / n_batches)
+    # Events are drawn without replacement, which the formula leaves out: 2 of 103.
+    assert np.all(np.abs(share - np.exp(log_q[1:])) < 5 * deviation + 2e-3)
+    assert share.max() > 2 * share.min()
+
+
+def test_a_popular_item_is_drawn_more_often_with_power(source):
+    counts = source.events.item_counts(N_ITEMS)
+    popular = int(counts.argmax())
+
+    def share(power):
+        settings = {"uniform_negatives": 500, "negative_power": power}
+        batch = make(source.events.log, source.catalogue, **settings)[0]
+        return (batch["item_row"][10:] == popular).mean()
+
+    assert share(1.0) > 1.5 * share(0.0)
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_full_softmax_has_every_item_behind_the_positives(source, multiple):
+    ids = [*source.catalogue.ids]
+    ids[3] = ""
+    catalogue = Catalogue(ids, ids, ())
+    settings = {"loss": "full_softmax", "multiple": multiple}
+    full = make(source.events.log, catalogue, **settings)
+    batch, plain = full[4], source[4]
+    expected = [row for row in range(1, N_ITEMS) if row != 3]
+    if multiple == 8:
+        expected += expected[:6]
+    assert batch["item_row"].tolist() == [*plain["item_row"], *expected]
+    assert full.n_candidates == len(batch["item_row"])
+    assert not batch["log_q"].any()
+    assert batch["item_row"].dtype == np.int32

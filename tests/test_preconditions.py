@@ -1,0 +1,88 @@
+"""What must hold before the first step."""
+
+import numpy as np
+import pytest
+from batch_sources import N_ITEMS, make_log
+
+from recsys.config import HardNegativesConfig, TrainConfig
+from recsys.data.catalogue import Catalogue
+from recsys.data.event_log import EventLog
+from recsys.data.kept_events import KeptEvents
+from recsys.errors import RecsysError, UsageError
+from recsys.training.preconditions import check_divides, check_events
+
+IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
+CATALOGUE = Catalogue(IDS, IDS, ())
+
+
+def check(user, item, weight=None, held=()):
+    user, item = np.array(user, int), np.array(item, int)
+    weights = None if weight is None else np.array(weight, np.float32)
+    log = make_log(user, item, np.arange(len(user)), weights)
+    return check_events(KeptEvents(log, np.array(held, np.int64)), CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("user", "item", "code"),
+    [
+        ([], [], "R324"),
+        ([3, 3, 3], [1, 2, 3], "R324.*'users': 1"),
+        ([1, 2, 3], [7, 7, 7], "R324.*'items': 1"),
+        ([1, 2, 5], [0, 0, 0], "R325"),
+    ],
+    ids=["none", "one-user", "one-item", "all-unknown"],
+)
+def test_too_little_to_learn_from_is_an_error(user, item, code):
+    with pytest.raises(RecsysError, match=code):
+        check(user, item)
+
+
+def test_a_log_without_shards_is_an_error():
+    with pytest.raises(RecsysError, match="R324"):
+        check_events(KeptEvents(EventLog(())), CATALOGUE)
+
+
+def test_two_users_and_two_items_are_enough():
+    remarks = check([1, 5], [1, 2])
+    assert remarks.sentences() == []
+
+
+def test_what_is_held_back_does_not_count():
+    with pytest.raises(RecsysError, match="R324"):
+        check([1, 1, 5], [1, 2, 3], held=[2])
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_weight_that_is_none_names_its_event(weight):
+    with pytest.raises(RecsysError, match=r"R326.*event 3 \(user row 6, item row 8, time 3\)"):
+        check([1, 2, 5, 6], [3, 4, 5, 8], [1, 1, 0, weight])
+
+
+def test_all_weights_zero_is_an_error():
+    with pytest.raises(RecsysError, match=r"R326.*2 weights of 0"):
+        check([1, 5], [1, 2], [0, 0])
+
+
+def test_some_weights_of_zero_and_unknown_items_are_told():
+    remarks = check([1, 5, 6, 7], [0, 2, 3, 0], [0, 1, 0, 1])
+    assert remarks.sentences() == [
+        "2 of 4 training positives are of items without a row of their own.",
+        "2 of 4 training positives have weight 0 and teach nothing.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("batch_size", {"batch_size": 100}),
+        ("uniform_negatives", {"uniform_negatives": 12}),
+        ("hard_negatives.count", {"hard_negatives": HardNegativesConfig(count=4)}),
+    ],
+)
+def test_what_does_not_divide_among_the_devices_names_the_setting_and_a_number(key, changes):
+    with pytest.raises(UsageError, match=rf"R321.*train\.{key} must.*8 devices.*Use \d+\."):
+        check_divides(TrainConfig(**changes), 8)
+
+
+def test_what_divides_is_taken():
+    check_divides(TrainConfig(batch_size=104, uniform_negatives=0), 8)

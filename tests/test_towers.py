@@ -1,0 +1,237 @@
+"""Every option of the towers against numpy, in float64, from the weights alone."""
+
+import math
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from tower_models import (
+    BARE,
+    DIM,
+    HISTORY,
+    ITEMS,
+    POOLINGS,
+    USERS,
+    build,
+    histories,
+    queries,
+    run,
+    weights,
+)
+
+from recsys.config import ModelConfig
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.errors import UsageError
+from recsys.model import ModelSpec
+from recsys.model.spec import FeatureSpec
+
+GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
+PLAN = FeatureSpec(name="plan", side="user", rows=3, width=1, dim=3)
+
+
+# --- references
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max())
+    return powers / powers.sum()
+
+
+def attention(w, history):
+    real = [(place, row) for place, row in enumerate(history) if row]
+    items = np.stack([w["items"][row] for _, row in real])
+    places = np.stack([w["history/place"][place] for place, _ in real])
+    inner = np.tanh(items @ w["history/inner/kernel"] + places)
+    return softmax(inner @ w["history/score/kernel"][:, 0]) @ items
+
+
+def norm(w, name, x):
+    off = x - x.mean(axis=-1, keepdims=True)
+    variance = (off**2).mean(axis=-1, keepdims=True)
+    return off / np.sqrt(variance + 1e-6) * w[f"{name}/gamma"] + w[f"{name}/beta"]
+
+
+def linear(w, name, x):
+    return x @ w[f"{name}/kernel"] + w[f"{name}/bias"]
+
+
+def block(w, name, x, heads=2):
+    """One block over a sequence `[n, dim]`, the oldest first, entry by entry, head by head."""
+    normed = norm(w, f"{name}/norm", x)
+    query, key, value = (linear(w, f"{name}/{part}", normed) for part in ("query", "key", "value"))
+    found = np.zeros_like(x)
+    size = DIM // heads
+    for head in range(heads):
+        of = slice(head * size, (head + 1) * size)
+        for i in range(len(x)):
+            scores = key[: i + 1, of] @ query[i, of] / math.sqrt(size)
+            found[i, of] = softmax(scores) @ value[: i + 1, of]
+    x = x + linear(w, f"{name}/out", found)
+    inner = np.maximum(linear(w, f"{name}/widen", norm(w, f"{name}/feed_norm", x)), 0)
+    return x + linear(w, f"{name}/narrow", inner)
+
+
+def sequence(w, history, blocks=1):
+    real = [(place, row) for place, row in enumerate(history) if row][::-1]
+    x = np.stack([w["items"][row] * math.sqrt(DIM) + w["history/place"][p] for p, row in real])
+    for number in range(blocks):
+        x = block(w, f"history/block_{number}", x)
+    return norm(w, "history/norm", x)[-1]
+
+
+def mean(w, history):
+    place = np.log1p(np.exp(w["history/place"]))
+    real = [(place[p], w["items"][row]) for p, row in enumerate(history) if row]
+    return sum(p * x for p, x in real) / sum(p for p, _ in real)
+
+
+REFERENCES = {
+    "mean": mean,
+    "attention": attention,
+    "one block": sequence,
+    "two blocks": partial(sequence, blocks=2),
+}
+HISTORIES = histories([3], [5, 2], [1, 2, 3, 4, 5], [0, 6, 0, 7], [9, 9, 9])
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_a_history_is_pooled_as_the_reference_does(kind):
+    model = build(**BARE, **POOLINGS[kind])
+    w = weights(model)
+    expected = [REFERENCES[kind](w, history) for history in HISTORIES]
+    np.testing.assert_allclose(queries(model, HISTORIES), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_a_history_of_nothing_is_the_vector_of_nobody(kind):
+    model = build(**BARE, **POOLINGS[kind])
+    found = queries(model, histories([], [4]))
+    np.testing.assert_allclose(found[0], weights(model)["nobody"], atol=1e-7)
+    assert np.abs(found[1] - found[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_with_the_users_ids_a_history_of_nothing_adds_nothing(kind):
+    model = build(**{**BARE, "user_id": True}, **POOLINGS[kind])
+    w = weights(model)
+    assert "nobody" not in w
+    found = queries(model, histories([], [4]), [3, 3])
+    np.testing.assert_allclose(found[0], w["users"][3], atol=1e-7)
+    pooled = REFERENCES[kind](w, [4])
+    np.testing.assert_allclose(found[1], pooled + w["users"][3], atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["attention", "one block", "two blocks"])
+def test_rows_of_padding_are_never_seen(kind):
+    model = build(**BARE, **POOLINGS[kind])
+    before = queries(model, HISTORIES)
+    table = model.embedding.tables[0].embeddings
+    rows = np.array(table.value)
+    rows[0] = 1e3
+    table.assign(rows)
+    np.testing.assert_array_equal(queries(model, HISTORIES), before)
+
+
+def test_a_sequence_knows_its_order_and_attention_the_places_alone():
+    shuffled = histories([1, 2, 3, 4], [1, 4, 3, 2], [4, 2, 3, 1])
+    ordered = queries(build(**BARE, **POOLINGS["two blocks"]), shuffled)
+    assert np.abs(ordered[0] - ordered[1]).max() > 1e-3  # Older items changed places.
+    assert np.abs(ordered[0] - ordered[2]).max() > 1e-3  # The newest one did.
+    model = build(**BARE, pooling="attention")
+    assert np.abs(np.diff(queries(model, shuffled), axis=0)).max() > 1e-3
+    model.pooling.place.assign(np.zeros((HISTORY, DIM)))
+    np.testing.assert_allclose(np.diff(queries(model, shuffled), axis=0), 0, atol=1e-6)
+
+
+def test_no_item_of_a_sequence_sees_a_newer_one():
+    block = build(**BARE, **POOLINGS["one block"]).pooling.blocks[0]
+    call = jax.jit(lambda x, mask: block(x, x, mask))
+    x = np.random.default_rng(1).normal(size=(1, HISTORY, DIM)).astype(np.float32)
+    older = np.arange(HISTORY)[:, None] <= np.arange(HISTORY)[None, :]
+    before = np.asarray(call(x, older[None]))
+    x[0, 0] += 1.0
+    after = np.asarray(call(x, older[None]))
+    np.testing.assert_array_equal(after[0, 1:], before[0, 1:])
+    assert np.abs(after[0, 0] - before[0, 0]).max() > 0.1
+
+
+# --- layers
+
+
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
+    "tanh": np.tanh,
+}
+
+
+def layers(w, name, anchor, inputs, n, activation="silu"):
+    for i in range(n):
+        inputs = ACTIVATIONS[activation](linear(w, f"{name}/hidden_{i}", inputs))
+    return anchor + inputs @ w[f"{name}/out/kernel"]
+
+
+@pytest.mark.parametrize(
+    ("widths", "similarity", "activation"),
+    [
+        ((), "cosine", "silu"),
+        ((), "dot", "silu"),
+        ((6,), "cosine", "relu"),
+        ((6,), "dot", "gelu"),
+        ((6, 4), "cosine", "tanh"),
+        ((6, 4), "dot", "silu"),
+    ],
+)
+def test_layers_add_to_the_anchor(widths, similarity, activation):
+    model = build(
+        (GENRES, PLAN), widths=widths, similarity=similarity, activation=activation, dropout=0.4
+    )
+    w = weights(model)
+    pooled, user = mean(w, [2, 3]), w["users"][4]
+    inputs = np.concatenate([pooled, user, w["plan"][1]])
+    query = layers(w, "query_tower", pooled + user, inputs, len(widths), activation)
+    own, genres = w["items"][5], w["genres"][[1, 3]].mean(axis=0)
+    inputs = np.concatenate([own, genres])
+    candidate = layers(w, "candidate_tower", own, inputs, len(widths), activation)
+    if similarity == "cosine":
+        query, candidate = (x / np.linalg.norm(x) for x in (query, candidate))
+    rows = {"user_row": np.array([4]), "history": histories([2, 3]), "plan": np.array([[1]])}
+    np.testing.assert_allclose(run(model, "embed_query", rows)[0], query, atol=1e-5)
+    rows = {"id_row": np.array([5]), "genres": np.array([[1, 3]])}
+    np.testing.assert_allclose(run(model, "embed_candidate", rows)[0], candidate, atol=1e-5)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_without_layers_the_vectors_are_the_embeddings(similarity):
+    model = build(widths=None, similarity=similarity)
+    w = weights(model)
+    assert set(w) == {"users", "items", "history/place"}
+    query, candidate = mean(w, [2, 3]) + w["users"][4], w["items"][5]
+    if similarity == "cosine":
+        query, candidate = (x / np.linalg.norm(x) for x in (query, candidate))
+    np.testing.assert_allclose(queries(model, histories([2, 3]), [4])[0], query, atol=1e-6)
+    found = run(model, "embed_candidate", {"id_row": np.array([5])})
+    np.testing.assert_allclose(found[0], candidate, atol=1e-6)
+
+
+def test_a_model_without_the_users_ids_has_no_table_of_them():
+    model = build(user_id=False)
+    assert [table.name for table in model.embedding.tables] == ["items"]
+    history = histories([2, 3], [2, 3])
+    first, second = queries(model, history, [1, 9])
+    np.testing.assert_array_equal(first, second)
+    found = run(model, "embed_query", {"history": history})
+    np.testing.assert_array_equal(found[0], first)
+
+
+def test_features_that_nothing_would_read_are_refused():
+    bags = np.zeros((ITEMS, 1), np.int32)
+    names = [f"i{n}" for n in range(ITEMS)]
+    catalogue = Catalogue(names, names, (FeatureBags("genres", 4, bags),))
+    with pytest.raises(UsageError, match=r"R345.*widths.*'genres'"):
+        ModelSpec.for_data(ModelConfig(widths=None), USERS, catalogue)
+    with pytest.raises(UsageError, match="R345"):
+        build((GENRES,), widths=None)
+    ModelSpec.for_data(ModelConfig(widths=()), USERS, catalogue)

@@ -1,0 +1,155 @@
+"""Every kind of towers, saved on JAX: loaded and exported on TensorFlow it computes the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tower_models import BARE, DROPPED, POOLINGS
+
+from recsys.config import ModelConfig, TrainConfig, TrainStage
+from recsys.data.catalogue import Catalogue, FeatureBags, save_features
+from recsys.data.store import write_store
+from recsys.data.vocabulary import Vocabulary
+from recsys.model import ModelSpec, TowerInputs, TwoTower, load_model, save_model
+from recsys.model.inference import embed_catalogue, embed_queries
+
+pytestmark = pytest.mark.slow
+
+_SCRIPT = Path(__file__).resolve().parent / "test_export_scripts" / "towers.py"
+_HISTORY, _USERS, _ITEMS = 5, 20, 15
+# Without layers there are no features: such models have a data folder of their own.
+_KINDS = {
+    "attention": {"pooling": "attention", "widths": (6,), "activation": "gelu"},
+    "sequence": {**DROPPED, "widths": (6, 4), "dropout": 0.3, "activation": "tanh"},
+    "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
+    "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
+    "linear": {"widths": (), "user_id": False, "similarity": "dot"},
+}
+_WITHOUT_FEATURES = {
+    "no-layers": {"widths": None},
+    # Dots as large as these differ in float32 by more than cosines do.
+    "large": {"widths": None, "similarity": "dot"},
+    "sasrec": {**BARE, **POOLINGS["two blocks"]},
+}
+
+
+def write_data(folder, with_features):
+    rng = np.random.default_rng(5)
+    user, item = rng.integers(0, _USERS, 300), rng.integers(0, _ITEMS, 300)
+    events = pa.table(
+        {
+            "user_id": [f"u{n}" for n in user],
+            "user_row": (user + 1).astype(np.int32),
+            "item_row": (item + 1).astype(np.int32),
+            "timestamp": rng.integers(0, 1000, 300),
+        }
+    )
+    write_store(folder / "store", 900, events[:280], events[280:])
+    (folder / "vocabulary").mkdir(parents=True)
+    for side, letter, rows in (("users", "u", user), ("items", "i", item)):
+        n = _USERS if side == "users" else _ITEMS
+        ids = pa.array([f"{letter}{number}" for number in range(n)])
+        vocabulary = Vocabulary(ids, np.bincount(rows[:280], minlength=n))
+        vocabulary.save(folder / "vocabulary" / f"{side}.parquet")
+    names = vocabulary.names_of_rows()
+    genres, plans = ((_ITEMS + 1, 2), (_USERS + 1, 1))
+    features = (FeatureBags("genres", 4, rng.integers(0, 4, genres).astype(np.int32)),)
+    Catalogue(names, names, features if with_features else ()).save(folder / "catalogue")
+    if with_features:
+        plan = FeatureBags("plan", 3, rng.integers(0, 3, plans).astype(np.int32))
+        save_features((plan,), folder / "user_features")
+
+
+def write_model(folder, options, data):
+    """Writes a model of random weights, as a training would."""
+    inputs = TowerInputs.open(data)
+    config = ModelConfig(dim=8, feature_dim=3, history=_HISTORY, **options)
+    spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
+    model = TwoTower(spec, seed=3, compute_dtype="bfloat16")
+    model.build()
+    for number, variable in enumerate(model.weights):
+        if "steps" not in variable.path:
+            rng = np.random.default_rng(number)
+            scale = 30.0 if folder.name == "model-large" else 0.5
+            variable.assign(rng.normal(0, scale, variable.shape).astype(np.float32))
+    save_model(folder, model, TrainStage(model=config, train=TrainConfig()), data)
+    rng = np.random.default_rng(1)
+    user_row = rng.integers(0, _USERS + 1, 30).astype(np.int32)
+    history = rng.integers(0, _ITEMS + 1, (30, _HISTORY)).astype(np.int32)
+    history[:5], history[5:10, 2:] = 0, 0
+    query = embed_queries(model, user_row, history, inputs)
+    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query)
+    np.save(folder / "candidates.npy", embed_catalogue(model, inputs))
+    training = {"steps": 1, "examples": 1, "devices": 1, "platform": "cpu", "seconds": 1.0}
+    (folder / "training.json").write_text(json.dumps(training))
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    """Returns the folder of each kind of model, all of them computed with and exported."""
+    found = {}
+    for kinds, with_features in ((_KINDS, True), (_WITHOUT_FEATURES, False)):
+        folder = tmp_path_factory.mktemp("towers")
+        write_data(folder / "data", with_features)
+        for kind, options in kinds.items():
+            write_model(folder / f"model-{kind}", options, folder / "data")
+            found[kind] = folder
+        finished = subprocess.run(
+            [sys.executable, _SCRIPT, folder],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
+                "KERAS_BACKEND": "tensorflow",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr[-4000:]
+    return found
+
+
+@pytest.mark.parametrize("kind", [*_KINDS, *_WITHOUT_FEATURES])
+def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
+    folder = worlds[kind]
+    found = np.load(folder / f"found-model-{kind}.npz")
+    expected = np.load(folder / f"model-{kind}" / "probe.npz")["query"]
+    np.testing.assert_allclose(found["query"], expected, rtol=1e-5, atol=1e-5)
+    candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
+    np.testing.assert_allclose(found["candidate"], candidates, atol=1e-5)
+    assert len(np.unique(np.round(expected, 3), axis=0)) > 20
+    assert found["checked"] == 30
+
+
+@pytest.mark.parametrize("kind", [*_KINDS, *_WITHOUT_FEATURES])
+def test_its_bundle_answers_by_its_own_scores(worlds, kind):
+    folder = worlds[kind]
+    saved = load_model(folder / f"model-{kind}")
+    found = np.load(folder / f"found-model-{kind}.npz")
+    rows = saved.users.rows(["u3", "nobody"])
+    history = np.zeros((2, _HISTORY), np.int32)
+    history[0, :2] = saved.items.rows(["i4", "i5"])
+    query = embed_queries(saved.model, rows, history, saved.inputs)
+    candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
+    scores = query @ candidates[1:].T
+    best = np.argsort(-scores, axis=1)
+    expected = np.take_along_axis(scores, best, axis=1)
+    atol = 1e-5 * max(1.0, np.abs(scores).max())
+    np.testing.assert_allclose(found["scores"], expected, atol=atol)
+    assert found["ids"].tolist() == [[f"i{row}" for row in ranked] for ranked in best]
+    lengths = np.linalg.norm(np.concatenate([query, candidates]), axis=1)
+    is_unit = saved.model.spec.config.similarity == "cosine"
+    assert np.allclose(lengths, 1.0, atol=1e-5) == is_unit
+
+
+def test_a_learned_temperature_is_kept(worlds):
+    saved = load_model(worlds["dot"] / "model-dot")
+    [log] = [v for v in saved.model.weights if "temperature" in v.path]
+    number = [variable.path for variable in saved.model.weights].index(log.path)
+    rng = np.random.default_rng(number)
+    assert float(log.value) == pytest.approx(rng.normal(0, 0.5), rel=1e-6)

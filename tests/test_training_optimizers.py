@@ -1,0 +1,81 @@
+"""Optimizers and schedules as the config asks for them."""
+
+import keras
+import numpy as np
+import pytest
+
+from recsys.config import TrainConfig
+from recsys.embedding.optimizers import LazyAdam
+from recsys.training.averages import averaged, finalize
+from recsys.training.optimizers import WarmupAndDecay, table_optimizers, tower_optimizer
+
+
+def rates(kind, updates=100, warmup=0, end=0.0):
+    schedule = WarmupAndDecay(2.0, updates, kind, warmup, end)
+    return np.array([float(schedule(step)) for step in range(updates + 5)])
+
+
+def test_a_constant_rate_is_warmed_up_along_a_line():
+    found = rates("constant", warmup=4)
+    assert found[:6] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0])
+
+
+def test_a_line_goes_down_to_its_end_and_stays_there():
+    found = rates("linear", warmup=20, end=0.1)
+    assert found[20] == pytest.approx(2.0)
+    assert found[60] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
+    assert found[100:] == pytest.approx(0.2)
+
+
+def test_half_a_cosine_is_keras_own():
+    own = keras.optimizers.schedules.CosineDecay(2.0, 100, alpha=0.1)
+    expected = [float(own(step)) for step in range(105)]
+    assert rates("cosine", end=0.1) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_schedule_is_the_same_after_saving():
+    schedule = WarmupAndDecay(0.3, 50, "cosine", 7, 0.2)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(schedule))
+    assert [float(again(s)) for s in (0, 6, 20, 50)] == [float(schedule(s)) for s in (0, 6, 20, 50)]
+
+
+def test_users_have_a_rate_of_their_own_where_it_is_given():
+    train = TrainConfig(
+        table_optimizer="lazy_adam", table_learning_rate=0.2, table_weight_decay=0.01
+    )
+    tables, users = table_optimizers(train, 10)
+    assert tables == users == LazyAdam(0.2, weight_decay=0.01)
+    _, users = table_optimizers(train.model_copy(update={"user_learning_rate": 0.02}), 10)
+    assert users == LazyAdam(0.02, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd"])
+def test_each_optimizer_of_the_towers_is_keras_own(kind):
+    train = TrainConfig(tower_optimizer=kind, clip_norm=3.0, accumulate=2, ema=0.9)
+    optimizer = tower_optimizer(train, 10)
+    assert type(optimizer).__name__.lower() == kind
+    assert optimizer.global_clipnorm == 3.0
+    assert optimizer.gradient_accumulation_steps == 2
+    assert optimizer.use_ema
+    assert optimizer.ema_momentum == 0.9
+
+
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_weights_are_their_averages_for_a_while_and_then_themselves(ema):
+    model = keras.Sequential([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.build((None, 1))
+    train = TrainConfig(tower_optimizer="sgd", tower_learning_rate=1.0, ema=ema)
+    model.compile(optimizer=tower_optimizer(train, 10), loss=lambda y, p: p)
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    weight = model.trainable_variables[0]
+    for _ in range(2):  # The weight goes 1, 0, -1.
+        optimizer.apply([np.ones((1, 1), np.float32)], [weight])
+    expected = -1.0 if ema is None else float(optimizer._model_variables_moving_average[0][0, 0])
+    with averaged(model):
+        assert float(weight.value[0, 0]) == pytest.approx(expected)
+    assert float(weight.value[0, 0]) == -1.0
+    finalize(model)
+    assert float(weight.value[0, 0]) == pytest.approx(expected)
+    # Keras starts the average at the first updated weight: 0, then 0.5 · 0 + 0.5 · -1.
+    assert expected == (-1.0 if ema is None else -0.5)

@@ -1,0 +1,94 @@
+"""Trainings with all that a config can ask for, as processes."""
+
+import json
+
+import numpy as np
+import pytest
+from training_runs import STAGE, Run, assert_same_bits, write_data
+
+from recsys.model import load_model
+
+pytestmark = pytest.mark.slow
+
+HARD = {"count": 16, "pool": 10, "skip": 2, "guard": 0.999}
+VALIDATED = {"share": 0.2, "metric": "recall@20", "patience": None}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def stage(model=(), **train):
+    return {
+        "model": {**STAGE["model"], **dict(model)},
+        "train": {**STAGE["train"], "epochs": 8, **train},
+    }
+
+
+def test_hard_negatives_and_the_best_model_survive_a_stop_in_the_middle_of_an_epoch(data, tmp_path):
+    asked = stage(
+        hard_negatives=HARD,
+        validation=VALIDATED,
+        known_positives=12,
+        ema=0.9,
+        schedule={"kind": "cosine", "warmup_steps": 10},
+        clip_norm=5.0,
+    )
+    whole, stopped = (Run(tmp_path / name, data, asked) for name in ("whole", "stopped"))
+    whole.finish()
+    looks = whole.summary()["validation"]
+    assert [look["step"] for look in looks] == [12 * epoch for epoch in range(1, 9)]
+    best = max(looks, key=lambda look: look["recall@20"])
+    assert whole.summary()["best_step"] == best["step"]
+
+    code, _ = stopped.stop_at(42, 15)
+    assert code == 1
+    assert stopped.saved()[-1] % 12
+    stopped.finish()
+    assert_same_bits(stopped, whole)
+    assert stopped.summary()["validation"] == looks
+    assert (stopped.folder / "tensorboard").exists()
+
+
+def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
+    # A rate of nearly zero: every look is like the first, so none is better.
+    asked = stage(
+        validation={**VALIDATED, "patience": 2},
+        table_learning_rate=1e-12,
+        tower_learning_rate=1e-12,
+    )
+    run = Run(tmp_path / "run", data, asked)
+    run.finish()
+    assert [look["step"] for look in run.summary()["validation"]] == [12, 24, 36]
+    assert run.summary()["best_step"] == 12
+    assert run.summary()["steps"] == 36
+    # Started again it finds that there is nothing to do.
+    run.finish()
+    assert run.summary()["resumed_at"] == [36]
+
+
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({"pooling": "sequence", "learn_temperature": True}, {"compute_dtype": "bfloat16"}),
+        ({"pooling": "attention", "similarity": "dot", "temperature": 1.0}, {"loss": "bpr"}),
+        ({"user_id": False, "widths": None}, {"loss": "full_softmax", "accumulate": 4}),
+    ],
+    ids=["sequence", "bpr", "full-softmax"],
+)
+def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, train):
+    run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 20}), devices=1)
+    run.finish()
+    losses = [point["loss"] for point in run.summary()["curve"]]
+    assert np.mean(losses[-20:]) < np.mean(losses[:20])
+    saved = load_model(run.model)
+    assert saved.stage.train.loss == train.get("loss", "sampled_softmax")
+    described = json.loads((run.model / "model.json").read_text())
+    has_users = any("/users/" in variable["path"] for variable in described["variables"])
+    assert has_users == model.get("user_id", True)
+    if model.get("learn_temperature"):
+        temperatures = [point["temperature"] for point in run.summary()["curve"]]
+        assert temperatures[0] != temperatures[-1]

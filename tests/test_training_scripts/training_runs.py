@@ -1,0 +1,108 @@
+"""Trainings as a user starts them: processes that can be stopped, killed and started again."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.quality_case.data_folder import write_data_folder
+from benchmarks.quality_case.data_sets import Csr, Split
+from recsys.errors import RecsysError
+from recsys.process import last_json_line
+
+EVERY, EPOCHS, BATCH, USERS, PER_USER = 20, 25, 64, 80, 12
+STEPS = EPOCHS * (USERS * PER_USER // BATCH)
+STAGE = {
+    "model": {"dim": 8, "history": 4, "widths": [8], "table_placement": "row", "dropout": 0.2},
+    "train": {
+        "batch_size": BATCH,
+        "uniform_negatives": 32,
+        "table_learning_rate": 0.2,
+        "epochs": EPOCHS,
+        "checkpoint": {"every_steps": EVERY},
+    },
+}
+
+
+def write_data(folder):
+    """Writes the data folder of some users who took items at random."""
+    draw = np.random.default_rng(0)
+    lists = [draw.choice(100, PER_USER, replace=False).tolist() for _ in range(USERS)]
+    split = Split(Csr.of_lists(lists, 100), "", (10,), Csr.of_lists([[] for _ in lists], 100))
+    write_data_folder(split, folder)
+
+
+class Run:
+    """A training that can be started again and again."""
+
+    def __init__(self, folder, data, stage=STAGE, devices=8, processes=1):
+        self.folder, self.devices, self.processes = folder, devices, processes
+        folder.mkdir(exist_ok=True)
+        (folder / "stage.json").write_text(json.dumps(stage))
+        self._words = ["--config", folder / "stage.json", "--data", data, "--out", self.model]
+        self._words += ["--processes", processes]
+
+    @property
+    def model(self):
+        return self.folder / "model"
+
+    def start(self):
+        self.events.unlink(missing_ok=True)
+        flags = f"--xla_force_host_platform_device_count={self.devices // self.processes}"
+        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(self.events)}
+        with (self.folder / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "recsys.train", *map(str, self._words)],
+                env={**os.environ, **own},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def finish(self):
+        run = self.start()
+        said = last_json_line(run.communicate(timeout=300)[0])
+        if "error" in said:
+            raise RecsysError.from_json(said["error"])
+        return said
+
+    def stop_at(self, step, signum):
+        """Sends a signal once the run has told of `step`; returns its exit code and last words."""
+        run = self.start()
+        while run.poll() is None and self.step() < step:
+            time.sleep(0.02)
+        run.send_signal(signum)
+        said, _ = run.communicate(timeout=120)
+        return run.returncode, last_json_line(said)
+
+    def step(self):
+        if not self.events.exists():
+            return 0
+        done = [json.loads(line).get("done") for line in self.events.read_text().splitlines()]
+        return next((step for step in reversed(done) if step is not None), 0)
+
+    @property
+    def events(self):
+        return self.folder / "events.jsonl"
+
+    def saved(self):
+        steps = self.folder.glob("checkpoints/*/last/*")
+        return sorted(int(path.name) for path in steps if path.name.isdecimal())
+
+    def weights(self):
+        files = sorted((self.model / "weights").iterdir())
+        return {file.name: np.load(file) for file in files}
+
+    def summary(self):
+        return json.loads((self.model / "training.json").read_text())
+
+
+def assert_same_bits(a, b):
+    a, b = a.weights(), b.weights()
+    assert a.keys() == b.keys()
+    assert len(a) > 5
+    for name, array in a.items():
+        assert array.tobytes() == b[name].tobytes(), name
