@@ -300,3 +300,12 @@ def test_what_is_held_back_is_in_no_count(log_and_held):
 
 def test_known_positives_are_left_out_where_none_are_asked_for(source):
     assert "known" not in source[0]
+
+
+def test_a_users_examples_weigh_less_the_more_there_are():
+    source = again(small_source(), user_balance=0.5)
+    n_events = np.bincount(np.asarray(source.events.log.user_row))
+    for step in range(3):
+        batch = source[step]
+        assert batch["weight"] == pytest.approx(n_events[batch["user_row"]] ** -0.5)
+    assert len(set(n_events[1:])) > 1

@@ -34,7 +34,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits_and_the_same_curve(
     undisturbed, data, tmp_path
 ):
     run = Run(tmp_path / "killed", data)
-    for step in (30, 200):
+    for step in (30, 120):
         code, _ = run.stop_at(step, signal.SIGKILL)
         assert code == -signal.SIGKILL
         # What was told of is at most one interval ahead of what was saved; the last save
@@ -59,6 +59,7 @@ def test_a_run_that_is_asked_to_stop_saves_its_very_step(undisturbed, data, tmp_
     assert_same_bits(run, undisturbed)
 
 
+@pytest.mark.faults
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(undisturbed, data, tmp_path):
     run = Run(tmp_path / "damaged", data)
     run.stop_at(100, signal.SIGTERM)
@@ -74,6 +75,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(undisturbed
     assert_same_bits(run, undisturbed)
 
 
+@pytest.mark.faults
 def test_a_run_goes_on_on_fewer_devices_with_the_same_metrics(undisturbed, data, tmp_path):
     run = Run(tmp_path / "moved", data)
     run.stop_at(150, signal.SIGTERM)
@@ -95,7 +97,7 @@ def test_numbers_that_go_off_stop_the_run_and_are_not_saved(data, tmp_path):
     assert run.saved() == []
 
 
-@pytest.mark.bench
+@pytest.mark.faults
 def test_one_of_two_processes_is_killed_and_both_go_on(data, tmp_path):
     runs = [Run(tmp_path / name, data, processes=2) for name in ("whole", "broken")]
     runs[0].finish()

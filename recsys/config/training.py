@@ -87,6 +87,9 @@ class TrainConfig(Strict):
     known_positives: NonNegativeInt = 0
     """Newest training positives of a user that are never its negatives; 0: only the
     example's own item isn't [items]."""
+    user_balance: Share = 0.0
+    """An example's weight is divided by this power of its user's positives: at 0 all
+    examples count alike, at 1 all users do."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
     table_optimizer: Literal["adagrad", "row_wise_adagrad", "lazy_adam", "ftrl", "sgd"] = "adagrad"

@@ -106,10 +106,12 @@ class BatchSource:
 
         Read together they come several times faster than one by one, and are the same.
         """
-        n, known = self.batch_size, self.train.known_positives
+        n, train = self.batch_size, self.train
         epoch, position = divmod(first, self.steps_per_epoch)
         numbers = self._permutation(epoch)[np.arange(position * n, (position + end - first) * n)]
-        examples = read_examples(self.events, numbers, self.model, known)
+        examples = read_examples(
+            self.events, numbers, self.model, train.known_positives, train.user_balance
+        )
         return [
             self._batch(first + i, examples.part(slice(i * n, (i + 1) * n)))
             for i in range(end - first)

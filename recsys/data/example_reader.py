@@ -54,7 +54,11 @@ class Examples:
 
 
 def read_examples(
-    events: KeptEvents, numbers: np.ndarray, model: ModelConfig, known: int
+    events: KeptEvents,
+    numbers: np.ndarray,
+    model: ModelConfig,
+    known: int,
+    user_balance: float = 0.0,
 ) -> Examples:
     """Reads events at any places.
 
@@ -66,9 +70,13 @@ def read_examples(
         numbers: Which of them `[n]` int64.
         model: What a history is, and how long.
         known: Newest items of each event's user.
+        user_balance: Power of its user's events that an event's weight is divided by:
+            at 1 all users weigh the same, whatever they did (Covington et al., "Deep
+            Neural Networks for YouTube Recommendations", RecSys 2016, section 3.3,
+            takes equally many examples of each).
     """
     order = np.argsort(numbers)
-    has_weight = events.log.weight is not None
+    has_weight = events.log.weight is not None or user_balance > 0
     read = Examples.empty(len(numbers), model.history, known, has_weight)
     for kept, ordered, part in events.split_sorted(numbers[order]):
         to, places, shard = order[part], kept.places(ordered), kept.shard
@@ -78,8 +86,9 @@ def read_examples(
             read.history[to] = _histories(kept, ordered, places, model)
         if known:
             read.known[to] = kept.newest(ordered, known)
-        if read.weight is not None and shard.weight is not None:
-            read.weight[to] = shard.weight[places]
+        if read.weight is not None:
+            own = 1.0 if shard.weight is None else shard.weight[places]
+            read.weight[to] = own * kept.of_user(ordered) ** -user_balance
     return read
 
 

@@ -61,6 +61,11 @@ class KeptShard:
         is_before = np.arange(length) < (end - 1 - numbers)[:, None]
         return np.where(is_before, rows[:, :-1], rows[:, 1:])
 
+    def of_user(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns how many kept events the users of events `[b]` have `[b]` int64."""
+        user = self._user(numbers)
+        return self.offsets[user + 1] - self.offsets[user]
+
     @functools.cached_property
     def item_row(self) -> np.ndarray:
         """Items of the kept events `[kept]` int32."""

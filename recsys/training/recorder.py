@@ -55,10 +55,12 @@ class Recorder:
             RecsysError: The loss is no number.
         """
         progress = self._progress
-        steps, now = progress.step - self._step, time.perf_counter()
+        steps = progress.step - self._step
         if not steps:
             return
+        # Waits for the last step, so that the time is that of all.
         values = {name: float(value) for name, value in logs.items()}
+        now = time.perf_counter()
         loss = values.pop("loss")
         if not np.isfinite(loss):
             raise not_a_number(progress.step, loss)
