@@ -39,6 +39,17 @@ class Csr:
         offsets = np.cumsum([0, *map(len, lists)])
         return cls(np.array([i for one in lists for i in one], np.int32), offsets, n_items)
 
+    def shuffled(self) -> Csr:
+        """Returns the same with the items of each user in an order drawn at random.
+
+        Files without times have them sorted by number: the last hundred would be the
+        hundred highest numbers.
+        """
+        draw = np.random.default_rng(0)
+        user = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        order = np.lexsort((draw.random(len(user)), user))
+        return dataclasses.replace(self, items=self.items[order])
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -77,7 +88,7 @@ def load_gowalla(folder: Path, part: str) -> Split:
     """Reads Gowalla check-ins, the split of NGCF and LightGCN."""
     files = _protocol(folder)[part]
     train, held_out = (Csr.load(folder / files[name]) for name in ("train", "test"))
-    return Split(train, "ranked among all", (20,), held_out)
+    return Split(train.shuffled(), "ranked among all", (20,), held_out)
 
 
 def load_movielens_1m(folder: Path, part: str) -> Split:
@@ -91,7 +102,7 @@ def load_movielens_1m(folder: Path, part: str) -> Split:
     for user, item in zip(users.tolist(), positive.tolist(), strict=True):
         lists[user].append(item)
     return Split(
-        train,
+        train.shuffled(),
         "ranked among given negatives",
         (10,),
         Csr.of_lists(lists, train.n_items),
@@ -108,14 +119,17 @@ def load_movielens_1m(folder: Path, part: str) -> Split:
 
 
 def load_beauty(folder: Path, part: str) -> Split:
-    """Reads Amazon Beauty, the sequences of S3-Rec; the last item, or the one before, is asked."""
+    """Reads Amazon Beauty, the sequences of S3-Rec; the last item, or the one before, is asked.
+
+    Items are numbered from 1, as the data have them; number 0 is in no sequence.
+    """
     n_held = {"test": 1, "valid": 2}[part]
     text = (folder / "sequences.txt").read_text().splitlines()
-    sequences = [[int(item) - 1 for item in line.split()[1:]] for line in text]
+    sequences = [[int(item) for item in line.split()[1:]] for line in text]
     with np.load(folder / "history_test.npz", allow_pickle=False) as file:
         n_items = int(file["shape"][1])
     attributes = json.loads((folder / "item2attributes.json").read_text())
-    tokens = [[str(a) for a in attributes.get(str(i + 1), ())] for i in range(n_items)]
+    tokens = [[str(a) for a in attributes.get(str(i), ())] for i in range(n_items)]
     return Split(
         Csr.of_lists([items[:-n_held] for items in sequences], n_items),
         "ranked among all, one item",
