@@ -46,45 +46,50 @@ def main() -> None:
     draw = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         case = _Case(Path(scratch), options)
-        case.run("undisturbed", [])
-        seconds, done, equal, lost = case.loop_seconds("undisturbed"), 0, 0, []
-        runs = -(-options.kills // options.kills_a_run)
-        for number in range(runs):
-            n_kills = min(options.kills_a_run, options.kills - done)
-            moments = [draw.uniform(0.0, seconds) for _ in range(n_kills)]
-            lost += case.run(f"killed_{number}", moments)
-            equal += case.is_same(f"killed_{number}", "undisturbed")
-            done += n_kills
-    print_line("resume", "runs with the same bits", [equal / runs], f"share of {runs}", 0.0)
-    print_line("resume", "steps lost by a kill", lost or [0.0], "steps", 0.0)
-    print_line("resume", "kills", [float(done)], "kills", 0.0)
+        case.run("undisturbed", 0, draw)
+        lost: list[float] = []
+        equal: list[float] = []
+        while len(lost) < options.kills:
+            name = f"killed_{len(equal)}"
+            # A process that is killed beside others is started again with them.
+            most = 1 if options.processes > 1 else options.kills_a_run
+            lost += case.run(name, min(most, options.kills - len(lost)), draw)
+            equal.append(float(case.is_same(name, "undisturbed")))
+            print(f"{len(lost)} kills, {equal}", file=sys.stderr, flush=True)
+    print_line("resume", "runs with the same bits", equal, "1 if so", 0.0)
+    print_line("resume", "steps told of and lost by a kill", lost, "steps", 0.0)
+    print_line("resume", "kills", [float(len(lost))], "kills", 0.0)
 
 
 class _Case:
     """One data folder, and the runs on it."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
-        self._root, self._options = root, options
+        self._root, self._options, self._total = root, options, 0
         write_data_folder(_split(), root / "data")
         train = {**_STAGE["train"], "epochs": options.epochs}
         train["checkpoint"] = {"every_steps": options.every}
         (root / "stage.json").write_text(json.dumps({**_STAGE, "train": train}))
 
-    def run(self, name: str, moments: list[float]) -> list[float]:
-        """Runs to the end, with a kill each of `moments` seconds after the first step.
+    def run(self, name: str, n_kills: int, draw: random.Random) -> list[float]:
+        """Runs to the end, with kills when it has told of steps drawn at random.
 
         Returns:
             The steps that each kill cost, as far as the progress told.
         """
         lost = []
-        for moment in moments:
+        for _ in range(n_kills):
+            target = draw.randint(self._newest(name), self._total)
             with self._started(name) as run:
-                step = self._kill_after(run, name, moment)
-            if step is not None:
-                lost.append(float(step - self._newest(name)))
+                cost = self._kill_at(run, name, target, draw)
+            if cost is not None:
+                lost.append(cost)
         with self._started(name) as run:
             if run.wait():
-                raise SystemExit(f"The run {name} failed; see its log.")
+                raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
+        if not n_kills:
+            summary = json.loads((self._root / name / "model" / "training.json").read_text())
+            self._total = int(summary["steps"])
         return lost
 
     def is_same(self, name: str, other: str) -> bool:
@@ -95,11 +100,6 @@ class _Case:
             == np.load(self._weights(other) / file).tobytes()
             for file in files
         )
-
-    def loop_seconds(self, name: str) -> float:
-        """Returns the seconds that a run spent in its steps."""
-        summary = json.loads((self._root / name / "model" / "training.json").read_text())
-        return float(summary["seconds"])
 
     def _started(self, name: str) -> subprocess.Popen[bytes]:
         folder = self._root / name
@@ -119,23 +119,25 @@ class _Case:
                 stderr=log,
             )
 
-    def _kill_after(self, run: subprocess.Popen[bytes], name: str, moment: float) -> int | None:
-        """Kills a process of the run; returns the last step that it told of."""
-        started = None
-        while run.poll() is None:
-            step = self._step(name)
-            if step is not None:
-                started = started or time.monotonic()
-                if time.monotonic() - started > moment:
-                    break
+    def _kill_at(
+        self, run: subprocess.Popen[bytes], name: str, target: int, draw: random.Random
+    ) -> float | None:
+        """Kills a process of the run once it has told of step `target`.
+
+        Returns:
+            The steps that it had told of and not saved; None if it ended before.
+        """
+        while run.poll() is None and (self._step(name) or 0) < target:
             time.sleep(_POLL_S)
-        step = self._step(name)
-        if self._options.processes == 1:
-            run.kill()
-        elif children := _children(run.pid):
-            os.kill(children[-1], signal.SIGKILL)
+        time.sleep(draw.uniform(0.0, 0.2))  # Anywhere in a step, or in a save.
+        alone = self._options.processes == 1
+        victims = [run.pid] if alone else _children(run.pid)
+        if run.poll() is not None or not victims:
+            return None
+        os.kill(draw.choice(victims), signal.SIGKILL)
+        cost = float((self._step(name) or 0) - self._newest(name))
         run.wait()
-        return step
+        return max(0.0, cost)
 
     def _step(self, name: str) -> int | None:
         events = self._root / name / "events.jsonl"

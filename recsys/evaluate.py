@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from recsys.config import EvaluateStage
 from recsys.config_file import load_stage
+from recsys.data.kept_events import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -96,7 +97,9 @@ class _Evaluation:
         self._ks, self._store, self._saved = stage.evaluate.k, store, saved
         self._most = stage.evaluate.max_queries
         self._candidates = candidates
-        self._counts = saved.items.row_counts.astype(np.float32)
+        # Not those of the model: its validation may have held events back.
+        events = KeptEvents(store.train)
+        self._counts = events.item_counts(saved.items.n_rows).astype(np.float32)
 
     def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""

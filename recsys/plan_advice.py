@@ -66,6 +66,8 @@ def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
 def _uneven(config: Config, devices: int) -> list[tuple[str, int, int]]:
     """Returns key, value, and next fitting value of the batch sizes that don't divide."""
     sizes = [(key, getattr(config.train, key)) for key in _BATCHES]
+    if config.train.loss == "full_softmax":  # Draws none.
+        sizes = [(key, n) for key, n in sizes if key != "uniform_negatives"]
     sizes.append(("hard_negatives.count", config.train.hard_negatives.count))
     return [(key, n, -(-n // devices) * devices) for key, n in sizes if n % devices]
 

@@ -31,7 +31,7 @@ from recsys.training import launcher, processes
 from recsys.training.folders import Folders
 from recsys.training.progress import Progress
 from recsys.training.setup import prepare
-from recsys.training.untrained import read_as_unknown
+from recsys.training.validation import trained_inputs
 
 _PROBES = 1000
 
@@ -64,9 +64,9 @@ def train(
         model, progress = prepared.model, prepared.run.progress
         if jax.process_count() > 1:
             return None
-        if stage.train.validation is not None:
-            read_as_unknown(model, inputs, prepared.source.events)
-        save_model(out, model, stage, data)
+        # Whom validation held back altogether is nobody that the model was trained on.
+        inputs = trained_inputs(inputs, prepared.source.events)
+        save_model(out, model, stage, data, inputs)
         np.save(out / "candidates.npy", embed_catalogue(model, inputs))
         _write_probe(out, model, store, inputs)
         return _write_summary(out, prepared.placements, progress, stage, folders)
@@ -133,11 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     words = [f"--{k}={getattr(options, k)}" for k in ("config", "data", "out")]
     checkpoints = options.checkpoints or options.out.absolute().parent / "checkpoints"
     words.append(f"--checkpoints={checkpoints}")
-    if options.processes > 1 and processes.COORDINATOR not in os.environ:
-        return launcher.launch(words, options.processes, checkpoints)
-    processes.join()
     stage = load_stage(options.config, TrainStage)
-    summary = train(stage, options.data, options.out, checkpoints)
+    if options.processes > 1 and processes.COORDINATOR not in os.environ:
+        last = Folders.of_run(checkpoints, stage, options.data).last
+        return launcher.launch(words, options.processes, last)
+    processes.join()
+    with processes.failing_at_once():
+        summary = train(stage, options.data, options.out, checkpoints)
     if summary is None:
         if processes.is_primary():
             processes.go_on_alone(words)

@@ -235,7 +235,8 @@ def slow_examples(log, held):
     for place in kept:
         own = [other for other in kept[::-1] if users[other] == users[place]]
         past = [items[other] for other in own if times[other] < times[place]]
-        others = [items[other] for other in own if other != place]
+        asked = items[place]
+        others = [i if (i := items[o]) != asked else 0 for o in own if o != place]
         known = [items[other] for other in own]
         yield (log.user_row[place], items[place]), past, others, known
 
@@ -309,3 +310,17 @@ def test_a_users_examples_weigh_less_the_more_there_are():
         batch = source[step]
         assert batch["weight"] == pytest.approx(n_events[batch["user_row"]] ** -0.5)
     assert len(set(n_events[1:])) > 1
+
+
+def test_an_item_taken_twice_is_not_in_the_history_that_asks_for_it():
+    log = make_log(np.array([1, 1, 1, 2, 2]), np.array([3, 5, 3, 4, 6]), np.arange(5))
+    source = make(log, small_source().catalogue, history_of="others", history=3, batch_size=5)
+    batch = source[0]
+    asked = list(zip(batch["item_row"][:5].tolist(), batch["history"].tolist(), strict=True))
+    assert sorted(asked) == [
+        (3, [0, 5, 0]),
+        (3, [5, 0, 0]),
+        (4, [6, 0, 0]),
+        (5, [3, 3, 0]),
+        (6, [4, 0, 0]),
+    ]

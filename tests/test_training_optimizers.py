@@ -7,7 +7,12 @@ import pytest
 from recsys.config import TrainConfig
 from recsys.embedding.optimizers import LazyAdam
 from recsys.training.averages import averaged, finalize
-from recsys.training.optimizers import WarmupAndDecay, table_optimizers, tower_optimizer
+from recsys.training.optimizers import (
+    WarmupAndDecay,
+    exclude_vectors,
+    table_optimizers,
+    tower_optimizer,
+)
 
 
 def rates(kind, updates=100, warmup=0, end=0.0):
@@ -49,7 +54,7 @@ def test_users_have_a_rate_of_their_own_where_it_is_given():
     assert users == LazyAdam(0.02, weight_decay=0.01)
 
 
-@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd"])
 def test_each_optimizer_of_the_towers_is_keras_own(kind):
     train = TrainConfig(tower_optimizer=kind, clip_norm=3.0, accumulate=2, ema=0.9)
     optimizer = tower_optimizer(train, 10)
@@ -79,3 +84,14 @@ def test_weights_are_their_averages_for_a_while_and_then_themselves(ema):
     assert float(weight.value[0, 0]) == pytest.approx(expected)
     # Keras starts the average at the first updated weight: 0, then 0.5 · 0 + 0.5 · -1.
     assert expected == (-1.0 if ema is None else -0.5)
+
+
+def test_adamw_leaves_alone_what_is_no_matrix():
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.LayerNormalization()])
+    model.build((None, 3))
+    optimizer = tower_optimizer(TrainConfig(tower_optimizer="adamw", tower_weight_decay=0.5), 10)
+    exclude_vectors(optimizer, model)
+    optimizer.build(model.trainable_variables)
+    decayed = {v.name for v in model.trainable_variables if optimizer._use_weight_decay(v)}
+    assert decayed == {"kernel"}
+    assert optimizer.weight_decay == 0.5

@@ -1,12 +1,17 @@
 """Trainings with all that a config can ask for, as processes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
-from training_runs import STAGE, Run, assert_same_bits, write_data
+from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, write_data
 
-from recsys.model import load_model
+from recsys.data.held_back import training_events
+from recsys.data.store import InteractionStore
+from recsys.model import TowerInputs, load_model
+from recsys.model.inference import Inference
+from recsys.training.validation import Validation, trained_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +59,11 @@ def test_hard_negatives_and_the_best_model_survive_a_stop_in_the_middle_of_an_ep
 
 
 def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
-    # A rate of nearly zero: every look is like the first, so none is better.
+    # A rate of nearly zero: every look is like the first, so none is better. Hard negatives
+    # are looked for as long as it goes on.
     asked = stage(
         validation={**VALIDATED, "patience": 2},
+        hard_negatives=HARD,
         table_learning_rate=1e-12,
         tower_learning_rate=1e-12,
     )
@@ -65,9 +72,40 @@ def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
     assert [look["step"] for look in run.summary()["validation"]] == [12, 24, 36]
     assert run.summary()["best_step"] == 12
     assert run.summary()["steps"] == 36
-    # Started again it finds that there is nothing to do.
+    # Started again it finds that there is nothing to do, nor to read.
+    shutil.rmtree(next(run.folder.glob("checkpoints/*/negatives")))
     run.finish()
     assert run.summary()["resumed_at"] == [36]
+
+
+def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
+    """Asked the same queries, it has the metrics of the look that was best."""
+    model = {"id_dropout": 0.0, "new_user_share": 0.0}
+    asked = stage(model, validation={**VALIDATED, "share": 0.6, "every_epochs": 3}, epochs=4)
+    run = Run(tmp_path / "run", data, asked, devices=1)
+    run.finish()
+    steps_per_epoch = USERS * PER_USER * 4 // 10 // 64
+    looks = run.summary()["validation"]
+    # The last epoch is looked at too, whatever the interval.
+    assert [look["step"] for look in looks] == [3 * steps_per_epoch, 4 * steps_per_epoch]
+    saved = load_model(run.model)
+    events = training_events(InteractionStore.open(data / "store").train, saved.stage.train)
+    is_unseen = events.item_counts(saved.items.n_rows)[1:] == 0
+    assert is_unseen.any()
+    assert not saved.items.row_counts[1:][is_unseen].any()
+    config = saved.stage.train.validation
+    inputs = TowerInputs.open(data)
+    found = Validation(events, inputs, saved.stage.model, config).metrics(Inference(saved.model))
+    best = max(looks, key=lambda look: look["recall@20"])
+    assert found == pytest.approx({k: v for k, v in best.items() if k != "step"}, abs=1e-6)
+    validation = Validation(events, inputs, saved.stage.model, config)
+    queries = validation.queries
+    history = queries.histories(saved.stage.model.history)
+    ours, theirs = (
+        Inference(saved.model).queries(queries.user_row, history, known)
+        for known in (saved.inputs, trained_inputs(inputs, events))
+    )
+    assert np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,10 @@ class Split:
         kind: Protocol, a key of `benchmarks.quality_case.protocols.PROTOCOLS`.
         k: Cut-offs.
         relevant: What the protocol compares with: items of each user that were held out.
+        seen: What users did before they are asked: their histories then, and no answer;
+            None: what one trains on.
         candidates: Items that are ranked for each case `[cases, n]`, the held-out one
-            last; None: all that the user hasn't in `train`.
+            last; None: all that the user hasn't seen.
         users: User of each case `[cases]`; None: all users with relevant items.
         item_tokens: Tokens of each item, by feature.
         user_tokens: Tokens of each user, by feature.
@@ -78,6 +80,7 @@ class Split:
     kind: str
     k: tuple[int, ...]
     relevant: Csr
+    seen: Csr | None = None
     candidates: np.ndarray | None = None
     users: np.ndarray | None = None
     item_tokens: Bags = dataclasses.field(default_factory=dict)
@@ -106,8 +109,8 @@ def load_movielens_1m(folder: Path, part: str) -> Split:
         "ranked among given negatives",
         (10,),
         Csr.of_lists(lists, train.n_items),
-        candidates,
-        users,
+        candidates=candidates,
+        users=users,
         item_tokens={
             "genres": [row["genres"].split("|") for row in _rows(folder / "items.csv", "item")]
         },
@@ -121,6 +124,9 @@ def load_movielens_1m(folder: Path, part: str) -> Split:
 def load_beauty(folder: Path, part: str) -> Split:
     """Reads Amazon Beauty, the sequences of S3-Rec; the last item, or the one before, is asked.
 
+    As S3-Rec and SASRec do, one trains without the last two items in either case; the one
+    before the last is part of the history that the last is asked from.
+
     Items are numbered from 1, as the data have them; number 0 is in no sequence.
     """
     n_held = {"test": 1, "valid": 2}[part]
@@ -131,10 +137,11 @@ def load_beauty(folder: Path, part: str) -> Split:
     attributes = json.loads((folder / "item2attributes.json").read_text())
     tokens = [[str(a) for a in attributes.get(str(i), ())] for i in range(n_items)]
     return Split(
-        Csr.of_lists([items[:-n_held] for items in sequences], n_items),
+        Csr.of_lists([items[:-2] for items in sequences], n_items),
         "ranked among all, one item",
         (10,),
         Csr.of_lists([[items[-n_held]] for items in sequences], n_items),
+        seen=Csr.of_lists([items[:-n_held] for items in sequences], n_items),
         item_tokens={"attributes": tokens},
     )
 

@@ -71,10 +71,10 @@ PROTOCOLS: dict[str, Callable[[Split, np.ndarray, np.ndarray], Metrics]] = {
 
 
 def _top(split: Split, user: np.ndarray, item: np.ndarray, users: np.ndarray, k: int) -> np.ndarray:
-    """Returns the best items of `users` `[b, k]`, without those of their training."""
+    """Returns the best items of `users` `[b, k]`, without those that they have seen."""
     scores = user[users] @ item.T
     for row, one in enumerate(users):
-        scores[row, split.train[one]] = -np.inf
+        scores[row, (split.train if split.seen is None else split.seen)[one]] = -np.inf
     best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
     return np.take_along_axis(best, order, axis=1)

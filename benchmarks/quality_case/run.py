@@ -67,8 +67,8 @@ def _with_what_is_read(split: Split, stage: TrainStage) -> Split:
 
 def _vectors(split: Split, saved: SavedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of all users `[users, dim]` and items `[items, dim]`."""
-    rows = (split.train.items + 1).astype(np.int32)
-    offsets = split.train.offsets
+    seen = split.train if split.seen is None else split.seen
+    rows, offsets = (seen.items + 1).astype(np.int32), seen.offsets
     history = newest_first(rows, offsets[:-1], offsets[1:], saved.model.spec.config.history)
     user_row = np.arange(1, len(split.train) + 1, dtype=np.int32)
     user = embed_queries(saved.model, user_row, history, saved.inputs)

@@ -77,6 +77,15 @@ class ModelConfig(Strict):
     """Type of the tables' weights; `bfloat16` halves them and rounds stochastically."""
 
     @model_validator(mode="after")
+    def _temperature_can_be_learned(self) -> Self:
+        if self.learn_temperature and not 0.01 <= self.temperature <= 10.0:
+            raise ValueError(
+                f"a temperature that is learned starts between 0.01 and 10; received"
+                f" {self.temperature}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.pooling == "sequence" and self.dim % self.sequence.heads:
             raise ValueError(

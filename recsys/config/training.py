@@ -40,7 +40,7 @@ class ScheduleConfig(Strict):
     warmup_steps: NonNegativeInt = 0
     """Steps in which the rate grows from 0."""
     end: Share = 0.0
-    """Share of the full rate that is left at the end of the run [0..1]."""
+    """Share of the full rate that is left at the end of the run, unless `constant` [0..1]."""
 
 
 class ValidationConfig(Strict):
@@ -101,10 +101,12 @@ class TrainConfig(Strict):
     """Learning rate of the users' own rows; `null`: that of the other tables."""
     table_weight_decay: NonNegativeFloat = 0.0
     """Share of a row, times the learning rate, that each step which touches it takes off."""
-    tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd"] = "adam"
+    tower_optimizer: Literal["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd"] = "adam"
     """Keras' optimizer of the towers."""
     tower_learning_rate: PositiveFloat = 0.001
     """Learning rate of the towers."""
+    tower_weight_decay: NonNegativeFloat = 0.004
+    """What `adamw` takes off the towers' matrices each step, times the learning rate."""
     schedule: ScheduleConfig = ScheduleConfig()
     """How both learning rates change over the run."""
     clip_norm: PositiveFloat | None = None
@@ -132,4 +134,6 @@ class TrainConfig(Strict):
             raise ValueError("bpr draws its negatives from the catalogue: uniform_negatives is 0")
         if self.loss != "sampled_softmax" and self.hard_negatives.count:
             raise ValueError("hard_negatives need loss: sampled_softmax")
+        if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
+            raise ValueError("hard_negatives.after_epochs must be fewer than epochs")
         return self

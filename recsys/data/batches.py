@@ -84,6 +84,14 @@ class BatchSource:
         """Items of a batch, negatives included."""
         return len(self._candidates)
 
+    @property
+    def numbers_of_batch(self) -> int:
+        """Entries of all arrays of a batch, as near as matters for memory."""
+        of_user = sum(feature.bags.shape[1] for feature in self.user_features)
+        of_item = sum(feature.bags.shape[1] for feature in self.catalogue.features)
+        of_query = 2 + self.model.history + self.train.known_positives + of_user
+        return self.batch_size * of_query + self.n_candidates * (3 + of_item)
+
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
 

@@ -59,7 +59,10 @@ class KeptShard:
         rows = self.newest(numbers, length + 1)
         # Places of a row count back from the user's last event.
         is_before = np.arange(length) < (end - 1 - numbers)[:, None]
-        return np.where(is_before, rows[:, :-1], rows[:, 1:])
+        others = np.where(is_before, rows[:, :-1], rows[:, 1:])
+        # Where the user took the same item twice, the answer must not stand in the question.
+        own = self.item_row[numbers]
+        return np.where(others == own[:, None], 0, others)
 
     def of_user(self, numbers: np.ndarray) -> np.ndarray:
         """Returns how many kept events the users of events `[b]` have `[b]` int64."""

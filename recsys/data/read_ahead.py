@@ -8,6 +8,7 @@ from recsys.data.batches import Batch, BatchSource
 
 _BLOCK_EXAMPLES = 1 << 17
 _BLOCK_CANDIDATES = 1 << 19
+_BLOCK_NUMBERS = 1 << 25  # Of four bytes each.
 _READ_AHEAD_BLOCKS = 2
 _READERS = 2
 
@@ -24,7 +25,9 @@ class _Blocks:
     def __init__(self, source: BatchSource, first_step: int, end_step: int) -> None:
         self._source, self._first, self._end = source, first_step, end_step
         examples = _BLOCK_EXAMPLES // source.batch_size
-        self._size = max(1, min(examples, _BLOCK_CANDIDATES // source.n_candidates))
+        candidates = _BLOCK_CANDIDATES // source.n_candidates
+        numbers = _BLOCK_NUMBERS // source.numbers_of_batch
+        self._size = max(1, min(examples, candidates, numbers))
         self._per_epoch = -(-source.steps_per_epoch // self._size)
         self._skipped = self._block_of(first_step)
 

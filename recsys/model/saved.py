@@ -73,7 +73,9 @@ class SavedModel:
         return self.inputs.catalogue
 
 
-def save_model(folder: Path, model: TwoTower, stage: TrainStage, data: Path) -> None:
+def save_model(
+    folder: Path, model: TwoTower, stage: TrainStage, data: Path, inputs: TowerInputs
+) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
     Args:
@@ -81,11 +83,16 @@ def save_model(folder: Path, model: TwoTower, stage: TrainStage, data: Path) -> 
         model: A built model.
         stage: The config that it was trained with.
         data: The data folder, of which all but the store is copied.
+        inputs: Whose counts of training events the vocabularies get.
     """
     (folder / "weights").mkdir(parents=True, exist_ok=True)
+    # A folder that is half another model's must not be taken for one.
+    (folder / "model.json").unlink(missing_ok=True)
     for part in _KNOWN:
         if (data / part).exists():
             shutil.copytree(data / part, folder / part, dirs_exist_ok=True)
+    inputs.users.save(folder / "vocabulary" / "users.parquet")
+    inputs.items.save(folder / "vocabulary" / "items.parquet")
     described = []
     for number, (variable, table) in enumerate(_kept(model)):
         shape = variable.shape if table is None else (table.rows, table.dim)

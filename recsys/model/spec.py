@@ -10,7 +10,6 @@ from pydantic import PositiveInt
 from recsys.config import ModelConfig, Strict
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
-from recsys.model.temperature import RANGE
 
 Side = Literal["user", "item"]
 
@@ -84,8 +83,7 @@ class ModelSpec(Strict):
         """Checks what no part of the config knows alone.
 
         Raises:
-            UsageError: There are features, and no layer that could read them; or a
-                temperature that is to be learned starts outside its range.
+            UsageError: There are features, and no layer that could read them.
         """
         if self.config.widths is None and self.features:
             raise UsageError(
@@ -95,15 +93,6 @@ class ModelSpec(Strict):
                 "Set model.widths to [] for a linear layer, or take the features out of the"
                 " config's data.",
                 [feature.name for feature in self.features],
-            )
-        start = self.config.temperature
-        if self.config.learn_temperature and not RANGE[0] <= start <= RANGE[1]:
-            raise UsageError(
-                "R346",
-                f"A temperature that is learned must start in {RANGE[0]:g} … {RANGE[1]:g}, where"
-                " it is kept.",
-                "Change model.temperature, or set model.learn_temperature to false.",
-                start,
             )
 
     def of_side(self, side: Side) -> tuple[FeatureSpec, ...]:

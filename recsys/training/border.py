@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
+from jax.experimental import multihost_utils
+
 from recsys.config import TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.hard_negatives import HardNegatives
@@ -29,7 +32,6 @@ class Border:
         source: The batches.
         stage: The model and the training loop.
         folders: Where the lists are kept.
-        epochs: Epochs done.
     """
 
     def __init__(
@@ -39,9 +41,8 @@ class Border:
         source: BatchSource,
         stage: TrainStage,
         folders: Folders,
-        epochs: int,
     ) -> None:
-        self._towers, self._folders = Inference(model), folders
+        self.source, self._towers, self._folders = source, Inference(model), folders
         self._inputs = trained_inputs(inputs, source.events)
         self._hard = stage.train.hard_negatives
         self._validation = None
@@ -49,7 +50,6 @@ class Border:
             self._validation = Validation(
                 source.events, inputs, stage.model, stage.train.validation
             )
-        self.source = self._with_lists(source, epochs)
 
     def look(self) -> dict[str, float]:
         """Returns the validation's metrics of the model as it is; none without one."""
@@ -57,23 +57,32 @@ class Border:
 
     def refresh(self, epochs: int, feed: Feed) -> None:
         """Looks for hard negatives after `epochs` epochs, and feeds them from now on."""
-        if not self._hard.count or epochs < self._hard.after_epochs:
+        if not self._has_lists(epochs):
             return
-        catalogue = self._inputs.catalogue
         vectors = self._towers.catalogue(self._inputs)
-        lists = mine(vectors, catalogue.is_item, self._hard)
         if is_primary():
+            # Others might round otherwise, and make other lists.
+            lists = mine(vectors, self._inputs.catalogue.is_item, self._hard)
             self._folders.negatives.mkdir(parents=True, exist_ok=True)
             lists.save(self._file(epochs))
             self._remove_old()
-        self.source = self.source.with_hard_negatives(lists)
-        feed.go_on(self.source)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"hard negatives after {epochs} epochs")
+        self.resume(epochs, feed)
 
-    def _with_lists(self, source: BatchSource, epochs: int) -> BatchSource:
-        if not self._hard.count or epochs < self._hard.after_epochs or epochs == source.epochs:
-            return source
-        n_rows = self._inputs.catalogue.n_rows
-        return source.with_hard_negatives(HardNegatives.load(self._file(epochs), n_rows))
+    def resume(self, epochs: int, feed: Feed) -> None:
+        """Feeds the hard negatives that were found after `epochs` epochs, if any were.
+
+        Raises:
+            RecsysError: Their file is missing or damaged.
+        """
+        if self._has_lists(epochs):
+            lists = HardNegatives.load(self._file(epochs), self._inputs.catalogue.n_rows)
+            self.source = self.source.with_hard_negatives(lists)
+            feed.go_on(self.source)
+
+    def _has_lists(self, epochs: int) -> bool:
+        return self._hard.count > 0 and epochs >= self._hard.after_epochs
 
     def _remove_old(self) -> None:
         """Removes the lists of epochs before that of the oldest checkpoint."""

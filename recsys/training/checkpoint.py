@@ -8,22 +8,19 @@ found later is whole and belongs to the run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from recsys.errors import RecsysError, UsageError
-from recsys.process import storage_error
 from recsys.training import checkpoint_files as files
 from recsys.training.checkpoint_arrays import Form, Variables, check_fit, form_of, read_into
+from recsys.training.processes import agreed, is_primary
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
@@ -85,7 +82,7 @@ class CheckpointStore:
         self._folder, self._keep = folder.absolute(), keep
         self._identity = {"format of checkpoints": files.FORMAT, **identity}
         self._rows = rows or {}
-        if _is_primary():
+        if is_primary():
             files.sweep(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -125,7 +122,7 @@ class CheckpointStore:
                 that is there belongs to something else.
         """
         self.wait()
-        if _agreed(lambda: self._holds(step)):
+        if agreed(lambda: self._holds(step)):
             return
         forms = self._forms(variables)
         contents = files.Contents(step, self._identity, state, forms).to_json()
@@ -175,14 +172,14 @@ class CheckpointStore:
     def _finish(self, contents: dict[str, Any]) -> None:
         """Makes what Orbax writes a whole checkpoint, and deletes those that are too old."""
         self._checkpointer.wait_until_finished()
-        if _is_primary():
+        if is_primary():
             files.seal(self._folder, contents)
             files.prune(self._folder, contents["step"], self._keep)
 
     def _not_written(self, step: int, error: Exception) -> RecsysError:
         """Clears away what was written, and returns the error to raise."""
         free = _free_space(self._folder)
-        if _is_primary():
+        if is_primary():
             files.sweep(self._folder)
         is_full = "No space left" in str(error)
         last = self.latest()
@@ -196,7 +193,7 @@ class CheckpointStore:
 
     # --- restoring
 
-    def restore(self, variables: Variables) -> Restored | None:
+    def restore(self, variables: Variables, step: int | None = None) -> Restored | None:
         """Gives `variables` the numbers of the newest whole checkpoint.
 
         Nothing is assigned before all checks are passed: that the checkpoint belongs
@@ -206,6 +203,7 @@ class CheckpointStore:
 
         Args:
             variables: The variables by their paths.
+            step: The one checkpoint that will do; None: any.
 
         Returns:
             Where the run goes on; None if there is no checkpoint.
@@ -216,7 +214,7 @@ class CheckpointStore:
         """
         self.wait()
         wanted = self._forms(variables)
-        chosen = _agreed(lambda: self._choose(wanted))
+        chosen = agreed(lambda: self._choose(wanted, step))
         if chosen is None:
             return None
         contents = files.Contents.from_json(chosen["contents"])
@@ -232,10 +230,11 @@ class CheckpointStore:
             ) from error
         return Restored(contents.step, dict(contents.state), tuple(chosen["damaged"]))
 
-    def _choose(self, wanted: Mapping[str, Form]) -> dict[str, Any] | None:
+    def _choose(self, wanted: Mapping[str, Form], only: int | None) -> dict[str, Any] | None:
         """Returns the newest whole checkpoint, and what is wrong with those after it."""
         damaged: dict[int, str] = {}
-        for step in files.steps_in(self._folder):
+        steps = files.steps_in(self._folder)
+        for step in steps if only is None else [step for step in steps if step == only]:
             folder = files.folder_of(self._folder, step)
             try:
                 contents = files.contents_in(folder)
@@ -294,28 +293,3 @@ def _free_space(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free:,} bytes free"
     except OSError as error:
         return error.strerror or "not to be reached"
-
-
-def _is_primary() -> bool:
-    return jax.process_index() == 0
-
-
-def _agreed(decide: Callable[[], Any]) -> Any:
-    """Returns, or raises, on every process what `decide` does on the primary one: JSON."""
-    if jax.process_count() == 1:
-        return decide()
-    answer: dict[str, Any] = {}
-    if _is_primary():
-        try:
-            answer = {"value": decide()}
-        except RecsysError as error:
-            answer = {"error": error.to_json()}
-        except OSError as error:
-            answer = {"error": storage_error(error).to_json()}
-    text = json.dumps(answer).encode()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
-    answer = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
-    if "error" in answer:
-        raise RecsysError.from_json(answer["error"])
-    return answer["value"]

@@ -12,11 +12,15 @@ its model was to go to.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
 from recsys.config import TrainStage
+from recsys.errors import RecsysError
 from recsys.training.identity import folder_name, identity
 
 _OTHERS = 2
@@ -83,7 +87,43 @@ class Folders:
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
             if path.name != self.checkpoints.name
         ]
-        old = sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[_OTHERS:]
-        for path in old:
-            shutil.rmtree(path, ignore_errors=True)
-        return old
+        removed = []
+        for path in sorted(others, key=_written, reverse=True)[_OTHERS:]:
+            with suppress(RecsysError), _lock(path):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+        return removed
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from writing the same checkpoints while it is open.
+
+        The kernel frees the lock when the process ends, however.
+
+        Raises:
+            RecsysError: Another run holds it.
+        """
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        with _lock(self.checkpoints):
+            yield
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecsysError(
+                "R380",
+                f"Only one training at a time can write the checkpoints in {str(folder)!r}.",
+                "Wait until the other one ends, or stop it; or name another folder with"
+                " --checkpoints.",
+                "a lock that another process holds",
+            ) from None
+        yield
+
+
+def _written(folder: Path) -> float:
+    """Returns when the newest checkpoint of a run was written [seconds since 1970]."""
+    return max(path.stat().st_mtime for path in [folder, *folder.glob("last/*")])

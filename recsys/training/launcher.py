@@ -23,6 +23,7 @@ from typing import Any
 from recsys.errors import RecsysError
 from recsys.events import emit
 from recsys.process import last_json_line
+from recsys.training.checkpoint_files import steps_in
 from recsys.training.processes import COORDINATOR, COUNT, INDEX
 
 _POLL_S = 0.1
@@ -30,13 +31,13 @@ _TRIES_WITHOUT_A_STEP = 3
 _STEP = "Trainer"
 
 
-def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dict[str, Any]:
+def launch(arguments: Sequence[str], n_processes: int, last: Path) -> dict[str, Any]:
     """Trains in `n_processes` processes, which are started again when one dies.
 
     Args:
         arguments: Command line of `python -m recsys.train` for each of them.
         n_processes: How many.
-        checkpoints: Folder that they save to, to see whether they get anywhere.
+        last: Folder of the run's newest checkpoints, to see whether it gets anywhere.
 
     Returns:
         The result of the first process, with `restarts`.
@@ -48,13 +49,13 @@ def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dic
     restarts, in_vain = 0, 0
     with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
         while True:
-            saved = _newest(checkpoints)
+            saved = _newest(last)
             with _started(arguments, n_processes, Path(scratch)) as group:
                 result = group.result()
             if result is not None:
                 return {**result, "restarts": restarts}
             restarts += 1
-            in_vain = 0 if _newest(checkpoints) != saved else in_vain + 1
+            in_vain = 0 if _newest(last) != saved else in_vain + 1
             if in_vain >= _TRIES_WITHOUT_A_STEP:
                 raise RecsysError(
                     "R377",
@@ -69,9 +70,8 @@ def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dic
 
 
 def _newest(folder: Path) -> int:
-    """Returns the highest step that was saved below `folder`; -1 for none."""
-    steps = [int(path.name) for path in folder.glob("*/last/*") if path.name.isdecimal()]
-    return max(steps, default=-1)
+    """Returns the newest step that was saved in `folder`; -1 for none."""
+    return max(steps_in(folder), default=-1)
 
 
 class _Group:
@@ -92,7 +92,10 @@ class _Group:
             if any(self._codes()):  # One ended otherwise than with 0.
                 break
             time.sleep(_POLL_S)
-        first = next((i for i, code in enumerate(self._codes()) if code), None)
+        codes = self._codes()
+        failed = [i for i, code in enumerate(codes) if code]
+        # Of several, one that was killed: the others may have failed for its death.
+        first = min(failed, key=lambda i: (codes[i] or 0) > 0, default=None)
         if first is None:
             return last_json_line(self._outputs[0].read_text(errors="replace"))
         self.failure = self._children[first].returncode
@@ -135,13 +138,14 @@ class _Group:
 def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Iterator[_Group]:
     """Starts the processes; none of them is left at the end."""
     address = f"127.0.0.1:{_free_port()}"
-    children, outputs = [], []
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    children: list[subprocess.Popen[bytes]] = []
+    outputs = [scratch / f"{index}.out" for index in range(n_processes)]
+    group = _Group(children, outputs)
+    signums = (signal.SIGTERM, signal.SIGINT)
+    before = {signum: signal.signal(signum, group.ask_to_stop) for signum in signums}
     try:
-        for index in range(n_processes):
+        for index, output in enumerate(outputs):
             own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
-            output = scratch / f"{index}.out"
-            outputs.append(output)
             with output.open("wb") as file:
                 children.append(
                     subprocess.Popen(
@@ -149,19 +153,17 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
                         env={**os.environ, **own},
                         stdin=subprocess.DEVNULL,
                         stdout=file,
+                        process_group=0,  # Ctrl-C comes to them through `ask_to_stop`.
                     )
                 )
-        group = _Group(children, outputs)
-        for signum in before:
-            signal.signal(signum, group.ask_to_stop)
         yield group
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         for child in children:
             if child.poll() is None:
                 child.kill()
             child.wait()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _free_port() -> int:

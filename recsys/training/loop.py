@@ -15,10 +15,12 @@ import keras
 
 from recsys.config import TrainConfig
 from recsys.embedding import SparseModel
+from recsys.errors import RecsysError
 from recsys.training.averages import averaged, finalize
 from recsys.training.border import Border
 from recsys.training.checkpoint import CheckpointStore
 from recsys.training.feed import Feed
+from recsys.training.processes import agreed
 from recsys.training.progress import CURVE_POINTS, Progress
 from recsys.training.recorder import Recorder, not_a_number
 from recsys.training.stopping import StopRequest, stopped
@@ -68,6 +70,7 @@ class TrainingRun:
         if not self.is_over():
             self.progress.machine = _machine()
             stop = StopRequest()
+            self.border.resume(self.progress.step // self.steps_per_epoch, feed)
             steps = _Steps(self, feed, recorder, stop)
             with stop.listening():
                 self.model.fit(
@@ -82,7 +85,7 @@ class TrainingRun:
             if steps.was_asked:
                 raise stopped(self.progress.step, self.total)
         if self.progress.best_step is not None:
-            self.best.restore(kept_variables(self.model))
+            self._take_best(self.progress.best_step)
         else:
             finalize(self.model)
 
@@ -107,21 +110,38 @@ class TrainingRun:
         variables = kept_variables(self.model)
         if self.model.step_proof is not None:
             self.progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
+        self._check_finite(variables)
+        # What this checkpoint names as the best model must be there before it is.
+        self.best.wait()
+        self.last.save(self.progress.step, values_of(variables), self.progress.to_json())
+
+    def _take_best(self, step: int) -> None:
+        if self.best.restore(kept_variables(self.model), step) is None:
+            raise RecsysError(
+                "R379",
+                f"The best model, that of step {step:,}, must be among its checkpoints.",
+                "Remove the folder of the run's checkpoints to train anew.",
+                self.best.latest(),
+            )
+
+    def _check_finite(self, variables: dict[str, keras.Variable]) -> None:
         if not all_finite(variables.values()):
             raise not_a_number(self.progress.step, "a weight that is NaN or infinite")
-        self.last.save(self.progress.step, values_of(variables), self.progress.to_json())
 
     def look(self, metric: str) -> dict[str, float]:
         """Looks at the validation, and keeps the model if its `metric` is the best so far."""
         progress = self.progress
         with averaged(self.model):
+            # Rounded otherwise, another process might think otherwise of what is best.
             found = self.border.look()
+            found = agreed(lambda: found)
             before = [k[metric] for k in progress.looks]
             progress.looks.append({"step": progress.step, **found})
             if not before or found[metric] > max(before):
                 progress.best_step = progress.step
-                values = values_of(kept_variables(self.model))
-                self.best.save(progress.step, values, {})
+                variables = kept_variables(self.model)
+                self._check_finite(variables)
+                self.best.save(progress.step, values_of(variables), {})
         return found
 
 
@@ -139,6 +159,7 @@ class _Steps(keras.callbacks.Callback):
     def __init__(self, run: TrainingRun, feed: Feed, recorder: Recorder, stop: StopRequest) -> None:
         super().__init__()
         self.was_asked = False
+        self._traced_to = 0
         self._run, self._feed, self._recorder, self._stop = run, feed, recorder, stop
         self._every = max(1, run.total // CURVE_POINTS)
         accumulate = run.config.accumulate
@@ -165,29 +186,34 @@ class _Steps(keras.callbacks.Callback):
         self._recorder.record(run.model, logs, self._feed.waited_s)
         run.model.reset_metrics()
         if is_border:
-            self._at_border(step // run.steps_per_epoch)
+            self._at_border(step // run.steps_per_epoch, is_last)
         is_over = run.is_over()
-        if is_save or is_over:
+        if is_save or is_over or progress.best_step == step:
             run.save()
         self._recorder.skip_time(self._feed.waited_s)
         if is_over or is_asked:
             self.model.stop_training = True
 
-    def _at_border(self, epochs: int) -> None:
+    def _at_border(self, epochs: int, is_last: bool) -> None:
         run = self._run
         validation = run.config.validation
-        if validation is not None and epochs % validation.every_epochs == 0:
+        if validation is not None and (is_last or epochs % validation.every_epochs == 0):
             self._recorder.looked(run.look(validation.metric))
         if not run.is_over():
             run.border.refresh(epochs, self._feed)
 
     def _profile(self, step: int) -> None:
         n_steps = self._run.config.profile_steps
-        if n_steps and jax.process_index() == 0:
-            if step == _PROFILE_AFTER:
-                jax.profiler.start_trace(str(self._run.profile))
-            elif step == _PROFILE_AFTER + n_steps:
-                jax.profiler.stop_trace()
+        if n_steps and jax.process_index() == 0 and step == _PROFILE_AFTER:
+            jax.profiler.start_trace(str(self._run.profile))
+            self._traced_to = step + n_steps
+        elif step == self._traced_to:
+            jax.profiler.stop_trace()
+            self._traced_to = 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._traced_to:
+            jax.profiler.stop_trace()
 
 
 class _Unblocked(keras.callbacks.CallbackList):

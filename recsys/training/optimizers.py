@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.config import ScheduleConfig, TrainConfig
+from recsys.config import TrainConfig
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 
 
@@ -24,17 +24,25 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         kind: `constant`, `linear` or `cosine`.
         warmup: Updates in which the rate grows to `peak`.
         end: Share of `peak` at the end [0..1].
+        accumulate: Steps that are counted as one update: Keras' optimizers ask for the
+            rate by steps, tables by updates.
     """
 
     def __init__(
-        self, peak: float, updates: int, kind: str, warmup: int = 0, end: float = 0.0
+        self,
+        peak: float,
+        updates: int,
+        kind: str,
+        warmup: int = 0,
+        end: float = 0.0,
+        accumulate: int = 1,
     ) -> None:
         self.peak, self.updates, self.kind = peak, updates, kind
-        self.warmup, self.end = warmup, end
+        self.warmup, self.end, self.accumulate = warmup, end, accumulate
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of update `step`, 0 for the first one, a scalar float32."""
-        step = ops.cast(step, "float32")
+        """Returns the rate of `step`, 0 for the first one, a scalar float32."""
+        step = ops.floor(ops.cast(step, "float32") / self.accumulate)
         grown = ops.minimum(1.0, (step + 1.0) / max(1, self.warmup))
         span = max(1, self.updates - self.warmup)
         done = ops.clip((step - self.warmup) / span, 0.0, 1.0)
@@ -47,7 +55,7 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("peak", "updates", "kind", "warmup", "end")
+        names = ("peak", "updates", "kind", "warmup", "end", "accumulate")
         return {name: getattr(self, name) for name in names}
 
 
@@ -65,7 +73,7 @@ def table_optimizers(train: TrainConfig, updates: int) -> tuple[RowOptimizer, Ro
 
 
 def _of_rows(train: TrainConfig, peak: float, updates: int) -> RowOptimizer:
-    rate = _rate(peak, train.schedule, updates)
+    rate = _rate(peak, train, updates)
     return dataclasses.replace(
         row_optimizer(train.table_optimizer),
         learning_rate=rate,
@@ -85,9 +93,11 @@ def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimi
         more["gradient_accumulation_steps"] = train.accumulate
     if train.ema is not None:
         more |= {"use_ema": True, "ema_momentum": train.ema}
+    if train.tower_optimizer == "adamw":
+        more["weight_decay"] = train.tower_weight_decay
     settings = {
         "name": "towers",  # Part of the paths in a checkpoint.
-        "learning_rate": _rate(train.tower_learning_rate, train.schedule, updates),
+        "learning_rate": _rate(train.tower_learning_rate, train, updates, train.accumulate),
         "global_clipnorm": train.clip_norm,
         **more,
     }
@@ -96,14 +106,26 @@ def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimi
         "adamw": keras.optimizers.AdamW,
         "adagrad": keras.optimizers.Adagrad,
         "lion": keras.optimizers.Lion,
-        "nadam": keras.optimizers.Nadam,
         "rmsprop": keras.optimizers.RMSprop,
         "sgd": keras.optimizers.SGD,
     }[train.tower_optimizer]
     return kind(**settings)
 
 
-def _rate(peak: float, schedule: ScheduleConfig, updates: int) -> float | WarmupAndDecay:
+def exclude_vectors(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Has `optimizer`, before it is built, decay the matrices of `model` alone.
+
+    Smaller is simpler for matrices, not for biases, norms or a temperature.
+    """
+    vectors = [v for v in model.trainable_variables if len(v.shape) < 2]
+    optimizer.exclude_from_weight_decay(var_list=vectors)
+
+
+def _rate(
+    peak: float, train: TrainConfig, updates: int, accumulate: int = 1
+) -> float | WarmupAndDecay:
+    schedule = train.schedule
     if schedule.kind == "constant" and not schedule.warmup_steps:
         return peak
-    return WarmupAndDecay(peak, updates, schedule.kind, schedule.warmup_steps, schedule.end)
+    warmup = -(-schedule.warmup_steps // train.accumulate)
+    return WarmupAndDecay(peak, updates, schedule.kind, warmup, schedule.end, accumulate)

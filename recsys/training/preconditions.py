@@ -50,6 +50,8 @@ def check_divides(train: TrainConfig, n_devices: int) -> None:
         "uniform_negatives": train.uniform_negatives,
         "hard_negatives.count": train.hard_negatives.count,
     }
+    if train.loss == "full_softmax":  # Draws none.
+        del numbers["uniform_negatives"]
     for key, value in numbers.items():
         if value % n_devices:
             raise UsageError(

@@ -13,14 +13,20 @@ Open MPI, Kubernetes).
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
+from recsys.process import storage_error
 
 COORDINATOR, COUNT, INDEX = "RECSYS_COORDINATOR", "RECSYS_PROCESSES", "RECSYS_PROCESS"
 
@@ -57,6 +63,48 @@ def _number(name: str, least: int) -> int:
 def is_primary() -> bool:
     """Returns whether this process speaks for all."""
     return jax.process_index() == 0
+
+
+def agreed(decide: Callable[[], Any]) -> Any:
+    """Returns, or raises, on every process what `decide` does on the primary one: JSON."""
+    if jax.process_count() == 1:
+        return decide()
+    answer: dict[str, Any] = {}
+    if is_primary():
+        try:
+            answer = {"value": decide()}
+        except RecsysError as error:
+            answer = {"error": error.to_json()}
+        except OSError as error:
+            answer = {"error": storage_error(error).to_json()}
+    text = json.dumps(answer).encode()
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+    letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
+    answer = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
+    if "error" in answer:
+        raise RecsysError.from_json(answer["error"])
+    return answer["value"]
+
+
+@contextmanager
+def failing_at_once() -> Iterator[None]:
+    """Ends one of several processes as soon as it fails, after it has said why.
+
+    JAX would have it wait at its end for the others, who wait for it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        if isinstance(error, OSError):
+            error = storage_error(error)
+        if isinstance(error, RecsysError):
+            print(json.dumps({"error": error.to_json()}))  # noqa: T201 as a stage says it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
 
 
 def go_on_alone(arguments: Sequence[str]) -> NoReturn:

@@ -21,16 +21,13 @@ from recsys.training.checkpoint import CheckpointStore, spread_rows
 from recsys.training.feed import Feed
 from recsys.training.folders import Folders
 from recsys.training.loop import TrainingRun
-from recsys.training.optimizers import table_optimizers, tower_optimizer
+from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, check_events
 from recsys.training.processes import is_primary
 from recsys.training.progress import Progress
 from recsys.training.recorder import Recorder
 from recsys.training.scalars import Scalars
 from recsys.training.variables import kept_variables
-
-# Weights that are no matrix: smaller isn't simpler there.
-_NOT_DECAYED = ["bias", "place", "temperature", "norm", "nobody"]
 
 
 @dataclasses.dataclass
@@ -67,8 +64,7 @@ class Prepared:
 
     def _ids_per_step(self) -> int:
         batch = self.source[0]
-        read = {"user_row", "history", "id_row", *(f.name for f in self.model.spec.features)}
-        return sum(batch[name].size for name in read & batch.keys())
+        return sum(batch[name].size for name in self.model.input_names)
 
 
 @contextmanager
@@ -102,19 +98,21 @@ def prepare(
     model, placements = _built(stage, inputs, len(source))
     rows = spread_rows(tables_of(model))
     with ExitStack() as stack:
+        if is_primary():
+            stack.enter_context(folders.locked())
         keep = stage.train.checkpoint.keep
         last = CheckpointStore(folders.last, folders.identity, keep, rows)
         stack.callback(last.close)
-        best = CheckpointStore(folders.best, folders.identity, 1, rows)
+        # Two: an older checkpoint may name the one before as the best.
+        best = CheckpointStore(folders.best, folders.identity, 2, rows)
         stack.callback(best.close)
         progress = _restored(model, last)
         if is_primary():
             for path in folders.remove_others():
                 _say(f"Removed the checkpoints of an older run: {path}")
-        epochs = progress.step // source.steps_per_epoch
-        border = Border(model, inputs, source, stage, folders, epochs)
+        border = Border(model, inputs, source, stage, folders)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
-        yield Prepared(model, placements, border.source, run, folders)
+        yield Prepared(model, placements, source, run, folders)
 
 
 def _built(
@@ -133,8 +131,7 @@ def _built(
     model.build()
     placements = prove_placement(model, layout)
     optimizer = tower_optimizer(train, updates)
-    if train.tower_optimizer == "adamw":
-        optimizer.exclude_from_weight_decay(var_names=_NOT_DECAYED)
+    exclude_vectors(optimizer, model)
     model.compile(optimizer=optimizer, jit_compile=True)
     optimizer.build(model.trainable_variables)
     return model, placements
@@ -154,4 +151,5 @@ def _restored(model: TwoTower, last: CheckpointStore) -> Progress:
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+    if is_primary():
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
