@@ -32,6 +32,23 @@ def test_a_line_goes_down_to_its_end_and_stays_there():
     assert found[100:] == pytest.approx(0.2)
 
 
+def test_towers_and_tables_have_one_schedule_whatever_is_accumulated():
+    train = TrainConfig(
+        table_learning_rate=2.0,
+        tower_learning_rate=2.0,
+        accumulate=4,
+        schedule={"kind": "linear", "warmup_steps": 8},
+    )
+    tables, _ = table_optimizers(train, 10)
+    towers = tower_optimizer(train, 10)
+    # Keras counts steps, of which four are an update; a table counts updates.
+    of_towers = [float(towers._learning_rate(step)) for step in range(40)]
+    of_tables = [float(tables.rate(np.int32(update))) for update in range(10)]
+    assert of_towers[3::4] == pytest.approx(of_tables)
+    assert of_tables[:3] == pytest.approx([1.0, 2.0, 2.0])
+    assert of_tables[9] == pytest.approx(2.0 * 1 / 8)
+
+
 def test_half_a_cosine_is_keras_own():
     own = keras.optimizers.schedules.CosineDecay(2.0, 100, alpha=0.1)
     expected = [float(own(step)) for step in range(105)]
