@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from recsys.config import EvaluateStage
 from recsys.config_file import load_stage
-from recsys.data.kept_events import KeptEvents
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -58,7 +57,9 @@ def evaluate(
     """
     store = InteractionStore.open(data / "store")
     saved, candidates = _load_checked(model)
-    evaluation = _Evaluation(stage, store, saved, candidates)
+    # Those of the model leave out what its validation held back.
+    items = Vocabulary.load(data / "vocabulary" / "items.parquet")
+    evaluation = _Evaluation(stage, store, saved, candidates, items.row_counts)
     headline = evaluation.measure(stage.evaluate.query)
     other = evaluation.measure(_OTHER[stage.evaluate.query])
     last = None
@@ -93,13 +94,12 @@ class _Evaluation:
         store: InteractionStore,
         saved: SavedModel,
         candidates: np.ndarray,
+        counts: np.ndarray,
     ) -> None:
         self._ks, self._store, self._saved = stage.evaluate.k, store, saved
         self._most = stage.evaluate.max_queries
         self._candidates = candidates
-        # Not those of the model: its validation may have held events back.
-        events = KeptEvents(store.train)
-        self._counts = events.item_counts(saved.items.n_rows).astype(np.float32)
+        self._counts = counts.astype(np.float32)
 
     def measure(self, kind: Protocol) -> _Measured:
         """Returns the metrics of the model and of popularity for queries of a kind."""

@@ -20,7 +20,7 @@ from recsys.model.tables import model_tables
 from recsys.table_rows import TableRows
 
 _FLOAT_BYTES = 4
-_SLOTS = {"adam": 2, "adamw": 2, "nadam": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 0}
+_SLOTS = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 0}
 """Numbers that Keras' optimizers keep for a weight, as `recsys.training.optimizers` makes them."""
 
 

@@ -147,7 +147,7 @@ def test_the_weights_of_other_towers_are_counted(overrides):
 
 
 @pytest.mark.parametrize(
-    "kind", ["adam", "adamw", "adagrad", "lion", "nadam", "rmsprop", "sgd", "ema", "accumulate"]
+    "kind", ["adam", "adamw", "adagrad", "lion", "rmsprop", "sgd", "ema", "accumulate"]
 )
 def test_the_slots_of_the_towers_are_those_of_their_optimizer(kind):
     others = {"ema": ["train.ema=0.99"], "accumulate": ["train.accumulate=4"]}

@@ -74,7 +74,11 @@ class SavedModel:
 
 
 def save_model(
-    folder: Path, model: TwoTower, stage: TrainStage, data: Path, inputs: TowerInputs
+    folder: Path,
+    model: TwoTower,
+    stage: TrainStage,
+    data: Path,
+    inputs: TowerInputs | None = None,
 ) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
@@ -83,7 +87,7 @@ def save_model(
         model: A built model.
         stage: The config that it was trained with.
         data: The data folder, of which all but the store is copied.
-        inputs: Whose counts of training events the vocabularies get.
+        inputs: Whose counts of training events the vocabularies get; None: as in `data`.
     """
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     # A folder that is half another model's must not be taken for one.
@@ -91,8 +95,9 @@ def save_model(
     for part in _KNOWN:
         if (data / part).exists():
             shutil.copytree(data / part, folder / part, dirs_exist_ok=True)
-    inputs.users.save(folder / "vocabulary" / "users.parquet")
-    inputs.items.save(folder / "vocabulary" / "items.parquet")
+    if inputs is not None:
+        inputs.users.save(folder / "vocabulary" / "users.parquet")
+        inputs.items.save(folder / "vocabulary" / "items.parquet")
     described = []
     for number, (variable, table) in enumerate(_kept(model)):
         shape = variable.shape if table is None else (table.rows, table.dim)
