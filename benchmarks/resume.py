@@ -3,6 +3,10 @@
 A run of `recsys.train` on synthetic data is done once undisturbed, and then several
 times with SIGKILL at random moments, each time started again with the same command.
 With `--processes 2` one of the processes is killed, and their parent starts both again.
+With `--on 1 2 4` a run that was killed goes on on so many devices, and its curve and looks are
+compared with those of the undisturbed run.
+With `--validation` runs look at what is held back after each epoch, and end with the
+best model; curve and looks must be the same too.
 """
 
 from __future__ import annotations
@@ -27,7 +31,12 @@ from benchmarks.quality_case.data_sets import Csr, Split
 
 _STAGE: dict[str, dict[str, Any]] = {
     "model": {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1},
-    "train": {"batch_size": 256, "uniform_negatives": 128, "table_learning_rate": 0.1},
+    "train": {
+        "batch_size": 256,
+        "uniform_negatives": 128,
+        "hard_negatives": {"count": 64},
+        "table_learning_rate": 0.1,
+    },
 }
 _POLL_S = 0.02
 
@@ -39,6 +48,8 @@ def main() -> None:
     parser.add_argument("--kills-a-run", type=int, default=5)
     parser.add_argument("--devices", type=int, default=8, help="simulated devices, in all")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--on", type=int, nargs="*", default=[], help="devices to go on on")
+    parser.add_argument("--validation", action="store_true", help="look after each epoch")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
@@ -56,9 +67,16 @@ def main() -> None:
             lost += case.run(name, min(most, options.kills - len(lost)), draw)
             equal.append(float(case.is_same(name, "undisturbed")))
             print(f"{len(lost)} kills, {equal}", file=sys.stderr, flush=True)
-    print_line("resume", "runs with the same bits", equal, "1 if so", 0.0)
-    print_line("resume", "steps told of and lost by a kill", lost, "steps", 0.0)
-    print_line("resume", "kills", [float(len(lost))], "kills", 0.0)
+        for devices in options.on:
+            name = f"moved_to_{devices}"
+            case.run(name, 1, draw, devices)
+            differences = case.differences(name, "undisturbed")
+            for what, value in differences.items():
+                print_line("resume", f"{devices} devices, {what}", [value], "", 0.0)
+    if equal:
+        print_line("resume", "runs with the same bits", equal, "1 if so", 0.0)
+        print_line("resume", "steps told of and lost by a kill", lost, "steps", 0.0)
+        print_line("resume", "kills", [float(len(lost))], "kills", 0.0)
 
 
 class _Case:
@@ -69,10 +87,21 @@ class _Case:
         write_data_folder(_split(), root / "data")
         train = {**_STAGE["train"], "epochs": options.epochs}
         train["checkpoint"] = {"every_steps": options.every}
+        if options.validation:
+            train["validation"] = {"share": 0.02, "patience": None}
         (root / "stage.json").write_text(json.dumps({**_STAGE, "train": train}))
 
-    def run(self, name: str, n_kills: int, draw: random.Random) -> list[float]:
+    def run(
+        self, name: str, n_kills: int, draw: random.Random, devices: int | None = None
+    ) -> list[float]:
         """Runs to the end, with kills when it has told of steps drawn at random.
+
+        Args:
+            name: Folder of the run.
+            n_kills: Kills before it may end.
+            draw: Of the moments.
+            devices: Devices to go on on after the last one; those that it began with by
+                default.
 
         Returns:
             The steps that each kill cost, as far as the progress told.
@@ -84,16 +113,18 @@ class _Case:
                 cost = self._kill_at(run, name, target, draw)
             if cost is not None:
                 lost.append(cost)
-        with self._started(name) as run:
+        with self._started(name, devices) as run:
             if run.wait():
                 raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
         if not n_kills:
-            summary = json.loads((self._root / name / "model" / "training.json").read_text())
-            self._total = int(summary["steps"])
+            self._total = int(self._summary(name)["steps"])
         return lost
 
     def is_same(self, name: str, other: str) -> bool:
-        """Returns whether two runs ended with the same weights, bit for bit."""
+        """Returns whether two runs saw the same, and ended with the same weights, bit for bit."""
+        a, b = self._summary(name), self._summary(other)
+        if any(a[key] != b[key] for key in ("curve", "validation", "best_step")):
+            return False
         files = sorted(path.name for path in self._weights(other).iterdir())
         return files == sorted(path.name for path in self._weights(name).iterdir()) and all(
             np.load(self._weights(name) / file).tobytes()
@@ -101,13 +132,22 @@ class _Case:
             for file in files
         )
 
-    def _started(self, name: str) -> subprocess.Popen[bytes]:
+    def differences(self, name: str, other: str) -> dict[str, float]:
+        """Returns how far two runs are apart at the most: their losses, and what they saw."""
+        a, b = self._summary(name), self._summary(other)
+        found = {"loss": _furthest(a["curve"], b["curve"], "loss")}
+        for metric in ("recall@10", "ndcg@10", "mrr") if a["validation"] else ():
+            found[metric] = _furthest(a["validation"], b["validation"], metric)
+        return found
+
+    def _started(self, name: str, devices: int | None = None) -> subprocess.Popen[bytes]:
         folder = self._root / name
         folder.mkdir(exist_ok=True)
         events = folder / "events.jsonl"
         events.unlink(missing_ok=True)
         n = self._options.processes
-        flags = f"--xla_force_host_platform_device_count={self._options.devices // n}"
+        each = (devices or self._options.devices) // n
+        flags = f"--xla_force_host_platform_device_count={each}"
         own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(events)}
         words = ["--config", self._root / "stage.json", "--data", self._root / "data"]
         words += ["--out", folder / "model", "--processes", n]
@@ -149,8 +189,17 @@ class _Case:
         steps = (self._root / name / "checkpoints").glob("*/last/*")
         return max((int(path.name) for path in steps if path.name.isdecimal()), default=0)
 
+    def _summary(self, name: str) -> dict[str, Any]:
+        text = (self._root / name / "model" / "training.json").read_text()
+        summary: dict[str, Any] = json.loads(text)
+        return summary
+
     def _weights(self, name: str) -> Path:
         return self._root / name / "model" / "weights"
+
+
+def _furthest(ours: list[dict[str, float]], theirs: list[dict[str, float]], key: str) -> float:
+    return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True))
 
 
 def _children(parent: int) -> list[int]:

@@ -21,8 +21,8 @@ def emit(kind: str, **fields: Any) -> None:
     """Appends an event to the file that `RECSYS_EVENTS` names, if any does.
 
     Args:
-        kind: `run_started`, `step_started`, `progress`, `step_finished`, `error` or
-            `finished`; docs/architecture.md has their fields.
+        kind: `run_started`, `step_started`, `progress`, `note`, `step_finished`,
+            `error` or `finished`; docs/architecture.md has their fields.
         **fields: JSON values that belong to the event.
     """
     path = os.environ.get(ENVIRONMENT_VARIABLE)

@@ -58,7 +58,7 @@ def train(
     """
     store = InteractionStore.open(data / "store", verify=True)
     inputs = TowerInputs.open(data)
-    folders = Folders.of_run(checkpoints or out.absolute().parent / "checkpoints", stage, data)
+    folders = Folders.of_run(checkpoints or Folders.root_beside(out), stage, data)
     with prepare(stage, store, inputs, folders) as prepared:
         prepared.train()
         model, progress = prepared.model, prepared.run.progress
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     _check_backend()
     words = [f"--{k}={getattr(options, k)}" for k in ("config", "data", "out")]
-    checkpoints = options.checkpoints or options.out.absolute().parent / "checkpoints"
+    checkpoints = options.checkpoints or Folders.root_beside(options.out)
     words.append(f"--checkpoints={checkpoints}")
     stage = load_stage(options.config, TrainStage)
     if options.processes > 1 and processes.COORDINATOR not in os.environ:

@@ -13,6 +13,11 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+# A training compiles for longer than it trains, and tests start many like it.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(__file__).parent.parent / ".pytest_cache" / "compiled"
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ.pop("RECSYS_EVENTS", None)
 
 import hypothesis

@@ -311,3 +311,27 @@ def test_input_pipeline_prints_a_line_for_each_case():
     assert [line["case"] for line in lines] == cases
     assert {line["unit"] for line in lines} == {"examples/s"}
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
+
+
+def test_resume_kills_runs_and_compares_them():
+    words = [
+        "--kills",
+        "1",
+        "--kills-a-run",
+        "1",
+        "--devices",
+        "2",
+        "--epochs",
+        "2",
+        "--validation",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.resume", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    same, _, kills = map(json.loads, done.stdout.splitlines())
+    assert (same["case"], same["median"]) == ("runs with the same bits", 1.0)
+    assert kills["median"] == 1.0

@@ -15,6 +15,16 @@ IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
 CATALOGUE = Catalogue(IDS, IDS, ())
 
 
+def test_users_without_an_order_in_time_are_told_where_times_matter():
+    user = np.array([1, 1, 2, 2, 2, 3, 4])
+    log = make_log(user, np.array([1, 2, 3, 4, 5, 6, 7]), np.array([5, 5, 5, 5, 6, 7, 8]))
+    events = KeptEvents(log)
+    assert check_events(events, CATALOGUE).sentences() == []
+    (sentence,) = check_events(events, CATALOGUE, "past").sentences()
+    assert sentence.startswith("1 of 4 users did all that they did in one second")
+    assert "model.history_of=others" in sentence
+
+
 def check(user, item, weight=None, held=()):
     user, item = np.array(user, int), np.array(item, int)
     weights = None if weight is None else np.array(weight, np.float32)

@@ -76,10 +76,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(undisturbed
 
 
 @pytest.mark.faults
-def test_a_run_goes_on_on_fewer_devices_with_the_same_metrics(undisturbed, data, tmp_path):
+def test_a_run_goes_on_on_another_number_of_devices_with_the_same_metrics(
+    undisturbed, data, tmp_path
+):
     run = Run(tmp_path / "moved", data)
     run.stop_at(150, signal.SIGTERM)
-    run.devices = 2
+    run.devices = 8
     run.finish()
     a, b = run.weights(), undisturbed.weights()
     for name in a:
@@ -88,6 +90,7 @@ def test_a_run_goes_on_on_fewer_devices_with_the_same_metrics(undisturbed, data,
     assert np.abs(np.subtract(*losses)).max() < 1e-4
 
 
+@pytest.mark.faults
 def test_numbers_that_go_off_stop_the_run_and_are_not_saved(data, tmp_path):
     train = {**STAGE["train"], "table_optimizer": "sgd", "table_learning_rate": 1e36}
     model = {**STAGE["model"], "similarity": "dot"}
@@ -97,16 +100,53 @@ def test_numbers_that_go_off_stop_the_run_and_are_not_saved(data, tmp_path):
     assert run.saved() == []
 
 
-@pytest.mark.faults
-def test_one_of_two_processes_is_killed_and_both_go_on(data, tmp_path):
-    runs = [Run(tmp_path / name, data, processes=2) for name in ("whole", "broken")]
-    runs[0].finish()
-    broken = runs[1].start()
-    while broken.poll() is None and runs[1].step() < 60:
+@pytest.fixture(scope="module")
+def by_two(data, tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("by_two") / "undisturbed", data, processes=2)
+    run.finish()
+    return run
+
+
+def started(run, step):
+    """Starts a run; returns its parent, and its processes, once it has told of `step`."""
+    parent = run.start()
+    while parent.poll() is None and run.step() < step:
         time.sleep(0.02)
-    children = Path(f"/proc/{broken.pid}/task/{broken.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
-    said = last_json_line(broken.communicate(timeout=300)[0])
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    return parent, [int(child) for child in children]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_of_two_processes_is_killed_and_both_go_on(victim, by_two, data, tmp_path):
+    run = Run(tmp_path / "broken", data, processes=2)
+    parent, children = started(run, 60)
+    os.kill(children[victim], signal.SIGKILL)
+    said = last_json_line(parent.communicate(timeout=300)[0])
     assert said["restarts"] == 1
     assert said["processes"] == 2
-    assert_same_bits(*runs)
+    assert_same_bits(run, by_two)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_two_processes_that_are_asked_to_stop_save_the_same_step(signum, by_two, data, tmp_path):
+    run = Run(tmp_path / "stopped", data, processes=2)
+    parent, _ = started(run, 60)
+    parent.send_signal(signum)
+    said = last_json_line(parent.communicate(timeout=120)[0])
+    assert said["error"]["code"] in {"R375", "R378"}
+    step = run.saved()[-1]
+    assert step >= 60
+    assert step % EVERY
+    run.finish()
+    assert run.summary()["resumed_at"] == [step]
+    assert_same_bits(run, by_two)
+
+
+@pytest.mark.faults
+def test_an_error_of_both_processes_is_told_and_ends_them(data, tmp_path):
+    train = {**STAGE["train"], "table_optimizer": "sgd", "table_learning_rate": 1e36}
+    stage = {"model": {**STAGE["model"], "similarity": "dot"}, "train": train}
+    with pytest.raises(RecsysError, match="R322"):
+        Run(tmp_path / "off", data, stage, processes=2).finish()

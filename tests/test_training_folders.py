@@ -25,8 +25,8 @@ def stage(**train):
     return TrainStage.model_validate({**STAGE, "train": {**STAGE["train"], **train}}, strict=False)
 
 
-def folders(root, name=NAMES[0]):
-    return Folders({}, root / "checkpoints" / name, root / "tensorboard" / name)
+def folders(root, name=NAMES[0], identity=()):
+    return Folders(dict(identity), root / "checkpoints" / name, root / "tensorboard" / name)
 
 
 def saved(root, name, time):
@@ -69,6 +69,20 @@ def test_of_other_runs_the_two_that_saved_last_stay(tmp_path):
     assert all(path.exists() for path in (own, old[0], old[2]))
     assert not old[1].exists()
     assert (tmp_path / "checkpoints" / "mine.txt").exists()
+
+
+def test_a_run_that_begins_anew_knows_what_changed_since_the_last_one(tmp_path):
+    whose = {"config": "1", "data": "2", "code": "3"}
+    own = folders(tmp_path, identity={**whose, "data": "5", "config": "0"})
+    assert own.newest_other() is None
+    older, newer = (folders(tmp_path, name, whose) for name in NAMES[1:3])
+    for other in (older, newer):
+        with other.locked():
+            pass
+    saved(tmp_path, NAMES[3], 50)  # Of a version that said nothing.
+    for time, other in ((10, older), (20, newer)):
+        os.utime(other.checkpoints, (time, time))
+    assert own.newest_other() == (newer.checkpoints, ["config", "data"])
 
 
 def test_a_run_that_still_goes_on_is_neither_removed_nor_joined(tmp_path):

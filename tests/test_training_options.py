@@ -33,6 +33,7 @@ def stage(model=(), **train):
     }
 
 
+@pytest.mark.faults
 def test_hard_negatives_and_the_best_model_survive_a_stop_in_the_middle_of_an_epoch(data, tmp_path):
     asked = stage(
         hard_negatives=HARD,

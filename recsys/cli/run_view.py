@@ -64,6 +64,8 @@ class RunView:
                 self._start(event["step"])
             case "progress":
                 self._advance(event)
+            case "note":
+                self._say(Text(f"  {event['step']}: {event['text']}"))
             case "step_finished":
                 self._finish(event)
             case "error":

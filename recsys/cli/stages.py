@@ -46,8 +46,9 @@ def train(
         checkpoints: Folder of the checkpoints; `checkpoints` beside `out` by default.
         processes: Processes on this machine.
     """
-    checkpoints = checkpoints or out.absolute().parent / "checkpoints"
-    folders = {"--data": data, "--out": out, "--checkpoints": checkpoints}
+    folders = {"--data": data, "--out": out}
+    if checkpoints is not None:
+        folders["--checkpoints"] = checkpoints
     more = ("--processes", str(processes))
     with _followed():
         return _run("recsys.train", "jax", path, overrides, folders, more)
@@ -90,7 +91,13 @@ def _run(
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """Shows on stderr what the stage says of its progress while it is open."""
+    """Shows on stderr what the stage says of its progress while it is open.
+
+    Nothing is shown where somebody else already reads the events.
+    """
+    if os.environ.get(events.ENVIRONMENT_VARIABLE):
+        yield
+        return
     is_over = threading.Event()
     with (
         tempfile.TemporaryDirectory(prefix="recsys-") as folder,
@@ -109,8 +116,13 @@ def _followed() -> Iterator[None]:
 
 def _follow(reader: events.EventReader, view: RunView, is_over: threading.Event) -> None:
     while not is_over.wait(_POLL_S):
-        for event in reader:
-            view.show(event)
+        _show_new(reader, view)
+    _show_new(reader, view)
+
+
+def _show_new(reader: events.EventReader, view: RunView) -> None:
+    for event in reader:
+        view.show(event)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def check_files(folder: Path) -> None:
     """
     files = _manifest(folder)["files"]
     with ThreadPoolExecutor() as readers:
-        found = readers.map(lambda name: _summary(folder / name), files)
+        found = readers.map(lambda name: _readable_summary(folder, name), files)
         for name, now in zip(files, found, strict=True):
             if now != files[name]:
                 raise DamageError(_difference(name, files[name], now))
@@ -152,6 +152,13 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
+def _readable_summary(folder: Path, name: str) -> list[int]:
+    try:
+        return _summary(folder / name)
+    except OSError as error:
+        raise DamageError(f"{name} can't be read: {error.strerror}") from None
+
+
 def _summary(path: Path) -> list[int]:
     """Returns size and CRC-32 of a file; no size is -1, for a file that isn't there.
 
@@ -186,6 +193,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DamageError(f"{MANIFEST} is missing") from None
+    except OSError as error:
+        raise DamageError(f"{MANIFEST} can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise DamageError(f"{MANIFEST} has other bytes than were written") from None
     try:

@@ -64,20 +64,6 @@ class Feed(DataAdapter):
         self.step = self.step if first_step is None else first_step
         self._end = len(source) if end_step is None else min(end_step, len(source))
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """The epoch and the step in it whose batch comes next."""
-        epoch, step = divmod(self.step, self._source.steps_per_epoch)
-        return epoch, step
-
-    def get_state(self) -> dict[str, int]:
-        """Returns what `set_state` needs to go on from here: batches depend on no more."""
-        return {"step": self.step}
-
-    def set_state(self, state: dict[str, int]) -> None:
-        """Goes to where `get_state` was called."""
-        self.go_on(self._source, state["step"], self._end)
-
     def close(self) -> None:
         """Stops the threads; a later batch starts them again."""
         if self._pump is not None:

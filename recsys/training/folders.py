@@ -3,6 +3,7 @@
     <checkpoints>/<fingerprint>/last/       the newest checkpoints
     <checkpoints>/<fingerprint>/best/       the model that validation found best
     <checkpoints>/<fingerprint>/negatives/  the hard negatives of the newest epochs
+    <checkpoints>/<fingerprint>/identity.json  what the fingerprint is of
     <checkpoints>/../tensorboard/<fingerprint>/
 
 A run that is killed leaves them, and the same run finds them again, in whatever folder
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+from recsys.commit import commit_text
 from recsys.config import TrainStage
 from recsys.errors import RecsysError
 from recsys.training.identity import folder_name, identity
 
 _OTHERS = 2
+_IDENTITY = "identity.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,11 @@ class Folders:
         name = folder_name(parts)
         return cls(parts, root / name, root.parent / "tensorboard" / name)
 
+    @staticmethod
+    def root_beside(model: Path) -> Path:
+        """Returns where checkpoints go unless somebody says otherwise: beside the model."""
+        return model.absolute().parent / "checkpoints"
+
     @property
     def last(self) -> Path:
         """Folder of the newest checkpoints."""
@@ -60,7 +69,7 @@ class Folders:
 
     @property
     def best(self) -> Path:
-        """Folder of the best model's checkpoint."""
+        """Folder of the best model's checkpoint, without slots."""
         return self.checkpoints / "best"
 
     @property
@@ -73,6 +82,19 @@ class Folders:
         """Folder of the trace of JAX's profiler, where TensorBoard finds it."""
         return self.tensorboard
 
+    def newest_other(self) -> tuple[Path, list[str]] | None:
+        """Returns the folder of the run that was written last, and what differs from it.
+
+        None if there is no other run, or none that says what it is of.
+        """
+        for path in self._others():
+            try:
+                found = json.loads((path / _IDENTITY).read_text())
+            except (OSError, ValueError):
+                continue
+            return path, [part for part in self.identity if found.get(part) != self.identity[part]]
+        return None
+
     def remove_others(self) -> list[Path]:
         """Removes the checkpoints of other runs but the two that were written last.
 
@@ -82,17 +104,21 @@ class Folders:
         Returns:
             The folders that were removed.
         """
+        removed = []
+        for path in self._others()[_OTHERS:]:
+            with suppress(RecsysError), _lock(path):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+        return removed
+
+    def _others(self) -> list[Path]:
+        """Returns the folders of other runs, the one that was written last first."""
         others = [
             path
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
             if path.name != self.checkpoints.name
         ]
-        removed = []
-        for path in sorted(others, key=_written, reverse=True)[_OTHERS:]:
-            with suppress(RecsysError), _lock(path):
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-        return removed
+        return sorted(others, key=_written, reverse=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -105,6 +131,7 @@ class Folders:
         """
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         with _lock(self.checkpoints):
+            commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
             yield
 
 

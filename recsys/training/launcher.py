@@ -21,14 +21,14 @@ from types import FrameType
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.events import emit
 from recsys.process import last_json_line
 from recsys.training.checkpoint_files import steps_in
-from recsys.training.processes import COORDINATOR, COUNT, INDEX
+from recsys.training.processes import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE
+from recsys.training.stopping import Wish
+from recsys.training.told import note
 
 _POLL_S = 0.1
 _TRIES_WITHOUT_A_STEP = 3
-_STEP = "Trainer"
 
 
 def launch(arguments: Sequence[str], n_processes: int, last: Path) -> dict[str, Any]:
@@ -64,9 +64,7 @@ def launch(arguments: Sequence[str], n_processes: int, last: Path) -> dict[str, 
                     " A lower train.checkpoint.every_steps loses less.",
                     {"restarts": restarts, "exit code": group.failure},
                 )
-            text = f"a process ended with {group.failure}: all start again from the last checkpoint"
-            emit("progress", step=_STEP, done=None, total=None, text=text)
-            print(text, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+            note(f"A process ended with {group.failure}: all start again from the last checkpoint.")
 
 
 def _newest(folder: Path) -> int:
@@ -80,7 +78,7 @@ class _Group:
     def __init__(self, children: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
         self._children, self._outputs = children, outputs
         self.failure: int | None = None
-        self._is_asked = False
+        self._wish = Wish()
 
     def result(self) -> dict[str, Any] | None:
         """Waits for the processes; returns the first one's result, None if one died.
@@ -104,7 +102,7 @@ class _Group:
         said = last_json_line(self._outputs[first].read_text(errors="replace"))
         if said is not None and "error" in said:
             raise RecsysError.from_json(said["error"])
-        if self._is_asked:
+        if self._wish.is_there:
             raise RecsysError(
                 "R378",
                 "The processes of a training save before they stop.",
@@ -114,11 +112,11 @@ class _Group:
         return None
 
     def ask_to_stop(self, _signum: int, _frame: FrameType | None) -> None:
-        """Passes the wish to stop on to all processes, which save and end."""
-        self._is_asked = True
+        """Passes the wish to stop on to all processes, which save; asked again, they end."""
+        asks = signal.SIGKILL if self._wish.insists() else signal.SIGTERM
         for child in self._children:
             if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
+                child.send_signal(asks)
 
     def _codes(self) -> list[int | None]:
         return [child.poll() for child in self._children]
@@ -146,6 +144,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
     try:
         for index, output in enumerate(outputs):
             own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
+            own[LOCAL_DEVICE] = str(index)
             with output.open("wb") as file:
                 children.append(
                     subprocess.Popen(

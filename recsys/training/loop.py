@@ -24,7 +24,7 @@ from recsys.training.processes import agreed
 from recsys.training.progress import CURVE_POINTS, Progress
 from recsys.training.recorder import Recorder, not_a_number
 from recsys.training.stopping import StopRequest, stopped
-from recsys.training.variables import all_finite, kept_variables, values_of
+from recsys.training.variables import all_finite, kept_variables, values_of, weights_of
 
 _PROFILE_AFTER = 100
 
@@ -116,7 +116,7 @@ class TrainingRun:
         self.last.save(self.progress.step, values_of(variables), self.progress.to_json())
 
     def _take_best(self, step: int) -> None:
-        if self.best.restore(kept_variables(self.model), step) is None:
+        if self.best.restore(weights_of(self.model), step) is None:
             raise RecsysError(
                 "R379",
                 f"The best model, that of step {step:,}, must be among its checkpoints.",
@@ -139,7 +139,7 @@ class TrainingRun:
             progress.looks.append({"step": progress.step, **found})
             if not before or found[metric] > max(before):
                 progress.best_step = progress.step
-                variables = kept_variables(self.model)
+                variables = weights_of(self.model)
                 self._check_finite(variables)
                 self.best.save(progress.step, values_of(variables), {})
         return found

@@ -20,11 +20,15 @@ class Remarks:
         unknown_items: Training positives whose item has no row of its own.
         zero_weights: Training positives of weight 0, which teach nothing.
         events: All training positives.
+        timeless_users: Users of several events, all of them in the same second.
+        users: Users with an event.
     """
 
     unknown_items: int
     zero_weights: int
     events: int
+    timeless_users: int = 0
+    users: int = 0
 
     def sentences(self) -> list[str]:
         """Returns a sentence for each that there is any of."""
@@ -32,11 +36,18 @@ class Remarks:
             "are of items without a row of their own": self.unknown_items,
             "have weight 0 and teach nothing": self.zero_weights,
         }
-        return [
+        found = [
             f"{count:,} of {self.events:,} training positives {what}."
             for what, count in counts.items()
             if count
         ]
+        if self.timeless_users:
+            found.append(
+                f"{self.timeless_users:,} of {self.users:,} users did all that they did in one"
+                " second, so no history comes before it: model.history_of=others takes the"
+                " user's other items."
+            )
+        return found
 
 
 def check_divides(train: TrainConfig, n_devices: int) -> None:
@@ -62,12 +73,13 @@ def check_divides(train: TrainConfig, n_devices: int) -> None:
             )
 
 
-def check_events(events: KeptEvents, catalogue: Catalogue) -> Remarks:
+def check_events(events: KeptEvents, catalogue: Catalogue, history_of: str = "others") -> Remarks:
     """Checks that something can be learned from the training positives.
 
     Args:
         events: What training sees of them.
         catalogue: The items.
+        history_of: `model.history_of`: whether times matter.
 
     Returns:
         What is no error, and should be known.
@@ -93,7 +105,19 @@ def check_events(events: KeptEvents, catalogue: Catalogue) -> Remarks:
             "Give more data; look whether the columns are mapped as they should be.",
             {"training positives": len(events), "users": n_users, "items": n_items},
         )
-    return Remarks(len(events) - n_known, _checked_weights(events), len(events))
+    n_timeless = _timeless_users(events) if history_of == "past" else 0
+    n_zero = _checked_weights(events)
+    return Remarks(len(events) - n_known, n_zero, len(events), n_timeless, n_users)
+
+
+def _timeless_users(events: KeptEvents) -> int:
+    """Returns how many users of two events or more have them all in the same second."""
+    n = 0
+    for shard in events.log.shards:
+        first, end = shard.offsets[:-1], shard.offsets[1:]
+        first, last = first[end - first > 1], end[end - first > 1] - 1
+        n += int((shard.timestamp[first] == shard.timestamp[last]).sum())
+    return n
 
 
 def _checked_weights(events: KeptEvents) -> int:

@@ -5,6 +5,7 @@ The processes of a run find each other through the environment:
     RECSYS_COORDINATOR   host:port where the first one listens
     RECSYS_PROCESSES     how many there are
     RECSYS_PROCESS       which one this is, from 0
+    RECSYS_LOCAL_DEVICE  the one GPU of this machine that it takes; all if not set
 
 `recsys train --processes N` sets them on this machine; a scheduler sets them on a
 cluster, or `RECSYS_COORDINATOR=auto` where JAX can ask the scheduler itself (Slurm,
@@ -29,6 +30,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.process import storage_error
 
 COORDINATOR, COUNT, INDEX = "RECSYS_COORDINATOR", "RECSYS_PROCESSES", "RECSYS_PROCESS"
+LOCAL_DEVICE = "RECSYS_LOCAL_DEVICE"
 
 
 def join() -> None:
@@ -45,7 +47,9 @@ def join() -> None:
     if coordinator == "auto":
         jax.distributed.initialize()
         return
-    jax.distributed.initialize(coordinator, _number(COUNT, 1), _number(INDEX, 0))
+    # CPUs aren't divided: each process has as many devices as XLA_FLAGS says.
+    device = [_number(LOCAL_DEVICE, 0)] if os.environ.get(LOCAL_DEVICE) else None
+    jax.distributed.initialize(coordinator, _number(COUNT, 1), _number(INDEX, 0), device)
 
 
 def _number(name: str, least: int) -> int:
@@ -117,7 +121,8 @@ def go_on_alone(arguments: Sequence[str]) -> NoReturn:
         arguments: Command line of `python -m recsys.train`.
     """
     jax.distributed.shutdown()
-    environment = {k: v for k, v in os.environ.items() if k not in (COORDINATOR, COUNT, INDEX)}
+    ours = (COORDINATOR, COUNT, INDEX, LOCAL_DEVICE)
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
     sys.stdout.flush()
     sys.stderr.flush()
     words = [sys.executable, "-m", "recsys.train", *arguments]

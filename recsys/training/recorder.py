@@ -13,11 +13,9 @@ import keras
 import numpy as np
 
 from recsys.errors import RecsysError
-from recsys.events import emit
 from recsys.training.progress import Progress
 from recsys.training.scalars import Scalars, memory
-
-STEP = "Trainer"
+from recsys.training.told import tell_progress
 
 
 class Recorder:
@@ -93,8 +91,7 @@ class Recorder:
     def _write(
         self, model: keras.Model, values: Mapping[str, float], speed: float, wait_share: float
     ) -> None:
-        if self._scalars is None:
-            return
+        # In every process: what is computed of arrays of all is computed by all.
         named = {f"train/{name}": value for name, value in values.items()}
         named["train/examples_per_s"] = speed
         named["train/input_wait_share"] = wait_share
@@ -103,14 +100,15 @@ class Recorder:
         dense = model.trainable_variables
         norms = np.asarray(_norms([variable.value for variable in dense]))
         named |= {f"norm/{v.path}": float(n) for v, n in zip(dense, norms, strict=True)}
-        self._scalars.write(self._progress.step, {**named, **memory()})
+        if self._scalars is not None:
+            self._scalars.write(self._progress.step, {**named, **memory()})
 
     def _tell(self, loss: float, speed: float) -> None:
         progress = self._progress
         left = dt.timedelta(seconds=round((self._total - progress.step) * self._batch_size / speed))
         text = f"loss {loss:.3f} · {speed:,.0f} examples/s · {left} left"
         if self._scalars is not None:  # The first process speaks for all.
-            emit("progress", step=STEP, done=progress.step, total=self._total, text=text)
+            tell_progress(progress.step, self._total, text)
 
 
 def not_a_number(step: int, found: Any) -> RecsysError:

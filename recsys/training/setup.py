@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -27,6 +26,7 @@ from recsys.training.processes import is_primary
 from recsys.training.progress import Progress
 from recsys.training.recorder import Recorder
 from recsys.training.scalars import Scalars
+from recsys.training.told import note
 from recsys.training.variables import kept_variables
 
 
@@ -85,7 +85,8 @@ def prepare(
     """
     check_divides(stage.train, jax.device_count())
     events = training_events(store.train, stage.train)
-    for sentence in check_events(events, inputs.catalogue).sentences():
+    remarks = check_events(events, inputs.catalogue, stage.model.history_of)
+    for sentence in remarks.sentences():
         _say(sentence)
     source = BatchSource(
         events,
@@ -106,10 +107,12 @@ def prepare(
         # Two: an older checkpoint may name the one before as the best.
         best = CheckpointStore(folders.best, folders.identity, 2, rows)
         stack.callback(best.close)
-        progress = _restored(model, last)
+        progress = _restored(model, last, len(source))
+        if is_primary() and not progress.step:
+            _note_others(folders)
         if is_primary():
             for path in folders.remove_others():
-                _say(f"Removed the checkpoints of an older run: {path}")
+                note(f"Removed the checkpoints of an older run: {path}")
         border = Border(model, inputs, source, stage, folders)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
         yield Prepared(model, placements, source, run, folders)
@@ -137,19 +140,31 @@ def _built(
     return model, placements
 
 
-def _restored(model: TwoTower, last: CheckpointStore) -> Progress:
-    """Returns where the run stands, with the model as it was there."""
+def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress:
+    """Returns where the run of `steps` steps stands, with the model as it was there."""
     restored = last.restore(kept_variables(model))
     if restored is None:
         return Progress()
     for sentence in restored.damaged:
         _say(sentence)
     progress = Progress.from_json(restored.state)
-    progress.resumed_at.append(progress.step)
+    if progress.step < steps:
+        progress.resumed_at.append(progress.step)
     _say(f"Goes on from step {progress.step:,}, saved by an earlier run of the same training.")
     return progress
 
 
+def _note_others(folders: Folders) -> None:
+    """Says why a run begins anew though there are checkpoints of another one."""
+    other = folders.newest_other()
+    if other is not None:
+        path, parts = other
+        note(
+            f"Trains from the beginning: {' and '.join(parts)} changed since the checkpoints"
+            f" in {path} were written."
+        )
+
+
 def _say(sentence: str) -> None:
     if is_primary():
-        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+        note(sentence)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -14,20 +16,48 @@ from jax.experimental import multihost_utils
 from recsys.errors import RecsysError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_TOGETHER_S = 1.0
+
+
+class Wish:
+    """The wish that a run stops.
+
+    One wish often comes twice: from the terminal or the service manager, which tell all
+    processes, and from the parent, which passes on what it was told.
+
+    Attributes:
+        is_there: Whether somebody asked.
+    """
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self._since = 0.0
+
+    def insists(self) -> bool:
+        """Takes a wish; returns whether it is a second one, of somebody who won't wait."""
+        now = time.monotonic()
+        if self.is_there:
+            return now - self._since > _TOGETHER_S
+        self.is_there, self._since = True, now
+        return False
 
 
 class StopRequest:
-    """Whether somebody asked the run to stop, by SIGTERM or SIGINT."""
+    """Whether somebody asked the run to stop, by SIGTERM or SIGINT.
+
+    Asked again, the run ends without saving.
+    """
 
     def __init__(self) -> None:
-        self._is_asked = False
+        self._wish = Wish()
+        self._before: dict[signal.Signals, Any] = {}
 
     def is_due(self, step: int) -> bool:
         """Returns whether to stop after `step`; the same in every process."""
         if jax.process_count() > 1:
             # JAX's own service hears the signal in any process, and names a step to all.
             return bool(multihost_utils.reached_preemption_sync_point(step))
-        return self._is_asked
+        return self._wish.is_there
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -36,17 +66,20 @@ class StopRequest:
         if jax.process_count() > 1 or not is_ours:
             yield
             return
-        before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-        for signum in _SIGNALS:
-            signal.signal(signum, self._ask)
+        self._before = {signum: signal.signal(signum, self._ask) for signum in _SIGNALS}
         try:
             yield
         finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+            self._restore()
 
-    def _ask(self, _signum: int, _frame: FrameType | None) -> None:
-        self._is_asked = True
+    def _ask(self, signum: int, _frame: FrameType | None) -> None:
+        if self._wish.insists():
+            self._restore()
+            signal.raise_signal(signum)
+
+    def _restore(self) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
 
 def stopped(step: int, total: int) -> RecsysError:

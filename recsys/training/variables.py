@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from recsys.embedding import SparseModel
+from recsys.embedding.placement import tables_of
 
 
 def kept_variables(model: SparseModel) -> dict[str, keras.Variable]:
@@ -30,6 +31,14 @@ def kept_variables(model: SparseModel) -> dict[str, keras.Variable]:
         if found.setdefault(variable.path, variable) is not variable:
             raise AssertionError(f"two variables are called {variable.path!r}")
     return found
+
+
+def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
+    """Returns what a compiled model computes with, by path: `kept_variables` but no slots."""
+    tables = tables_of(model)
+    own = {id(v) for table in tables for v in table.variables if v is not table.embeddings}
+    own |= {id(v) for v in model.optimizer.variables}
+    return {path: v for path, v in kept_variables(model).items() if id(v) not in own}
 
 
 def values_of(variables: dict[str, keras.Variable]) -> dict[str, jax.Array]:

@@ -38,7 +38,7 @@ def write_data(folder):
 class Run:
     """A training that can be started again and again."""
 
-    def __init__(self, folder, data, stage=STAGE, devices=8, processes=1):
+    def __init__(self, folder, data, stage=STAGE, devices=2, processes=1):
         self.folder, self.devices, self.processes = folder, devices, processes
         folder.mkdir(exist_ok=True)
         (folder / "stage.json").write_text(json.dumps(stage))
