@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_SAMPLE_EVERY_S = 0.25
+_SAMPLE_EVERY_S = 1.0
 _KIB_PER_MIB = 1024
 
 

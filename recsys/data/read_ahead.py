@@ -9,12 +9,15 @@ from recsys.data.batches import Batch, BatchSource
 _BLOCK_EXAMPLES = 1 << 17
 _BLOCK_CANDIDATES = 1 << 19
 _BLOCK_NUMBERS = 1 << 25  # Of four bytes each.
+_FIRST_PART = 16
 _READ_AHEAD_BLOCKS = 2
 _READERS = 2
 
 
 class _Blocks:
     """The batches of a source, many consecutive ones of an epoch at a time.
+
+    The first block comes in two parts, of which the first is small: training waits for it.
 
     Args:
         source: The batches.
@@ -34,14 +37,22 @@ class _Blocks:
     def __len__(self) -> int:
         if self._end <= self._first:
             return 0
-        return self._block_of(self._end - 1) + 1 - self._skipped
+        return self._block_of(self._end - 1) + 2 - self._skipped
 
     def __getitem__(self, number: int) -> list[Batch]:
-        epoch, position = divmod(number + self._skipped, self._per_epoch)
+        first, end = self._steps_of(max(0, number - 1))
+        border = min(first + max(1, self._size // _FIRST_PART), end)
+        if number < 2:
+            first, end = ((first, border), (border, end))[number]
+        return self._source.batches(first, end) if first < end else []
+
+    def _steps_of(self, block: int) -> tuple[int, int]:
+        """Returns the steps of a block: the first, and the one after the last."""
+        epoch, position = divmod(block + self._skipped, self._per_epoch)
         begin = epoch * self._source.steps_per_epoch
         first = begin + position * self._size
         end = min(first + self._size, begin + self._source.steps_per_epoch, self._end)
-        return self._source.batches(max(first, self._first), end)
+        return max(first, self._first), end
 
     def _block_of(self, step: int) -> int:
         epoch, position = divmod(step, self._source.steps_per_epoch)
