@@ -67,7 +67,7 @@ def run_stage(
             stderr=log,
             text=True,
         ) as stage,
-        _signals_passed_to(stage),
+        _signals_passed_to(stage) as passed_on,
     ):
         said, _ = stage.communicate()
     result = last_json_line(said)
@@ -75,6 +75,13 @@ def run_stage(
         return result
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
+    if passed_on:
+        raise RecsysError(
+            "R611",
+            f"The process of {module} was stopped where it had nothing to save.",
+            "Run the same command again; training goes on from its last checkpoint.",
+            signal.Signals(passed_on[0]).name,
+        )
     raise RecsysError(
         "R610",
         f"The process of {module} must end with a result.",
@@ -84,18 +91,23 @@ def run_stage(
 
 
 @contextmanager
-def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[None]:
-    """Passes on what asks this process to stop: the stage may have something to save."""
+def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """Passes on what asks this process to stop: the stage may have something to save.
 
-    def ask(_signum: int, _frame: FrameType | None) -> None:
+    Yields the signals so far.
+    """
+    passed_on: list[int] = []
+
+    def ask(signum: int, _frame: FrameType | None) -> None:
+        passed_on.append(signum)
         stage.terminate()
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield passed_on
         return
     before = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield passed_on
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -237,3 +237,25 @@ def test_an_error_is_red_on_a_terminal_only(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     print_error("x")
     assert capsys.readouterr().err == "[R1] rule. cure.\n\033[31mx\033[0m\n"
+
+
+def test_a_stage_that_is_stopped_before_it_can_save_says_so(tmp_path):
+    module = tmp_path / "sleeper.py"
+    module.write_text("import time\nprint('started', flush=True)\ntime.sleep(60)\n")
+    script = (
+        "from recsys.process import run_stage\n"
+        "from recsys.errors import RecsysError\n"
+        "import os, signal, threading, time\n"
+        "def stop():\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=stop).start()\n"
+        "try:\n    run_stage('sleeper', [], {})\n"
+        "except RecsysError as error:\n    print(error.code, error.received)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["R611", "'SIGTERM'"]
