@@ -12,6 +12,7 @@ best model; curve and looks must be the same too.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -39,6 +40,7 @@ _STAGE: dict[str, dict[str, Any]] = {
     },
 }
 _POLL_S = 0.02
+_BY_CLOCK = 0.5
 
 
 def main() -> None:
@@ -83,7 +85,7 @@ class _Case:
     """One data folder, and the runs on it."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
-        self._root, self._options, self._total = root, options, 0
+        self._root, self._options, self._total, self._seconds = root, options, 0, 0.0
         write_data_folder(_split(), root / "data")
         train = {**_STAGE["train"], "epochs": options.epochs}
         train["checkpoint"] = {"every_steps": options.every}
@@ -108,16 +110,23 @@ class _Case:
         """
         lost = []
         for _ in range(n_kills):
+            # Half of them by the clock: while it starts, compiles, restores or ends.
+            seconds = draw.uniform(0.0, self._seconds) if draw.random() < _BY_CLOCK else None
             target = draw.randint(self._newest(name), self._total)
             with self._started(name) as run:
-                cost = self._kill_at(run, name, target, draw)
+                if seconds is None:
+                    self._wait_for_step(run, name, target)
+                    seconds = draw.uniform(0.0, 0.2)  # Anywhere in a step, or in a save.
+                cost = self._kill_after(run, name, seconds, draw)
             if cost is not None:
                 lost.append(cost)
+        started = time.monotonic()
         with self._started(name, devices) as run:
             if run.wait():
                 raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
         if not n_kills:
             self._total = int(self._summary(name)["steps"])
+            self._seconds = time.monotonic() - started
         return lost
 
     def is_same(self, name: str, other: str) -> bool:
@@ -159,17 +168,21 @@ class _Case:
                 stderr=log,
             )
 
-    def _kill_at(
-        self, run: subprocess.Popen[bytes], name: str, target: int, draw: random.Random
+    def _wait_for_step(self, run: subprocess.Popen[bytes], name: str, step: int) -> None:
+        """Waits until the run has told of `step`, or ended."""
+        while run.poll() is None and (self._step(name) or 0) < step:
+            time.sleep(_POLL_S)
+
+    def _kill_after(
+        self, run: subprocess.Popen[bytes], name: str, seconds: float, draw: random.Random
     ) -> float | None:
-        """Kills a process of the run once it has told of step `target`.
+        """Kills a process of the run after some time.
 
         Returns:
             The steps that it had told of and not saved; None if it ended before.
         """
-        while run.poll() is None and (self._step(name) or 0) < target:
-            time.sleep(_POLL_S)
-        time.sleep(draw.uniform(0.0, 0.2))  # Anywhere in a step, or in a save.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(seconds)
         alone = self._options.processes == 1
         victims = [run.pid] if alone else _children(run.pid)
         if run.poll() is not None or not victims:

@@ -22,15 +22,13 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
-from recsys.embedding import TablePlacement
 from recsys.errors import UsageError
 from recsys.model import TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
 from recsys.training import launcher, processes
 from recsys.training.folders import Folders
-from recsys.training.progress import Progress
-from recsys.training.setup import prepare
+from recsys.training.setup import Prepared, prepare
 from recsys.training.validation import trained_inputs
 
 _PROBES = 1000
@@ -61,7 +59,7 @@ def train(
     folders = Folders.of_run(checkpoints or Folders.root_beside(out), stage, data)
     with prepare(stage, store, inputs, folders) as prepared:
         prepared.train()
-        model, progress = prepared.model, prepared.run.progress
+        model = prepared.model
         if jax.process_count() > 1:
             return None
         # Whom validation held back altogether is nobody that the model was trained on.
@@ -69,7 +67,7 @@ def train(
         save_model(out, model, stage, data, inputs)
         np.save(out / "candidates.npy", embed_catalogue(model, inputs))
         _write_probe(out, model, store, inputs)
-        return _write_summary(out, prepared.placements, progress, stage, folders)
+        return _write_summary(out, prepared, stage)
 
 
 def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: TowerInputs) -> None:
@@ -92,13 +90,8 @@ def _untrained_users(inputs: TowerInputs) -> np.ndarray:
     return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 
 
-def _write_summary(
-    out: Path,
-    placements: list[TablePlacement],
-    progress: Progress,
-    stage: TrainStage,
-    folders: Folders,
-) -> dict[str, Any]:
+def _write_summary(out: Path, prepared: Prepared, stage: TrainStage) -> dict[str, Any]:
+    progress, folders = prepared.run.progress, prepared.folders
     examples = progress.step * stage.train.batch_size
     summary = {
         **progress.machine,
@@ -107,13 +100,13 @@ def _write_summary(
         "seconds": round(progress.seconds, 3),
         "examples_per_s": round(examples / progress.seconds, 1) if progress.seconds else 0.0,
         "input_wait_share": round(progress.wait_share, 4),
-        "unknown_id_share": round(progress.unknown_share, 6),
+        "unknown_id_share": round(prepared.unknown_share, 6),
         "resumed_at": progress.resumed_at,
         "best_step": progress.best_step,
         "validation": progress.looks,
         "checkpoints": str(folders.checkpoints),
         "tensorboard": str(folders.tensorboard),
-        "sharding": [dataclasses.asdict(placement) for placement in placements],
+        "sharding": [dataclasses.asdict(placement) for placement in prepared.placements],
         "curve": progress.curve,
     }
     (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")

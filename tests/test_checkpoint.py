@@ -6,6 +6,8 @@ import random
 import resource
 import shutil
 import subprocess
+import time
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,24 @@ def saved(folder, *steps, **kwargs):
     store = store_of(folder, **kwargs)
     for step in steps:
         store.save(step, arrays(filled(step)), {"epoch": step // 10})
+    store.close()
+
+
+def test_a_checkpoint_counts_only_after_what_it_names(tmp_path):
+    first = Future()
+    store = store_of(tmp_path)
+    store.save(10, arrays(filled(10)), {}, after=first)
+    time.sleep(1.0)  # It is written by now, in all likelihood.
+    assert store.steps() == []
+    first.set_result(None)
+    store.wait()
+    assert store.steps() == [10]
+    failed = Future()
+    failed.set_exception(OSError("the disk went away"))
+    store.save(20, arrays(filled(20)), {}, after=failed)
+    with pytest.raises(RecsysError, match=r"R330.*the disk went away"):
+        store.wait()
+    assert store.steps() == [10]
     store.close()
 
 

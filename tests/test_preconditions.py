@@ -1,15 +1,18 @@
 """What must hold before the first step."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from batch_sources import N_ITEMS, make_log
 
-from recsys.config import HardNegativesConfig, TrainConfig
+from recsys.config import HardNegativesConfig, TrainConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.training.preconditions import check_divides, check_events
+from recsys.model import TowerInputs
+from recsys.training.preconditions import check_divides, check_events, unknown_share
 
 IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
 CATALOGUE = Catalogue(IDS, IDS, ())
@@ -23,6 +26,18 @@ def test_users_without_an_order_in_time_are_told_where_times_matter():
     (sentence,) = check_events(events, CATALOGUE, "past").sentences()
     assert sentence.startswith("1 of 4 users did all that they did in one second")
     assert "model.history_of=others" in sentence
+
+
+@pytest.mark.parametrize(("n_hash", "held", "expected"), [(0, [], 4), (2, [], 6), (0, [0], 2)])
+def test_the_share_of_unknown_ids_counts_rows_that_are_nobodys_own(n_hash, held, expected):
+    config = VocabularyConfig(hash_buckets=n_hash)
+    ids = pa.array([f"id{n}" for n in range(8)])
+    users, items = (Vocabulary(ids, np.ones(8, np.int64), config=config) for _ in range(2))
+    log = make_log(np.array([0, 1, 0, 5]), np.array([0, 0, 4, 1]), np.arange(4))
+    held_places = np.array(held, np.int64)
+    events = KeptEvents(log, held_places)
+    found = unknown_share(events, TowerInputs(users, items, CATALOGUE))
+    assert found == pytest.approx(expected / (2 * (4 - len(held))))
 
 
 def check(user, item, weight=None, held=()):

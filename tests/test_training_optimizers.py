@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from recsys.config import TrainConfig
+from recsys.config import ModelConfig, TrainConfig
+from recsys.data.catalogue import Catalogue
 from recsys.embedding.optimizers import LazyAdam
+from recsys.model import ModelSpec, TwoTower
 from recsys.training.averages import averaged, finalize
 from recsys.training.optimizers import (
     WarmupAndDecay,
@@ -112,3 +114,17 @@ def test_adamw_leaves_alone_what_is_no_matrix():
     decayed = {v.name for v in model.trainable_variables if optimizer._use_weight_decay(v)}
     assert decayed == {"kernel"}
     assert optimizer.weight_decay == 0.5
+
+
+@pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
+def test_places_are_not_decayed(pooling):
+    config = ModelConfig(dim=8, history=4, pooling=pooling)
+    ids = ["", *(f"i{n}" for n in range(1, 9))]
+    model = TwoTower(ModelSpec.for_data(config, 5, Catalogue(ids, ids, ()), ()))
+    model.build()
+    optimizer = tower_optimizer(TrainConfig(tower_optimizer="adamw"), 10)
+    exclude_vectors(optimizer, model)
+    optimizer.build(model.trainable_variables)
+    decayed = {v.name for v in model.trainable_variables if optimizer._use_weight_decay(v)}
+    assert any(v.name == "place" for v in model.trainable_variables)
+    assert decayed == {"kernel"}

@@ -9,6 +9,7 @@ from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, write_d
 
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
+from recsys.errors import RecsysError
 from recsys.model import TowerInputs, load_model
 from recsys.model.inference import Inference
 from recsys.training.validation import Validation, trained_inputs
@@ -57,6 +58,43 @@ def test_hard_negatives_and_the_best_model_survive_a_stop_in_the_middle_of_an_ep
     assert_same_bits(stopped, whole)
     assert stopped.summary()["validation"] == looks
     assert (stopped.folder / "tensorboard").exists()
+
+
+@pytest.mark.faults
+def test_a_kill_between_two_updates_costs_no_gradients(data, tmp_path):
+    """Epochs of 12 steps, an update each 5: the best look falls between two updates."""
+    asked = stage(validation=VALIDATED, accumulate=5, checkpoint={"every_steps": 1000})
+    whole, killed = (Run(tmp_path / name, data, asked) for name in ("whole", "killed"))
+    whole.finish()
+    assert whole.summary()["best_step"] % 5
+    killed.stop_at(whole.summary()["best_step"] + 6, 9)
+    assert all(step % 5 == 0 for step in killed.saved())
+    killed.finish()
+    assert_same_bits(killed, whole)
+    assert killed.summary()["curve"] == whole.summary()["curve"]
+    assert killed.summary()["validation"] == whole.summary()["validation"]
+
+
+@pytest.mark.faults
+def test_a_damaged_best_model_is_taken_from_the_checkpoint_of_its_step(data, tmp_path):
+    asked = stage(validation=VALIDATED, ema=0.9, checkpoint={"every_steps": 1000, "keep": 20})
+    run = Run(tmp_path / "run", data, asked)
+    run.finish()
+    before, best = run.weights(), run.summary()["best_step"]
+    folder = next(run.folder.glob(f"checkpoints/*/best/{best}"))
+    file = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    run.finish()
+    assert "taken from the run's own checkpoint" in (run.folder / "log.txt").read_text()
+    after = run.weights()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+    shutil.rmtree(folder.parent)
+    shutil.rmtree(folder.parent.parent / "last" / str(best))
+    with pytest.raises(RecsysError, match=r"R379.*Remove the folder .* to train anew"):
+        run.finish()
 
 
 def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):

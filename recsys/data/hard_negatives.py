@@ -72,9 +72,15 @@ class HardNegatives:
 
     def save(self, path: Path) -> None:
         """Writes the lists into one `.npz` file, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-        np.savez(temporary, rows=self.rows, lengths=self.lengths, items=self.items)
-        commit_file(temporary, path)
+        temporary = path.with_name(f".{path.name}")
+        try:
+            # As a file: NumPy would add to the name.
+            with temporary.open("wb") as file:
+                np.savez(file, rows=self.rows, lengths=self.lengths, items=self.items)
+            commit_file(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: Path, n_rows: int) -> Self:

@@ -24,6 +24,8 @@ from recsys.training.processes import agreed, is_primary
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
+DAMAGED = "R331"
+"""Code of the error that no checkpoint is whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +101,33 @@ class CheckpointStore:
         self._pending: Future[None] | None = None
         self._pending_step = 0
 
+    @property
+    def folder(self) -> Path:
+        """Folder of the checkpoints."""
+        return self._folder
+
+    @property
+    def pending(self) -> Future[None] | None:
+        """The checkpoint that is on its way to the disk, if any."""
+        return self._pending
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints, newest first."""
+        return files.steps_in(self._folder)
+
     def latest(self) -> int | None:
         """Returns the step of the newest checkpoint; None if there is none."""
-        return next(iter(files.steps_in(self._folder)), None)
+        return next(iter(self.steps()), None)
 
     # --- saving
 
-    def save(self, step: int, variables: Mapping[str, jax.Array], state: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        variables: Mapping[str, jax.Array],
+        state: Mapping[str, Any],
+        after: Future[None] | None = None,
+    ) -> None:
         """Saves a checkpoint in the background, after the last one is done.
 
         Returns when the arrays may be donated to the next step. On a CPU they aren't
@@ -116,6 +138,8 @@ class CheckpointStore:
             step: Steps done.
             variables: The arrays by the paths of their variables.
             state: What the run needs to go on, JSON; alike on every process.
+            after: What must be done before this checkpoint counts, such as another one
+                that it names.
 
         Raises:
             RecsysError: This or the last checkpoint couldn't be written, or the one
@@ -132,7 +156,7 @@ class CheckpointStore:
         except _FAILURES as error:
             raise self._not_written(step, error) from error
         self._pending_step = step
-        self._pending = self._worker.submit(self._finish, contents)
+        self._pending = self._worker.submit(self._finish, contents, after)
 
     def wait(self) -> None:
         """Returns when the last checkpoint is whole on the disk.
@@ -169,9 +193,11 @@ class CheckpointStore:
             return False
         return True
 
-    def _finish(self, contents: dict[str, Any]) -> None:
+    def _finish(self, contents: dict[str, Any], after: Future[None] | None) -> None:
         """Makes what Orbax writes a whole checkpoint, and deletes those that are too old."""
         self._checkpointer.wait_until_finished()
+        if after is not None:
+            after.result()
         if is_primary():
             files.seal(self._folder, contents)
             files.prune(self._folder, contents["step"], self._keep)
@@ -249,7 +275,7 @@ class CheckpointStore:
             return {"contents": contents.to_json(), "damaged": list(damaged.values())}
         if damaged:
             raise RecsysError(
-                "R331",
+                DAMAGED,
                 f"One of the {len(damaged)} checkpoints in {self._folder} must be whole"
                 f" ({'; '.join(damaged.values())}).",
                 "Remove the folder to train anew.",

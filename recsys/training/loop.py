@@ -18,12 +18,13 @@ from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
 from recsys.training.averages import averaged, finalize
 from recsys.training.border import Border
-from recsys.training.checkpoint import CheckpointStore
+from recsys.training.checkpoint import DAMAGED, CheckpointStore
 from recsys.training.feed import Feed
 from recsys.training.processes import agreed
 from recsys.training.progress import CURVE_POINTS, Progress
 from recsys.training.recorder import Recorder, not_a_number
 from recsys.training.stopping import StopRequest, stopped
+from recsys.training.told import note
 from recsys.training.variables import all_finite, kept_variables, values_of, weights_of
 
 _PROFILE_AFTER = 100
@@ -112,17 +113,36 @@ class TrainingRun:
             self.progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
         self._check_finite(variables)
         # What this checkpoint names as the best model must be there before it is.
-        self.best.wait()
-        self.last.save(self.progress.step, values_of(variables), self.progress.to_json())
+        self.last.save(
+            self.progress.step, values_of(variables), self.progress.to_json(), self.best.pending
+        )
 
     def _take_best(self, step: int) -> None:
-        if self.best.restore(weights_of(self.model), step) is None:
-            raise RecsysError(
-                "R379",
-                f"The best model, that of step {step:,}, must be among its checkpoints.",
-                "Remove the folder of the run's checkpoints to train anew.",
-                self.best.latest(),
-            )
+        """Gives the model the weights that validation found best.
+
+        Raises:
+            RecsysError: They aren't there, or not whole, and the run's own checkpoint of
+                that step isn't there any more.
+        """
+        found = "no checkpoint of that step"
+        try:
+            if self.best.restore(weights_of(self.model), step) is not None:
+                return
+        except RecsysError as error:
+            if error.code != DAMAGED:
+                raise
+            found = error.rule
+        if step in self.last.steps() and self.last.restore(kept_variables(self.model), step):
+            note(f"The best model is taken from the run's own checkpoint: {found}")
+            finalize(self.model)
+            return
+        folder = self.best.folder.parent
+        raise RecsysError(
+            "R379",
+            f"The best model, that of step {step:,}, must be whole.",
+            f"Remove the folder {str(folder)!r} to train anew.",
+            found,
+        )
 
     def _check_finite(self, variables: dict[str, keras.Variable]) -> None:
         if not all_finite(variables.values()):
@@ -159,6 +179,7 @@ class _Steps(keras.callbacks.Callback):
     def __init__(self, run: TrainingRun, feed: Feed, recorder: Recorder, stop: StopRequest) -> None:
         super().__init__()
         self.was_asked = False
+        self._is_due = False
         self._traced_to = 0
         self._run, self._feed, self._recorder, self._stop = run, feed, recorder, stop
         self._every = max(1, run.total // CURVE_POINTS)
@@ -179,7 +200,7 @@ class _Steps(keras.callbacks.Callback):
         self.was_asked = self.was_asked or self._stop.is_due(step)
         is_asked = self.was_asked and step % run.config.accumulate == 0
         is_save = step % self._save_every == 0 or is_last or is_asked
-        if not (is_border or is_save or step % self._every == 0):
+        if not (is_border or is_save or self._is_due or step % self._every == 0):
             return
         # From here on the model's variables hold their values.
         run.model.jax_state_sync()
@@ -188,8 +209,12 @@ class _Steps(keras.callbacks.Callback):
         if is_border:
             self._at_border(step // run.steps_per_epoch, is_last)
         is_over = run.is_over()
-        if is_save or is_over or progress.best_step == step:
+        self._is_due = self._is_due or progress.best_step == step
+        # Between two updates a checkpoint would lack the gradients that are added up.
+        is_save = is_save or (self._is_due and step % run.config.accumulate == 0)
+        if is_save or is_over:
             run.save()
+            self._is_due = False
         self._recorder.skip_time(self._feed.waited_s)
         if is_over or is_asked:
             self.model.stop_training = True

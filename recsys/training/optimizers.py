@@ -115,9 +115,9 @@ def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimi
 def exclude_vectors(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
     """Has `optimizer`, before it is built, decay the matrices of `model` alone.
 
-    Smaller is simpler for matrices, not for biases, norms or a temperature.
+    Smaller is simpler for matrices, not for biases, norms, places or a temperature.
     """
-    vectors = [v for v in model.trainable_variables if len(v.shape) < 2]
+    vectors = [v for v in model.trainable_variables if len(v.shape) < 2 or v.name == "place"]
     optimizer.exclude_from_weight_decay(var_list=vectors)
 
 

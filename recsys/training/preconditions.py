@@ -10,6 +10,7 @@ from recsys.config import TrainConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
+from recsys.model import TowerInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,19 @@ def check_events(events: KeptEvents, catalogue: Catalogue, history_of: str = "ot
     n_timeless = _timeless_users(events) if history_of == "past" else 0
     n_zero = _checked_weights(events)
     return Remarks(len(events) - n_known, n_zero, len(events), n_timeless, n_users)
+
+
+def unknown_share(events: KeptEvents, inputs: TowerInputs) -> float:
+    """Returns the share of the ids of events, two each, without a row of their own [0..1].
+
+    Args:
+        events: What training sees of the positives.
+        inputs: What is known of users and items.
+    """
+    users, items = inputs.users, inputs.items
+    n_users = events.user_counts(users.n_rows)[~users.has_id()].sum()
+    n_items = events.item_counts(items.n_rows)[~items.has_id()].sum()
+    return float(n_users + n_items) / (2 * len(events))
 
 
 def _timeless_users(events: KeptEvents) -> int:

@@ -16,8 +16,6 @@ class Progress:
         step: Steps done.
         seconds: Time spent in training, over all attempts.
         waited_s: Of it, the time that the loop waited for its input.
-        unknown_ids: Ids of all batches that no vocabulary held.
-        ids: Ids of all batches.
         curve: The mean loss of every few steps, `{"step", "loss", …}`.
         looks: What validation found, `{"step", metric: value, …}` each.
         best_step: Step of the look that was best; None before the first.
@@ -28,8 +26,6 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
-    unknown_ids: int = 0
-    ids: int = 0
     curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
     looks: list[dict[str, float]] = dataclasses.field(default_factory=list)
     best_step: int | None = None
@@ -40,11 +36,6 @@ class Progress:
     def wait_share(self) -> float:
         """Share of the training time that went into waiting for input [0..1]."""
         return self.waited_s / self.seconds if self.seconds else 0.0
-
-    @property
-    def unknown_share(self) -> float:
-        """Share of the ids that no vocabulary held [0..1]."""
-        return self.unknown_ids / self.ids if self.ids else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the state as JSON values."""

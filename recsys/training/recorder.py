@@ -25,7 +25,8 @@ class Recorder:
         progress: Where the curve is kept.
         total: Steps of the whole run.
         batch_size: Examples of a step.
-        ids_per_step: Ids that a step looks up.
+        unknown_share: Share of the ids of the training positives that no vocabulary has a
+            row for [0..1].
         scalars: Where to write them for TensorBoard; None in all processes but the first.
     """
 
@@ -34,11 +35,11 @@ class Recorder:
         progress: Progress,
         total: int,
         batch_size: int,
-        ids_per_step: int,
+        unknown_share: float,
         scalars: Scalars | None,
     ) -> None:
         self._progress, self._total = progress, total
-        self._batch_size, self._ids_per_step = batch_size, ids_per_step
+        self._batch_size, self._unknown_share = batch_size, unknown_share
         self._scalars = scalars
         self._step, self._time = progress.step, time.perf_counter()
         self._waited_s = 0.0
@@ -67,8 +68,6 @@ class Recorder:
         seconds, waited = now - self._time, waited_s - self._waited_s
         progress.seconds += seconds
         progress.waited_s += waited
-        progress.unknown_ids += int(values.pop("unknown_ids", 0))
-        progress.ids += steps * self._ids_per_step
         point = {"step": progress.step, "loss": round(loss, 6)}
         if "temperature" in values:
             point["temperature"] = round(values["temperature"], 6)
@@ -95,7 +94,7 @@ class Recorder:
         named = {f"train/{name}": value for name, value in values.items()}
         named["train/examples_per_s"] = speed
         named["train/input_wait_share"] = wait_share
-        named["train/unknown_id_share"] = self._progress.unknown_share
+        named["train/unknown_id_share"] = self._unknown_share
         named["train/learning_rate"] = float(model.optimizer.learning_rate)
         dense = model.trainable_variables
         norms = np.asarray(_norms([variable.value for variable in dense]))

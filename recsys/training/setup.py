@@ -21,7 +21,7 @@ from recsys.training.feed import Feed
 from recsys.training.folders import Folders
 from recsys.training.loop import TrainingRun
 from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
-from recsys.training.preconditions import check_divides, check_events
+from recsys.training.preconditions import check_divides, check_events, unknown_share
 from recsys.training.processes import is_primary
 from recsys.training.progress import Progress
 from recsys.training.recorder import Recorder
@@ -40,6 +40,8 @@ class Prepared:
         source: The batches.
         run: The loop.
         folders: Where it writes beside the model.
+        unknown_share: Share of the ids of the training positives that no vocabulary has a
+            row for [0..1].
     """
 
     model: TwoTower
@@ -47,6 +49,7 @@ class Prepared:
     source: BatchSource
     run: TrainingRun
     folders: Folders
+    unknown_share: float
 
     def train(self) -> None:
         """Trains to the end; see `TrainingRun.run`."""
@@ -58,13 +61,9 @@ class Prepared:
                 stack.callback(scalars.close)
             feed = stack.enter_context(Feed(self.source, progress.step))
             recorder = Recorder(
-                progress, self.run.total, self.source.batch_size, self._ids_per_step(), scalars
+                progress, self.run.total, self.source.batch_size, self.unknown_share, scalars
             )
             self.run.run(feed, recorder)
-
-    def _ids_per_step(self) -> int:
-        batch = self.source[0]
-        return sum(batch[name].size for name in self.model.input_names)
 
 
 @contextmanager
@@ -115,7 +114,7 @@ def prepare(
                 note(f"Removed the checkpoints of an older run: {path}")
         border = Border(model, inputs, source, stage, folders)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
-        yield Prepared(model, placements, source, run, folders)
+        yield Prepared(model, placements, source, run, folders, unknown_share(events, inputs))
 
 
 def _built(
