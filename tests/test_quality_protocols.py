@@ -15,6 +15,7 @@ from benchmarks.quality_case.data_sets import (
     load_movielens_1m,
 )
 from benchmarks.quality_case.protocols import PROTOCOLS
+from benchmarks.quality_case.shift import held_out_shares
 from recsys.data.store import InteractionStore
 from recsys.model import TowerInputs
 
@@ -126,3 +127,23 @@ def test_items_of_a_user_without_times_come_in_any_order_but_stay_with_their_use
     assert [sorted(mixed[user].tolist()) for user in range(4)] == lists
     assert mixed[0].tolist() != lists[0]
     assert np.array_equal(mixed.items, Csr.of_lists(lists, 60).shuffled().items)
+
+
+def test_a_random_split_is_told_from_one_that_prefers_popular_items():
+    draw = np.random.default_rng(0)
+    popularity = 1.0 / np.arange(1, 301)
+    lists = [
+        draw.choice(300, 20, replace=False, p=popularity / popularity.sum()) for _ in range(2000)
+    ]
+
+    def shares(prefers_popular):
+        order = np.sort if prefers_popular else draw.permutation  # 0 is the most popular.
+        parts = [np.split(order(one), [4]) for one in lists]
+        held, train = (Csr.of_lists([part[n].tolist() for part in parts], 300) for n in range(2))
+        return held_out_shares(train, held)
+
+    even, uneven = shares(False), shares(True)
+    assert all(line["expected"] == pytest.approx(0.2) for line in even + uneven)
+    assert all(0.5 < line["z_variance"] < 1.6 for line in even if line["items"] > 20)
+    assert uneven[-1]["held_out"] > 0.3
+    assert uneven[-1]["z_variance"] > 50
