@@ -29,7 +29,6 @@ from recsys.process import stage_main
 from recsys.training import launcher, processes
 from recsys.training.folders import Folders
 from recsys.training.setup import Prepared, prepare
-from recsys.training.validation import trained_inputs
 
 _PROBES = 1000
 
@@ -63,7 +62,7 @@ def train(
         if jax.process_count() > 1:
             return None
         # Whom validation held back altogether is nobody that the model was trained on.
-        inputs = trained_inputs(inputs, prepared.source.events)
+        inputs = prepared.inputs
         save_model(out, model, stage, data, inputs)
         np.save(out / "candidates.npy", embed_catalogue(model, inputs))
         _write_probe(out, model, store, inputs)
@@ -100,7 +99,7 @@ def _write_summary(out: Path, prepared: Prepared, stage: TrainStage) -> dict[str
         "seconds": round(progress.seconds, 3),
         "examples_per_s": round(examples / progress.seconds, 1) if progress.seconds else 0.0,
         "input_wait_share": round(progress.wait_share, 4),
-        "unknown_id_share": round(prepared.unknown_share, 6),
+        "unknown_id_share": round(prepared.unknown_share(), 6),
         "resumed_at": progress.resumed_at,
         "best_step": progress.best_step,
         "validation": progress.looks,

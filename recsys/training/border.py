@@ -17,7 +17,7 @@ from recsys.training.feed import Feed
 from recsys.training.folders import Folders
 from recsys.training.hard_negatives import mine
 from recsys.training.processes import is_primary
-from recsys.training.validation import Validation, trained_inputs
+from recsys.training.validation import Validation
 
 
 class Border:
@@ -28,7 +28,7 @@ class Border:
 
     Args:
         model: The model.
-        inputs: What is known of users and items.
+        inputs: What is known of users and items, as `trained_inputs` returns it.
         source: The batches.
         stage: The model and the training loop.
         folders: Where the lists are kept.
@@ -43,7 +43,7 @@ class Border:
         folders: Folders,
     ) -> None:
         self.source, self._towers, self._folders = source, Inference(model), folders
-        self._inputs = trained_inputs(inputs, source.events)
+        self._inputs = inputs
         self._hard = stage.train.hard_negatives
         self._validation = None
         if stage.train.validation is not None:

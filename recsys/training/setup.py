@@ -27,6 +27,7 @@ from recsys.training.progress import Progress
 from recsys.training.recorder import Recorder
 from recsys.training.scalars import Scalars
 from recsys.training.told import note
+from recsys.training.validation import trained_inputs
 from recsys.training.variables import kept_variables
 
 
@@ -40,8 +41,7 @@ class Prepared:
         source: The batches.
         run: The loop.
         folders: Where it writes beside the model.
-        unknown_share: Share of the ids of the training positives that no vocabulary has a
-            row for [0..1].
+        inputs: What is known of users and items to a model that was trained on these events.
     """
 
     model: TwoTower
@@ -49,7 +49,7 @@ class Prepared:
     source: BatchSource
     run: TrainingRun
     folders: Folders
-    unknown_share: float
+    inputs: TowerInputs
 
     def train(self) -> None:
         """Trains to the end; see `TrainingRun.run`."""
@@ -61,9 +61,13 @@ class Prepared:
                 stack.callback(scalars.close)
             feed = stack.enter_context(Feed(self.source, progress.step))
             recorder = Recorder(
-                progress, self.run.total, self.source.batch_size, self.unknown_share, scalars
+                progress, self.run.total, self.source.batch_size, self.unknown_share(), scalars
             )
             self.run.run(feed, recorder)
+
+    def unknown_share(self) -> float:
+        """Returns the share of the ids of the training positives that have no row [0..1]."""
+        return unknown_share(self.source.events, self.inputs)
 
 
 @contextmanager
@@ -112,9 +116,10 @@ def prepare(
         if is_primary():
             for path in folders.remove_others():
                 note(f"Removed the checkpoints of an older run: {path}")
+        inputs = trained_inputs(inputs, events)
         border = Border(model, inputs, source, stage, folders)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
-        yield Prepared(model, placements, source, run, folders, unknown_share(events, inputs))
+        yield Prepared(model, placements, source, run, folders, inputs)
 
 
 def _built(

@@ -27,7 +27,7 @@ class Validation:
 
     Args:
         events: The training positives, with what is held back.
-        inputs: What is known of users and items.
+        inputs: What is known of users and items, as `trained_inputs` returns it.
         model: What a history is, and how long.
         config: The metric, and how many queries.
 
@@ -43,7 +43,7 @@ class Validation:
         config: ValidationConfig,
     ) -> None:
         self.queries = held_back_queries(events, model, config.max_queries)
-        self._inputs = trained_inputs(inputs, events)
+        self._inputs = inputs
         self._histories = self.queries.histories(model.history)
         k = config.metric.rpartition("@")[2]
         self._ks = sorted({_K, int(k)} if k.isdecimal() else {_K})
