@@ -40,7 +40,7 @@ _STAGE: dict[str, dict[str, Any]] = {
     },
 }
 _POLL_S = 0.02
-_BY_CLOCK = 0.5
+_BY_CLOCK = 0.3
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ class _Case:
     """One data folder, and the runs on it."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
-        self._root, self._options, self._total, self._seconds = root, options, 0, 0.0
+        self._root, self._options, self._total, self._start_s = root, options, 0, 0.0
         write_data_folder(_split(), root / "data")
         train = {**_STAGE["train"], "epochs": options.epochs}
         train["checkpoint"] = {"every_steps": options.every}
@@ -110,8 +110,8 @@ class _Case:
         """
         lost = []
         for _ in range(n_kills):
-            # Half of them by the clock: while it starts, compiles, restores or ends.
-            seconds = draw.uniform(0.0, self._seconds) if draw.random() < _BY_CLOCK else None
+            # Some by the clock: while it starts, restores, compiles, or takes its first steps.
+            seconds = draw.uniform(0.0, self._start_s) if draw.random() < _BY_CLOCK else None
             target = draw.randint(self._newest(name), self._total)
             with self._started(name) as run:
                 if seconds is None:
@@ -122,11 +122,13 @@ class _Case:
                 lost.append(cost)
         started = time.monotonic()
         with self._started(name, devices) as run:
+            if not n_kills:
+                self._wait_for_step(run, name, 1)
+                self._start_s = 1.5 * (time.monotonic() - started)
             if run.wait():
                 raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
         if not n_kills:
             self._total = int(self._summary(name)["steps"])
-            self._seconds = time.monotonic() - started
         return lost
 
     def is_same(self, name: str, other: str) -> bool:
