@@ -160,6 +160,9 @@ class _Case:
         each = (devices or self._options.devices) // n
         flags = f"--xla_force_host_platform_device_count={each}"
         own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(events)}
+        # Most of a start goes into compiling what the start before compiled.
+        own["JAX_COMPILATION_CACHE_DIR"] = str(self._root / "compiled")
+        own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
         words = ["--config", self._root / "stage.json", "--data", self._root / "data"]
         words += ["--out", folder / "model", "--processes", n]
         with (folder / "log.txt").open("ab") as log:
