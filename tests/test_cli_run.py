@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recsys.cli import main
+from recsys.cli import main, stages
 from recsys.cli import run as run_module
 from recsys.cli.run import follow, new_log
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
 from recsys.errors import RecsysError, UsageError
+from recsys.training.told import note
 
 METRICS = {
     "recall@10": 0.12,
@@ -86,6 +88,30 @@ def test_a_long_step_speaks_without_a_terminal(monkeypatch):
     monkeypatch.setattr("recsys.cli.run_view._QUIET_S", -1.0)
     _, text = shown(EVENTS[:5])
     assert "  Trainer  25%  loss 5.21 [1]" in text.splitlines()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_note_is_said_at_once(is_terminal):
+    said = {"kind": "note", "step": "Trainer", "text": "Goes on from step 40 [x]."}
+    _, text = shown([*EVENTS[:5], said], is_terminal=is_terminal)
+    assert "Trainer: Goes on from step 40 [x]." in text
+
+
+def test_what_is_said_last_is_shown_and_a_reader_that_is_there_already_keeps_it(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(stages, "_POLL_S", 60.0)  # Nothing is read before the end.
+    with stages._followed():
+        note("The last word.")
+        assert "The last word." in capsys.readouterr().err.splitlines()  # the log's
+    assert "Trainer: The last word." in capsys.readouterr().err
+
+    monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "mine"))
+    with stages._followed():
+        note("Another one.")
+    assert "Trainer: Another one." not in capsys.readouterr().err
+    assert json.loads((tmp_path / "mine").read_text())["text"] == "Another one."
+    assert os.environ["RECSYS_EVENTS"] == str(tmp_path / "mine")
 
 
 def test_a_failed_step_is_shown_and_the_first_error_is_kept():
