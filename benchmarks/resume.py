@@ -76,7 +76,7 @@ def main() -> None:
             differences = case.differences(name, "undisturbed")
             print(f"went on at {case.resumed_at(name)}", file=sys.stderr)
             for what, value in differences.items():
-                print_line("resume", f"{devices} devices, {what}", [value], "", 0.0)
+                print_line("resume", f"{devices} devices, {what}", [value * 1e6], "millionths", 0.0)
     if equal:
         print_line("resume", "runs with the same bits", equal, "1 if so", 0.0)
         print_line("resume", "steps told of and lost by a kill", lost, "steps", 0.0)
