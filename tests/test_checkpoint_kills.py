@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 SCRIPT = Path(__file__).parent / "test_checkpoint_scripts" / "killed.py"
 KILLS = 10

@@ -30,7 +30,7 @@ OPTIMIZERS = {
 }
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 PLACES = [
-    *(("row", mesh) for mesh in ("one device", "1×1", "2×2", "1×4", "8")),
+    *(("row", mesh) for mesh in ("one device", "2×2", "1×4", "8")),
     *((placement, mesh) for placement in ("column", "replicated") for mesh in ("2×2", "4")),
 ]
 NATIVE_PLACES = [("row", "one device"), ("row", "2×2"), ("row", "8"), ("column", "4")]

@@ -47,6 +47,7 @@ def test_a_run_that_is_killed_twice_ends_with_the_same_bits_and_the_same_curve(
     assert run.summary()["steps"] == STEPS
 
 
+@pytest.mark.faults
 def test_a_run_that_is_asked_to_stop_saves_its_very_step(undisturbed, data, tmp_path):
     run = Run(tmp_path / "stopped", data)
     code, said = run.stop_at(50, signal.SIGTERM)

@@ -157,7 +157,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
     ids=["sequence", "bpr", "full-softmax"],
 )
 def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, train):
-    run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 20}), devices=1)
+    run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 10}), devices=1)
     run.finish()
     losses = [point["loss"] for point in run.summary()["curve"]]
     assert np.mean(losses[-20:]) < np.mean(losses[:20])
