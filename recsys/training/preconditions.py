@@ -13,6 +13,10 @@ from recsys.errors import RecsysError, UsageError
 from recsys.model import TowerInputs
 
 
+_MANY = 0.02
+"""Share of users without an order in time from which on it is worth a word."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Remarks:
     """What is no error, and should be known.
@@ -42,7 +46,7 @@ class Remarks:
             for what, count in counts.items()
             if count
         ]
-        if self.timeless_users:
+        if self.timeless_users > _MANY * self.users:
             found.append(
                 f"{self.timeless_users:,} of {self.users:,} users did all that they did in one"
                 " second, so no history comes before it: model.history_of=others takes the"
