@@ -12,7 +12,6 @@ from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.model import TowerInputs
 
-
 _MANY = 0.02
 """Share of users without an order in time from which on it is worth a word."""
 
