@@ -125,6 +125,8 @@ class _Case:
                 cost = self._kill_after(run, name, seconds, draw)
             if cost is not None:
                 lost.append(cost)
+        if lost and self._options.processes > 1:
+            return lost  # The parent has brought it to its end.
         started = time.monotonic()
         with self._started(name, devices) as run:
             if not n_kills:
