@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -21,7 +18,8 @@ from benchmarks.measure import print_line
 from benchmarks.quality_case.data_folder import write_data_folder
 from benchmarks.quality_case.data_sets import Csr, Split
 from recsys.config import TrainConfig
-from recsys.process import stage_environment
+from recsys.events import ENVIRONMENT_VARIABLE, EventReader
+from recsys.process import run_stage, stage_environment
 
 _EVERY = TrainConfig().checkpoint.every_steps
 _NEVER = 10**9
@@ -74,15 +72,9 @@ def _seconds(folder: Path, name: str, options: argparse.Namespace, every: int) -
     }
     (own / "stage.json").write_text(json.dumps(stage))
     words = ["--config", own / "stage.json", "--data", folder / "data", "--out", own / "model"]
-    environment = {**os.environ, **stage_environment("jax"), "RECSYS_EVENTS": str(own / "events")}
-    subprocess.run(
-        [sys.executable, "-m", "recsys.train", *map(str, words)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    events = [json.loads(line) for line in (own / "events").read_text().splitlines()]
-    told = [(event["done"], event["time"]) for event in events if event.get("done")]
+    environment = {**stage_environment("jax"), ENVIRONMENT_VARIABLE: str(own / "events")}
+    run_stage("recsys.train", list(map(str, words)), environment)
+    told = [(e["done"], e["time"]) for e in EventReader(own / "events") if e.get("done")]
     total = told[-1][0]
     first = next(at for at in told if at[0] >= _WARM * total)
     return float(told[-1][1] - first[1])

@@ -30,17 +30,15 @@ import numpy as np
 from benchmarks.measure import print_line
 from benchmarks.quality_case.data_folder import write_data_folder
 from benchmarks.quality_case.data_sets import Csr, Split
+from recsys.events import ENVIRONMENT_VARIABLE, EventReader
 
 _STAGE: dict[str, dict[str, Any]] = {
     "model": {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1},
-    "train": {
-        "batch_size": 256,
-        "uniform_negatives": 128,
-        "table_learning_rate": 0.1,
-    },
+    "train": {"batch_size": 256, "uniform_negatives": 128, "table_learning_rate": 0.1},
 }
 _POLL_S = 0.02
 _BY_CLOCK = 0.3
+"""Share of the kills at a time drawn since the start, and not after a step."""
 
 
 def main() -> None:
@@ -60,7 +58,7 @@ def main() -> None:
     draw = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as scratch:
         case = _Case(Path(scratch), options)
-        case.run("undisturbed", 0, draw)
+        case.measure("undisturbed")
         lost: list[float] = []
         equal: list[float] = []
         while len(lost) < options.kills:
@@ -72,7 +70,7 @@ def main() -> None:
             print(f"{len(lost)} kills, {equal}", file=sys.stderr, flush=True)
         for devices in options.on:
             name = f"moved_to_{devices}"
-            case.run(name, 1, draw, devices)
+            case.move(name, devices, draw)
             differences = case.differences(name, "undisturbed")
             print(f"went on at {case.resumed_at(name)}", file=sys.stderr)
             for what, value in differences.items():
@@ -96,47 +94,49 @@ class _Case:
             train["validation"] = {"share": 0.02, "patience": None}
         (root / "stage.json").write_text(json.dumps({**_STAGE, "train": train}))
 
-    def run(
-        self, name: str, n_kills: int, draw: random.Random, devices: int | None = None
-    ) -> list[float]:
-        """Runs to the end, with kills when it has told of steps drawn at random.
+    def measure(self, name: str) -> None:
+        """Runs undisturbed, and takes down its steps and how long it took to the first."""
+        started = time.monotonic()
+        with self._started(name) as run:
+            self._wait_for_step(run, name, 1)
+            self._start_s = 1.5 * (time.monotonic() - started)
+            self._end(run, name)
+        self._total = int(self._summary(name)["steps"])
 
-        Args:
-            name: Folder of the run.
-            n_kills: Kills before it may end.
-            draw: Of the moments.
-            devices: Devices to go on on after the last one; those that it began with by
-                default.
+    def run(self, name: str, n_kills: int, draw: random.Random) -> list[float]:
+        """Runs to the end, with up to `n_kills` kills at moments drawn at random.
 
         Returns:
             The steps that each kill cost, as far as the progress told.
         """
-        lost = []
-        for _ in range(n_kills):
-            # Some by the clock: while it starts, restores, compiles, or takes its first steps.
-            seconds = draw.uniform(0.0, self._start_s) if draw.random() < _BY_CLOCK else None
-            target = draw.randint(self._newest(name), self._total)
-            if devices is not None:  # Both must do a part.
-                seconds, target = None, self._total // 2
+        costs = [self._killed(name, draw) for _ in range(n_kills)]
+        lost = [cost for cost in costs if cost is not None]
+        # Of several processes the parent brings a run to its end that one was killed of.
+        if not lost or self._options.processes == 1:
             with self._started(name) as run:
-                if seconds is None:
-                    self._wait_for_step(run, name, target)
-                    seconds = draw.uniform(0.0, 0.2)  # Anywhere in a step, or in a save.
-                cost = self._kill_after(run, name, seconds, draw)
-            if cost is not None:
-                lost.append(cost)
-        if lost and self._options.processes > 1:
-            return lost  # The parent has brought it to its end.
-        started = time.monotonic()
-        with self._started(name, devices) as run:
-            if not n_kills:
-                self._wait_for_step(run, name, 1)
-                self._start_s = 1.5 * (time.monotonic() - started)
-            if run.wait():
-                raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
-        if not n_kills:
-            self._total = int(self._summary(name)["steps"])
+                self._end(run, name)
         return lost
+
+    def move(self, name: str, devices: int, draw: random.Random) -> None:
+        """Runs half of the steps, is killed, and goes on on so many devices."""
+        with self._started(name) as run:
+            self._wait_for_step(run, name, self._total // 2)
+            self._kill_after(run, name, 0.0, draw)
+        with self._started(name, devices) as run:
+            self._end(run, name)
+
+    def _killed(self, name: str, draw: random.Random) -> float | None:
+        """Starts a run and kills it; returns what `_kill_after` does."""
+        with self._started(name) as run:
+            if draw.random() < _BY_CLOCK:  # It starts, restores, compiles, takes first steps.
+                return self._kill_after(run, name, draw.uniform(0.0, self._start_s), draw)
+            self._wait_for_step(run, name, draw.randint(self._newest(name), self._total))
+            # Anywhere in a step, or in a save.
+            return self._kill_after(run, name, draw.uniform(0.0, 0.2), draw)
+
+    def _end(self, run: subprocess.Popen[bytes], name: str) -> None:
+        if run.wait():
+            raise SystemExit((self._root / name / "log.txt").read_text()[-3000:])
 
     def is_same(self, name: str, other: str) -> bool:
         """Returns whether two runs saw the same, and ended with the same weights, bit for bit."""
@@ -171,7 +171,7 @@ class _Case:
         n = self._options.processes
         each = (devices or self._options.devices) // n
         flags = f"--xla_force_host_platform_device_count={each}"
-        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(events)}
+        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, ENVIRONMENT_VARIABLE: str(events)}
         # Most of a start goes into compiling what the start before compiled.
         own["JAX_COMPILATION_CACHE_DIR"] = str(self._root / "compiled")
         own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
@@ -210,9 +210,7 @@ class _Case:
         return max(0.0, cost)
 
     def _step(self, name: str) -> int | None:
-        events = self._root / name / "events.jsonl"
-        lines = events.read_text().splitlines() if events.exists() else []
-        done = [json.loads(line).get("done") for line in lines]
+        done = [event.get("done") for event in EventReader(self._root / name / "events.jsonl")]
         return next((step for step in reversed(done) if step is not None), None)
 
     def _newest(self, name: str) -> int:

@@ -14,11 +14,11 @@ from recsys.errors import RecsysError, UsageError
 from recsys.model.tables import model_tables
 from recsys.plan import Plan, make_plan, model_spec
 from recsys.table_rows import TableRows
+from recsys.training.preconditions import uneven, uneven_errors
 
 MOST_DEVICES = 4096
 _LEAST_DIM = 8
 _MOST_PLACES = 2**31 - 1
-_BATCHES = ("batch_size", "uniform_negatives")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,7 @@ class Change:
 
 def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
     """Returns the errors that a training of this plan would stop with, memory apart."""
-    found: list[RecsysError] = []
-    for key, value, fitting in _uneven(config, plan.devices):
-        rule = f"train.{key} must be a multiple of the {plan.devices} devices."
-        found.append(UsageError("R321", rule, f"Use {fitting}.", value))
+    found: list[RecsysError] = [*uneven_errors(config.train, plan.devices)]
     spec = model_spec(config, rows)
     try:
         spec.check()
@@ -61,15 +58,6 @@ def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
             cure = "Hash its ids into fewer rows."
             found.append(UsageError("R354", rule, cure, placed.padded_rows))
     return found
-
-
-def _uneven(config: Config, devices: int) -> list[tuple[str, int, int]]:
-    """Returns key, value, and next fitting value of the batch sizes that don't divide."""
-    sizes = [(key, getattr(config.train, key)) for key in _BATCHES]
-    if config.train.loss == "full_softmax":  # Draws none.
-        sizes = [(key, n) for key, n in sizes if key != "uniform_negatives"]
-    sizes.append(("hard_negatives.count", config.train.hard_negatives.count))
-    return [(key, n, -(-n // devices) * devices) for key, n in sizes if n % devices]
 
 
 def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Change]:
@@ -102,7 +90,7 @@ def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Ch
 
 
 def _fitting_sizes(config: Config, devices: int) -> dict[str, int]:
-    return {f"train.{key}": fitting for key, _, fitting in _uneven(config, devices)}
+    return {f"train.{key}": fitting for key, _, fitting in uneven(config.train, devices)}
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -133,7 +121,7 @@ def _fewest_devices(config: Config, rows: TableRows, fewer: int, memory: int) ->
     is_split = config.model.table_placement == "column"
     widths = (config.model.dim, config.model.feature_dim) if is_split else ()
     more = [n for n in range(fewer + 1, MOST_DEVICES + 1) if not any(w % n for w in widths)]
-    in_order = sorted(more, key=lambda n: bool(_uneven(config, n)))
+    in_order = sorted(more, key=lambda n: bool(uneven(config.train, n)))
     return next(
         (n for n in in_order if make_plan(config, rows, n).bytes_per_device <= memory), None
     )

@@ -75,19 +75,39 @@ def run_stage(
         return result
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
+    raise _no_result(module, stage.returncode, passed_on)
+
+
+def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:
     if passed_on:
-        raise RecsysError(
+        return RecsysError(
             "R611",
             f"The process of {module} was stopped where it had nothing to save.",
             "Run the same command again; training goes on from its last checkpoint.",
             signal.Signals(passed_on[0]).name,
         )
-    raise RecsysError(
+    return RecsysError(
         "R610",
         f"The process of {module} must end with a result.",
         "The log holds its last words; out of memory ends a process with -9.",
-        f"exit code {stage.returncode}",
+        f"exit code {code}",
     )
+
+
+@contextmanager
+def stop_signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
+    """Gives SIGTERM and SIGINT to `handler` while it is open; the main thread alone may.
+
+    Yields who had them before, and has them again afterwards.
+    """
+    before: dict[int, Any] = {
+        signum: signal.signal(signum, handler) for signum in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield before
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
 
 
 @contextmanager
@@ -105,12 +125,8 @@ def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield passed_on
         return
-    before = {signum: signal.signal(signum, ask) for signum in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with stop_signals_to(ask):
         yield passed_on
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def stage_main(stage: Callable[[], dict[str, Any]]) -> None:

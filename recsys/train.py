@@ -99,7 +99,7 @@ def _write_summary(out: Path, prepared: Prepared, stage: TrainStage) -> dict[str
         "seconds": round(progress.seconds, 3),
         "examples_per_s": round(examples / progress.seconds, 1) if progress.seconds else 0.0,
         "input_wait_share": round(progress.wait_share, 4),
-        "unknown_id_share": round(prepared.unknown_share(), 6),
+        "unknown_id_share": round(prepared.unknown_share, 6),
         "resumed_at": progress.resumed_at,
         "best_step": progress.best_step,
         "validation": progress.looks,

@@ -22,11 +22,10 @@ from tower_models import (
     weights,
 )
 
-from recsys.config import ModelConfig
+from recsys.config import LEARNED_TEMPERATURE, ModelConfig
 from recsys.config.model import SequenceConfig
 from recsys.embedding import SGD
 from recsys.model import ModelSpec, TwoTower, model_tables
-from recsys.model.temperature import RANGE
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +154,7 @@ def test_a_learned_temperature_stays_in_its_range(start, sign):
         "log_q": np.zeros(8, np.float32),
     }
     logs = trained(model, [x] * 4, "adam", rate=5.0)
-    bound = RANGE[0] if sign > 0 else RANGE[1]
+    bound = LEARNED_TEMPERATURE[0] if sign > 0 else LEARNED_TEMPERATURE[1]
     assert logs[-1]["temperature"] == pytest.approx(bound, rel=1e-5)
     # And it comes back where the gradient turns.
     model.temperature.log.assign(math.log(start))

@@ -3,12 +3,11 @@
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, write_data
+from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
 
 from recsys.errors import RecsysError
 from recsys.process import last_json_line
@@ -66,10 +65,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_serves(undisturbed
     run.stop_at(100, signal.SIGTERM)
     before, newest = run.saved()[-2:]
     folder = next(run.folder.glob(f"checkpoints/*/last/{newest}"))
-    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
+    flip_a_bit(folder)
     run.finish()
     assert run.summary()["resumed_at"] == [before]
     assert folder.with_name(f"{newest}.damaged").exists()
@@ -110,9 +106,7 @@ def by_two(data, tmp_path_factory):
 
 def started(run, step):
     """Starts a run; returns its parent, and its processes, once it has told of `step`."""
-    parent = run.start()
-    while parent.poll() is None and run.step() < step:
-        time.sleep(0.02)
+    parent = run.start_until(step)
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
     return parent, [int(child) for child in children]
 

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, write_data
+from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_bit, write_data
 
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
@@ -82,10 +82,7 @@ def test_a_damaged_best_model_is_taken_from_the_checkpoint_of_its_step(data, tmp
     run.finish()
     before, best = run.weights(), run.summary()["best_step"]
     folder = next(run.folder.glob(f"checkpoints/*/best/{best}"))
-    file = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    flip_a_bit(folder)
     run.finish()
     assert "taken from the run's own checkpoint" in (run.folder / "log.txt").read_text()
     after = run.weights()

@@ -22,7 +22,7 @@ from recsys.config.data import (
     VocabulariesConfig,
     VocabularyConfig,
 )
-from recsys.config.model import Dropout, ModelConfig, SequenceConfig
+from recsys.config.model import LEARNED_TEMPERATURE, Dropout, ModelConfig, SequenceConfig
 from recsys.config.run import (
     BeamConfig,
     BlessConfig,
@@ -49,6 +49,7 @@ from recsys.config.training import (
 )
 
 __all__ = [
+    "LEARNED_TEMPERATURE",
     "RESERVED_FEATURE_NAMES",
     "BeamConfig",
     "BlessConfig",

@@ -8,20 +8,18 @@ from typing import Any
 import keras
 from keras import ops
 
-RANGE = (0.01, 10.0)
-"""What a learned temperature stays in. CLIP bounds its own below, by 0.01 (Radford et al.,
-ICML 2021, section 2.5); a mean of losses is least sharp long before 10."""
+from recsys.config import LEARNED_TEMPERATURE
 
 
 @keras.saving.register_keras_serializable(package="recsys")
 class LogTemperature(keras.layers.Layer):
     """A temperature that training learns, by its logarithm.
 
-    After each step it is put back into `RANGE`. A bound inside the loss would leave it
-    without a gradient, and for good, once it is over.
+    After each step it is put back into `LEARNED_TEMPERATURE`. A bound inside the loss
+    would leave it without a gradient, and for good, once it is over.
 
     Args:
-        start: The temperature to begin with, in `RANGE`.
+        start: The temperature to begin with, in `LEARNED_TEMPERATURE`.
     """
 
     def __init__(self, start: float, **kwargs: Any) -> None:
@@ -34,7 +32,7 @@ class LogTemperature(keras.layers.Layer):
             name="log",
             shape=(),
             initializer=keras.initializers.Constant(math.log(self.start)),
-            constraint=Between(*(math.log(bound) for bound in RANGE)),
+            constraint=Between(*(math.log(bound) for bound in LEARNED_TEMPERATURE)),
         )
 
     def temperature(self) -> keras.KerasTensor:

@@ -109,11 +109,6 @@ class TwoTower(SparseModel):
         }
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        """What the towers look up in tables, by the names of their inputs."""
-        return (*self._query_inputs, *self._candidate_inputs)
-
-    @property
     def _query_inputs(self) -> tuple[str, ...]:
         own = ("user_row",) if self.spec.config.user_id else ()
         return ("history", *own, *(f.name for f in self.spec.of_side("user")))

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.process import last_json_line
+from recsys.process import last_json_line, stop_signals_to
 from recsys.training.checkpoint_files import steps_in
 from recsys.training.processes import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE
 from recsys.training.stopping import Wish
@@ -126,10 +126,7 @@ class _Group:
         deadline = time.monotonic() + 2.0  # Time to give a reason, where there is one.
         while time.monotonic() < deadline and None in self._codes():
             time.sleep(_POLL_S)
-        for child in self._children:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
+        _kill(self._children)
 
 
 @contextmanager
@@ -139,9 +136,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
     children: list[subprocess.Popen[bytes]] = []
     outputs = [scratch / f"{index}.out" for index in range(n_processes)]
     group = _Group(children, outputs)
-    signums = (signal.SIGTERM, signal.SIGINT)
-    before = {signum: signal.signal(signum, group.ask_to_stop) for signum in signums}
-    try:
+    with stop_signals_to(group.ask_to_stop), _all_ended(children):
         for index, output in enumerate(outputs):
             own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
             own[LOCAL_DEVICE] = str(index)
@@ -156,13 +151,22 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
                     )
                 )
         yield group
+
+
+@contextmanager
+def _all_ended(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Leaves none of `children` running."""
+    try:
+        yield
     finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-            child.wait()
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        _kill(children)
+
+
+def _kill(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
 
 
 def _free_port() -> int:

@@ -24,7 +24,7 @@ from recsys.training.processes import agreed
 from recsys.training.progress import CURVE_POINTS, Progress
 from recsys.training.recorder import Recorder, not_a_number
 from recsys.training.stopping import StopRequest, stopped
-from recsys.training.told import note
+from recsys.training.told import note_once
 from recsys.training.variables import all_finite, kept_variables, values_of, weights_of
 
 _PROFILE_AFTER = 100
@@ -132,8 +132,8 @@ class TrainingRun:
             if error.code != DAMAGED:
                 raise
             found = error.rule
-        if step in self.last.steps() and self.last.restore(kept_variables(self.model), step):
-            note(f"The best model is taken from the run's own checkpoint: {found}")
+        if self.last.restore(kept_variables(self.model), step) is not None:
+            note_once(f"The best model is taken from the run's own checkpoint: {found}")
             finalize(self.model)
             return
         folder = self.best.folder.parent
@@ -198,9 +198,12 @@ class _Steps(keras.callbacks.Callback):
         is_border = step % run.steps_per_epoch == 0
         is_last = step == run.total
         self.was_asked = self.was_asked or self._stop.is_due(step)
-        is_asked = self.was_asked and step % run.config.accumulate == 0
+        # Between two updates a checkpoint would lack the gradients that are added up.
+        is_update = step % run.config.accumulate == 0
+        is_asked = self.was_asked and is_update
         is_save = step % self._save_every == 0 or is_last or is_asked
-        if not (is_border or is_save or self._is_due or step % self._every == 0):
+        is_save = is_save or (self._is_due and is_update)
+        if not (is_border or is_save or step % self._every == 0):
             return
         # From here on the model's variables hold their values.
         run.model.jax_state_sync()
@@ -210,9 +213,7 @@ class _Steps(keras.callbacks.Callback):
             self._at_border(step // run.steps_per_epoch, is_last)
         is_over = run.is_over()
         self._is_due = self._is_due or progress.best_step == step
-        # Between two updates a checkpoint would lack the gradients that are added up.
-        is_save = is_save or (self._is_due and step % run.config.accumulate == 0)
-        if is_save or is_over:
+        if is_save or is_over or (self._is_due and is_update):
             run.save()
             self._is_due = False
         self._recorder.skip_time(self._feed.waited_s)

@@ -60,6 +60,25 @@ def check_divides(train: TrainConfig, n_devices: int) -> None:
     Raises:
         UsageError: A number doesn't divide.
     """
+    for error in uneven_errors(train, n_devices):
+        raise error
+
+
+def uneven_errors(train: TrainConfig, n_devices: int) -> list[UsageError]:
+    """Returns an error for each number that doesn't divide among the devices."""
+    return [
+        UsageError(
+            "R321",
+            f"train.{key} must be a multiple of the {n_devices} devices.",
+            f"Use {fitting}.",
+            value,
+        )
+        for key, value, fitting in uneven(train, n_devices)
+    ]
+
+
+def uneven(train: TrainConfig, n_devices: int) -> list[tuple[str, int, int]]:
+    """Returns key, value, and next fitting value of the numbers that don't divide."""
     numbers = {
         "batch_size": train.batch_size,
         "uniform_negatives": train.uniform_negatives,
@@ -67,14 +86,11 @@ def check_divides(train: TrainConfig, n_devices: int) -> None:
     }
     if train.loss == "full_softmax":  # Draws none.
         del numbers["uniform_negatives"]
-    for key, value in numbers.items():
-        if value % n_devices:
-            raise UsageError(
-                "R321",
-                f"train.{key} must be a multiple of the {n_devices} devices.",
-                f"Use {-(-value // n_devices) * n_devices}.",
-                value,
-            )
+    return [
+        (key, value, -(-value // n_devices) * n_devices)
+        for key, value in numbers.items()
+        if value % n_devices
+    ]
 
 
 def check_events(events: KeptEvents, catalogue: Catalogue, history_of: str = "others") -> Remarks:

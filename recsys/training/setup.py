@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -26,7 +27,7 @@ from recsys.training.processes import is_primary
 from recsys.training.progress import Progress
 from recsys.training.recorder import Recorder
 from recsys.training.scalars import Scalars
-from recsys.training.told import note
+from recsys.training.told import note, note_once
 from recsys.training.validation import trained_inputs
 from recsys.training.variables import kept_variables
 
@@ -61,12 +62,13 @@ class Prepared:
                 stack.callback(scalars.close)
             feed = stack.enter_context(Feed(self.source, progress.step))
             recorder = Recorder(
-                progress, self.run.total, self.source.batch_size, self.unknown_share(), scalars
+                progress, self.run.total, self.source.batch_size, self.unknown_share, scalars
             )
             self.run.run(feed, recorder)
 
+    @functools.cached_property
     def unknown_share(self) -> float:
-        """Returns the share of the ids of the training positives that have no row [0..1]."""
+        """Share of the ids of the training positives that have no row [0..1]."""
         return unknown_share(self.source.events, self.inputs)
 
 
@@ -90,7 +92,7 @@ def prepare(
     events = training_events(store.train, stage.train)
     remarks = check_events(events, inputs.catalogue, stage.model.history_of)
     for sentence in remarks.sentences():
-        _say(sentence)
+        note_once(sentence)
     source = BatchSource(
         events,
         inputs.catalogue,
@@ -111,11 +113,8 @@ def prepare(
         best = CheckpointStore(folders.best, folders.identity, 2, rows)
         stack.callback(best.close)
         progress = _restored(model, last, len(source))
-        if is_primary() and not progress.step:
-            _note_others(folders)
         if is_primary():
-            for path in folders.remove_others():
-                note(f"Removed the checkpoints of an older run: {path}")
+            _settle_others(folders, is_new=not progress.step)
         inputs = trained_inputs(inputs, events)
         border = Border(model, inputs, source, stage, folders)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
@@ -150,25 +149,22 @@ def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress:
     if restored is None:
         return Progress()
     for sentence in restored.damaged:
-        _say(sentence)
+        note_once(sentence)
     progress = Progress.from_json(restored.state)
     if progress.step < steps:
         progress.resumed_at.append(progress.step)
-    _say(f"Goes on from step {progress.step:,}, saved by an earlier run of the same training.")
+    note_once(f"Goes on from step {progress.step:,}, saved by an earlier run of the same training.")
     return progress
 
 
-def _note_others(folders: Folders) -> None:
-    """Says why a run begins anew though there are checkpoints of another one."""
-    other = folders.newest_other()
+def _settle_others(folders: Folders, is_new: bool) -> None:
+    """Says why a run begins anew beside those of another one, and removes what is too old."""
+    other = folders.newest_other() if is_new else None
     if other is not None:
         path, parts = other
         note(
             f"Trains from the beginning: {' and '.join(parts)} changed since the checkpoints"
             f" in {path} were written."
         )
-
-
-def _say(sentence: str) -> None:
-    if is_primary():
-        note(sentence)
+    for path in folders.remove_others():
+        note(f"Removed the checkpoints of an older run: {path}")

@@ -14,8 +14,8 @@ import jax
 from jax.experimental import multihost_utils
 
 from recsys.errors import RecsysError
+from recsys.process import stop_signals_to
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _TOGETHER_S = 1.0
 
 
@@ -50,7 +50,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._wish = Wish()
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
 
     def is_due(self, step: int) -> bool:
         """Returns whether to stop after `step`; the same in every process."""
@@ -66,20 +66,13 @@ class StopRequest:
         if jax.process_count() > 1 or not is_ours:
             yield
             return
-        self._before = {signum: signal.signal(signum, self._ask) for signum in _SIGNALS}
-        try:
+        with stop_signals_to(self._ask) as self._before:
             yield
-        finally:
-            self._restore()
 
     def _ask(self, signum: int, _frame: FrameType | None) -> None:
         if self._wish.insists():
-            self._restore()
+            signal.signal(signum, self._before[signum])
             signal.raise_signal(signum)
-
-    def _restore(self) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
 
 
 def stopped(step: int, total: int) -> RecsysError:

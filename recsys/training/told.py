@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 
 from recsys.events import emit
+from recsys.training.processes import is_primary
 
 _STEP = "Trainer"
 
 
-def tell_progress(done: int | None, total: int | None, text: str) -> None:
+def tell_progress(done: int, total: int, text: str) -> None:
     """Tells where the run is, for a bar.
 
     Args:
-        done: Steps done; None if that isn't what is told of.
-        total: Steps of the whole run; None like `done`.
+        done: Steps done.
+        total: Steps of the whole run.
         text: How it goes.
     """
     emit("progress", step=_STEP, done=done, total=total, text=text)
@@ -24,3 +25,9 @@ def note(sentence: str) -> None:
     """Tells what is no error and should be known, in the log too."""
     emit("note", step=_STEP, text=sentence)
     print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+
+
+def note_once(sentence: str) -> None:
+    """Tells it in one of several processes that all know it."""
+    if is_primary():
+        note(sentence)

@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.quality_case.data_folder import write_data_folder
 from benchmarks.quality_case.data_sets import Csr, Split
 from recsys.errors import RecsysError
+from recsys.events import EventReader
 from recsys.process import last_json_line
 
 EVERY, EPOCHS, BATCH, USERS, PER_USER = 20, 25, 64, 80, 12
@@ -62,6 +63,13 @@ class Run:
                 text=True,
             )
 
+    def start_until(self, step):
+        """Starts the run; returns its process once it has told of `step`."""
+        run = self.start()
+        while run.poll() is None and self.step() < step:
+            time.sleep(0.02)
+        return run
+
     def finish(self):
         run = self.start()
         said = last_json_line(run.communicate(timeout=300)[0])
@@ -71,17 +79,13 @@ class Run:
 
     def stop_at(self, step, signum):
         """Sends a signal once the run has told of `step`; returns its exit code and last words."""
-        run = self.start()
-        while run.poll() is None and self.step() < step:
-            time.sleep(0.02)
+        run = self.start_until(step)
         run.send_signal(signum)
         said, _ = run.communicate(timeout=120)
         return run.returncode, last_json_line(said)
 
     def step(self):
-        if not self.events.exists():
-            return 0
-        done = [json.loads(line).get("done") for line in self.events.read_text().splitlines()]
+        done = [event.get("done") for event in EventReader(self.events)]
         return next((step for step in reversed(done) if step is not None), 0)
 
     @property
@@ -98,6 +102,14 @@ class Run:
 
     def summary(self):
         return json.loads((self.model / "training.json").read_text())
+
+
+def flip_a_bit(folder):
+    """Damages the largest file of a checkpoint, in its middle."""
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
 
 
 def assert_same_bits(a, b):
