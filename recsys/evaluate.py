@@ -21,15 +21,15 @@ from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.example_users import example_users
-from recsys.metrics import per_query, per_user
+from recsys.evaluation.example_users import example_users
+from recsys.evaluation.metrics import per_query, per_user
+from recsys.evaluation.queries import Protocol, Queries, make_queries
+from recsys.evaluation.ranking import Ranking, Scorer, rank
+from recsys.evaluation.verdict import judge
 from recsys.model import SavedModel, load_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.model.saved import check_probe, read_probe
 from recsys.process import stage_main
-from recsys.queries import Protocol, Queries, make_queries
-from recsys.ranking import Ranking, Scorer, rank
-from recsys.verdict import judge
 
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 _FEW = 5

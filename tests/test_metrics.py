@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from recsys.metrics import per_query, per_user
+from recsys.evaluation.metrics import per_query, per_user
 
 
 def test_one_positive_at_rank_three():

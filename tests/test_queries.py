@@ -6,7 +6,7 @@ import pytest
 
 from recsys.data.store import InteractionStore, write_store
 from recsys.errors import RecsysError
-from recsys.queries import make_queries
+from recsys.evaluation.queries import make_queries
 
 TRAIN = [("ann", 1, 11, 1), ("ann", 1, 12, 2), ("bob", 2, 21, 1)]
 # Ann (row 1) takes 13, then 14 and 15 within one second; Zoe is new.

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-import recsys.ranking
+import recsys.evaluation.ranking
+from recsys.evaluation.ranking import rank
 from recsys.ragged import Ragged
-from recsys.ranking import rank
 
 
 def ragged(lists):
@@ -39,7 +39,7 @@ def test_ranks_and_top_lists_equal_sorting(case, block):
     scores, positives, seen, k = case
     is_item = np.arange(scores.shape[1]) > 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recsys.ranking, "_BLOCK_SCORES", block)
+        patch.setattr(recsys.evaluation.ranking, "_BLOCK_SCORES", block)
         found = rank(lambda part: scores[part], ragged(positives), ragged(seen), is_item, k)
     expected = list(by_sorting(scores, positives, seen))
     ranks = [

@@ -3,7 +3,7 @@
 import pytest
 
 from recsys.config import BlessConfig
-from recsys.verdict import judge
+from recsys.evaluation.verdict import judge
 
 CONFIG = BlessConfig(metric="mrr", at_least=0.10, over_popularity=1.5, over_blessed=0.9)
 

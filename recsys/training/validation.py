@@ -11,12 +11,12 @@ from recsys.config import ModelConfig, ValidationConfig
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.metrics import per_query, per_user
+from recsys.evaluation.metrics import per_query, per_user
+from recsys.evaluation.queries import Queries, of_some_users, without_twins
+from recsys.evaluation.ranking import rank
 from recsys.model import TowerInputs
 from recsys.model.inference import Inference
-from recsys.queries import Queries, of_some_users, without_twins
 from recsys.ragged import Ragged, ranges
-from recsys.ranking import rank
 
 _K = 10
 """Cut-off of the metrics that are shown beside the one that is watched."""

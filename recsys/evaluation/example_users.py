@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
+from recsys.evaluation.queries import Queries, make_queries, train_slices
+from recsys.evaluation.ranking import rank
 from recsys.model import SavedModel
 from recsys.model.inference import embed_queries
-from recsys.queries import Queries, make_queries, train_slices
 from recsys.ragged import Ragged
-from recsys.ranking import rank
 
 _CHOSEN_USERS = 3
 _ITEMS = 10
