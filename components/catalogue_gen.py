@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from components.ingest.entities import SPLIT
-from components.token_rows import read_token_rows, rows_of_tables
+from components.token_rows import names_of_tables, read_token_rows, rows_of_tables
 from recsys.config import Feature, ItemsConfig, UsersConfig
 from recsys.data.catalogue_build import write_features, write_titles
 from recsys.data.examples import read_split
@@ -69,4 +69,5 @@ def _write(
     rows = rows_of_tables(tokens.graph, features)
     tables = {feature.name: (rows[feature.name], bag_width(feature)) for feature in features}
     batches = read_token_rows(tokens.examples / f"Split-{SPLIT}", id_column, features)
-    write_features(folder, vocabulary, tables, batches)
+    names = names_of_tables(tokens.graph, features)
+    write_features(folder, vocabulary, tables, batches, names)

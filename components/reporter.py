@@ -30,11 +30,15 @@ def Reporter(
     pushed: InputArtifact[PushedModel],
     report: OutputArtifact[ReportArtifact],
     config: Parameter[str],
+    records: Parameter[str],
+    run_id: Parameter[str],
     code: Parameter[str],
     item_letters: InputArtifact[DeadLetters] = None,
     user_letters: InputArtifact[DeadLetters] = None,
 ) -> None:
     """Writes `report.html`, and TFDV's pages beside it.
+
+    It runs in every run, for it tells of the run: what ran, what was cached, and why.
 
     Args:
         interaction_letters: Dead letters of the interactions.
@@ -47,6 +51,8 @@ def Reporter(
         pushed: Where the bundle is served, if it is.
         report: The page.
         config: The whole config as canonical JSON.
+        records: Folder of the runs' records, which our runner writes (`recsys.report.runs`).
+        run_id: Id of this run, the name of its record; never the same twice.
         code: Fingerprint of the code.
         item_letters: Dead letters of the catalogue, if there is one.
         user_letters: Dead letters of the users' features, if there are any.
@@ -65,4 +71,5 @@ def Reporter(
         pushed=destination,
         validation=Path(verdict.uri),
         vocabularies=Path(vocabularies.uri),
+        record=Path(records) / run_id,
     )

@@ -12,6 +12,7 @@ import tensorflow_transform as tft
 from tfx_bsl.coders import example_coder
 
 from recsys.config import Feature
+from recsys.data.token_names import token_names
 from recsys.data.tokens import has_vocabulary, table_rows
 
 _ROWS_OF_A_BATCH = 1 << 16
@@ -56,3 +57,20 @@ def rows_of_tables(graph: Path, features: Iterable[Feature]) -> dict[str, int]:
         )
         for feature in features
     }
+
+
+def names_of_tables(graph: Path, features: Iterable[Feature]) -> dict[str, list[str]]:
+    """Returns the name of each row of the table of each feature whose tokens have names.
+
+    Args:
+        graph: Transform's graph.
+        features: The features that it makes.
+    """
+    output = tft.TFTransformOutput(str(graph))
+    found = {}
+    for feature in features:
+        known = output.vocabulary_by_name(feature.name) if has_vocabulary(feature) else []
+        names = token_names(feature, [token.decode("utf-8", "replace") for token in known])
+        if names is not None:
+            found[feature.name] = names
+    return found

@@ -11,8 +11,10 @@ from typing import Any
 
 from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
+from tfx.dsl.compiler.constants import PIPELINE_RUN_ID_PARAMETER_NAME
 from tfx.dsl.components.base.base_node import BaseNode
 from tfx.orchestration import metadata
+from tfx.orchestration.data_types import RuntimeParameter
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import transform_pb2
 from tfx.types import BaseChannel
@@ -47,6 +49,7 @@ from recsys.config import (
 from recsys.data.entities import EntityConfig, example_columns, id_column
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
+from recsys.report.runs import RUNS
 
 _ONE_PROCESS = "--runner=DirectRunner"
 
@@ -172,6 +175,8 @@ def create_pipeline(config: Config) -> Pipeline:
         bundle=exporter.outputs["bundle"],
         pushed=pusher.outputs["pushed"],
         config=canonical_json(config),
+        records=str(root / RUNS),
+        run_id=RuntimeParameter(name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str),
         code=code_fingerprint("components.reporter"),
     )
     read = [interactions, *valid.steps, *(s for side in (items, users) if side for s in side.steps)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import errno
+import dataclasses
 import time
 import traceback
 from pathlib import Path
@@ -18,17 +17,32 @@ from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter
 from tfx.proto.orchestration import pipeline_pb2
 
 from components.pusher import DESTINATION
+from pipelines.failure import as_recsys_error
 from pipelines.history import History
 from pipelines.lock import run_lock
-from pipelines.summary import summarize
+from pipelines.record import Recorder, new_run_id
+from pipelines.summary import summarize, told
 from recsys import events
 from recsys.bundle import versions
 from recsys.errors import RecsysError
-from recsys.process import storage_error
 
-_PUSHER = "Pusher"
+_PUSHER, _REPORTER = "Pusher", "Reporter"
 _RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies")
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What the steps of one run have in common."""
+
+    pipeline: pipeline_pb2.Pipeline
+    deployment: Any
+    connection: metadata.Metadata
+    recorder: Recorder
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return str(self.pipeline.pipeline_info.id)
 
 
 class Runner(local_dag_runner.LocalDagRunner):
@@ -65,68 +79,75 @@ class Runner(local_dag_runner.LocalDagRunner):
             return self._run_steps(pipeline)
 
     def _run_steps(self, pipeline: pipeline_pb2.Pipeline) -> dict[str, Any]:
+        run = self._start(pipeline)
+        ended: dict[str, int] = {}
+        try:
+            for node in pipeline.nodes:
+                step = node.pipeline_node
+                ended[step.node_info.id] = self._run_step(step, run)
+        except RecsysError as error:
+            self._finish(ended, run, error)
+            raise
+        return self._finish(ended, run)
+
+    def _start(self, pipeline: pipeline_pb2.Pipeline) -> _Run:
+        """Gives the run its id, tells of it, and clears up after one that was killed."""
+        run_id, name = new_run_id(), pipeline.pipeline_info.id
         runtime_parameter_utils.substitute_runtime_parameter(
-            pipeline,
-            {constants.PIPELINE_RUN_ID_PARAMETER_NAME: dt.datetime.now().isoformat()},
+            pipeline, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: run_id}
         )
         deployment = runner_utils.extract_local_deployment_config(pipeline)
         database = deployment.metadata_connection_config
         connection = metadata.Metadata(getattr(database, database.WhichOneof("connection_config")))
-        nodes = [node.pipeline_node for node in pipeline.nodes]
-        names = [node.node_info.id for node in nodes]
-        events.emit(
-            "run_started", steps=names, root=str(self._root), name=pipeline.pipeline_info.id
-        )
+        steps = [node.pipeline_node.node_info.id for node in pipeline.nodes]
+        events.emit("run_started", steps=steps, root=str(self._root), name=name)
+        recorder = Recorder(self._root, run_id, name)
+        recorder.start(steps)
         with connection as handle:
-            n_dead = History(handle.store, pipeline.pipeline_info.id).sweep()
+            n_dead = History(handle.store, name).sweep()
         if n_dead:
             logging.warning("%d executions of a killed run were marked as failed.", n_dead)
-        ended: dict[str, int] = {}
-        for node in nodes:
-            ended[node.node_info.id] = self._run_step(node, pipeline, deployment, connection)
-        with connection as handle:
-            history = History(handle.store, pipeline.pipeline_info.id)
-            return summarize({name: history.execution(id_) for name, id_ in ended.items()}, history)
+        return _Run(pipeline, deployment, connection, recorder)
 
-    def _run_step(
-        self,
-        node: pipeline_pb2.PipelineNode,
-        pipeline: pipeline_pb2.Pipeline,
-        deployment: Any,
-        connection: metadata.Metadata,
-    ) -> int:
+    def _finish(
+        self, ended: dict[str, int], run: _Run, error: RecsysError | None = None
+    ) -> dict[str, Any]:
+        """Writes the record of the run; returns the summary of one that ended well."""
+        with run.connection as handle:
+            history = History(handle.store, run.name)
+            executions = {step: history.execution(id_) for step, id_ in ended.items()}
+            index = run.recorder.end(
+                lambda: told(executions, history, self._root), error, self.step
+            )
+            if error is not None:
+                return {}
+            return {**summarize(executions, history), "index": index and str(index)}
+
+    def _run_step(self, node: pipeline_pb2.PipelineNode, run: _Run) -> int:
         """Runs a step and returns the id of its execution."""
-        step, name = node.node_info.id, pipeline.pipeline_info.id
+        step = node.node_info.id
         started = time.monotonic()
         self.step = step
         events.emit("step_started", step=step)
         try:
-            if step == _PUSHER and not self._is_served(node, name, connection):
+            if step == _PUSHER and not self._is_served(node, run.name, run.connection):
                 node.execution_options.caching_options.enable_cache = False
             info = launcher.Launcher(
                 pipeline_node=node,
-                mlmd_connection=connection,
-                pipeline_info=pipeline.pipeline_info,
-                pipeline_runtime_spec=pipeline.runtime_spec,
-                executor_spec=runner_utils.extract_executor_spec(deployment, step),
-                custom_driver_spec=runner_utils.extract_custom_driver_spec(deployment, step),
+                mlmd_connection=run.connection,
+                pipeline_info=run.pipeline.pipeline_info,
+                pipeline_runtime_spec=run.pipeline.runtime_spec,
+                executor_spec=runner_utils.extract_executor_spec(run.deployment, step),
+                custom_driver_spec=runner_utils.extract_custom_driver_spec(run.deployment, step),
             ).launch()
-            state, reason = _outcome(node, name, info.execution_id, connection)
+            state, reason = _outcome(node, run.name, info.execution_id, run.connection)
         except Exception as error:
             seconds = time.monotonic() - started
             traceback.print_exc()
             ours = as_recsys_error(error, step)
-            events.emit(
-                "step_finished", step=step, state="failed", reason=str(ours), seconds=seconds
-            )
+            _tell(run, step, "failed", str(ours), seconds)
             raise ours from error
-        events.emit(
-            "step_finished",
-            step=step,
-            state=state,
-            reason=reason,
-            seconds=time.monotonic() - started,
-        )
+        _tell(run, step, state, reason, time.monotonic() - started)
         logging.info("%s %s: %s", step, state, reason)
         return info.execution_id
 
@@ -151,22 +172,10 @@ class Runner(local_dag_runner.LocalDagRunner):
         return same and (not pushed or [Path(pushed)] == versions(self._serving)[-1:])
 
 
-def as_recsys_error(error: BaseException, step: str) -> RecsysError:
-    """Returns the `RecsysError` that caused `error`, or one that says that `step` failed."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RecsysError):
-            return cause
-        if isinstance(cause, OSError) and cause.errno in _STORAGE:
-            return storage_error(cause)
-        cause = cause.__cause__ or cause.__context__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RecsysError(
-        "R600",
-        f"The step {step} failed.",
-        "The run's log holds the whole story; if the data is in order, report it.",
-        f"{type(error).__name__}: {lines[-1] if lines else ''}",
-    )
+def _tell(run: _Run, step: str, state: str, reason: str, seconds: float) -> None:
+    """Tells whoever watches, and the record, that a step has ended."""
+    events.emit("step_finished", step=step, state=state, reason=reason, seconds=seconds)
+    run.recorder.step(step, state, reason, seconds)
 
 
 def _outcome(
@@ -182,6 +191,8 @@ def _outcome(
             raise RuntimeError(f"The inputs of {step} could not be resolved.")
         if step.split(".")[0] in _RESOLVERS:
             return "ran", "it looks again in every run"
+        if step == _REPORTER:
+            return "ran", "each run has a report of its own"
         reason = history.why(step, execution, _producers(node))
     return ("cached" if state == Execution.CACHED else "ran"), reason
 

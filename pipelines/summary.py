@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +12,90 @@ from ml_metadata.proto.metadata_store_pb2 import Execution
 
 from pipelines.history import History
 
+_EVALUATION = "evaluation.json"
+_READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}
+_MEASURED = (
+    "query",
+    "confidence",
+    "metrics",
+    "intervals",
+    "baselines",
+    "blessed_model",
+)
 
-def summarize(executions: dict[str, Execution], history: History) -> dict[str, Any]:
+
+def summarize(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
     """Returns the object that the event `finished` has.
 
     Args:
         executions: The execution of each step.
         history: Where their outputs are looked up.
     """
-
-    def folder(step: str, key: str) -> Path:
-        return Path(history.output(executions[step], key).uri)
-
-    evaluation_file = folder("RetrievalEvaluator", "evaluation") / "evaluation.json"
+    evaluation_file = _folder(executions, history, "RetrievalEvaluator", "evaluation") / _EVALUATION
     evaluation = json.loads(evaluation_file.read_text())
-    training = json.loads((folder("Trainer", "model") / "training.json").read_text())
-    pushed = json.loads((folder("Pusher", "pushed") / "pushed.json").read_text())
+    training = json.loads(
+        (_folder(executions, history, "Trainer", "model") / "training.json").read_text()
+    )
     return {
         "blessed": evaluation["verdict"]["blessed"],
-        "bundle": pushed["destination"],
-        "report": str(folder("Reporter", "report") / "report.html"),
+        "bundle": _pushed(executions, history),
+        "report": str(_report(executions, history)),
         "metrics": {**evaluation["metrics"], "baselines": evaluation["baselines"]},
         "evaluation": str(evaluation_file),
         "sharding": training["sharding"],
     }
+
+
+def told(executions: Mapping[str, Execution], history: History, root: Path) -> dict[str, Any]:
+    """Returns what `run.json` holds of the steps that ended well, be they all or a few.
+
+    Args:
+        executions: The execution of each step that ended well.
+        history: Where their outputs are looked up.
+        root: Paths are given from here.
+    """
+    found: dict[str, Any] = {"rejected": _rejected(executions, history)}
+    if "RetrievalEvaluator" in executions:
+        folder = _folder(executions, history, "RetrievalEvaluator", "evaluation")
+        found |= _measured(json.loads((folder / _EVALUATION).read_text()))
+    if "Pusher" in executions:
+        found["pushed"] = _pushed(executions, history)
+    if "Reporter" in executions:
+        found["report"] = Path(os.path.relpath(_report(executions, history), root)).as_posix()
+    return found
+
+
+def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    verdict = evaluation["verdict"]
+    rules = verdict.get("rules") or [{}]
+    return {
+        **{name: evaluation.get(name) for name in _MEASURED},
+        "deciding": rules[0].get("metric"),
+        "blessed": verdict["blessed"],
+        "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
+    }
+
+
+def _rejected(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
+    """Returns the rows read and rejected of each kind of data."""
+    found = {}
+    for step, what in _READERS.items():
+        if step in executions:
+            file = _folder(executions, history, step, "dead_letters") / "summary.json"
+            summary = json.loads(file.read_text())
+            found[what] = {"read": summary["read"], "rejected": summary["rejected"]}
+    return found
+
+
+def _pushed(executions: Mapping[str, Execution], history: History) -> str | None:
+    file = _folder(executions, history, "Pusher", "pushed") / "pushed.json"
+    destination: str | None = json.loads(file.read_text())["destination"]
+    return destination
+
+
+def _report(executions: Mapping[str, Execution], history: History) -> Path:
+    return _folder(executions, history, "Reporter", "report") / "report.html"
+
+
+def _folder(executions: Mapping[str, Execution], history: History, step: str, key: str) -> Path:
+    return Path(history.output(executions[step], key).uri)

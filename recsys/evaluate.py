@@ -1,7 +1,7 @@
 """`python -m recsys.evaluate`: a model against the held-out events, and the verdict.
 
-Exact over the full catalogue, for every held-out event, beside a popularity
-baseline and the last blessed model on the same queries.
+Exact over the full catalogue, for every held-out event, beside the baselines and the last
+blessed model on the same queries.
 """
 
 from __future__ import annotations
@@ -9,31 +9,38 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from recsys.config import EvaluateStage
+from recsys import events
+from recsys.commit import commit_text
+from recsys.config import BaselineName, EvaluateStage
 from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.evaluation import lists
+from recsys.evaluation.baselines import BaselineData, LeftOutError, fit
+from recsys.evaluation.compare import BLESSED, MODEL
 from recsys.evaluation.example_users import example_users
-from recsys.evaluation.metrics import per_query, per_user
-from recsys.evaluation.queries import Protocol, Queries, make_queries
-from recsys.evaluation.ranking import Ranking, Scorer, rank
-from recsys.evaluation.verdict import judge
-from recsys.model import SavedModel, load_model
-from recsys.model.inference import embed_catalogue, embed_queries
-from recsys.model.saved import check_probe, read_probe
+from recsys.evaluation.exposure import exposure
+from recsys.evaluation.figures import Figures
+from recsys.evaluation.measure import Case, Measured, Tell, measure
+from recsys.evaluation.queries import Protocol, Queries, keep_rankable, make_queries
+from recsys.evaluation.ranking import DotProducts
+from recsys.evaluation.slices import Known, make_slices
+from recsys.evaluation.subjects import DataView, Subject, open_subject
+from recsys.evaluation.verdict import Evidence, judge
+from recsys.model.tower_inputs import TowerInputs
 from recsys.process import stage_main
 
+FORMAT = 2
+_STEP = "RetrievalEvaluator"
+_POPULARITY: BaselineName = "popularity"
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
-_FEW = 5
-Metrics = dict[str, np.ndarray]
 
 
 def evaluate(
@@ -42,233 +49,245 @@ def evaluate(
     """Evaluates a model and decides on it.
 
     Args:
-        stage: The metrics and the conditions.
-        model: Model folder.
+        stage: The metrics and the thresholds.
+        model: Model folder or bundle.
         data: Data folder with the held-out events.
         out: Folder to write `evaluation.json` into.
-        blessed: Model folder of the last blessed model, if there is one.
+        blessed: The last blessed model, if there is one; a model folder or a bundle. It is
+            left out where no threshold names it.
 
     Returns:
         What `evaluation.json` holds (see `docs/architecture.md`).
 
     Raises:
-        RecsysError: Nothing is held out, a folder is damaged, or a score is no
-            number.
+        RecsysError: Nothing is held out, none of it is known, a folder is damaged, or a
+            score is no number.
     """
-    store = InteractionStore.open(data / "store")
-    saved, candidates = _load_checked(model)
-    # Those of the model leave out what its validation held back.
-    items = Vocabulary.load(data / "vocabulary" / "items.parquet")
-    evaluation = _Evaluation(stage, store, saved, candidates, items.row_counts)
-    headline = evaluation.measure(stage.evaluate.query)
-    other = evaluation.measure(_OTHER[stage.evaluate.query])
-    last = None
-    if blessed is not None and stage.bless.over_blessed:
-        last = evaluation.blessed_metrics(*_load_checked(blessed), headline.queries)
-    metrics, popularity = headline.mean(headline.model), headline.mean(headline.popularity)
-    verdict = judge(stage.bless, metrics, popularity, last)
-    examples, unknown = example_users(stage.report_users, store, saved, candidates)
-    result = {
-        "query": stage.evaluate.query,
-        **headline.summary(),
-        "blessed_model": last,
-        "slices": headline.slices(),
-        _OTHER[stage.evaluate.query]: other.summary(),
-        f"coverage@{headline.ranking.top.shape[1]}": headline.coverage(),
-        "verdict": dataclasses.asdict(verdict),
-        "examples": examples,
-        "unknown_report_users": unknown,
-    }
+    if not any(rule.over_blessed for rule in stage.bless.all_rules()):
+        blessed = None
+    subjects, evaluation = {}, _Evaluation.open(stage, data)
+    subjects[MODEL] = open_subject(model, evaluation.view, "the model")
+    if blessed is not None:
+        subjects[BLESSED] = open_subject(blessed, evaluation.view, "the last blessed model")
+    result = evaluation.run(subjects)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
-    (out / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+    commit_text(text + "\n", out / "evaluation.json")
     return result
 
 
-class _Evaluation:
-    """Scores queries with a model, and ranks what they should have found."""
-
-    def __init__(
-        self,
-        stage: EvaluateStage,
-        store: InteractionStore,
-        saved: SavedModel,
-        candidates: np.ndarray,
-        counts: np.ndarray,
-    ) -> None:
-        self._ks, self._store, self._saved = stage.evaluate.k, store, saved
-        self._most = stage.evaluate.max_queries
-        self._candidates = candidates
-        self._counts = counts.astype(np.float32)
-
-    def measure(self, kind: Protocol) -> _Measured:
-        """Returns the metrics of the model and of popularity for queries of a kind."""
-        queries = make_queries(self._store, kind, self._most)
-        embedded = embed_queries(
-            self._saved.model,
-            queries.user_row,
-            queries.histories(self._saved.stage.model.history),
-            self._saved.inputs,
-        )
-        _check_numbers(embedded)
-        ranking = self._rank(lambda block: embedded[block] @ self._candidates.T, queries)
-        popular = self._rank(
-            lambda block: np.broadcast_to(
-                self._counts, (block.stop - block.start, len(self._counts))
-            ),
-            queries,
-        )
-        return _Measured(
-            queries=queries,
-            is_known=self._store.trained_user[queries.user] >= 0,
-            n_users=len(self._store.eval_users.rows),
-            n_candidates=int(self._saved.catalogue.is_item.sum()),
-            ranking=ranking,
-            model=self._metrics(ranking, queries),
-            popularity=self._metrics(popular, queries),
-        )
-
-    def blessed_metrics(
-        self, last: SavedModel, candidates: np.ndarray, queries: Queries
-    ) -> dict[str, float]:
-        """Returns the metrics of another model, which has its own rows, on `queries`."""
-        to_last = _translation(self._saved.items, last.items)
-        ids = self._store.eval_users.ids.take(pa.array(queries.user))
-        history = to_last[queries.histories(last.stage.model.history)]
-        embedded = embed_queries(last.model, last.users.rows(ids), history, last.inputs)
-        _check_numbers(embedded)
-        # What the other model doesn't know it can't recommend.
-        missing = ~last.catalogue.is_item[to_last]
-
-        def scorer(block: slice) -> np.ndarray:
-            return np.where(missing, -np.inf, (embedded[block] @ candidates.T)[:, to_last])
-
-        metrics = self._metrics(self._rank(scorer, queries), queries)
-        return _mean_over_users(metrics, queries, len(self._store.eval_users.rows))
-
-    def _rank(self, scorer: Scorer, queries: Queries) -> Ranking:
-        return rank(
-            scorer, queries.positives, queries.seen, self._saved.catalogue.is_item, min(self._ks)
-        )
-
-    def _metrics(self, ranking: Ranking, queries: Queries) -> Metrics:
-        return per_query(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Measured:
-    """The metrics of every query, and their means; `is_known`: of a user seen in training."""
+class _Evaluation:
+    """What a run of the stage knows of the data.
 
-    queries: Queries
-    is_known: np.ndarray
-    n_users: int
-    n_candidates: int
-    ranking: Ranking
-    model: Metrics
-    popularity: Metrics
+    Attributes:
+        stage: The config.
+        view: The held-out events and the vocabulary of the items.
+        known: What the data tell of users and items.
+    """
 
-    def mean(self, metrics: Metrics, which: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the means over the users of the queries `which`."""
-        return _mean_over_users(metrics, self.queries, self.n_users, which)
+    stage: EvaluateStage
+    view: DataView
+    known: TowerInputs
 
-    def summary(self) -> dict[str, Any]:
-        """Returns the counts and the means over all queries."""
+    @classmethod
+    def open(cls, stage: EvaluateStage, data: Path) -> _Evaluation:
+        view = DataView.open(data)
+        return cls(stage, view, TowerInputs.open(data))
+
+    def run(self, subjects: dict[str, Subject]) -> dict[str, Any]:
+        """Returns what `evaluation.json` holds."""
+        config, store = self.stage.evaluate, self.view.store
+        queries, n_trivial = self._queries(config.query)
+        case = self._case(queries, subjects[MODEL])
+        measured = {name: self._measure(name, case, subject) for name, subject in subjects.items()}
+        baselines, left_out = self._baselines(case, config.baselines)
+        figures = Figures(self.stage, case, measured | baselines, self._slices(case))
+        verdict = judge(
+            self.stage.bless,
+            Evidence(
+                figures.means,
+                config.confidence,
+                left_out,
+                has_blessed=BLESSED in subjects,
+                n_sampled=config.sampled_negatives,
+            ),
+        )
+        examples, unknown = example_users(
+            self.stage.report_users, store, self.known, subjects[MODEL], subjects.get(BLESSED)
+        )
         return {
-            "users": len(np.unique(self.queries.user)),
-            "users_held_out": self.n_users,
-            "queries": len(self.queries),
-            "positives": len(self.queries.positives.rows),
-            "candidates": self.n_candidates,
-            "metrics": self.mean(self.model),
-            "baselines": {"popularity": self.mean(self.popularity)},
+            "format": FORMAT,
+            "query": config.query,
+            "mask_seen": config.mask_seen,
+            "sampled_negatives": config.sampled_negatives,
+            "confidence": config.confidence,
+            "resamples": config.resamples,
+            "small_slice": config.small_slice,
+            **self._counts(queries),
+            "left_out_queries": n_trivial,
+            "metrics": figures.metrics(MODEL),
+            "intervals": figures.intervals(),
+            "baselines": {name: figures.metrics(name) for name in baselines},
+            "baselines_left_out": left_out,
+            "blessed_model": figures.metrics(BLESSED) if BLESSED in subjects else None,
+            "comparisons": figures.comparisons(),
+            "slices": figures.slices(),
+            _OTHER[config.query]: self._other_protocol(subjects[MODEL]),
+            "exposure": self._exposure(measured[MODEL]),
+            "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
+            "examples": examples,
+            "unknown_report_users": unknown,
+            "seconds": {
+                name: round(found.seconds, 2) for name, found in (measured | baselines).items()
+            },
         }
 
-    def slices(self) -> list[dict[str, Any]]:
-        """Returns the means over parts of the queries; parts without any are left out."""
-        known = self.is_known
-        length = np.diff(self.queries.seen.offsets)
-        parts = {
-            "users known to training": known,
-            "users new since the cut": ~known,
-            "queries without a history": length == 0,
-            f"queries with a history of 1 to {_FEW}": (length > 0) & (length <= _FEW),
-            f"queries with a longer history than {_FEW}": length > _FEW,
-        }
-        return [
-            {
-                "name": name,
-                "users": len(np.unique(self.queries.user[which])),
-                "queries": int(which.sum()),
-                "metrics": self.mean(self.model, which),
-                "baselines": {"popularity": self.mean(self.popularity, which)},
-            }
-            for name, which in parts.items()
-            if which.any()
-        ]
-
-    def coverage(self) -> float:
-        """Returns the share of the catalogue that is in at least one top list [0..1]."""
-        shown = self.ranking.top[np.isfinite(self.ranking.top_scores)]
-        return len(np.unique(shown)) / self.n_candidates
-
-
-def _load_checked(folder: Path) -> tuple[SavedModel, np.ndarray]:
-    """Returns the model in `folder` and its item embeddings, once both towers are proven."""
-    saved = load_model(folder)
-    candidates = embed_catalogue(saved.model, saved.inputs)
-    probe = read_probe(folder)
-    query = embed_queries(saved.model, probe.user_row, probe.history, saved.inputs)
-    _check_numbers(query, candidates)
-    check_probe(folder, probe, query, candidates)
-    return saved, candidates
-
-
-def _mean_over_users(
-    metrics: Mapping[str, np.ndarray],
-    queries: Queries,
-    n_users: int,
-    which: np.ndarray | None = None,
-) -> dict[str, float]:
-    chosen = slice(None) if which is None else which
-    user = queries.user[chosen]
-    return {
-        name: float(np.nanmean(per_user(values[chosen], user, n_users)))
-        for name, values in metrics.items()
-    }
-
-
-def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray:
-    """Returns their row of each of our rows `[our rows]` int32; 0 where they have none."""
-    return theirs.rows(ours.ids_of_rows)
-
-
-def _check_numbers(*embeddings: np.ndarray) -> None:
-    for embedded in embeddings:
-        bad = int((~np.isfinite(embedded)).any(axis=1).sum())
-        if bad:
+    def _queries(self, kind: Protocol) -> tuple[Queries, int]:
+        """Returns the queries that can be ranked, and how many can't."""
+        config = self.stage.evaluate
+        queries = make_queries(self.view.store, kind, config.max_queries)
+        is_item = self.known.catalogue.is_item
+        if not is_item[queries.positives.rows].any():
             raise RecsysError(
-                "R402",
-                "Every embedding must be finite, else ranks mean nothing.",
-                "Train again with lower learning rates.",
-                f"{bad} of {len(embedded)} embeddings are not",
+                "R407",
+                "Some held-out item must be in the vocabulary, else nothing can be found.",
+                "The events after the cut are of other items than those before it: lower"
+                " data.eval_share, or data.vocabulary.items.min_count.",
+                f"{len(queries.positives.rows):,} held-out events, all of unknown items",
             )
+        kept = keep_rankable(queries, is_item, config.mask_seen)
+        if not kept.any():
+            raise RecsysError(
+                "R408",
+                "A user must have unseen items besides the held-out ones, else any list is right.",
+                "Evaluate with a larger catalogue, or set evaluate.mask_seen to false.",
+                f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
+            )
+        return queries.select(kept), int((~kept).sum())
+
+    def _case(self, queries: Queries, model: Subject) -> Case:
+        config = self.stage.evaluate
+        items = lists.Items(
+            self.known.items.row_counts, self.known.catalogue.is_item, model.candidates
+        )
+        return Case(
+            queries,
+            items,
+            tuple(sorted(config.k)),
+            config.mask_seen,
+            config.sampled_negatives,
+            config.seed,
+        )
+
+    def _measure(self, name: str, case: Case, subject: Subject) -> Measured:
+        scorer = DotProducts(subject.queries(case.queries), subject.candidates)
+        return measure(scorer, case, subject.is_candidate, _tell(name))
+
+    def _baselines(
+        self, case: Case, names: Sequence[BaselineName]
+    ) -> tuple[dict[str, Measured], dict[str, str]]:
+        """Returns what was found of the baselines, and why some could not be measured."""
+        config = self.stage.evaluate
+        data = BaselineData(
+            train=self.view.store.train,
+            counts=case.items.counts,
+            cut=self.view.store.cut,
+            is_item=case.items.is_candidate,
+            recent_days=config.recent_days,
+            max_events=config.baseline_events,
+        )
+        measured: dict[str, Measured] = {}
+        left_out: dict[str, str] = {}
+        for name in names:
+            try:
+                baseline = fit(name, data)
+            except LeftOutError as error:
+                left_out[name] = str(error)
+                continue
+            measured[name] = measure(baseline.scorer(case.queries), case, tell=_tell(name))
+        return measured, left_out
+
+    def _other_protocol(self, model: Subject) -> dict[str, Any]:
+        """Returns the figures under the protocol that the config did not choose."""
+        queries, _ = self._queries(_OTHER[self.stage.evaluate.query])
+        case = self._case(queries, model)
+        measured = {MODEL: self._measure(MODEL, case, model)}
+        baselines, _ = self._baselines(case, [_POPULARITY])
+        figures = Figures(self.stage, case, measured | baselines)
+        return {
+            **self._counts(queries),
+            "metrics": figures.metrics(MODEL),
+            "intervals": figures.intervals(),
+            "baselines": {name: figures.metrics(name) for name in baselines},
+            "comparisons": figures.comparisons(),
+        }
+
+    def _counts(self, queries: Queries) -> dict[str, int]:
+        is_item, rows = self.known.catalogue.is_item, queries.positives.rows
+        return {
+            "users": len(np.unique(queries.user)),
+            "users_held_out": len(self.view.store.eval_users.rows),
+            "queries": len(queries),
+            "positives": len(rows),
+            "unknown_positives": int((~is_item[rows]).sum()),
+            "candidates": int(is_item.sum()),
+        }
+
+    def _slices(self, case: Case) -> Any:
+        store: InteractionStore = self.view.store
+        known = Known(
+            is_trained=store.trained_user[case.queries.user] >= 0,
+            counts=case.items.counts,
+            catalogue=self.known.catalogue,
+            user_features=self.known.user_features,
+            names=self.stage.evaluate.slices,
+        )
+        return make_slices(case.queries, known)
+
+    def _exposure(self, found: Measured) -> dict[str, Any] | None:
+        """Returns what is recommended at the deciding cut-off; None without lists."""
+        if self.stage.evaluate.sampled_negatives is not None:
+            return None
+        digits = re.search(r"@(\d+)$", self.stage.bless.metric)
+        k = int(digits[1]) if digits else min(self.stage.evaluate.k)
+        is_item = self.known.catalogue.is_item
+        times = lists.shown(found.ranking.top, len(is_item), k)
+        return exposure(times[is_item], self.known.items.row_counts[is_item], k)
+
+
+def _tell(name: str) -> Tell:
+    """Returns what tells of the progress of one subject."""
+
+    def tell(done: int, total: int) -> None:
+        text = f"{name.replace('_', ' ')}: {done:,} of {total:,} queries"
+        events.emit("progress", step=_STEP, done=done, total=total, text=text)
+
+    return tell
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m recsys.evaluate", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
+    parser.add_argument("--model", type=Path, required=True, help="model folder or bundle")
+    parser.add_argument("--data", type=Path, required=True, help="data folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json")
+    parser.add_argument("--blessed", type=Path, help="model folder or bundle to compare with")
+    return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the stage from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m recsys.evaluate", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
-    parser.add_argument("--model", type=Path, required=True, help="model folder")
-    parser.add_argument("--data", type=Path, required=True, help="data folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder of evaluation.json")
-    parser.add_argument("--blessed", type=Path, help="model folder to compare with")
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     stage = load_stage(options.config, EvaluateStage)
     result = evaluate(stage, options.model, options.data, options.out, options.blessed)
+    verdict = result["verdict"]
     return {
         "evaluation": str(options.out / "evaluation.json"),
         "metrics": {**result["metrics"], "baselines": result["baselines"]},
-        **result["verdict"],
+        "blessed": verdict["blessed"],
+        "sentence": verdict["sentence"],
+        "reasons": verdict["reasons"],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import sys
 from typing import Any, TypeGuard
 
 ABSENT = "–"
@@ -13,8 +14,9 @@ _SPACE = "\N{NO-BREAK SPACE}"
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Returns whether `value` is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Returns whether `value` is a finite number, whole ones beyond any float left out."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def count(value: Any) -> str:
@@ -96,3 +98,48 @@ def moment(timestamp: Any) -> str:
         return f"{timestamp} s since 1970"
     at_midnight = time.hour == time.minute == time.second == 0
     return time.strftime("%Y-%m-%d" if at_midnight else "%Y-%m-%d %H:%M UTC")
+
+
+def change(value: Any) -> str:
+    """Returns a relative difference with its sign, `+3.1 %`; from 100 % on without decimals."""
+    if not is_number(value):
+        return ABSENT
+    return f"{_signed_percent(value)}{_SPACE}%"
+
+
+def change_span(interval: Any) -> str:
+    """Returns an interval of relative differences, `+1.9 … +4.4 %`."""
+    ends = ends_of(interval)
+    if ends is None:
+        return ABSENT
+    low, high = (_signed_percent(end) for end in ends)
+    return f"{low}{_SPACE}%" if low == high else f"{low} … {high}{_SPACE}%"
+
+
+def span(interval: Any) -> str:
+    """Returns an interval of figures, `0.0964 … 0.1580`: as many decimals at either end."""
+    ends = ends_of(interval)
+    if ends is None:
+        return ABSENT
+    texts = [figure(end) for end in ends]
+    decimals = [len(text.partition(".")[2]) for text in texts]
+    if max(map(abs, ends)) < 1000:
+        # The finer end decides, but an end near 0 doesn't draw out the other one.
+        texts = [f"{end:.{min(max(decimals), min(decimals) + 1)}f}" for end in ends]
+    return " … ".join(texts)
+
+
+def ends_of(interval: Any) -> tuple[float, float] | None:
+    """Returns the two ends of what was read as an interval; None where it is none."""
+    if not isinstance(interval, list | tuple) or len(interval) != 2:
+        return None
+    low, high = interval
+    return (low, high) if is_number(low) and is_number(high) else None
+
+
+def _signed_percent(value: float) -> str:
+    digits = 0 if abs(value) >= 1 else 1
+    text = f"{100 * abs(value):,.{digits}f}"
+    if text == "0.0":
+        return "±0"
+    return f"{'+' if value > 0 else '−'}{text}"

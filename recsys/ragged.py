@@ -40,6 +40,13 @@ class Ragged:
         offsets = self.offsets[block.start : block.stop + 1]
         return Ragged(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
 
+    def select(self, chosen: np.ndarray) -> Ragged:
+        """Returns the lists `chosen` `[n]`: a mask, or places."""
+        places = np.arange(len(self))[chosen]
+        counts = np.diff(self.offsets)[places]
+        rows = self.rows[ranges(self.offsets[places], counts)]
+        return Ragged(rows, np.concatenate([[0], np.cumsum(counts)]))
+
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns `start`, `start + 1`, … of each range of `counts` numbers, end to end.

@@ -7,7 +7,10 @@ from pathlib import Path
 # What several files of tests share.
 sys.path.append(str(Path(__file__).parent / "test_embedding_scripts"))
 sys.path.append(str(Path(__file__).parent / "test_batches_scripts"))
+sys.path.append(str(Path(__file__).parent / "test_baselines_scripts"))
 sys.path.append(str(Path(__file__).parent / "test_training_scripts"))
+sys.path.append(str(Path(__file__).parent / "test_report_scripts"))
+sys.path.append(str(Path(__file__).parent / "test_subjects_scripts"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

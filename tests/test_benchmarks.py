@@ -335,3 +335,28 @@ def test_resume_kills_runs_and_compares_them():
     same, _, kills = map(json.loads, done.stdout.splitlines())
     assert (same["case"], same["median"]) == ("runs with the same bits", 1.0)
     assert kills["median"] == 1.0
+
+
+def test_evaluate_compares_ours_with_the_plain_product_and_with_jax():
+    words = ["--users", "40", "--items", "3000", "--dim", "8", "--positives", "3", "--runs", "2"]
+    words += ["--peers", "jax", "--peer-users", "16", "--devices", "2", "--matmul", "64"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.evaluate", *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    lines = {line["case"]: line for line in map(json.loads, done.stdout.splitlines())}
+    size = "items=3000 dim=8"
+    ours, gflops, plain, share, ratio = (
+        lines[f"{name} users=40 {size}"]
+        for name in ("ours", "ours rate", "matmul", "ours/matmul", "ours/jax")
+    )
+    jax = lines[f"jax users=16 {size}"]
+    assert (ours["n_runs"], ours["unit"], gflops["unit"]) == (2, "users/s", "GFLOP/s")
+    assert gflops["max"] == pytest.approx(2 * ours["max"] * 3000 * 8 / 1e9, abs=1e-5)
+    assert 0 < share["max"] <= gflops["max"] / plain["min"] * 1.01
+    assert ours["min"] / jax["max"] * 0.99 <= ratio["min"] <= ours["max"] / jax["min"] * 1.01
+    same = [line["median"] for name, line in lines.items() if name.startswith("same bits")]
+    assert same == [1.0, 1.0]

@@ -180,15 +180,13 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
     monkeypatch.setattr("recsys.cli.stages.run_stage", record)
     common = ["--config", str(small_config(tmp_path)), "--set", "train.epochs=3", "--out", "o"]
     assert run_main("train", "--data", "d", *common) == 0
-    assert run_main("evaluate", "--data", "d", "--model", "m", *common) == 0
     assert run_main("export", "--data", "d", "--model", "m", *common) == 0
     assert started == [
         ("recsys.train", "jax", 3),
-        ("recsys.evaluate", "jax", 3),
         ("recsys.export", "tensorflow", 3),
     ]
-    assert tunes == [True, True, False]
-    assert capsys.readouterr().out == '{"out": "x"}\n' * 3
+    assert tunes == [True, False]
+    assert capsys.readouterr().out == '{"out": "x"}\n' * 2
 
 
 def test_recommend_looks_under_the_root_of_the_config_or_the_given_one(tmp_path):

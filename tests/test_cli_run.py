@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from report_evaluation import evaluation
 from rich.console import Console
 
 from recsys.cli import main, stages
@@ -30,6 +31,7 @@ SUMMARY = {
     "blessed": True,
     "bundle": "/r/serving/m/1",
     "report": "/r/report.html",
+    "index": "/r/index.html",
     "metrics": METRICS,
 }
 EVENTS = [
@@ -128,24 +130,42 @@ def test_a_failed_step_is_shown_and_the_first_error_is_kept():
     assert view.error.code == "R301"
 
 
-def result_text(**changes):
+def result_text(width=100, **changes):
     screen = io.StringIO()
-    console = Console(file=screen, width=100, highlight=False)
+    console = Console(file=screen, width=width, highlight=False)
     show_result(console, {**SUMMARY, **changes}, 12.34, Path("/r/logs/x.log"))
     return screen.getvalue()
 
 
 def test_the_result_has_model_and_popularity_side_by_side():
     lines = [line.replace(" ", "") for line in result_text().splitlines()]
-    assert "│recall@10│0.1200│0.0600│2.00│" in lines
-    assert "│mrr│0.0500│0.0000│–│" in lines
+    assert "│recall@10│0.1200│0.0600│" in lines
+    assert "│mrr│0.0500│0.0000│" in lines
+    assert "│popularity│+100\N{NO-BREAK SPACE}%│–│" in lines
+
+
+def test_the_result_has_every_subject_and_how_far_it_is_within_80_columns(tmp_path):
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(evaluation()))
+    text = result_text(width=80, evaluation=str(path)).replace("\N{NO-BREAK SPACE}", " ")
+    lines = [line.replace(" ", "") for line in text.splitlines()]
+    assert "│recall@10│0.1270│0.0843│0.0901│0.1186│0.1149│0.1247│" in lines
+    assert "│auc│0.8800│0.7523│0.7698│0.8549│0.8439│0.8732│" in lines
+    assert not any("recall@50" in line or "coverage" in line for line in lines)
+    assert "recall@10 is 0.1270, 95 % interval 0.0964 … 0.1575" in text
+    assert "│item-kNN│+7.1%│+0.3…+13.8%│" in lines
+    tables = text.partition("The model is")[0]
+    assert max(len(line) for line in tables.splitlines()) <= 80
+    sentence = "+1.8 % recall@10 over the last blessed model, 95% interval −3.6 … +7.3 %; blessed"
+    assert sentence in text.splitlines()
 
 
 def test_the_result_names_its_files():
     lines = result_text().splitlines()
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "bundle   /r/serving/m/1",
         "report   /r/report.html",
+        "index    /r/index.html",
         "log      /r/logs/x.log",
         "seconds  12.3",
     ]
@@ -170,7 +190,8 @@ def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(
         ],
     }
     path = tmp_path / "evaluation.json"
-    path.write_text(json.dumps({"examples": [example], "verdict": {"reasons": ["because"]}}))
+    verdict = {"reasons": ["because"]}
+    path.write_text(json.dumps({"metrics": METRICS, "examples": [example], "verdict": verdict}))
     text = result_text(evaluation=str(path))
     assert "User 42" in text
     rows = [line.split("│")[1:3] for line in text.splitlines() if "│" in line]

@@ -232,11 +232,35 @@ def test_a_wrong_value_is_refused_and_its_key_named(small, override):
 def test_a_metric_that_nobody_computes_is_refused(small):
     error = refusal(small, "bless.metric=recall@11")
     assert error.code == "R107"
-    assert "recall@10, recall@50, recall@100, ndcg@10" in str(error)
+    assert "recall@10, recall@50, recall@100, precision@10" in str(error)
 
 
 def test_metric_names_are_those_of_every_k():
-    assert metric_names([5, 20]) == ["recall@5", "recall@20", "ndcg@5", "ndcg@20", "mrr"]
+    names = metric_names([5, 20])
+    assert names[:4] == ["recall@5", "recall@20", "precision@5", "precision@20"]
+    assert names[-4:] == ["map@5", "map@20", "mrr", "auc"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["evaluate.baselines=[ials]"], "evaluate.baselines doesn't hold"),
+        (["bless.over={itemknn: 1.0}"], "bless.over"),
+        (["bless.at_least=1.5"], "bless.at_least"),
+        (["bless.rules=[{metric: recall@10, at_least: 0.9}]"], "contradict"),
+        (
+            ["bless.rules=[{metric: mrr, slice: head}, {metric: mrr, slice: head}]"],
+            "of the slice 'head'",
+        ),
+        (["evaluate.slices=[colour]"], "evaluate.slices must be features"),
+        (["evaluate.k=[]"], "evaluate.k"),
+        (["evaluate.k=[10, 10, 50, 100]"], "evaluate.k names something twice"),
+    ],
+)
+def test_rules_that_cannot_be_judged_are_refused(small, overrides, words):
+    error = refusal(small, *overrides)
+    assert error.code == "R107"
+    assert words in str(error)
 
 
 def test_several_problems_are_counted(small):

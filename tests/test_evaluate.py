@@ -1,10 +1,21 @@
 """An evaluation against plain Python, on three users whom one can count by hand."""
 
+import json
+import shutil
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage, ModelConfig, TrainStage
+from recsys.config import (
+    BASELINES,
+    BlessConfig,
+    EvaluateConfig,
+    EvaluateStage,
+    ModelConfig,
+    TrainStage,
+)
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
@@ -15,8 +26,8 @@ from recsys.model.inference import embed_catalogue, embed_queries
 
 TRAINED = TrainStage(model=ModelConfig(dim=4, history=3, widths=(5,)))
 STAGE = EvaluateStage(
-    evaluate=EvaluateConfig(k=(1, 3)),
-    bless=BlessConfig(metric="mrr", over_popularity=0.0),
+    evaluate=EvaluateConfig(k=(1, 3), resamples=100),
+    bless=BlessConfig(metric="mrr", over={"popularity": 0.1}),
     report_users=("ann", "zoe", "nobody"),
 )
 # (evaluation user, seen rows, positive row): Ann takes 3, then 4; Zoe, who is new, takes 2.
@@ -26,7 +37,7 @@ QUERIES = [(0, [1, 2], 3), (0, [1, 2, 3], 4), (1, [], 2)]
 def table(events):
     """Events (user id, user row, item row, time)."""
     kinds = {"user_id": "string", "user_row": "int32", "item_row": "int32", "timestamp": "int64"}
-    columns = zip(*events, strict=True)
+    columns = zip(*events, strict=True) if events else [[]] * len(kinds)
     arrays = [pa.array(c, k) for c, k in zip(columns, kinds.values(), strict=True)]
     return pa.table(arrays, names=list(kinds))
 
@@ -77,11 +88,16 @@ def test_metrics_are_means_over_users_of_the_means_over_their_queries(folders, r
         order.index(positive) + 1
         for order, (_, _, positive) in zip(lists(folders[2]), QUERIES, strict=True)
     ]
+    others = [6 - len(seen) - 1 for _, seen, _ in QUERIES]
     for name, value in {
         "recall@1": [place <= 1 for place in places],
         "recall@3": [place <= 3 for place in places],
+        "precision@3": [(place <= 3) / 3 for place in places],
+        "hit_rate@3": [place <= 3 for place in places],
         "ndcg@3": [1 / np.log2(1 + place) if place <= 3 else 0 for place in places],
+        "map@3": [1 / place if place <= 3 else 0 for place in places],
         "mrr": [1 / place for place in places],
+        "auc": [1 - (place - 1) / n for place, n in zip(places, others, strict=True)],
     }.items():
         expected = ((value[0] + value[1]) / 2 + value[2]) / 2
         assert result["metrics"][name] == pytest.approx(expected), name
@@ -102,20 +118,93 @@ def test_at_cut_asks_each_user_once_and_wants_all_that_follows(result):
     assert at_cut["baselines"]["popularity"]["recall@1"] == 0.25
 
 
-def test_slices_part_the_queries_by_user_and_by_history(result):
+def test_slices_part_the_queries_by_user_history_and_time(result):
     parts = {part["name"]: (part["users"], part["queries"]) for part in result["slices"]}
     assert parts == {
         "users known to training": (1, 2),
-        "users new since the cut": (1, 1),
-        "queries without a history": (1, 1),
-        "queries with a history of 1 to 5": (1, 2),
+        "cold users": (1, 1),
+        "no history": (1, 1),
+        "1 to 5 events before": (1, 2),
+        "back within an hour": (1, 2),
+        "head": (1, 1),
+        "torso": (1, 1),
+        "tail": (1, 1),
     }
     known, new = (part["baselines"]["popularity"]["mrr"] for part in result["slices"][:2])
     assert (known, new) == (0.75, 0.25)
+    assert all(part["is_small"] and part["interval"] is None for part in result["slices"])
+
+
+def test_a_slice_of_positives_has_their_ranks_in_the_whole_list(result):
+    # Item 3 is the most popular one, and the first of Ann's list; 4 follows, 2 is Zoe's.
+    parts = {part["name"]: part["baselines"]["popularity"] for part in result["slices"]}
+    assert parts["head"]["mrr"] == 1.0
+    assert parts["torso"]["mrr"] == 1 / 2
+    assert parts["tail"]["mrr"] == 1 / 4
 
 
 def test_coverage_is_the_share_of_items_in_the_first_places(folders, result):
-    assert result["coverage@1"] == len({order[0] for order in lists(folders[2])}) / 6
+    firsts = {order[0] for order in lists(folders[2])}
+    assert result["metrics"]["coverage@1"] == len(firsts) / 6
+
+
+def test_exposure_counts_the_lists_that_items_are_in(folders, result):
+    shown = Counter(order[0] for order in lists(folders[2]))
+    counts = {1: 2, 2: 3, 3: 6, 4: 4, 5: 5, 6: 1}
+    found = sorted(map(tuple, result["exposure"]["points"]))
+    assert result["exposure"]["k"] == 1
+    assert found == sorted((count, shown[row]) for row, count in counts.items())
+    bins = result["exposure"]["bins"]
+    assert [(one["from"], one["to"], one["items"]) for one in bins] == [
+        (1, 1, 1),
+        (2, 3, 2),
+        (4, 7, 3),
+    ]
+    assert sum(one["recommended_share"] for one in bins) == pytest.approx(1.0)
+
+
+def test_every_baseline_is_measured_or_said_to_be_left_out(result):
+    measured, left_out = set(result["baselines"]), set(result["baselines_left_out"])
+    assert measured | left_out == set(BASELINES)
+    assert not measured & left_out
+    for figures in result["baselines"].values():
+        assert figures.keys() >= {"recall@3", "auc", "coverage@3", "novelty@3", "diversity@3"}
+
+
+def test_the_model_against_itself_is_as_good(folders, tmp_path):
+    data, model, _ = folders
+    bless = BlessConfig(metric="mrr", over={"popularity": 0.001}, over_blessed=1.0)
+    stage = STAGE.model_copy(update={"bless": bless})
+    result = evaluate(stage, model, data, tmp_path, blessed=model)
+    assert result["blessed_model"] == result["metrics"]
+    differences = result["comparisons"]["blessed_model"].values()
+    assert {one["relative"] for one in differences} <= {0.0, None}
+    assert {one["difference"] for one in differences} == {0.0}
+    assert result["verdict"]["blessed"]
+    assert result["verdict"]["sentence"].startswith("±0 % mrr over the last blessed model")
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == json.loads(json.dumps(result))
+    [ann, _] = result["examples"]
+    assert ann["blessed_recommended"] == ann["recommended"]
+
+
+def test_among_sampled_items_ranks_are_marked_and_bless_nothing(folders, tmp_path):
+    data, model, _ = folders
+    config = STAGE.evaluate.model_copy(update={"sampled_negatives": 1})
+    result = evaluate(STAGE.model_copy(update={"evaluate": config}), model, data, tmp_path)
+    assert result["sampled_negatives"] == 1
+    # One positive beside one other: the rank is 1 or 2.
+    assert result["metrics"]["recall@3"] == 1.0
+    assert result["metrics"]["mrr"] >= 0.5
+    assert "coverage@3" not in result["metrics"]
+    assert not result["verdict"]["blessed"]
+
+
+def test_what_was_seen_stays_in_the_list_where_the_config_says_so(folders, tmp_path):
+    data, model, _ = folders
+    config = STAGE.evaluate.model_copy(update={"mask_seen": False})
+    result = evaluate(STAGE.model_copy(update={"evaluate": config}), model, data, tmp_path)
+    # Popularity: 3, 5, 4, 2, 1, 6 for everybody; Ann's answers are 3 and 4, Zoe's is 2.
+    assert result["baselines"]["popularity"]["mrr"] == ((1 + 1 / 3) / 2 + 1 / 4) / 2
 
 
 def test_an_example_shows_what_is_new_to_its_user_and_what_proved_right(folders, result):
@@ -140,7 +229,49 @@ def test_embeddings_that_are_no_numbers_stop_the_evaluation(folders, tmp_path, m
     def broken(model, inputs):
         return np.full((7, 4), np.nan, np.float32)
 
-    monkeypatch.setattr("recsys.evaluate.embed_catalogue", broken)
+    monkeypatch.setattr("recsys.evaluation.model_towers.embed_catalogue", broken)
     with pytest.raises(RecsysError, match=r"R402.*7 of 7"):
         evaluate(STAGE, model, data, tmp_path)
     assert not (tmp_path / "evaluation.json").exists()
+
+
+def held_out(tmp_path, folders, events):
+    """A data folder like the one of `folders`, with other held-out events."""
+    data = tmp_path / "data"
+    shutil.copytree(folders[0], data)
+    shutil.rmtree(data / "store")
+    seen = [("ann", 1, row, row) for row in range(1, 6)]
+    write_store(data / "store", 10, table(seen), table(events))
+    return data
+
+
+def test_a_user_who_has_seen_all_else_is_left_out_and_counted(folders, tmp_path):
+    data = held_out(tmp_path, folders, [("ann", 1, 6, 10), ("zoe", 0, 2, 12)])
+    result = evaluate(STAGE, folders[1], data, tmp_path / "out")
+    assert (result["left_out_queries"], result["queries"], result["users"]) == (1, 1, 1)
+
+
+def test_users_who_have_all_seen_all_else_are_an_error(folders, tmp_path):
+    data = held_out(tmp_path, folders, [("ann", 1, 6, 10)])
+    with pytest.raises(RecsysError, match=r"R408.*all 6 items.*evaluate\.mask_seen"):
+        evaluate(STAGE, folders[1], data, tmp_path / "out")
+
+
+def test_unknown_items_rank_last_and_are_counted(folders, tmp_path):
+    data = held_out(tmp_path, folders, [("zoe", 0, 0, 11), ("zoe", 0, 3, 12)])
+    result = evaluate(STAGE, folders[1], data, tmp_path / "out")
+    assert result["unknown_positives"] == 1
+    assert result["baselines"]["popularity"]["mrr"] == (1 / 7 + 1) / 2
+
+
+def test_held_out_events_of_nothing_but_unknown_items_are_an_error(folders, tmp_path):
+    data = held_out(tmp_path, folders, [("zoe", 0, 0, 11)])
+    with pytest.raises(RecsysError, match=r"R407.*all of unknown items"):
+        evaluate(STAGE, folders[1], data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_held_out_is_an_error(folders, tmp_path):
+    data = held_out(tmp_path, folders, [])
+    with pytest.raises(RecsysError, match=r"R401.*data\.eval_share"):
+        evaluate(STAGE, folders[1], data, tmp_path / "out")

@@ -36,9 +36,11 @@ _EVALUATION = {
     "users": 7,
     "queries": 47,
     "candidates": 40,
-    "metrics": {"recall@10": 0.25},
+    "metrics": {"recall@10": 0.25, "coverage@10": 0.5},
+    "confidence": 0.95,
+    "intervals": {"recall@10": [0.2, 0.3]},
     "baselines": {"popularity": {"recall@10": 0.125}},
-    "verdict": {"blessed": True, "reasons": ["recall@10 is 0.2500"]},
+    "verdict": {"blessed": True, "sentence": "Twice as good", "reasons": ["recall@10 is 0.2500"]},
 }
 _WORDS = ["Red", "Blue", "the", "sea", "Night", "Über", "wolf", "of"]
 _GENRES = ["Drama", "Sci-Fi", "War", "Comedy"]
@@ -383,7 +385,7 @@ def test_the_bundle_is_whole_and_nothing_stays_beside_it(exported):
     verify(bundle)
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["k"] == _K
-    assert manifest["metrics"] == {"recall@10": 0.25}
+    assert manifest["metrics"] == _EVALUATION["metrics"]
     assert manifest["item_columns"] == ["genres", "title"]
     assert manifest["user_columns"] == ["age", "joined", "plan"]
     assert {"MODEL_CARD.md", "saved_model.pb", "titles.parquet", "item_embeddings.npy"} <= set(
@@ -396,7 +398,9 @@ def test_the_model_card_has_the_header_and_the_figures(exported):
     card = (exported.world.folder / "bundle" / "MODEL_CARD.md").read_text()
     header = yaml.safe_load(card.split("---")[1])
     assert header["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.25
-    assert "| recall@10 | 0.2500 | 0.1250 |" in card
+    assert "| recall@10 | 0.2500 | 0.2000 … 0.3000 | 0.1250 |" in card
+    assert "| coverage@10 | 0.5000 | – | – |" in card
+    assert "Twice as good" in card
 
 
 def test_a_client_needs_tensorflow_alone(exported):

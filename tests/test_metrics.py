@@ -1,46 +1,99 @@
-"""The metrics at literal numbers."""
+"""The metrics of accuracy at literal numbers, and against scikit-learn."""
 
 import math
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
+from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from recsys.evaluation.metrics import per_query, per_user
 
 
+def of_one(ranks, ks, n_ranked=100):
+    found = per_query(np.array(ranks), np.zeros(len(ranks), int), 1, ks, np.array([n_ranked]))
+    return {name: values[0] for name, values in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value"),
+    [
+        ("recall@2", 1 / 3),
+        ("recall@10", 2 / 3),
+        ("precision@2", 1 / 2),
+        ("precision@10", 2 / 10),
+        ("hit_rate@2", 1.0),
+        ("ndcg@2", 1 / (1 + 1 / math.log2(3))),
+        ("ndcg@10", (1 + 1 / math.log2(5)) / (1 + 1 / math.log2(3) + 1 / 2)),
+        ("map@2", 1 / 3),
+        ("map@10", (1 / 1 + 2 / 4) / 3),
+        ("map@100", (1 / 1 + 2 / 4 + 3 / 50) / 3),
+        ("mrr", 1.0),
+        # Before the three stand 0, 2 and 47 of the 97 others.
+        ("auc", 1 - (0 + 2 + 47) / (3 * 97)),
+    ],
+)
+def test_positives_at_the_ranks_1_4_and_50(metric, value):
+    assert of_one([1, 4, 50], [2, 10, 100])[metric] == pytest.approx(value)
+
+
 def test_one_positive_at_rank_three():
-    metrics = per_query(np.array([3]), np.array([0]), 1, [2, 10])
-    assert metrics["recall@2"][0] == 0.0
-    assert metrics["recall@10"][0] == 1.0
-    assert metrics["ndcg@2"][0] == 0.0
-    assert metrics["ndcg@10"][0] == pytest.approx(0.5)  # 1 / log2(4)
-    assert metrics["mrr"][0] == pytest.approx(1 / 3)
-
-
-def test_three_positives_of_which_two_are_found():
-    metrics = per_query(np.array([1, 4, 50]), np.zeros(3, int), 1, [10])
-    assert metrics["recall@10"][0] == pytest.approx(2 / 3)
-    ideal = 1 + 1 / math.log2(3) + 1 / 2
-    assert metrics["ndcg@10"][0] == pytest.approx((1 + 1 / math.log2(5)) / ideal)
-    assert metrics["mrr"][0] == 1.0
+    found = of_one([3], [2, 10])
+    assert (found["recall@2"], found["recall@10"]) == (0.0, 1.0)
+    assert (found["hit_rate@2"], found["hit_rate@10"]) == (0.0, 1.0)
+    assert (found["ndcg@2"], found["ndcg@10"]) == (0.0, pytest.approx(0.5))  # 1 / log2(4)
+    assert found["mrr"] == found["map@10"] == pytest.approx(1 / 3)
 
 
 def test_more_positives_than_places_can_still_be_perfect_in_ndcg():
-    metrics = per_query(np.arange(1, 21), np.zeros(20, int), 1, [10])
-    assert metrics["ndcg@10"][0] == pytest.approx(1.0)
-    assert metrics["recall@10"][0] == pytest.approx(0.5)
+    found = of_one(range(1, 21), [10])
+    assert found["ndcg@10"] == pytest.approx(1.0)
+    assert found["recall@10"] == found["map@10"] == pytest.approx(0.5)
+    assert found["auc"] == 1.0
+
+
+def test_a_positive_that_is_no_candidate_stands_behind_all_others():
+    found = of_one([1, 11], [10], n_ranked=10)
+    assert found["recall@10"] == 0.5
+    assert found["auc"] == 0.5  # One pair of two halves: all others, and none.
+
+
+def test_auc_of_a_list_of_nothing_but_positives_is_even():
+    assert of_one([1, 2], [1], n_ranked=2)["auc"] == 0.5
 
 
 def test_queries_do_not_mix():
-    metrics = per_query(np.array([1, 100, 1]), np.array([0, 1, 2]), 3, [10])
-    assert metrics["recall@10"].tolist() == [1.0, 0.0, 1.0]
-    assert metrics["mrr"].tolist() == [1.0, 0.01, 1.0]
+    found = per_query(np.array([1, 100, 1]), np.array([0, 1, 2]), 3, [10], np.array([200] * 3))
+    assert found["recall@10"].tolist() == [1.0, 0.0, 1.0]
+    assert found["mrr"].tolist() == [1.0, 0.01, 1.0]
+    assert found["map@10"].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_query_without_positives_has_no_metrics():
+    found = per_query(np.array([1]), np.array([1]), 2, [10], np.array([5, 5]))
+    assert {name for name, values in found.items() if not math.isnan(values[0])} == set()
+    assert not any(math.isnan(values[1]) for values in found.values())
+
+
+@given(st.data())
+def test_metrics_equal_those_of_scikit_learn(data):
+    n = data.draw(st.integers(2, 30))
+    order = data.draw(st.permutations(range(n)))
+    right = data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=n - 1))
+    k = data.draw(st.integers(1, n))
+    scores = np.array([float(-order.index(item)) for item in range(n)])
+    is_right = np.array([item in right for item in range(n)])
+    ranks = sorted(order.index(item) + 1 for item in right)
+    found = of_one(ranks, [k, n], n_ranked=n)
+    assert found["auc"] == pytest.approx(roc_auc_score(is_right, scores))
+    assert found[f"map@{n}"] == pytest.approx(average_precision_score(is_right, scores))
+    assert found[f"ndcg@{k}"] == pytest.approx(ndcg_score([is_right], [scores], k=k))
 
 
 def test_users_count_equally_however_many_queries_they_have():
-    values = np.array([1.0, 1.0, 1.0, 0.0])
-    means = per_user(values, np.array([0, 0, 0, 2]), 3)
+    values = np.array([1.0, 1.0, 1.0, 0.0, math.nan])
+    means = per_user(values, np.array([0, 0, 0, 2, 2]), 3)
     assert means[0] == 1.0
     assert math.isnan(means[1])
     assert means[2] == 0.0
-    assert np.nanmean(means) == 0.5

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -71,7 +73,7 @@ def write_config(folder, **data):
         "model": {"dim": 8, "feature_dim": 4, "history": 5, "widths": [16]},
         "train": {"batch_size": 64, "epochs": 2},
         "evaluate": {"k": [5, 10]},
-        "bless": {"metric": "recall@10", "over_popularity": 0.0, "over_blessed": 0.0},
+        "bless": {"metric": "auc", "at_least": 0.01, "over": {}, "over_blessed": 0.0},
         "export": {"k": 10},
     }
     config["data"].update(data)
@@ -100,6 +102,9 @@ class Runs:
         code = local_runner.main()
         return code, [json.loads(line) for line in log.read_text().splitlines()]
 
+    def index(self):
+        return (self.folder / "run/index.html").resolve()
+
     def served(self):
         return sorted(path.name for path in (self.folder / "run/serving/tiny").glob("[0-9]*"))
 
@@ -108,11 +113,20 @@ def steps(events):
     return {e["step"]: (e["state"], e["reason"]) for e in events if e["kind"] == "step_finished"}
 
 
+ALWAYS = {
+    ("ran", "it looks again in every run"),
+    ("ran", "each run has a report of its own"),
+}
+
+
 def made(events):
-    """The steps that make something: what is looked up is looked up in every run."""
-    looked_up = ("ran", "it looks again in every run")
-    done = {step: outcome for step, outcome in steps(events).items() if outcome != looked_up}
-    assert set(steps(events)) - set(done) >= {"LatestBlessed", "PreviousVocabularies"}
+    """The steps that make something: others look something up, or tell of the run."""
+    done = {step: outcome for step, outcome in steps(events).items() if outcome not in ALWAYS}
+    assert steps(events).keys() - done.keys() >= {
+        "LatestBlessed",
+        "PreviousVocabularies",
+        "Reporter",
+    }
     return done
 
 
@@ -163,7 +177,41 @@ def test_a_rerun_with_nothing_changed_is_cached_and_says_so(runs, first):
     code, events = runs()
     assert code == 0
     assert set(made(events).values()) == {("cached", "cached: nothing it depends on has changed")}
-    assert summary(events) == summary(first)
+    now, before = summary(events), summary(first)
+    assert now.pop("report") != before.pop("report")
+    assert now == before
+
+
+def records(runs):
+    """The records of the runs so far, the oldest first: lines of steps, and the result."""
+    folders = sorted((runs.folder / "run/runs").iterdir())
+    return [
+        (
+            [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()],
+            json.loads((folder / "run.json").read_text()),
+        )
+        for folder in folders
+    ]
+
+
+def test_each_run_leaves_a_record_and_its_report_tells_of_it(runs, first):
+    code, events = runs()
+    assert code == 0
+    (head, *lines), result = records(runs)[-1]
+    assert head["steps"] == events[0]["steps"]
+    assert {line["step"]: (line["state"], line["reason"]) for line in lines} == steps(events)
+    assert result["state"] == "finished"
+    assert result["rejected"] == {
+        "interactions": {"read": N_EVENTS + 6, "rejected": 5},
+        "items": {"read": N_ITEMS, "rejected": 0},
+    }
+    assert result["deciding"] == "auc"
+    assert runs.folder / "run" / result["report"] == Path(summary(events)["report"])
+    report = Path(summary(events)["report"]).read_text()
+    assert f"{len(lines) - 1} steps in" in report
+    assert re.search(r"cached</span>: nothing it depends on has changed", report)
+    link = re.search(r'<a href="([^"]+)">all runs</a>', report)[1]
+    assert (Path(summary(events)["report"]).parent / link).resolve() == runs.index()
 
 
 def test_a_change_of_the_training_config_runs_what_depends_on_it(runs, first):
@@ -177,7 +225,6 @@ def test_a_change_of_the_training_config_runs_what_depends_on_it(runs, first):
         "RetrievalEvaluator",
         "Exporter",
         "Pusher",
-        "Reporter",
     }
     assert runs.served() == ["1", "2"]
     code, events = runs("train.epochs=3")
@@ -210,6 +257,12 @@ def test_too_many_bad_rows_stop_the_run_and_what_is_served_stays(runs, first):
     assert error(events)["code"] == "R241"
     assert "0.25% were (5 of 2006" in error(events)["rule"]
     assert runs.served() == served
+    _, result = records(runs)[-1]
+    assert (result["state"], result["step"]) == ("failed", "DataGate")
+    assert result["rejected"]["interactions"]["rejected"] == 5
+    newest = runs.index().read_text().partition("<tbody>")[2].partition("</tr>")[0]
+    assert "failed" in newest
+    assert "[R241]" in newest
 
 
 def test_data_that_breaks_its_committed_schema_stop_the_run(runs, first, tmp_path):

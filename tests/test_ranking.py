@@ -1,68 +1,269 @@
-"""Ranks and top lists against sorting in plain Python."""
+"""Ranks and top lists against sorting in plain Python, by the C kernel and by JAX alone."""
+
+import dataclasses
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-import recsys.evaluation.ranking
-from recsys.evaluation.ranking import rank
+from recsys import native
+from recsys.errors import RecsysError
+from recsys.evaluation import rank_devices, rank_host
+from recsys.evaluation.ranking import DotProducts, rank
 from recsys.ragged import Ragged
+
+WAYS = ["native", "jax"]
+
+
+def use(way, patch):
+    """Ranks by the C kernel, or by JAX alone."""
+    if way == "jax":
+        patch.setenv("RECSYS_NATIVE", "0")
+    elif native.status().compiler is None:
+        pytest.skip(native.status().reason)
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    use(request.param, monkeypatch)
+    return request.param
+
+
+@dataclasses.dataclass
+class Given:
+    array: np.ndarray
+
+    def scores(self, block):
+        return self.array[block]
 
 
 def ragged(lists):
     return Ragged.of([np.array(rows, np.int32) for rows in lists])
 
 
-def by_sorting(scores, positives, seen):
+def by_sorting(scores, positives, seen, is_candidate):
     """The list that each user would see: best first, ties by row, nothing seen."""
     for query, wanted in enumerate(positives):
         hidden = set(seen[query]) - set(wanted)
-        rows = [r for r in range(1, scores.shape[1]) if r not in hidden]
-        yield sorted(rows, key=lambda r: (-scores[query, r], r))
+        rows = [row for row in np.flatnonzero(is_candidate) if row not in hidden]
+        yield sorted(rows, key=lambda row: (-scores[query, row], row))
+
+
+def assert_sorted(found, scores, positives, seen, is_candidate, k):
+    """Asserts that `found` is what sorting finds; -inf stands in no top list."""
+    k = min(k, is_candidate.sum())
+    ranks, top, top_scores = [], [], []
+    for query, order in enumerate(by_sorting(scores, positives, seen, is_candidate)):
+        place = {row: i for i, row in enumerate(order)}
+        ranks += [place.get(row, len(order)) + 1 for row in positives[query]]
+        assert found.n_ranked[query] == len(order)
+        shown = [row for row in order if scores[query, row] > -np.inf][:k]
+        top.append(shown + [0] * (k - len(shown)))
+        top_scores.append([*scores[query, shown], *[-np.inf] * (k - len(shown))])
+    assert found.ranks.tolist() == ranks
+    assert found.top.tolist() == top
+    np.testing.assert_array_equal(found.top_scores, np.array(top_scores, np.float32))
 
 
 @st.composite
 def cases(draw):
-    n_rows, n_queries = draw(st.integers(3, 12)), draw(st.integers(1, 6))
-    # Few distinct scores, so that ties are the rule.
-    score = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
-    scores = [[draw(score) for _ in range(n_rows)] for _ in range(n_queries)]
-    rows = st.sets(st.integers(1, n_rows - 1), min_size=1).map(sorted)
+    n_rows, n_queries = draw(st.integers(3, 60)), draw(st.integers(3, 4))
+    rows = st.sets(st.integers(0, n_rows - 1), min_size=1, max_size=8).map(sorted)
     positives = [draw(rows) for _ in range(n_queries)]
     seen = [draw(st.one_of(st.just([]), rows)) for _ in range(n_queries)]
-    return np.array(scores, np.float32), positives, seen, draw(st.integers(1, n_rows + 2))
+    seen[0] = seen[0] * 2  # Twice is once.
+    chosen = st.lists(st.booleans(), min_size=n_rows, max_size=n_rows)
+    return positives, seen, np.array(draw(chosen)), draw(st.sampled_from([1, 5, 70]))
 
 
-@given(cases(), st.sampled_from([1, 20, 2**24]))
-def test_ranks_and_top_lists_equal_sorting(case, block):
-    scores, positives, seen, k = case
-    is_item = np.arange(scores.shape[1]) > 0
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(cases(), seeds, st.sampled_from([1, 150, 2**24]))
+def test_ranks_and_top_lists_equal_sorting(way, case, seed, block):
+    positives, seen, is_candidate, k = case
+    shape = len(positives), len(is_candidate)
+    # Few distinct scores, so that ties are the rule.
+    scores = np.random.default_rng(seed).choice([-np.inf, -1, -0.0, 0, 0.5, 2], shape)
+    scores = scores.astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recsys.evaluation.ranking, "_BLOCK_SCORES", block)
-        found = rank(lambda part: scores[part], ragged(positives), ragged(seen), is_item, k)
-    expected = list(by_sorting(scores, positives, seen))
-    ranks = [
-        order.index(row) + 1
-        for order, wanted in zip(expected, positives, strict=True)
+        use(way, patch)
+        patch.setattr(rank_host, "_GIVEN_SCORES", block)
+        patch.setattr(rank_devices, "_CPU_SCORES", block)
+        patch.setattr(rank_devices, "_FEWEST_QUERIES", 2)
+        found = rank(Given(scores), ragged(positives), ragged(seen), is_candidate, k)
+    assert_sorted(found, scores, positives, seen, is_candidate, k)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(cases(), seeds, st.booleans())
+def test_dot_products_are_ranked_by_their_scores(way, case, seed, with_bias):
+    positives, seen, is_candidate, k = case
+    random = np.random.default_rng(seed)
+    # Small integers: every order of summing finds the same, and often the same scores.
+    query = random.integers(-2, 3, (len(positives), 3)).astype(np.float32)
+    candidates = random.integers(-2, 3, (len(is_candidate), 3)).astype(np.float32)
+    bias = random.choice([-np.inf, 0, 1], len(is_candidate)).astype(np.float32)
+    scorer = DotProducts(query, candidates, bias if with_bias else None)
+    scores = scorer.scores(slice(0, len(query)))
+    with pytest.MonkeyPatch.context() as patch:
+        use(way, patch)
+        found = rank(scorer, ragged(positives), ragged(seen), is_candidate, k)
+    assert_sorted(found, scores, positives, seen, is_candidate, k)
+
+
+def large_case(seed):
+    """Items in groups of equal embeddings, whose scores differ otherwise, and long lists."""
+    random = np.random.default_rng(seed)
+    distinct = random.normal(size=(700, 20)).astype(np.float32)
+    which = random.integers(0, 700, 3001)
+    query = random.normal(size=(60, 20)).astype(np.float32)
+    scores = (query.astype(np.float64) @ distinct.astype(np.float64).T)[:, which]
+    sizes = random.integers(1, 120, 60)
+    positives = [sorted(random.choice(3001, n, replace=False)) for n in sizes]
+    seen = [random.integers(0, 3001, n).tolist() for n in random.integers(0, 900, 60)]
+    is_candidate = random.random(3001) < 0.9
+    return DotProducts(query, distinct[which]), scores, positives, seen, is_candidate
+
+
+@pytest.mark.parametrize("k", [1, 100])
+def test_equal_embeddings_tie_wherever_they_stand(way, k):
+    scorer, scores, positives, seen, is_candidate = large_case(0)
+    found = rank(scorer, ragged(positives), ragged(seen), is_candidate, k)
+    expected = list(by_sorting(scores, positives, seen, is_candidate))
+    assert found.top.tolist() == [order[:k] for order in expected]
+    places = [{row: i for i, row in enumerate(order)} for order in expected]
+    assert found.ranks.tolist() == [
+        place.get(row, len(place)) + 1
+        for place, wanted in zip(places, positives, strict=True)
         for row in wanted
     ]
-    assert found.ranks.tolist() == ranks
-    for query, order in enumerate(expected):
-        top = found.top[query][found.top_scores[query] > -np.inf].tolist()
-        assert top == order[: found.top.shape[1]]
+    exact = np.take_along_axis(scores, found.top, axis=1)
+    np.testing.assert_allclose(found.top_scores, exact, rtol=0, atol=1e-5)
 
 
-def test_a_positive_that_no_vocabulary_knows_ranks_behind_every_item():
+def test_a_positive_that_no_vocabulary_knows_ranks_behind_every_item(way):
     scores = np.zeros((2, 5), np.float32)
     is_item = np.array([False, False, True, True, True])
-    found = rank(lambda part: scores[part], ragged([[0], [1]]), ragged([[], []]), is_item, 2)
-    assert found.ranks.tolist() == [5, 5]
+    found = rank(Given(scores), ragged([[0], [1]]), ragged([[], [4]]), is_item, 2)
+    assert found.ranks.tolist() == [4, 3]
+    assert found.n_ranked.tolist() == [3, 2]
 
 
-def test_a_row_that_is_no_item_is_never_recommended():
-    scores = np.array([[9.0, 1.0, 8.0, 2.0]], np.float32)
+def test_a_row_that_is_no_item_is_never_recommended(way):
+    # Nor is its score looked at.
+    scores = np.array([[np.nan, 1.0, 8.0, 2.0]], np.float32)
     is_item = np.array([False, True, False, True])
-    found = rank(lambda part: scores[part], ragged([[1]]), ragged([[]]), is_item, 4)
+    found = rank(Given(scores), ragged([[1]]), ragged([[]]), is_item, 4)
     assert found.top.tolist() == [[3, 1]]
     assert found.ranks.tolist() == [2]
+
+
+def test_when_every_item_is_seen_the_list_is_empty(way):
+    scores = np.arange(8, dtype=np.float32).reshape(2, 4)
+    is_item = np.array([False, True, True, True])
+    found = rank(Given(scores), ragged([[2], [3]]), ragged([[1, 2, 3], [3, 2, 1]]), is_item, 3)
+    assert found.top.tolist() == [[2, 0, 0], [3, 0, 0]]
+    assert found.top_scores.tolist() == [[2, -np.inf, -np.inf], [7, -np.inf, -np.inf]]
+    assert found.ranks.tolist() == found.n_ranked.tolist() == [1, 1]
+
+
+def test_without_any_item_there_is_nothing_to_rank(way):
+    found = rank(Given(np.zeros((2, 3))), ragged([[1], []]), ragged([[2], []]), np.zeros(3), 5)
+    assert found.ranks.tolist() == [1]
+    assert found.n_ranked.tolist() == [0, 0]
+    assert found.top.shape == (2, 0)
+
+
+def test_without_queries_there_are_no_ranks(way):
+    none = ragged([])
+    for scorer in Given(np.zeros((0, 3))), DotProducts(np.zeros((0, 2)), np.zeros((3, 2))):
+        found = rank(scorer, none, none, np.ones(3), 2)
+        assert (len(found.ranks), found.top.shape) == (0, (0, 2))
+
+
+def test_scores_that_are_the_same_for_everybody_need_no_memory_of_their_own(way):
+    everybody = np.broadcast_to(np.array([9, 2, 3, 3], np.int64), (3, 4))
+    is_item = np.array([False, True, True, True])
+    found = rank(Given(everybody), ragged([[1], [2], [3]]), ragged([[], [], [2]]), is_item, 2)
+    assert found.ranks.tolist() == [3, 1, 1]
+    assert found.top.tolist() == [[2, 3], [2, 3], [3, 1]]
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_it_tells_how_far_it_is(way, products, monkeypatch):
+    monkeypatch.setattr(rank_host, "_MOST_QUERIES", 24)
+    monkeypatch.setattr(rank_host, "_FEWEST_QUERIES", 24)
+    monkeypatch.setattr(rank_host, "_GIVEN_SCORES", 24 * 5)
+    monkeypatch.setattr(rank_devices, "_CPU_SCORES", 16 * 128)
+    scorer = DotProducts(np.ones((50, 2)), np.ones((5, 2)))
+    scorer = scorer if products else Given(scorer.scores(slice(0, 50)))
+    told = []
+    rank(scorer, ragged([[1]] * 50), ragged([[]] * 50), np.ones(5), 2, lambda *x: told.append(x))
+    step = 24 if way == "native" else 16
+    assert told == [(done, 50) for done in [*range(step, 50, step), 50]]
+
+
+# --- what is refused
+
+
+def test_a_score_that_is_no_number_is_refused_and_named(way):
+    scores = np.zeros((400, 300), np.float32)
+    scores[[300, 301, 301], [7, 0, 299]] = np.nan
+    is_item = np.arange(300) > 0
+    lists = ragged([[1]] * 400)
+    with pytest.raises(RecsysError, match=r"R405.*NaN for 2 of 400 queries; query 300, item row 7"):
+        rank(Given(scores), lists, lists, is_item, 3)
+
+
+NAN, INF = np.nan, np.inf
+
+
+@pytest.mark.parametrize(
+    ("query", "candidates", "bias", "what"),
+    [
+        ([1, NAN, 1], [5, 1, 1], None, r"1 of 3 embeddings, query 1 first"),
+        ([1, 1, 1], [5, 1, -INF], None, r"1 of 3 embeddings, item row 2 first"),
+        ([1, 1e20, 1], [5, 1, -4e18], None, r"query 1 · item row 2 may exceed 3e\+38"),
+        ([1, 1, 1], [5, 1, 1], [0, NAN, 0], r"bias of item row 1: nan"),
+        ([1, 1, 1], [5, 1, 1], [0, INF, 0], r"bias of item row 1: inf"),
+    ],
+    ids=["nan", "infinite", "too large", "nan bias", "infinite bias"],
+)
+def test_products_that_may_be_no_numbers_are_refused_and_named(query, candidates, bias, what):
+    bias = None if bias is None else np.array(bias)
+    scorer = DotProducts(np.array([query]).T, np.array([candidates]).T, bias)
+    lists = ragged([[1]] * 3)
+    with pytest.raises(RecsysError, match=f"R405.*{what}"):
+        rank(scorer, lists, lists, np.array([False, True, True]), 3)
+
+
+def test_what_is_no_item_may_have_any_embedding(way):
+    scorer = DotProducts(np.full((1, 2), 1e30), np.array([[NAN, 1], [3, 4], [5, 6]]))
+    found = rank(scorer, ragged([[1]]), ragged([[]]), np.array([False, True, True]), 3)
+    assert found.ranks.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("query", "candidates", "positives", "seen", "what"),
+    [
+        ((2, 4), (3, 4), [[1], [3]], [[], []], r"Item rows must lie in 0 … 2.*\(1, 3\)"),
+        ((2, 4), (3, 4), [[1], [2]], [[-1], []], r"Item rows must lie in 0 … 2.*\(-1, -1\)"),
+        ((2, 4), (3, 4), [[1], [2]], [[]], r"must be of the same queries.*\(2, 1\)"),
+        ((2, 4), (3, 5), [[1], [2]], [[], []], r"must be \[2, 5\].*\(2, 4\)"),
+        ((1, 4), (3, 4), [[1], [2]], [[], []], r"must be \[2, 4\].*\(1, 4\)"),
+        ((2, 4), (4, 4), [[1], [2]], [[], []], r"Candidates must be 3.*4"),
+    ],
+)
+def test_what_does_not_fit_is_refused(query, candidates, positives, seen, what):
+    scorer = DotProducts(np.ones(query), np.ones(candidates))
+    with pytest.raises(RecsysError, match=f"R410.*{what}"):
+        rank(scorer, ragged(positives), ragged(seen), np.ones(3), 3)
+
+
+def test_a_scorer_that_returns_others_than_asked_for_is_refused(way):
+    lists = ragged([[1]] * 2)
+    with pytest.raises(RecsysError, match=r"R410.*must return \(2, 3\).*\(2, 4\)"):
+        rank(Given(np.zeros((2, 4))), lists, lists, np.ones(3), 3)

@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from recsys import formats
-from recsys.report.curve import draw_curve, thin_out, ticks
-from recsys.report.people import _nearest
+from recsys.report.neighbours import _nearest
+from recsys.report.pictures.cloud import draw_cloud
+from recsys.report.pictures.curve import draw_curve, thin_out
+from recsys.report.pictures.frame import named
+from recsys.report.pictures.keys import N_STYLES, key
+from recsys.report.pictures.lines import Lines, Series
+from recsys.report.pictures.scales import Scale, decades, ticks
+from recsys.report.pictures.whisker import Estimate, draw_whisker, shared_range
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,8 @@ from recsys.report.people import _nearest
         (formats.figure, 12345.6, "12,346"),
         (formats.figure, float("nan"), "–"),
         (formats.figure, "0.1", "–"),
+        (formats.figure, float("inf"), "–"),
+        (formats.figure, 10**400, "–"),
         (formats.score, 0.4, "0.40"),
         (formats.score, None, "–"),
         (formats.share, 0.0871, "8.7 %"),
@@ -49,6 +57,20 @@ from recsys.report.people import _nearest
         (formats.moment, 1_463_616_000 + 3_660, "2016-05-19 01:01 UTC"),
         (formats.moment, 1e20, "1e+20 s since 1970"),
         (formats.moment, None, "–"),
+        (formats.change, 0.0312, "+3.1 %"),
+        (formats.change, -0.004, "−0.4 %"),
+        (formats.change, 0.0004, "±0 %"),
+        (formats.change, 2.4, "+240 %"),
+        (formats.change, 12.345, "+1,234 %"),
+        (formats.change, None, "–"),
+        (formats.change_span, [0.019, 0.044], "+1.9 … +4.4 %"),
+        (formats.change_span, [-0.019, None], "–"),
+        (formats.change_span, 3, "–"),
+        (formats.change_span, [0.0, 1e-9], "±0 %"),
+        (formats.span, (0.1076, 0.1293), "0.108 … 0.129"),
+        (formats.span, (0.0964, 0.158), "0.0964 … 0.1580"),
+        (formats.span, (0.00012, 0.3), "0.0001 … 0.3000"),
+        (formats.span, (12.0, 4321.0), "12.0 … 4,321"),
     ],
 )
 def test_numbers_read_well(write: Any, value: Any, text: str) -> None:
@@ -92,7 +114,7 @@ def test_thinning_keeps_the_ends_and_means_the_rest() -> None:
 @pytest.mark.parametrize("n", [1, 2, 5000])
 def test_the_curve_stays_within_its_picture(n: int) -> None:
     points = [(float(i + 1), 5.0 / (i + 1)) for i in range(n)]
-    picture = draw_curve(points, width=350, height=210)
+    picture = draw_curve(points, 350, 210, "the loss", best=1.0)
     coordinates = re.findall(
         r"([\d.-]+),([\d.-]+)", "".join(re.findall(r'points="(.*?)"', picture))
     )
@@ -102,18 +124,111 @@ def test_the_curve_stays_within_its_picture(n: int) -> None:
 
 
 def test_steps_are_labelled_in_whole_numbers() -> None:
-    picture = draw_curve([(1.0, 2.0), (3.0, 1.5)], 350, 210)
+    picture = draw_curve([(1.0, 2.0), (3.0, 1.5)], 350, 210, "the loss")
     labels = re.findall(r'text-anchor="middle">(.*?)<', picture)
     assert labels == ["0", "1", "2", "step"]
 
 
 def test_no_points_make_no_picture() -> None:
-    assert draw_curve([], 300, 200) == ""
+    assert draw_curve([], 300, 200, "the loss") == ""
+    assert Lines([Series(0, [(1.0, None)])], [], "k", "none").draw(300, 200) == ""
+    assert draw_cloud([], (300, 200), ("x", "y"), "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "place"),
+    [
+        (Scale(0, 10, 0, 100), 2.5, 25.0),
+        (Scale(0, 10, 100, 0), 2.5, 75.0),
+        (Scale(1, 100, 0, 100, is_log=True), 10, 50.0),
+        (Scale(-1, 1, 20, 40), 0, 30.0),
+    ],
+    ids=["linear", "up", "log", "around-zero"],
+)
+def test_a_scale_turns_numbers_into_places(scale: Scale, value: float, place: float) -> None:
+    assert scale.at(value) == place
+    assert scale.held(1e9) == scale.end
+
+
+@pytest.mark.parametrize(
+    ("high", "expected"),
+    [(0, [1, 10]), (1, [1, 10]), (10, [1, 10]), (11, [1, 10, 100]), (1000, [1, 10, 100, 1000])],
+)
+def test_decades_reach_the_highest(high: float, expected: list[float]) -> None:
+    assert decades(high) == expected
+
+
+def test_ticks_are_named_with_as_many_decimals_each() -> None:
+    assert [text for _, text in named([0, 0.25, 0.5])] == ["0.00", "0.25", "0.50"]
+    assert [text for _, text in named([0, 5, 10])] == ["0", "5", "10"]
+
+
+def test_every_series_has_a_mark_of_its_own() -> None:
+    samples = {re.sub(r"s\d", "", key(style)) for style in range(N_STYLES)}
+    assert len(samples) == N_STYLES == 6
+
+
+def test_a_gap_breaks_a_line_and_whiskers_are_within() -> None:
+    points = [(1.0, 0.1), (2.0, 0.2), (3.0, None), (4.0, 0.3), (5.0, 0.4)]
+    series = Series(0, points, [(2.0, 0.05, 0.9)])
+    picture = Lines([series], [(1.0, "1")], "run", "a & b").draw(300, 200, [(3.0, "failed")])
+    assert picture.count("<polyline") == 2
+    assert picture.count("<circle") == 4
+    assert 'aria-label="a &amp; b"' in picture
+    assert '<g class="event failed">' in picture
+    assert ">F</text>" in picture
+    (top,) = re.findall(r'class="whisker" d="M[\d.]+ ([\d.]+)V', picture)
+    assert 0 <= float(top) <= 200
+
+
+def test_an_interval_is_drawn_on_its_scale() -> None:
+    scale = Scale(-1.0, 1.0, 0.0, 100.0)
+    picture = draw_whisker(Estimate(0.5, 0.0, 0.75), scale, "half", least=-0.5)
+    assert 'd="M50.0 9H87.5"' in picture
+    assert '<circle class="dot" cx="75.0"' in picture
+    assert '<line class="zero" x1="50.0"' in picture
+    assert '<line class="least" x1="25.0"' in picture
+    assert "arrow" not in picture
+
+
+@pytest.mark.parametrize(
+    ("estimate", "n_arrows", "n_dots"),
+    [
+        (Estimate(0.5, -3.0, 0.75), 1, 1),
+        (Estimate(0.5, -3.0, 3.0), 2, 1),
+        (Estimate(2.0, 0.5, 3.0), 1, 0),
+        (Estimate(5.0, 4.0, 6.0), 1, 0),
+        (Estimate(-5.0, -6.0, -4.0), 1, 0),
+    ],
+    ids=["low-end", "both-ends", "value", "all-above", "all-below"],
+)
+def test_what_lies_beyond_the_scale_is_an_arrow(
+    estimate: Estimate, n_arrows: int, n_dots: int
+) -> None:
+    picture = draw_whisker(estimate, Scale(-1.0, 1.0, 0.0, 100.0), "far")
+    assert (picture.count('class="arrow"'), picture.count('class="dot"')) == (n_arrows, n_dots)
+
+
+def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -> None:
+    calm = [Estimate(0.1, 0.05, 0.15), Estimate(0.2, 0.15, 0.25), Estimate(0.3, 0.2, 0.4)]
+    scale = shared_range(calm)
+    assert (scale.low, scale.high) == (0.0, 0.4)
+    wild = shared_range([*calm, Estimate(0.1, -50.0, 50.0)])
+    assert wild.low == pytest.approx(-0.9)
+    assert wild.high == pytest.approx(1.2)
+    assert shared_range([]).low < shared_range([]).high
+
+
+def test_points_upon_each_other_are_one_larger_dot() -> None:
+    picture = draw_cloud([(5, 5)] * 50 + [(1000, 0), (0, 0)], (300, 200), ("x", "y"), "a cloud")
+    radii = sorted(float(r) for r in re.findall(r'<circle[^>]* r="(.*?)"', picture))
+    assert len(radii) == 3
+    assert radii[0] == radii[1] == 2.0 < radii[2]
 
 
 @pytest.mark.parametrize("block_rows", [3, 7, 1000])
 def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsys.report.people._BLOCK_ROWS", block_rows)
+    monkeypatch.setattr("recsys.report.neighbours._BLOCK_ROWS", block_rows)
     embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
     embeddings[17] = np.nan
     queries = np.array([5, 39, 1])

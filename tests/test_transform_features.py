@@ -176,6 +176,28 @@ def test_the_tables_have_a_row_for_every_token(made):
         assert max(max(bags[name]) for bags in made["of"]) < rows
 
 
+def named(made, name, bags):
+    return [made["names"][name][row] for row in bags[name] if row]
+
+
+def test_every_token_row_has_the_name_of_its_token(made):
+    for row, bags in zip(_ROWS, made["of"], strict=True):
+        plan = [value.strip() for value in row["plan"] if value.strip()]
+        assert named(made, "plan", bags) == plan
+        assert named(made, "tags", bags) == [tag for tag in row["tags"] if tag != "rare"][:2]
+        words = [word for text in row["bio"] for word in re.findall(r"\w+", text.lower())]
+        assert named(made, "bio", bags) == words[:4]
+        if row["joined"]:
+            date = dt.datetime.fromtimestamp(row["joined"][0], dt.UTC)
+            bucket = f"bucket {bags['joined'][0]} of 3"
+            assert named(made, "joined", bags) == [bucket, date.strftime("%B")]
+    assert made["names"]["score"] == ["", "bucket 1 of 2", "bucket 2 of 2"]
+    assert "tags_hashed" not in made["names"]
+    assert {name: len(names) for name, names in made["names"].items()} == {
+        name: rows for name, rows in made["rows"].items() if name != "tags_hashed"
+    }
+
+
 def test_columns_without_any_value_have_no_tokens(made):
     assert {tuple(bags["nothing"] + bags["no_number"]) for bags in made["of"]} == {(0, 0)}
 

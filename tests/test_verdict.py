@@ -1,44 +1,126 @@
-"""The verdict at literal numbers."""
+"""The verdict, on users whose figures are known."""
 
+import numpy as np
 import pytest
 
-from recsys.config import BlessConfig
-from recsys.evaluation.verdict import judge
+from recsys.config import BlessConfig, BlessRule
+from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
+from recsys.evaluation.verdict import Evidence, judge
 
-CONFIG = BlessConfig(metric="mrr", at_least=0.10, over_popularity=1.5, over_blessed=0.9)
+N = 400
+BASE = np.random.default_rng(0).uniform(0.1, 0.3, N)
+
+
+def evidence(left_out=None, sampled=None, **subjects):
+    """Figures of subjects that are given as the mrr of each user."""
+    means = UserMeans(np.arange(N), 1_000, 0.95)
+    for name, values in subjects.items():
+        means.add(Key(name, "mrr"), values)
+        means.add(Key(name, "mrr", "late"), np.where(np.arange(N) >= N - 1, values, np.nan))
+        means.add(Key(name, "mrr", "odd"), np.where(np.arange(N) % 2, values, np.nan))
+    means.resample([Key(name, "mrr", part) for name in subjects for part in (None, "late", "odd")])
+    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled)
+
+
+def bless(**thresholds):
+    return BlessConfig(**{"metric": "mrr", "over": {}, "over_blessed": 0.0, **thresholds})
 
 
 @pytest.mark.parametrize(
-    ("model", "popularity", "last", "blessed"),
-    [
-        (0.20, 0.10, 0.21, True),
-        (0.20, 0.10, None, True),
-        (0.09, 0.01, None, False),
-        (0.20, 0.14, 0.10, False),
-        (0.20, 0.10, 0.23, False),
-        (0.75, 0.50, None, True),
-    ],
-    ids=[
-        "all hold",
-        "no other model",
-        "too low",
-        "too near to popularity",
-        "worse than the last",
-        "just reached",
-    ],
+    ("times", "asked", "blessed"),
+    [(1.05, 1.05, True), (1.06, 1.05, True), (1.04, 1.05, False), (0.95, 0.9, True)],
+    ids=["just reached", "over it", "under it", "a little worse is allowed"],
 )
-def test_every_condition_must_hold(model, popularity, last, blessed):
-    verdict = judge(
-        CONFIG, {"mrr": model}, {"mrr": popularity}, None if last is None else {"mrr": last}
+def test_a_ratio_that_all_users_have_is_sure(times, asked, blessed):
+    found = evidence(model=times * BASE, blessed_model=BASE)
+    assert judge(bless(over_blessed=asked), found).blessed is blessed
+
+
+def test_the_lower_end_of_the_interval_decides_and_not_the_mean():
+    noise = np.random.default_rng(1).normal(0.0, 0.2, N)
+    found = evidence(model=BASE + 0.005 + noise - noise.mean(), popularity=BASE)
+    verdict = judge(bless(over={"popularity": 1.0}), found)
+    [rule] = verdict.rules
+    assert rule.value > rule.other
+    assert not verdict.blessed
+    assert "not surely at least the ±0 % asked for, the interval reaches below" in rule.text
+    assert judge(bless(over={"popularity": 0.8}), found).blessed
+
+
+def test_a_floor_is_asked_of_the_lower_end_too():
+    found = evidence(model=BASE)
+    low, _ = found.means.interval(Key(MODEL, "mrr"))
+    assert low < BASE.mean()
+    assert judge(bless(at_least=low - 1e-6), found).blessed
+    assert not judge(bless(at_least=BASE.mean()), found).blessed
+    refused = judge(bless(at_least=0.9), found)
+    assert "below the 0.9 asked for" in refused.reasons[0]
+
+
+def test_the_sentence_names_the_served_model_first():
+    found = evidence(model=1.031 * BASE, blessed_model=BASE, popularity=0.5 * BASE)
+    verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.95), found)
+    assert verdict.sentence == (
+        "+3.1 % mrr over the last blessed model, 95 % interval +3.1 … +3.1 %; blessed"
     )
-    assert verdict.blessed is blessed
-    assert len(verdict.reasons) == 3
+    assert [rule.against for rule in verdict.rules] == ["popularity", BLESSED]
 
 
-def test_the_reasons_hold_the_figures():
-    verdict = judge(CONFIG, {"mrr": 0.2}, {"mrr": 0.1}, {"mrr": 0.3})
-    assert verdict.reasons == [
-        "mrr is 0.2000: at least the 0.1000 asked for",
-        "mrr is 0.2000: at least 1.5 × 0.1000, which is that of popularity",
-        "mrr is 0.2000: below 0.9 × 0.3000, which is that of the last blessed model",
-    ]
+def test_a_refusal_names_what_was_not_reached_and_what_was_asked():
+    found = evidence(model=0.85 * BASE, blessed_model=BASE, popularity=0.5 * BASE)
+    verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.9), found)
+    assert verdict.sentence == (
+        "−15.0 % mrr over the last blessed model, 95 % interval −15.0 … −15.0 %,"
+        " −10 % was asked for; refused"
+    )
+    assert [rule.passed for rule in verdict.rules] == [True, False]
+
+
+def test_a_first_model_needs_no_other_one_but_something_to_reach():
+    found = evidence(model=BASE)
+    verdict = judge(bless(over_blessed=0.9), found)
+    assert not verdict.blessed
+    assert "nothing was asked of it" in verdict.sentence
+    verdict = judge(bless(over_blessed=0.9, at_least=0.1), found)
+    assert verdict.blessed
+    assert verdict.reasons[-1] == "there is no other blessed model to compare with"
+
+
+def test_a_baseline_that_could_not_be_measured_blesses_nothing():
+    found = evidence(left_out={"item_knn": "it has no events"}, model=BASE)
+    verdict = judge(bless(at_least=0.01, over={"item_knn": 1.0}), found)
+    assert not verdict.blessed
+    assert "item-kNN was not measured: it has no events" in verdict.reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("no such slice", "these data have no such slice"), ("late", "too few users")],
+)
+def test_a_slice_that_cannot_be_judged_blesses_nothing(name, words):
+    rules = (BlessRule(metric="mrr", slice=name, at_least=0.001),)
+    verdict = judge(bless(at_least=0.01, rules=rules), evidence(model=BASE))
+    assert not verdict.blessed
+    assert words in verdict.reasons[1]
+
+
+def test_a_rule_on_a_slice_looks_at_that_slice_alone():
+    better = np.where(np.arange(N) % 2, 0.8, 2.0) * BASE
+    found = evidence(model=better, popularity=BASE)
+    rules = (BlessRule(metric="mrr", slice="odd", over={"popularity": 1.0}),)
+    verdict = judge(bless(over={"popularity": 1.0}, rules=rules), found)
+    assert [rule.passed for rule in verdict.rules] == [True, False]
+    assert "−20.0 % mrr of 'odd' over popularity" in verdict.sentence
+
+
+def test_sampled_figures_never_bless():
+    verdict = judge(bless(at_least=0.01), evidence(sampled=100, model=BASE))
+    assert not verdict.blessed
+    assert "random items decide nothing" in verdict.sentence
+
+
+def test_over_a_baseline_of_zero_a_model_with_something_is_better():
+    found = evidence(model=BASE, popularity=np.zeros(N))
+    verdict = judge(bless(over={"popularity": 1.5}), found)
+    assert verdict.blessed
+    assert "no ratio to 0" in verdict.reasons[0]

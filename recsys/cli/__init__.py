@@ -5,7 +5,9 @@ failure     how an error looks
 run         `recsys run`: starts the pipeline, follows it, ends it
 run_view    the events of a run as lines and a bar
 run_result  the tables that `recsys run` ends with
-stages      `recsys train`, `evaluate`, `export`
+stages      the stages as processes: `recsys train`, `evaluate`, `export`
+evaluate    `recsys evaluate`; evaluate_view is its table
+compare     `recsys compare`: two models on the same queries
 """
 
 from recsys.cli.app import main

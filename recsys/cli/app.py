@@ -38,6 +38,9 @@ SetOption = Annotated[
     typer.Option("--set", metavar="A.B=VALUE", help="Overrides a key of the config; repeatable."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+HiddenJsonOption = Annotated[
+    bool, typer.Option("--json", hidden=True, help="JSON is printed in any case.")
+]
 DataOption = Annotated[Path, typer.Option("--data", help="Data folder of an InteractionEncoder.")]
 ModelOption = Annotated[Path, typer.Option("--model", help="Model folder of a training.")]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write.")]
@@ -146,16 +149,51 @@ def train(
 
 @app.command()
 def evaluate(
-    model: ModelOption,
     data: DataOption,
     out: OutOption,
+    measured: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="A bundle, or a model folder.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The same, where no MODEL is given.")
+    ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="MODEL", help="The last blessed model to compare with."),
+    ] = None,
+    as_json: HiddenJsonOption = False,
 ) -> None:
-    """Evaluate a model over the whole catalogue; prints the result as JSON."""
-    from recsys.cli import stages
+    """Measure any bundle or model folder as the pipeline does, over the whole catalogue.
 
-    _print_json(stages.evaluate(config, sets or [], data, model, out))
+    Writes evaluation.json and report.html into --out. Prints the result as JSON on
+    stdout, and a table for people on stderr.
+    """
+    from recsys.cli import evaluate as command
+
+    _print_json(command.evaluate(measured, model, config, sets or [], data, out, against))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A bundle, or a model folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    data: DataOption,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write comparison.json into.")
+    ] = None,
+    as_json: HiddenJsonOption = False,
+) -> None:
+    """Measure two models on the same queries, and say which is better, and how surely.
+
+    Prints the result as JSON on stdout, and a table for people on stderr.
+    """
+    from recsys.cli import compare as command
+
+    _print_json(command.compare(a, b, config, sets or [], data, out))
 
 
 @app.command()

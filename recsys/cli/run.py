@@ -30,7 +30,7 @@ RUNNER = "pipelines.local_runner"
 _POLL_S = 0.1
 _GRACE_S = 30.0  # A training saves where it is.
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_RESULT_KEYS = ("blessed", "bundle", "report", "metrics")
+_RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics")
 
 
 class _StoppedError(BaseException):

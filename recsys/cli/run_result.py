@@ -10,9 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recsys.formats import size
+from recsys.formats import change, change_span, size, span
+from recsys.report.evaluated import BLESSED, MODEL, Evaluated, is_beyond
 
 _SHOWN_ITEMS = 5
+_SHORT_NAMES = {"recent_popularity": "recent", "item_knn": "item-kNN", "ials": "iALS",
+                BLESSED: "blessed"}  # fmt: skip
 
 
 def show_result(console: Console, summary: dict[str, Any], seconds: float, log: Path) -> None:
@@ -24,44 +27,85 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
         seconds: Duration of the run.
         log: The run's log.
     """
-    evaluation = _read_evaluation(summary.get("evaluation"))
+    evaluation = _read_evaluation(summary)
+    verdict = evaluation.get("verdict") or {}
     console.print()
-    console.print(_metrics_table(summary["metrics"]))
+    if evaluation["metrics"]:
+        _print_metrics(console, Evaluated(evaluation, _deciding(verdict)))
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
-    for example in evaluation.get("examples", []):
+    for example in evaluation.get("examples") or []:
         console.print(_recommendations_table(example))
-    _print_verdict(console, summary, evaluation.get("verdict", {}).get("reasons", []))
-    for name in ("bundle", "report"):
+    _print_verdict(console, summary, verdict)
+    for name in ("bundle", "report", "index"):
         if summary.get(name):
             _print_line(console, name, summary[name])
     _print_line(console, "log", str(log))
     _print_line(console, "seconds", f"{seconds:.1f}")
 
 
-def _read_evaluation(path: str | None) -> dict[str, Any]:
-    if not path:
-        return {}
-    evaluation: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns `evaluation.json`; what the summary tells where it names no file."""
+    if not summary.get("evaluation"):
+        metrics = {name: one for name, one in summary["metrics"].items() if name != "baselines"}
+        return {"metrics": metrics, "baselines": summary["metrics"].get("baselines") or {}}
+    evaluation: dict[str, Any] = json.loads(Path(summary["evaluation"]).read_text(encoding="utf-8"))
     return evaluation
 
 
-def _metrics_table(metrics: dict[str, Any]) -> Table:
-    popularity = metrics.get("baselines", {}).get("popularity", {})
-    table = _table("Metrics, over the whole catalogue", "metric")
-    for heading in ("model", "popularity", "ratio"):
-        table.add_column(heading, justify="right")
-    for name, value in metrics.items():
-        if name == "baselines":
-            continue
-        other = popularity.get(name)
-        table.add_row(
-            name,
-            f"{value:.4f}",
-            "–" if other is None else f"{other:.4f}",
-            f"{value / other:.2f}" if other else "–",
-        )
+def _deciding(verdict: dict[str, Any]) -> str | None:
+    rules = verdict.get("rules") or [{}]
+    return rules[0].get("metric")
+
+
+def _print_metrics(console: Console, found: Evaluated) -> None:
+    console.print(_metrics_table(found))
+    if found.others:
+        ends = found.interval(found.deciding)
+        value = _four_decimals(found.figure(MODEL, found.deciding))
+        shown = "" if ends is None else f", {found.interval_name()} {span(ends)}"
+        console.print(Text(f"{found.deciding} is {value}{shown}", "bold"), soft_wrap=True)
+        console.print(_differences_table(found))
+
+
+def _metrics_table(found: Evaluated) -> Table:
+    """Returns the metrics of everything that was measured, at the cut-off that decides."""
+    table = _table(_title(found), "metric")
+    for key in found.subjects:
+        table.add_column(_name(key), justify="right", no_wrap=True)
+    k = found.deciding.partition("@")[2]
+    for name in found.metrics:
+        if not is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
+            table.add_row(
+                name, *(_four_decimals(found.figure(one, name)) for one in found.subjects)
+            )
     return table
+
+
+def _title(found: Evaluated) -> str:
+    sampled = found.part.get("sampled_negatives")
+    if sampled:
+        return f"Metrics, among {sampled:,} random items: they decide nothing"
+    return "Metrics, over the whole catalogue"
+
+
+def _differences_table(found: Evaluated) -> Table:
+    """Returns how far the model's deciding metric lies from that of each other subject."""
+    table = _table("", "against")
+    for heading in ("difference", found.interval_name()):
+        table.add_column(Text(heading), justify="right")
+    for key in found.others:
+        apart = found.difference(key, found.deciding)
+        table.add_row(_name(key), change(apart.relative), change_span(apart.interval))
+    return table
+
+
+def _name(key: str) -> Text:
+    return Text(_SHORT_NAMES.get(key, key))
+
+
+def _four_decimals(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "–"
 
 
 def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
@@ -107,19 +151,21 @@ def _recommendations_table(example: dict[str, Any]) -> Table:
 
 
 def _table(title: str, first: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
     table.add_column(first)
     return table
 
 
-def _print_verdict(console: Console, summary: dict[str, Any], reasons: list[str]) -> None:
+def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str, Any]) -> None:
     if summary["blessed"]:
         console.print(Text("The model is blessed and pushed.", "bold green"))
     else:
         console.print(
             Text("The model is refused: nothing is pushed, the served one stays.", "bold yellow")
         )
-    for reason in reasons:
+    if verdict.get("sentence"):
+        console.print(Text(str(verdict["sentence"]), "bold"), soft_wrap=True)
+    for reason in verdict.get("reasons") or []:
         console.print(Text(f"  {reason}"), soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from recsys import events
 from recsys.cli.run_view import RunView
-from recsys.config import canonical_json
+from recsys.config import Config, canonical_json
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.process import run_stage, stage_environment
@@ -51,15 +51,26 @@ def train(
         folders["--checkpoints"] = checkpoints
     more = ("--processes", str(processes))
     with _followed():
-        return _run("recsys.train", "jax", path, overrides, folders, more)
+        return _run("recsys.train", "jax", config_of(path, overrides), folders, more)
 
 
 def evaluate(
-    path: Path | None, overrides: Sequence[str], data: Path, model: Path, out: Path
+    config: Config, data: Path, model: Path, out: Path, blessed: Path | None = None
 ) -> dict[str, Any]:
-    """Evaluates the model folder `model` and writes the evaluation folder `out`."""
+    """Measures `model` on the data folder `data`; shows how it goes.
+
+    Args:
+        config: What is measured, and what the model must reach.
+        data: Data folder of an InteractionEncoder.
+        model: Model folder or bundle.
+        out: Evaluation folder to write.
+        blessed: Model folder or bundle to compare with.
+    """
     folders = {"--data": data, "--model": model, "--out": out}
-    return _run("recsys.evaluate", "jax", path, overrides, folders)
+    if blessed is not None:
+        folders["--blessed"] = blessed
+    with _followed():
+        return _run("recsys.evaluate", "jax", config, folders)
 
 
 def export(
@@ -67,18 +78,21 @@ def export(
 ) -> dict[str, Any]:
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
     folders = {"--model": model, "--data": data, "--out": out}
-    return _run("recsys.export", "tensorflow", path, overrides, folders)
+    return _run("recsys.export", "tensorflow", config_of(path, overrides), folders)
+
+
+def config_of(path: Path | None, overrides: Sequence[str]) -> Config:
+    """Returns the config at `path`, that of the shipped data by default, with overrides."""
+    return load_config(path or default_config_path(), overrides)
 
 
 def _run(
     module: str,
     keras_backend: str,
-    path: Path | None,
-    overrides: Sequence[str],
+    config: Config,
     folders: dict[str, Path],
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    config = load_config(path or default_config_path(), overrides)
     words = [word for option, folder in folders.items() for word in (option, str(folder.resolve()))]
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         # JSON is YAML: the stage reads the config with its overrides applied.

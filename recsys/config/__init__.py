@@ -22,12 +22,18 @@ from recsys.config.data import (
     VocabulariesConfig,
     VocabularyConfig,
 )
+from recsys.config.evaluation import (
+    BASELINES,
+    BaselineName,
+    BlessConfig,
+    BlessRule,
+    EvaluateConfig,
+    metric_names,
+)
 from recsys.config.model import LEARNED_TEMPERATURE, Dropout, ModelConfig, SequenceConfig
 from recsys.config.run import (
     BeamConfig,
-    BlessConfig,
     Config,
-    EvaluateConfig,
     EvaluateStage,
     ExportConfig,
     ExportStage,
@@ -36,7 +42,6 @@ from recsys.config.run import (
     TrainStage,
     canonical_json,
     json_schema,
-    metric_names,
     stage_of,
 )
 from recsys.config.strict import Name, Share, Strict
@@ -49,10 +54,13 @@ from recsys.config.training import (
 )
 
 __all__ = [
+    "BASELINES",
     "LEARNED_TEMPERATURE",
     "RESERVED_FEATURE_NAMES",
+    "BaselineName",
     "BeamConfig",
     "BlessConfig",
+    "BlessRule",
     "CheckpointConfig",
     "Config",
     "CsvFormat",

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pydantic
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 
 from recsys.config.data import DataConfig
+from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
 from recsys.config.model import ModelConfig
-from recsys.config.strict import Name, Share, Strict
+from recsys.config.strict import Name, Strict
 from recsys.config.training import TrainConfig
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
-
-
-class EvaluateConfig(Strict):
-    """The evaluation over the whole catalogue."""
-
-    k: tuple[PositiveInt, ...] = (10, 50, 100)
-    """Cut-offs of recall@k and NDCG@k."""
-    query: Literal["each_moment", "at_cut"] = "each_moment"
-    """`each_moment`: predict every held-out event from all that its user did
-    before it; `at_cut`: one query a user, from what the user did before the cut."""
-    max_queries: PositiveInt = 50_000
-    """Most queries of an evaluation; where there are more, users are chosen at random,
-    the same ones each time, each with all of its queries [queries]."""
-
-
-class BlessConfig(Strict):
-    """What a model must reach to be pushed."""
-
-    metric: str = "recall@10"
-    """The metric that decides."""
-    at_least: Share = 0.0
-    """Lowest value of the metric."""
-    over_popularity: Annotated[float, Field(ge=0.0)] = 1.0
-    """Lowest ratio of the metric to that of the popularity baseline."""
-    over_blessed: Annotated[float, Field(ge=0.0)] = 0.95
-    """Lowest ratio of the metric to that of the last blessed model."""
 
 
 class ExportConfig(Strict):
@@ -94,11 +68,19 @@ class Config(Strict):
     """How Beam runs."""
 
     @model_validator(mode="after")
-    def _metric_is_computed(self) -> Self:
-        computed = metric_names(self.evaluate.k)
-        if self.bless.metric not in computed:
+    def _rules_can_be_judged(self) -> Self:
+        check_rules(self.evaluate, self.bless)
+        return self
+
+    @model_validator(mode="after")
+    def _slices_are_features(self) -> Self:
+        sides = (self.data.items, self.data.users)
+        known = [feature.name for side in sides if side for feature in side.features]
+        unknown = [name for name in self.evaluate.slices if name not in known]
+        if unknown:
             raise ValueError(
-                f"bless.metric must be one of {', '.join(computed)}; received {self.bless.metric!r}"
+                "evaluate.slices must be features of items or users"
+                f" ({', '.join(known) or 'there are none'}); received {unknown[0]!r}"
             )
         return self
 
@@ -122,6 +104,11 @@ class EvaluateStage(Strict):
     report_users: tuple[str, ...] = ()
     """Ids of users whose recommendations are shown; empty: three are chosen."""
 
+    @model_validator(mode="after")
+    def _rules_can_be_judged(self) -> Self:
+        check_rules(self.evaluate, self.bless)
+        return self
+
 
 class ExportStage(Strict):
     """The parts of a config that the export needs."""
@@ -130,12 +117,6 @@ class ExportStage(Strict):
     """Name of the served model."""
     export: ExportConfig = ExportConfig()
     """The serving bundle."""
-
-
-def metric_names(ks: Iterable[int]) -> list[str]:
-    """Returns the names of the metrics that the evaluation computes for `ks`."""
-    names = [f"{metric}@{k}" for metric in ("recall", "ndcg") for k in ks]
-    return [*names, "mrr"]
 
 
 def stage_of(config: Config, kind: type[StageT]) -> StageT:

@@ -5,6 +5,7 @@ Layout of a catalogue, and of the folder of the users' features, which has no ti
     features.json       features: name, rows, width, in the order of the config
     titles.parquet      id and title of each item row from 1 on; no id, no item
     <feature>.npy       token rows `[rows, width]` int32, 0 is padding
+    <feature>.tokens.parquet    what they stand for, see `recsys.data.token_names`
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recsys.data.token_names import open_token_names, write_token_names
 from recsys.errors import RecsysError
 
 SUMMARY, TITLES = "features.json", "titles.parquet"
@@ -33,11 +35,15 @@ class FeatureBags:
         name: Name of the feature.
         rows: Rows of its table, row 0 (padding) included.
         bags: Token rows of each item row or user row `[rows, width]` int32.
+        tokens: Name of each token row `[rows]`, empty for row 0; None where there are
+            none, as where tokens are hashed. Those of a folder are read when one is
+            asked for.
     """
 
     name: str
     rows: int
     bags: np.ndarray
+    tokens: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +99,8 @@ def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
     summary = []
     for feature in features:
         np.save(folder / f"{feature.name}.npy", feature.bags.astype(np.int32, copy=False))
+        if feature.tokens is not None:
+            write_token_names(folder, feature.name, list(feature.tokens))
         width = int(feature.bags.shape[1])
         summary.append({"name": feature.name, "rows": feature.rows, "width": width})
     write_summary(folder, summary)
@@ -124,6 +132,7 @@ def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
                 name=one["name"],
                 rows=one["rows"],
                 bags=np.load(folder / f"{one['name']}.npy", mmap_mode="r", allow_pickle=False),
+                tokens=open_token_names(folder, one["name"], one["rows"]),
             )
             for one in described
         )

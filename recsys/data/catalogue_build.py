@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.data.catalogue import TITLES, write_summary
+from recsys.data.token_names import write_token_names
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
@@ -42,6 +43,7 @@ def write_features(
     vocabulary: Vocabulary,
     tables: Mapping[str, tuple[int, int]],
     batches: Iterable[TokenRows],
+    names: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Writes the features of a vocabulary's rows; a row that has none is padding.
 
@@ -52,12 +54,17 @@ def write_features(
         vocabulary: Whose ids those of the batches are.
         tables: Rows and width of each feature.
         batches: The token rows, each id at most once.
+        names: Name of each row of the tables that have names.
 
     Raises:
-        RecsysError: A token row lies outside of its table.
+        RecsysError: A token row lies outside of its table, or a table hasn't as many
+            names as rows.
         OSError: The disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for name, texts in (names or {}).items():
+        _check_names(name, len(texts), tables[name][0])
+        write_token_names(folder, name, texts)
     bags = {
         name: _new_column(folder / f"{name}.npy", (vocabulary.n_rows, width))
         for name, (_, width) in tables.items()
@@ -90,4 +97,14 @@ def _check_inside(name: str, tokens: np.ndarray, n_rows: int) -> None:
             f"The tokens of the feature {name!r} must be rows 0 … {n_rows - 1} of its table.",
             "Transform's output is damaged or of another run: run again: recsys run.",
             (int(tokens.min()), int(tokens.max())),
+        )
+
+
+def _check_names(name: str, n_names: int, n_rows: int) -> None:
+    if n_names != n_rows:
+        raise RecsysError(
+            "R261",
+            f"The feature {name!r} must have a token for each row of its table, {n_rows} of them.",
+            "Transform's output is damaged or of another run: run again: recsys run.",
+            n_names,
         )

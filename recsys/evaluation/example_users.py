@@ -11,9 +11,9 @@ import pyarrow as pa
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
 from recsys.evaluation.queries import Queries, make_queries, train_slices
-from recsys.evaluation.ranking import rank
-from recsys.model import SavedModel
-from recsys.model.inference import embed_queries
+from recsys.evaluation.ranking import DotProducts, Ranking, rank
+from recsys.evaluation.subjects import Subject
+from recsys.model.tower_inputs import TowerInputs
 from recsys.ragged import Ragged
 
 _CHOSEN_USERS = 3
@@ -21,7 +21,11 @@ _ITEMS = 10
 
 
 def example_users(
-    wanted: Sequence[str], store: InteractionStore, saved: SavedModel, candidates: np.ndarray
+    wanted: Sequence[str],
+    store: InteractionStore,
+    known: TowerInputs,
+    model: Subject,
+    blessed: Subject | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns recommendations as of the cut, beside the history before it.
 
@@ -29,50 +33,61 @@ def example_users(
         wanted: Ids of users; empty: the three users known to training with the
             most held-out events.
         store: The positives, split at the cut.
-        saved: The model.
-        candidates: Item embeddings `[item rows, dim]`.
+        known: What the data tell of users and items.
+        model: The model.
+        blessed: The last blessed model, if there is one.
 
     Returns:
-        The users with `history`, `recommended` and, of the latter, what turned out
-        to be right (`held_out`); and the wanted ids that the data don't know.
+        The users with `history`, `recommended`, of the latter what turned out to be right
+        (`held_out`), and what the last blessed model recommends (`blessed_recommended`);
+        and the wanted ids that the data don't know.
     """
     held_out = _held_out(store)
     ids = list(wanted) or _busiest(store, held_out)
-    rows = saved.users.rows(ids)
     trained = store.train_users.find(pa.array(ids, pa.large_string()))
-    has_row = rows >= saved.users.first_own_row
-    known = [i for i, id_ in enumerate(ids) if has_row[i] or trained[i] >= 0 or id_ in held_out]
-    none = np.zeros(0, np.int32)
-    wanted_items = [held_out.get(ids[i], none) for i in known]
-    queries = _queries_at_cut(store, trained[known], rows[known], wanted_items)
-    embedded = embed_queries(
-        saved.model, queries.user_row, queries.histories(saved.stage.model.history), saved.inputs
-    )
-    ranking = rank(
-        lambda block: embedded[block] @ candidates.T,
-        queries.positives,
-        queries.seen,
-        saved.catalogue.is_item,
-        _ITEMS,
-    )
-    histories = queries.histories(_ITEMS)
-    examples = []
-    for i, place in enumerate(known):
-        right = set(wanted_items[i].tolist())
-        recommended = [
-            {
-                **_item(saved.catalogue, row),
-                "score": round(float(score), 4),
-                "held_out": int(row) in right,
-            }
-            for row, score in zip(ranking.top[i], ranking.top_scores[i], strict=True)
-            if np.isfinite(score)
-        ]
-        history = [
-            _item(saved.catalogue, row) for row in histories[i] if saved.catalogue.is_item[row]
-        ]
-        examples.append({"user_id": ids[place], "history": history, "recommended": recommended})
-    return examples, [id_ for i, id_ in enumerate(ids) if i not in known]
+    has_row = known.users.rows(ids) >= known.users.first_own_row
+    there = [i for i, id_ in enumerate(ids) if has_row[i] or trained[i] >= 0 or id_ in held_out]
+    chosen = [ids[i] for i in there]
+    queries = _queries_at_cut(store, trained[there], [held_out.get(id_, _NONE) for id_ in chosen])
+    lists = _lists(model, chosen, queries)
+    of_blessed = None if blessed is None else _lists(blessed, chosen, queries)
+    histories, catalogue = queries.histories(_ITEMS), known.catalogue
+    examples = [
+        {
+            "user_id": id_,
+            "history": [_item(catalogue, row) for row in histories[i] if catalogue.is_item[row]],
+            "recommended": _recommended(catalogue, lists, i, queries),
+            "blessed_recommended": of_blessed and _recommended(catalogue, of_blessed, i, queries),
+        }
+        for i, id_ in enumerate(chosen)
+    ]
+    return examples, [id_ for i, id_ in enumerate(ids) if i not in there]
+
+
+_NONE = np.zeros(0, np.int32)
+
+
+def _lists(subject: Subject, ids: Sequence[str], queries: Queries) -> Ranking:
+    history = queries.histories(subject.history)
+    embedded = subject.embed(pa.array(ids, pa.large_string()), history)
+    scorer = DotProducts(embedded, subject.candidates)
+    return rank(scorer, queries.positives, queries.seen, subject.is_candidate, _ITEMS)
+
+
+def _recommended(
+    catalogue: Catalogue, lists: Ranking, query: int, queries: Queries
+) -> list[dict[str, Any]]:
+    offsets = queries.positives.offsets
+    right = set(queries.positives.rows[offsets[query] : offsets[query + 1]].tolist())
+    return [
+        {
+            **_item(catalogue, row),
+            "score": round(float(score), 4),
+            "held_out": int(row) in right,
+        }
+        for row, score in zip(lists.top[query], lists.top_scores[query], strict=True)
+        if np.isfinite(score)
+    ]
 
 
 def _held_out(store: InteractionStore) -> dict[str, np.ndarray]:
@@ -89,14 +104,12 @@ def _busiest(store: InteractionStore, held_out: dict[str, np.ndarray]) -> list[s
 
 
 def _queries_at_cut(
-    store: InteractionStore,
-    trained: np.ndarray,
-    rows: np.ndarray,
-    held_out: Sequence[np.ndarray],
+    store: InteractionStore, trained: np.ndarray, held_out: Sequence[np.ndarray]
 ) -> Queries:
     starts, ends = train_slices(store, trained)
     seen = [store.train.item_row[start:end] for start, end in zip(starts, ends, strict=True)]
-    return Queries(np.arange(len(rows)), rows, Ragged.of(seen), Ragged.of(held_out))
+    n = len(held_out)
+    return Queries(np.arange(n), np.zeros(n, np.int32), Ragged.of(seen), Ragged.of(held_out))
 
 
 def _item(catalogue: Catalogue, row: int) -> dict[str, str]:

@@ -23,16 +23,29 @@ class Queries:
         user: Evaluation user of each query `[n]`, an index into `store.eval_users`.
         user_row: Row of that user `[n]` int32, of its own or shared with others.
         seen: What the user did before the query, item rows, the oldest first.
-        positives: What the user did then, item rows.
+        positives: What the user did then, item rows, each once.
+        idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 for
+            a user without one, or where nobody asked.
     """
 
     user: np.ndarray
     user_row: np.ndarray
     seen: Ragged
     positives: Ragged
+    idle_s: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.user)
+
+    def select(self, chosen: np.ndarray) -> Queries:
+        """Returns the queries `chosen` `[n]`: a mask, or places."""
+        return Queries(
+            self.user[chosen],
+            self.user_row[chosen],
+            self.seen.select(chosen),
+            self.positives.select(chosen),
+            None if self.idle_s is None else self.idle_s[chosen],
+        )
 
     def histories(self, length: int) -> np.ndarray:
         """Returns the newest seen items `[n, length]` int32, the newest first, padded with 0."""
@@ -58,7 +71,7 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
         raise RecsysError(
             "R401",
             "The evaluation needs at least one held-out positive.",
-            "Raise data.eval_share.",
+            "Raise data.eval_share, or bring events that are newer than the training's.",
             0,
         )
     if kind == "at_cut":
@@ -75,7 +88,39 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
         user_row=store.eval_users.rows[user],
         seen=_seen(store, user, starts),
         positives=without_twins(log.item_row[ranges(starts, ends - starts)], ends - starts),
+        idle_s=_idle(store, user, starts, kind),
     )
+
+
+def _idle(
+    store: InteractionStore, user: np.ndarray, starts: np.ndarray, kind: Protocol
+) -> np.ndarray:
+    """Returns the time since the event before each query `[n]` int64 [s]; -1 for none."""
+    train, held_out = store.train, store.eval
+    first, end = train_slices(store, store.trained_user[user])
+    last = np.full(len(user), -1, np.int64)
+    is_known = end > first
+    last[is_known] = train.timestamp[end[is_known] - 1]
+    is_later = starts > held_out.offsets[user]
+    last[is_later] = held_out.timestamp[starts[is_later] - 1]
+    now = held_out.timestamp[starts] if kind == "each_moment" else store.cut
+    return np.where(is_known | is_later, now - last, -1)
+
+
+def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True) -> np.ndarray:
+    """Returns which queries `[n]` bool have an item besides the positives left to rank.
+
+    Args:
+        queries: The queries.
+        is_item: Which item rows are items `[item rows]` bool.
+        mask_seen: Whether what users did before is left out of their lists.
+    """
+    taken = [queries.positives, queries.seen] if mask_seen else [queries.positives]
+    owner = np.concatenate([part.owner() for part in taken])
+    rows = np.concatenate([part.rows for part in taken])
+    places = np.unique(owner[is_item[rows]] * len(is_item) + rows[is_item[rows]])
+    n_taken = np.bincount(places // len(is_item), minlength=len(queries))
+    return np.asarray(n_taken < is_item.sum())
 
 
 def of_some_users(user: np.ndarray, most: int) -> np.ndarray:

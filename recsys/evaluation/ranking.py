@@ -1,19 +1,60 @@
-"""Exact ranks over the full catalogue, in blocks that fit memory."""
+"""Exact ranks and top lists over the full catalogue, in blocks that fit memory.
+
+Where the C kernel can be had it ranks, on all cores (`rank_host`); a host's devices are
+the same cores and memory, so it knows nothing of them. Elsewhere the candidates are
+spread over all local devices (`rank_devices`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
+from recsys import native
+from recsys.errors import RecsysError
+from recsys.evaluation import rank_host
+from recsys.evaluation.rank_numbers import check_products
 from recsys.ragged import Ragged
 
-_BLOCK_SCORES = 2**24
-"""Scores held at a time; 64 MiB of float32."""
+Tell = Callable[[int, int], None]
+"""Is told how many queries are done, and of how many."""
 
-Scorer = Callable[[slice], np.ndarray]
-"""Gives the scores `[queries of the slice, item rows]` float32 of a slice of queries."""
+
+class Scorer(Protocol):
+    """Scores every item row for queries."""
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32.
+
+        -inf stands for an item that can't be recommended: it comes behind all others.
+
+        Args:
+            block: Which queries.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class DotProducts:
+    """Scores that are dot products of embeddings, with a bias: those are ranked fast.
+
+    Attributes:
+        query: Embedding of each query `[queries, dim]` float32.
+        candidates: Embedding of each item row `[item rows, dim]` float32.
+        bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
+            recommended; None: nothing is added.
+    """
+
+    query: np.ndarray
+    candidates: np.ndarray
+    bias: np.ndarray | None = None
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        products = self.query[block] @ self.candidates.T
+        return products if self.bias is None else products + self.bias
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,80 +62,114 @@ class Ranking:
     """What is known of the ranked lists.
 
     Attributes:
-        ranks: Rank of each positive `[positives]`, from 1.
-        top: Best item rows of each query `[queries, k]`, the best first.
-        top_scores: Their scores `[queries, k]`; -inf where a query has no more items.
+        ranks: Rank of each positive `[positives]` int64, from 1: 1 + the number of ranked
+            items that come before it.
+        n_ranked: Items ranked for each query `[queries]` int64: the candidates but for
+            those that are left out.
+        top: Best item rows of each query `[queries, k]` int32, the best first; 0 where a
+            query has fewer.
+        top_scores: Their scores `[queries, k]` float32; -inf there.
     """
 
     ranks: np.ndarray
+    n_ranked: np.ndarray
     top: np.ndarray
     top_scores: np.ndarray
 
 
 def rank(
-    scorer: Scorer, positives: Ragged, seen: Ragged, is_candidate: np.ndarray, k: int
+    scorer: Scorer,
+    positives: Ragged,
+    seen: Ragged,
+    is_candidate: np.ndarray,
+    k: int,
+    tell: Tell | None = None,
 ) -> Ranking:
     """Ranks the positives of every query among all items that the user hasn't seen.
 
     Of items with one score the one with the smaller row comes first. A positive that is
     no candidate, because the vocabulary doesn't know it, ranks behind every item.
 
+    Every score is one float32 sum over the dimensions, wherever it is needed, so that
+    ties are exact. The result is the same to the last bit for any number of threads and
+    devices; between the kernel and JAX the last place of a score may differ.
+
     Args:
-        scorer: Gives the scores of a slice of queries.
+        scorer: Scores items for queries; `DotProducts` is fastest.
         positives: Held-out item rows of each query.
         seen: Item rows of each query that are left out of its list. A positive
             among them stays in: the user took it again.
         is_candidate: Which item rows are items `[item rows]` bool; row 0 is none.
-        k: Items of the top lists.
+        k: Items of the top lists; cut to the number of candidates.
+        tell: Is told now and then how many queries are done.
+
+    Raises:
+        RecsysError: A score is NaN, or could exceed float32 (R405); lists or arrays don't
+            fit each other (R410).
     """
-    n_queries, n_rows = len(positives), len(is_candidate)
-    others = np.flatnonzero(~is_candidate)
-    k = min(k, n_rows - len(others))
-    ranks = np.empty(len(positives.rows), np.int64)
-    top = np.zeros((n_queries, k), np.int64)
-    top_scores = np.zeros((n_queries, k), np.float32)
-    size = max(1, _BLOCK_SCORES // n_rows)
-    for start in range(0, n_queries, size):
-        block = slice(start, min(start + size, n_queries))
-        wanted = positives.part(block)
-        scores = _mask(scorer(block), wanted, seen.part(block), others)
-        first = positives.offsets[block.start]
-        ranks[first : first + len(wanted.rows)] = _ranks(scores, wanted, is_candidate)
-        top[block], top_scores[block] = _best(scores, k)
-    return Ranking(ranks, top, top_scores)
+    is_candidate = np.asarray(is_candidate, bool)
+    k = min(k, int(is_candidate.sum()))
+    positives, seen = (_checked(x, len(is_candidate)) for x in (positives, seen))
+    _check_sizes(scorer, positives, seen, is_candidate)
+    told = tell or _silent
+    if isinstance(scorer, DotProducts):
+        query, candidates = (_floats(x) for x in (scorer.query, scorer.candidates))
+        bias = None if scorer.bias is None else _floats(scorer.bias)
+        check_products(query, candidates, bias, is_candidate)
+        start = _start(bias, is_candidate)
+        module = _module(native.available())
+        found = module.rank_products(query, candidates, start, positives, seen, k, told)
+    else:
+        start = _start(None, is_candidate)
+        # They come from this host, whatever the devices are.
+        module = _module(native.status().available)
+        found = module.rank_given(scorer.scores, start, positives, seen, k, told)
+    return Ranking(found.ranks, found.n_ranked, found.top, found.top_scores)
 
 
-def _mask(scores: np.ndarray, positives: Ragged, seen: Ragged, others: np.ndarray) -> np.ndarray:
-    masked = np.array(scores, np.float32)
-    kept = masked[positives.owner(), positives.rows]
-    masked[seen.owner(), seen.rows] = -np.inf
-    masked[positives.owner(), positives.rows] = kept
-    masked[:, others] = -np.inf
-    return masked
+def _module(is_native: bool) -> Any:
+    if is_native:
+        return rank_host
+    from recsys.evaluation import rank_devices  # JAX, and all that it brings.
+
+    return rank_devices
 
 
-def _ranks(scores: np.ndarray, positives: Ragged, is_candidate: np.ndarray) -> np.ndarray:
-    query, rows = positives.owner(), positives.rows
-    item = np.arange(scores.shape[1])
-    ranks = np.empty(len(rows), np.int64)
-    size = max(1, _BLOCK_SCORES // scores.shape[1])
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        theirs = scores[query[part]]
-        own = scores[query[part], rows[part]][:, None]
-        before = (theirs > own) | ((theirs == own) & (item < rows[part][:, None]))
-        ranks[part] = 1 + before.sum(axis=1)
-    return np.where(is_candidate[rows], ranks, scores.shape[1])
+def _silent(done: int, total: int) -> None:
+    """Tells nobody."""
 
 
-def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the `k` best item rows and scores of each row, ties by item row."""
-    chosen = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-    least = np.take_along_axis(scores, chosen, axis=1).min(axis=1, keepdims=True)
-    # Where a tie crosses the border the partition chose among equals at random.
-    for query in np.flatnonzero((scores >= least).sum(axis=1) > k):
-        chosen[query] = np.argsort(-scores[query], kind="stable")[:k]
-    chosen.sort(axis=1)
-    found = np.take_along_axis(scores, chosen, axis=1)
-    order = np.argsort(-found, axis=1, kind="stable")
-    return np.take_along_axis(chosen, order, axis=1), np.take_along_axis(found, order, axis=1)
+def _start(bias: np.ndarray | None, is_candidate: np.ndarray) -> np.ndarray:
+    """Returns what the sum of a score starts from `[item rows]`; NaN: it is no candidate."""
+    return np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
+
+
+def _floats(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x, np.float32)
+
+
+def _checked(lists: Ragged, n_rows: int) -> Ragged:
+    rows = np.ascontiguousarray(lists.rows, np.int32)
+    if len(rows) and not (rows.min() >= 0 and rows.max() < n_rows):
+        received = (int(rows.min()), int(rows.max()))
+        raise _misfit(f"Item rows must lie in 0 … {n_rows - 1}.", received)
+    return Ragged(rows, np.ascontiguousarray(lists.offsets, np.int64))
+
+
+def _check_sizes(scorer: Scorer, positives: Ragged, seen: Ragged, is_candidate: np.ndarray) -> None:
+    if len(positives) != len(seen):
+        received = (len(positives), len(seen))
+        raise _misfit("Positives and seen items must be of the same queries.", received)
+    if not isinstance(scorer, DotProducts):
+        return
+    n_rows, dim = scorer.candidates.shape
+    if scorer.query.shape != (len(positives), dim):
+        rule = f"Query embeddings must be [{len(positives)}, {dim}]."
+        raise _misfit(rule, scorer.query.shape)
+    if n_rows != len(is_candidate) or (scorer.bias is not None and len(scorer.bias) != n_rows):
+        raise _misfit(f"Candidates must be {len(is_candidate)}, one an item row.", n_rows)
+
+
+def _misfit(rule: str, received: object) -> RecsysError:
+    cure = "Make embeddings, queries and candidates from one data folder."
+    return RecsysError("R410", rule, cure, received)

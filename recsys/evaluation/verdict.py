@@ -1,55 +1,223 @@
-"""Whether a model may be pushed: the figures against what the config asks for."""
+"""Whether a model may be pushed: the intervals against what the config asks for, in words."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from recsys.config import BlessConfig
+from recsys.config import BlessConfig, BlessRule
+from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
+
+FLOOR = "floor"
+_ROUNDING = 1e-12
+_NAMES = {
+    "popularity": "popularity",
+    "recent_popularity": "recent popularity",
+    "item_knn": "item-kNN",
+    "ials": "iALS",
+    BLESSED: "the last blessed model",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ruling:
+    """One threshold, and what became of it.
+
+    Attributes:
+        metric: The metric.
+        slice: The slice; None: all queries.
+        against: `floor`, a baseline, or `blessed_model`.
+        value: The model's figure; None where there is none.
+        other: That of what it is compared with; None for a floor.
+        least: Lowest value, or lowest ratio to the other's.
+        relative: The ratio of the two, less 1; None where there is none.
+        interval: The interval of the figure, or of the relative difference.
+        passed: Whether the threshold is surely reached.
+        text: All of it as a sentence.
+    """
+
+    metric: str
+    slice: str | None
+    against: str
+    value: float | None
+    other: float | None
+    least: float
+    relative: float | None
+    interval: Interval | None
+    passed: bool
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The decision, in words.
+    """The decision.
 
     Attributes:
-        blessed: Whether every condition holds.
-        reasons: One sentence for each condition, with its figures.
+        blessed: Whether every threshold is surely reached.
+        sentence: The decision with the figure that it rests on.
+        reasons: One sentence for each threshold, with its figures.
+        rules: The thresholds.
     """
 
     blessed: bool
+    sentence: str
     reasons: list[str]
+    rules: list[Ruling]
 
 
-def judge(
-    config: BlessConfig,
-    model: Mapping[str, float],
-    popularity: Mapping[str, float],
-    blessed_model: Mapping[str, float] | None,
-) -> Verdict:
-    """Returns the verdict on a model.
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What a verdict rests on.
+
+    Attributes:
+        means: The figures of the model, of every baseline and of the last blessed model.
+        confidence: Confidence of the intervals (0.5..1).
+        left_out: Why a baseline was not measured, by name.
+        has_blessed: Whether there is another blessed model.
+        n_sampled: Random items that the ranks are among; None: they are among all.
+    """
+
+    means: UserMeans
+    confidence: float
+    left_out: Mapping[str, str]
+    has_blessed: bool
+    n_sampled: int | None = None
+
+
+def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
+    """Returns the verdict on the model.
+
+    A threshold is reached if the lower end of the interval reaches it. One that can't be
+    judged, for want of users, of a slice or of a baseline, is not reached.
 
     Args:
-        config: The conditions.
-        model: Metrics of the model.
-        popularity: Metrics of the popularity baseline on the same queries.
-        blessed_model: Metrics of the last blessed model on the same queries; None
-            if there is none.
+        config: The thresholds.
+        evidence: The figures.
     """
-    name, value = config.metric, model[config.metric]
-    checks = [(f"the {config.at_least:.4f} asked for", config.at_least)]
-    if config.over_popularity:
-        checks.append(_ratio("popularity", config.over_popularity, popularity[name]))
-    if blessed_model is not None and config.over_blessed:
-        checks.append(_ratio("the last blessed model", config.over_blessed, blessed_model[name]))
-    reasons = [
-        f"{name} is {value:.4f}: {'at least' if value >= floor else 'below'} {words}"
-        for words, floor in checks
-    ]
-    if blessed_model is None:
+    rules = [ruling for rule in config.all_rules() for ruling in _rulings(rule, evidence)]
+    reasons = [ruling.text for ruling in rules]
+    if not evidence.has_blessed:
         reasons.append("there is no other blessed model to compare with")
-    return Verdict(all(value >= floor for _, floor in checks), reasons)
+    blessed = bool(rules) and all(ruling.passed for ruling in rules)
+    if evidence.n_sampled is not None:
+        blessed = False
+        among = f"ranks among {evidence.n_sampled:,} random items decide nothing"
+        reasons.insert(0, f"{among}: set evaluate.sampled_negatives to null")
+    if not rules:
+        reasons.insert(0, "nothing was asked of it: give bless.at_least or bless.over")
+    return Verdict(blessed, _sentence(blessed, rules, reasons, evidence.confidence), reasons, rules)
 
 
-def _ratio(whose: str, ratio: float, theirs: float) -> tuple[str, float]:
-    return f"{ratio:g} × {theirs:.4f}, which is that of {whose}", ratio * theirs
+def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[Ruling]:
+    key = Key(MODEL, rule.metric, rule.slice)
+    if rule.at_least:
+        yield _of_floor(key, rule.at_least, evidence)
+    others: list[tuple[str, float]] = list(rule.over.items())
+    if evidence.has_blessed:
+        others.append((BLESSED, rule.over_blessed))
+    for other, ratio in others:
+        if ratio:
+            yield _of_ratio(key, other, ratio, evidence)
+
+
+def _of_floor(key: Key, least: float, evidence: Evidence) -> Ruling:
+    value, found = evidence.means.mean(key), evidence.means.interval(key)
+    passed = found is not None and found[0] >= least - _ROUNDING
+    asked = f"the {least:.4g} asked for"
+    if value is None or found is None:
+        text = f"{_subject(key)} can't be judged: {_lack(key, value)}"
+    else:
+        text = (
+            f"{_subject(key)} is {value:.4f} ({_confidence(evidence.confidence)} interval"
+            f" {found[0]:.4f} … {found[1]:.4f}): {_reached(passed, value >= least, asked)}"
+        )
+    return Ruling(key.metric, key.slice, FLOOR, value, None, least, None, found, passed, text)
+
+
+def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> Ruling:
+    means = evidence.means
+    value, theirs = means.mean(key), means.mean(key._replace(subject=other))
+    difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
+    passed = margin is not None and margin >= -_ROUNDING
+    name, relative, found = _NAMES[other], None, None
+    if other in evidence.left_out:
+        text = f"{name} was not measured: {evidence.left_out[other]}"
+    elif difference is None or margin is None or value is None or theirs is None:
+        text = f"{_subject(key)} can't be compared with {name}: {_lack(key, value)}"
+    else:
+        relative, found = difference.relative, difference.interval
+        asked = f"the {_asked(ratio)} asked for"
+        words = _reached(passed, value >= ratio * theirs, asked)
+        shown = _difference(relative, found, evidence.confidence)
+        text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
+    return Ruling(key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text)
+
+
+def _subject(key: Key) -> str:
+    return key.metric if key.slice is None else f"{key.metric} of {key.slice!r}"
+
+
+def _lack(key: Key, value: float | None) -> str:
+    if value is not None:
+        return "too few users"
+    return "no query has a value" if key.slice is None else "these data have no such slice"
+
+
+def _reached(surely: bool, seemingly: bool, asked: str) -> str:
+    if surely:
+        return f"surely at least {asked}"
+    if seemingly:
+        return f"not surely at least {asked}, the interval reaches below"
+    return f"below {asked}"
+
+
+def _difference(relative: float | None, found: Interval | None, confidence: float) -> str:
+    if relative is None:
+        return "no ratio to 0"
+    if found is None:
+        return _percent(relative)
+    low, high = (_percent(end).removesuffix(" %") for end in found)
+    return f"{_percent(relative)}, {_confidence(confidence)} interval {low} … {high} %"
+
+
+def _percent(share: float) -> str:
+    """Returns `+3.1 %`; a real minus, and whole numbers from 100 on."""
+    if round(100 * share, 1) == 0:
+        return "±0 %"
+    digits = 0 if abs(share) >= 1 else 1
+    return f"{100 * share:+.{digits}f} %".replace("-", "−")
+
+
+def _confidence(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _asked(ratio: float) -> str:
+    """Returns a ratio of the config as a difference, `−10 %`."""
+    return "±0 %" if ratio == 1 else f"{100 * (ratio - 1):+.3g} %".replace("-", "−")
+
+
+def _sentence(blessed: bool, rules: list[Ruling], reasons: list[str], confidence: float) -> str:
+    decision = "blessed" if blessed else "refused"
+    failed = [ruling for ruling in rules if not ruling.passed]
+    chosen = failed[0] if failed else _headline(rules)
+    if chosen is None or (not blessed and not failed):
+        return f"{decision.capitalize()}: {reasons[0]}"
+    if chosen.against == FLOOR or chosen.relative is None:
+        return f"{chosen.text}; {decision}"
+    where = "" if chosen.slice is None else f" of {chosen.slice!r}"
+    size = _percent(chosen.relative)
+    what = f"{size} {chosen.metric}{where} over {_NAMES[chosen.against]}"
+    if chosen.interval is None:
+        return f"{what}; {decision}"
+    low, high = (_percent(end).removesuffix(" %") for end in chosen.interval)
+    asked = "" if blessed else f", {_asked(chosen.least)} was asked for"
+    return f"{what}, {_confidence(confidence)} interval {low} … {high} %{asked}; {decision}"
+
+
+def _headline(rules: list[Ruling]) -> Ruling | None:
+    """Returns the comparison that people ask for first: with what is served, else the first."""
+    of_blessed = [ruling for ruling in rules if ruling.against == BLESSED]
+    compared = [ruling for ruling in rules if ruling.against != FLOOR]
+    return next(iter([*of_blessed, *compared, *rules]), None)

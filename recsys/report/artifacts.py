@@ -30,6 +30,7 @@ class Artifacts:
         pushed: Served folder, if the bundle was pushed.
         validation: Folder of what the data was validated by, if it was.
         vocabularies: Folder of the vocabularies' diff, if there is one.
+        record: Folder of the run's record (`recsys.report.runs`), if it keeps one.
     """
 
     config: dict[str, Any]
@@ -41,6 +42,7 @@ class Artifacts:
     pushed: str | None
     validation: Path | None = None
     vocabularies: Path | None = None
+    record: Path | None = None
 
     def evaluated(self) -> dict[str, Any]:
         """Returns `evaluation.json`."""

@@ -1,14 +1,14 @@
-"""Figures of the model beside those of the baselines."""
+"""The metrics under the protocol that decides, under the other one, and of the lists."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from recsys.formats import ABSENT, count, counted, figure, is_number, ratio, share
+from recsys.formats import count, counted, is_number
 from recsys.report.artifacts import Artifacts, MissingError
-
-SMALL_SLICE_USERS = 50
+from recsys.report.evaluated import BLESSED, Evaluated, cut_offs, is_beyond, metric_title
+from recsys.report.figures_table import MEANINGS, Table, tabulate
 
 _PROTOCOLS = {
     "each_moment": (
@@ -23,33 +23,6 @@ _PROTOCOLS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One metric of the model and of what it is compared with, as text.
-
-    Attributes:
-        name: Name of the metric.
-        model: The model's figure.
-        popularity: The popularity baseline's.
-        times: The ratio of the two.
-        blessed: The last blessed model's.
-        bar: The model's share of the largest of the family, for a bar [%].
-        popularity_bar: The baseline's [%].
-        decides: Whether the blessing rests on this figure.
-        is_worse: Whether the baseline does better.
-    """
-
-    name: str
-    model: str
-    popularity: str
-    times: str
-    blessed: str
-    bar: float
-    popularity_bar: float
-    decides: bool
-    is_worse: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Measured:
     """The metrics under one protocol.
 
@@ -57,85 +30,33 @@ class Measured:
         title: Name of the protocol.
         meaning: What it asks.
         basis: Users, queries and candidates, in words.
-        rows: The metrics.
-        has_blessed: Whether there was an earlier blessed model.
-        note: What is to be said of the baselines.
+        table: The metrics at the cut-off that decides.
+        all_cut_offs: The same at every cut-off; None where there is one alone.
+        deciding: The metric that decides.
+        notes: What is to be said of it.
+        warning: Why the figures are not what they seem; empty where they are.
     """
 
     title: str
     meaning: str
     basis: str
-    rows: list[Comparison]
-    has_blessed: bool
-    note: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """One headline figure."""
-
-    name: str
-    value: str
-    beside: str
-    times: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """The deciding metric on some of the users."""
-
-    name: str
-    users: str
-    queries: str
-    model: str
-    popularity: str
-    times: str
-    is_small: bool
-    is_worse: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Slices:
-    """All slices, under one metric."""
-
-    metric: str
-    rows: list[Slice]
-    has_small: bool
-    limit: int = SMALL_SLICE_USERS
-
-
-def read_tiles(artifacts: Artifacts) -> list[Tile]:
-    """Returns the headline figures, the deciding one first."""
-    evaluation = artifacts.evaluated()
-    metrics, popularity = _metrics(evaluation), _popularity(evaluation)
-    first = _deciding(artifacts, metrics)
-    k = first.partition("@")[2] or "10"
-    names = dict.fromkeys([first, f"recall@{k}", f"ndcg@{k}", "mrr"])
-    tiles = [
-        Tile(
-            name,
-            figure(metrics[name]),
-            f"popularity {figure(popularity.get(name))}"
-            if is_number(popularity.get(name))
-            else "no baseline",
-            ratio(metrics[name], popularity.get(name)),
-        )
-        for name in names
-        if name in metrics
-    ]
-    coverage = {key: value for key, value in evaluation.items() if key.startswith("coverage@")}
-    for name, value in coverage.items():
-        k = name.partition("@")[2]
-        beside = f"of the catalogue is in someone's first {k}"
-        tiles.append(Tile(name, share(value), beside, ABSENT))
-    return tiles
+    table: Table
+    all_cut_offs: Table | None
+    deciding: str
+    notes: list[str]
+    warning: str
 
 
 def read_metrics(artifacts: Artifacts) -> Measured:
     """Returns the metrics under the protocol that the config chose."""
-    evaluation = artifacts.evaluated()
-    protocol = str(evaluation.get("query", "each_moment"))
-    return _measured(artifacts, evaluation, protocol, is_chosen=True)
+    found = Evaluated.of(artifacts)
+    notes = _notes(found)
+    if not found.others:
+        notes.append("No baseline was measured.")
+    if BLESSED not in found.others:
+        notes.append("There is no earlier blessed model to compare with.")
+    protocol = str(found.part.get("query", "each_moment"))
+    return _measured(found, protocol, notes, is_chosen=True)
 
 
 def read_other_protocol(artifacts: Artifacts) -> Measured:
@@ -146,126 +67,81 @@ def read_other_protocol(artifacts: Artifacts) -> Measured:
     part = evaluation.get("at_cut") or evaluation.get(other)
     if not isinstance(part, dict):
         raise MissingError("The evaluation holds one protocol only.")
-    return _measured(artifacts, part, other, is_chosen=False)
+    named = {"confidence": evaluation.get("confidence"), **part}
+    found = Evaluated(named, artifacts.bless().get("metric"))
+    # The verdict rests on the protocol that the config chose.
+    return _measured(found, other, [], is_chosen=False)
 
 
-def read_slices(artifacts: Artifacts) -> Slices:
-    """Returns the deciding metric on each slice."""
-    evaluation = artifacts.evaluated()
-    slices = evaluation.get("slices")
-    if not slices:
-        raise MissingError("The evaluation holds no slices.")
-    name = _deciding(artifacts, _metrics(evaluation))
-    rows = [_slice(part, name) for part in slices]
-    return Slices(name, rows, any(row.is_small for row in rows))
+def read_beyond(artifacts: Artifacts) -> Table:
+    """Returns the metrics of the lists themselves, at the cut-off that decides if they have it."""
+    found = Evaluated.of(artifacts)
+    names = [name for name in found.metrics if is_beyond(name)]
+    if not names:
+        raise MissingError("The evaluation holds no metrics of the lists themselves.")
+    ks = cut_offs(names)
+    wanted = found.deciding.partition("@")[2]
+    k = wanted if wanted.isdecimal() and int(wanted) in ks else str(min(ks, default=""))
+    order = list(MEANINGS)
+    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
+    return tabulate(found, at_k, is_chosen=False)
 
 
-def _slice(part: dict[str, Any], name: str) -> Slice:
-    model = (part.get("metrics") or {}).get(name)
-    popularity = _popularity(part).get(name)
-    users = part.get("users")
-    return Slice(
-        name=str(part["name"]),
-        users=count(users),
-        queries=count(part.get("queries")),
-        model=figure(model),
-        popularity=figure(popularity),
-        times=ratio(model, popularity),
-        is_worse=_is_worse(model, popularity),
-        is_small=is_number(users) and users < SMALL_SLICE_USERS,
+def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: bool) -> Measured:
+    names = [name for name in found.metrics if not is_beyond(name)]
+    k = found.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
+    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
+    everything = tabulate(found, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
+    return Measured(
+        title=title,
+        meaning=meaning,
+        basis=_basis(found.part, is_chosen=is_chosen),
+        table=tabulate(found, at_k, is_chosen=is_chosen),
+        all_cut_offs=everything,
+        deciding=metric_title(found.deciding),
+        notes=notes,
+        warning=_warning(found.part),
     )
 
 
-def _measured(
-    artifacts: Artifacts, part: dict[str, Any], protocol: str, *, is_chosen: bool
-) -> Measured:
-    metrics, popularity = _metrics(part), _popularity(part)
-    blessed = part.get("blessed_model")
-    blessed = blessed if isinstance(blessed, dict) else {}
-    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
-    basis = [
-        _users(part),
-        counted(part.get("queries"), "query", "queries"),
-    ]
+def _basis(part: Any, *, is_chosen: bool) -> str:
+    basis = [_users(part), counted(part.get("queries"), "query", "queries")]
     if is_number(part.get("positives")):
         basis.append(counted(part["positives"], "held-out event", "held-out events"))
     if is_chosen and is_number(part.get("candidates")):
         basis.append(counted(part["candidates"], "candidate", "candidates"))
-    # The verdict rests on the protocol that the config chose.
-    deciding = _deciding(artifacts, metrics) if is_chosen else ""
-    notes = []
-    if not popularity:
-        notes.append("No popularity baseline was measured.")
-    if is_chosen and not blessed:
-        notes.append("There is no earlier blessed model to compare with.")
-    return Measured(
-        title=title,
-        meaning=meaning,
-        basis=", ".join(basis),
-        rows=_comparisons(metrics, popularity, blessed, deciding),
-        has_blessed=bool(blessed),
-        note=" ".join(notes),
-    )
+    return ", ".join(basis)
 
 
-def _users(part: dict[str, Any]) -> str:
+def _users(part: Any) -> str:
     users, held_out = part.get("users"), part.get("users_held_out")
     text = counted(users, "user", "users")
-    if users is None or held_out is None:
-        return text
     if is_number(users) and is_number(held_out) and held_out > users:
         return f"{text} (chosen at random of {count(held_out)})"
     return text
 
 
-def _comparisons(
-    metrics: dict[str, Any], popularity: dict[str, Any], blessed: dict[str, Any], deciding: str
-) -> list[Comparison]:
-    largest: dict[str, float] = {}
-    for figures in (metrics, popularity):
-        for name, value in figures.items():
-            if is_number(value):
-                family = name.partition("@")[0]
-                largest[family] = max(largest.get(family, 0.0), value)
-
-    def bar(name: str, value: Any) -> float:
-        top = largest.get(name.partition("@")[0], 0.0)
-        return round(100 * max(0.0, value) / top, 1) if is_number(value) and top > 0 else 0.0
-
-    return [
-        Comparison(
-            name=name,
-            model=figure(value),
-            popularity=figure(popularity.get(name)),
-            times=ratio(value, popularity.get(name)),
-            blessed=figure(blessed.get(name)),
-            bar=bar(name, value),
-            popularity_bar=bar(name, popularity.get(name)),
-            decides=name == deciding,
-            is_worse=_is_worse(value, popularity.get(name)),
-        )
-        for name, value in metrics.items()
-    ]
+def _warning(part: Any) -> str:
+    n = part.get("sampled_negatives")
+    if not is_number(n):
+        return ""
+    return (
+        f"Ranked among {count(n)} random items a query in place of the whole catalogue: such"
+        " figures reproduce papers that do the same, are far too high, and bless no model."
+    )
 
 
-def _is_worse(value: Any, other: Any) -> bool:
-    """Returns whether the ratio reads less than `1.00 ×`."""
-    return bool(is_number(value) and is_number(other) and value < 0.995 * other)
-
-
-def _metrics(part: dict[str, Any]) -> dict[str, Any]:
-    metrics = part.get("metrics")
-    if not isinstance(metrics, dict) or not metrics:
-        raise MissingError("The evaluation holds no metrics.")
-    return metrics
-
-
-def _popularity(part: dict[str, Any]) -> dict[str, Any]:
-    popularity = (part.get("baselines") or {}).get("popularity")
-    return popularity if isinstance(popularity, dict) else {}
-
-
-def _deciding(artifacts: Artifacts, metrics: dict[str, Any]) -> str:
-    """Returns the metric that the blessing rests on, or else the first one."""
-    name = artifacts.bless().get("metric")
-    return name if name in metrics else next(iter(metrics))
+def _notes(found: Evaluated) -> list[str]:
+    part, notes = found.part, []
+    if part.get("mask_seen") is False:
+        notes.append("What a user did before may be recommended again.")
+    unknown, left_out = part.get("unknown_positives"), part.get("left_out_queries")
+    if is_number(unknown) and unknown > 0:
+        events = counted(unknown, "held-out event is", "held-out events are")
+        notes.append(f"{events} of items that the model doesn't know, and count as not found.")
+    if is_number(left_out) and left_out > 0:
+        queries = counted(left_out, "query was", "queries were")
+        notes.append(f"{queries} left out: nothing but the answers was left to rank.")
+    return notes

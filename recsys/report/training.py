@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from markupsafe import Markup
-
 from recsys.formats import count, duration, figure, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
-from recsys.report.curve import draw_curve
+from recsys.report.evaluated import metric_title
+from recsys.report.pictures.curve import Point, draw_curve
+from recsys.report.pictures.picture import Picture
+
+_WIDE, _HALF, _NARROW = (990, 260), (480, 240), (330, 210)
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The training in figures and in one picture.
+    """The training in figures and in pictures.
 
     Attributes:
         facts: Name and figure.
-        wide: The loss curve for a desktop, as SVG.
-        narrow: The same for a phone.
-        caption: The picture in words.
+        pictures: The loss, and the validation's metric where there is a validation.
     """
 
     facts: list[tuple[str, str]]
-    wide: Markup
-    narrow: Markup
-    caption: str
+    pictures: list[Picture]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Sharding:
 
 
 def read_training(artifacts: Artifacts) -> Training:
-    """Returns the training in figures and its loss curve."""
+    """Returns the training in figures, its loss curve, and that of the validation."""
     training = _read(artifacts)
     devices = training.get("devices")
     facts = [
@@ -63,26 +61,61 @@ def read_training(artifacts: Artifacts) -> Training:
         ("examples a second", count(training.get("examples_per_s"))),
         ("devices", f"{_devices(devices)} {training.get('platform') or ''}".strip()),
     ]
-    points = [
-        (float(point["step"]), float(point["loss"]))
-        for point in training.get("curve") or []
-        if is_number(point.get("step")) and is_number(point.get("loss"))
-    ]
-    lost = len(training.get("curve") or []) - len(points)
+    if is_number(training.get("resumed_at")):
+        facts.append(("went on from step", count(training["resumed_at"])))
+    looks = training.get("validation") or []
+    metric = _watched(artifacts, looks)
+    pictures = [_loss(training, is_alone=not metric)]
+    if metric:
+        pictures.append(_validation(looks, metric, training.get("best_step")))
+    return Training(facts, pictures)
+
+
+def _loss(training: dict[str, Any], *, is_alone: bool) -> Picture:
+    recorded = training.get("curve") or []
+    points = _points(recorded, "loss")
     caption = "The training left no loss curve."
     if points:
         caption = (
             f"Training loss from {figure(points[0][1])} to {figure(points[-1][1])}"
             f" over {count(points[-1][0])} steps."
         )
+    lost = len(recorded) - len(points)
     if lost:
         caption += f" {count(lost)} of the recorded losses are no numbers and are not drawn."
-    return Training(
-        facts,
-        Markup(draw_curve(points, width=930, height=260)),  # noqa: S704 - numbers only
-        Markup(draw_curve(points, width=350, height=210)),  # noqa: S704
-        caption,
+    size = _WIDE if is_alone else _HALF
+    wide, narrow = (draw_curve(points, *one, caption) for one in (size, _NARROW))
+    return Picture("" if is_alone else "Loss", wide, narrow, caption)
+
+
+def _validation(looks: list[dict[str, Any]], metric: str, best: Any) -> Picture:
+    points = _points(looks, metric)
+    caption = (
+        f"{metric_title(metric)} of the positives that the training held back,"
+        f" last {figure(points[-1][1])}."
     )
+    marked = next((value for step, value in points if step == best), None)
+    if marked is not None:
+        caption += f" The ring marks the best, {figure(marked)} at step {count(best)}."
+    wide, narrow = (draw_curve(points, *one, caption, best) for one in (_HALF, _NARROW))
+    return Picture("Validation", wide, narrow, caption)
+
+
+def _watched(artifacts: Artifacts, looks: list[dict[str, Any]]) -> str:
+    """Returns the metric that decided on the best step; empty where nothing was validated."""
+    train = artifacts.config.get("train")
+    validation = train.get("validation") if isinstance(train, dict) else None
+    wanted = validation.get("metric") if isinstance(validation, dict) else None
+    named = [name for look in looks for name in look if name != "step" and _points(looks, name)]
+    return wanted if wanted in named else next(iter(named), "")
+
+
+def _points(recorded: list[dict[str, Any]], name: str) -> list[Point]:
+    return [
+        (float(point["step"]), float(point[name]))
+        for point in recorded
+        if is_number(point.get("step")) and is_number(point.get(name))
+    ]
 
 
 def read_sharding(artifacts: Artifacts) -> Sharding:

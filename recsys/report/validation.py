@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
 from recsys.formats import ABSENT, count, counted, is_number, moment, share
 from recsys.report.artifacts import Artifacts, MissingError, read_json
-from recsys.report.bars import draw_bars
+from recsys.report.pictures.bars import draw_bars
 
 _BARS_WIDTH, _BARS_HEIGHT = 100, 24
 _SHOWN_CHARACTERS = 60
@@ -128,7 +129,7 @@ def _validation(name: str, found: Mapping[str, Any]) -> Validation:
         distances=list(_distances(comparisons)),
         compared=_compared(found["earlier"]),
         left_out=sorted({(c["column"], c["note"]) for c in comparisons if c["value"] is None}),
-        pages=[(PurePath(one["file"]).name, one["title"]) for one in found["pages"]],
+        pages=[(quote(PurePath(one["file"]).name), one["title"]) for one in found["pages"]],
         schema=found["schema"],
     )
 
@@ -141,7 +142,7 @@ def _column(column: Mapping[str, Any]) -> Column:
         kind=column["kind"],
         missing=share(column["missing"]) if column["missing"] else ABSENT,
         values=_numbers(column) if is_numeric else _texts(column),
-        bars=Markup(draw_bars(heights, _BARS_WIDTH, _BARS_HEIGHT)),  # noqa: S704 - numbers only
+        bars=draw_bars(heights, _BARS_WIDTH, _BARS_HEIGHT),
     )
 
 

@@ -1,4 +1,4 @@
-"""The verdict: blessed and pushed, blessed, or refused, and why."""
+"""The verdict: blessed and pushed, blessed, or refused, and by which rules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,31 @@ import dataclasses
 from pathlib import PurePath
 from typing import Any
 
-from recsys.formats import figure, is_number, ratio
+from markupsafe import Markup
+
+from recsys.formats import change, change_span, ends_of, figure, is_number, span
 from recsys.report.artifacts import Artifacts, MissingError
+from recsys.report.evaluated import Evaluated, metric_title, shown, subject_name
+from recsys.report.pictures.whisker import Estimate, draw_whisker, shared_range
+
+FLOOR = "floor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One rule of the config and what became of it.
+
+    Attributes:
+        text: The rule and its figures, a sentence.
+        passed: Whether it holds.
+        picture: The interval and what it had to reach; empty where there is none.
+        estimate: The same as text; empty where there is none.
+    """
+
+    text: str
+    passed: bool
+    picture: Markup
+    estimate: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,71 +40,121 @@ class Verdict:
     Attributes:
         state: `good`, `bad` or `unknown`.
         headline: The verdict in one line.
+        sentence: The figure that it rests on, as the evaluation says it; may be empty.
         detail: What it means for the served model.
-        reasons: What the evaluator gave as reasons.
+        rules: The rules, those that failed first.
+        reasons: What the evaluator gave as reasons, where it gave no rules.
     """
 
     state: str
     headline: str
+    sentence: str
     detail: str
+    rules: list[Rule]
     reasons: list[str]
 
 
 def read_verdict(artifacts: Artifacts) -> Verdict:
     """Returns the verdict; where there is none, the headline says so."""
     try:
-        evaluation = artifacts.evaluated()
+        verdict = artifacts.evaluated().get("verdict")
     except MissingError as missing:
-        return Verdict("unknown", "No verdict", str(missing), [])
-    verdict = evaluation.get("verdict")
+        return Verdict("unknown", "No verdict", "", str(missing), [], [])
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
-        return Verdict("unknown", "No verdict", "The evaluation came to no verdict.", [])
-    reasons = verdict.get("reasons")
-    reasons = [str(reason) for reason in reasons] if isinstance(reasons, list) else []
-    if not verdict["blessed"]:
-        broken = _broken_rules(artifacts.bless(), evaluation)
-        why = (broken or reasons or ["no reason was given"])[0]
-        # The list below the headline is the evaluator's; the report adds what it lacks.
-        reasons = reasons or broken
-        detail = "Nothing was pushed; what was served before is still served."
-        if artifacts.pushed:
-            detail = f"Refused, and yet {artifacts.pushed} was pushed: look into the pipeline."
-        return Verdict("bad", f"Refused: {why}", detail, reasons)
-    if not artifacts.pushed:
-        return Verdict("good", "Blessed, not pushed", "This run served nothing new.", reasons)
-    version = PurePath(artifacts.pushed).name
-    return Verdict(
-        "good",
-        f"Blessed and pushed as version {version}",
-        f"Served from {artifacts.pushed}",
-        reasons,
+        return Verdict("unknown", "No verdict", "", "The evaluation came to no verdict.", [], [])
+    rules = _rules(verdict.get("rules"))
+    given = verdict.get("reasons")
+    reasons = [str(reason) for reason in given] if isinstance(given, list) and not rules else []
+    sentence = str(verdict.get("sentence") or "")
+    state, headline, detail = _outcome(artifacts.pushed, is_blessed=verdict["blessed"])
+    if state == "bad" and not sentence:
+        headline = f"Refused: {(reasons or ['no reason was given'])[0]}"
+    return Verdict(state, headline, sentence, detail, rules, reasons)
+
+
+def _outcome(pushed: str | None, *, is_blessed: bool) -> tuple[str, str, str]:
+    """Returns state, headline and detail."""
+    if not is_blessed:
+        if pushed:
+            detail = f"Refused, and yet {pushed} was pushed: look into the pipeline."
+        else:
+            detail = "Nothing was pushed; what was served before is still served."
+        return "bad", "Refused", detail
+    if not pushed:
+        return "good", "Blessed, not pushed", "This run served nothing new."
+    headline = f"Blessed and pushed as version {PurePath(pushed).name}"
+    return "good", headline, f"Served from {pushed}"
+
+
+def _rules(found: Any) -> list[Rule]:
+    rules = (
+        [_rule(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     )
+    return sorted(rules, key=lambda rule: rule.passed)
 
 
-def _broken_rules(bless: dict[str, Any], evaluation: dict[str, Any]) -> list[str]:
-    """Returns what the model failed of the config's rules, in words."""
-    name = str(bless.get("metric"))
-    value = _metric(evaluation.get("metrics"), name)
-    if not is_number(value):
-        return []
-    broken = []
-    at_least = bless.get("at_least")
-    if is_number(at_least) and value < at_least:
-        broken.append(f"{name} is {figure(value)}, at least {figure(at_least)} was asked for")
-    baselines = evaluation.get("baselines")
-    others = {
-        "over_popularity": ("the popularity baseline", (baselines or {}).get("popularity")),
-        "over_blessed": ("the last blessed model", evaluation.get("blessed_model")),
-    }
-    for key, (other_name, metrics) in others.items():
-        lowest, other = bless.get(key), _metric(metrics, name)
-        if is_number(lowest) and is_number(other) and value < lowest * other:
-            broken.append(
-                f"{name} is {ratio(value, other)} that of {other_name},"
-                f" at least {ratio(lowest, 1)} was asked for"
-            )
-    return broken
+def _rule(rule: dict[str, Any]) -> Rule:
+    passed = rule.get("passed") is True
+    text = str(rule.get("text") or f"{metric_title(str(rule.get('metric')))}: no words given")
+    ends = ends_of(rule.get("interval"))
+    is_floor = rule.get("against") == FLOOR
+    value = rule.get("value" if is_floor else "relative")
+    least = rule.get("least")
+    if ends is None or not is_number(value) or not is_number(least):
+        return Rule(text, passed, Markup(), "")
+    # Of another model it is a ratio that must be reached; the interval is of the difference.
+    threshold = least if is_floor else least - 1.0
+    one = Estimate(value, *ends)
+    said = f"{figure(value)}, {span(ends)}" if is_floor else f"{change(value)}, {change_span(ends)}"
+    words = f"{said}; at least {figure(threshold) if is_floor else change(threshold)} asked for"
+    scale = shared_range([one], [threshold, 0.0])
+    picture = draw_whisker(one, scale, words, zero=None if is_floor else 0.0, least=threshold)
+    return Rule(text, passed, picture, words)
 
 
-def _metric(metrics: Any, name: str) -> Any:
-    return metrics.get(name) if isinstance(metrics, dict) else None
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """One headline figure.
+
+    Attributes:
+        name: Name of the metric.
+        value: The model's figure.
+        interval: Its interval; empty where there is none.
+        change: How far it lies from the strongest of the others; empty where there is none.
+        beside: The other one, and its figure.
+        decides: Whether the verdict rests on it.
+    """
+
+    name: str
+    value: str
+    interval: str
+    change: str
+    beside: str
+    decides: bool
+
+
+def read_tiles(artifacts: Artifacts) -> list[Tile]:
+    """Returns the headline figures, the deciding one first."""
+    found = Evaluated.of(artifacts)
+    k = found.deciding.partition("@")[2] or "10"
+    names = dict.fromkeys([found.deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    return [_tile(found, name) for name in names if name in found.metrics][:4]
+
+
+def _tile(found: Evaluated, name: str) -> Tile:
+    other, ends = found.strongest(), found.interval(name)
+    beside, apart = "nothing to compare with", ""
+    if name.startswith("coverage@"):
+        beside = f"of the catalogue is in someone's first {name.partition('@')[2]}"
+    elif other is not None:
+        beside = f"against {subject_name(other)} {figure(found.figure(other, name))}"
+        relative = found.difference(other, name).relative
+        apart = "" if relative is None else change(relative)
+    return Tile(
+        name=metric_title(name),
+        value=shown(name, found.metrics[name]),
+        interval="" if ends is None else span(ends),
+        change=apart,
+        beside=beside,
+        decides=name == found.deciding,
+    )

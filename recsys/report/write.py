@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
+import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import jinja2
-import pyarrow as pa
-from markupsafe import Markup
-
-from recsys.report.artifacts import Artifacts, MissingError
+from recsys.report.against import read_against, read_over_k
+from recsys.report.artifacts import Artifacts
+from recsys.report.exposure import read_exposure
 from recsys.report.features import read_features
+from recsys.report.glance import read_glance
+from recsys.report.index import INDEX
 from recsys.report.ingested import read_sources, read_split
-from recsys.report.metrics import read_metrics, read_other_protocol, read_slices, read_tiles
-from recsys.report.people import read_neighbours, read_people, read_unknown_people
+from recsys.report.metrics import read_beyond, read_metrics, read_other_protocol
+from recsys.report.neighbours import read_neighbours
+from recsys.report.page import read_part, render
+from recsys.report.people import read_people, read_unknown_people
 from recsys.report.provenance import config_text, read_bundle, read_fingerprints, read_versions
+from recsys.report.slices import read_slices
+from recsys.report.steps import read_run_steps
 from recsys.report.training import read_sharding, read_training
 from recsys.report.validation import copy_pages, read_validations
-from recsys.report.verdict import read_verdict
+from recsys.report.verdict import Verdict, read_tiles, read_verdict
 from recsys.report.vocabularies import read_growths
-
-_FOLDER = Path(__file__).resolve().parent
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "tiles": read_tiles,
+    "glance": read_glance,
     "metrics": read_metrics,
-    "slices": read_slices,
+    "against": read_against,
+    "over_k": read_over_k,
+    "beyond": read_beyond,
     "other": read_other_protocol,
+    "slices": read_slices,
+    "exposure": read_exposure,
     "people": read_people,
     "unknown_people": read_unknown_people,
     "neighbours": read_neighbours,
@@ -40,18 +48,11 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "growths": read_growths,
     "features": read_features,
     "validations": read_validations,
+    "steps": read_run_steps,
     "bundle": read_bundle,
     "versions": read_versions,
     "fingerprints": read_fingerprints,
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of the page: its content, or why it has none."""
-
-    content: Any
-    missing: str
 
 
 def write_report(
@@ -66,6 +67,7 @@ def write_report(
     pushed: str | None,
     validation: Path | None = None,
     vocabularies: Path | None = None,
+    record: Path | None = None,
 ) -> Path:
     """Writes `report.html` into the folder `out`.
 
@@ -83,14 +85,31 @@ def write_report(
         pushed: Served folder; None where nothing was pushed.
         validation: Folder of the gate's `verdict.json`; None where nothing was validated.
         vocabularies: Folder of the vocabularies' `diff.json`; None where there is none.
+        record: Folder of the run's record, `<root>/runs/<run id>`; None where none is kept.
 
     Returns:
         The path of the page.
     """
     artifacts = Artifacts(
-        config, dead_letters, data, model, evaluation, bundle, pushed, validation, vocabularies
+        config,
+        dead_letters,
+        data,
+        model,
+        evaluation,
+        bundle,
+        pushed,
+        validation,
+        vocabularies,
+        record,
     )
-    page = _render(artifacts)
+    page = render(
+        "report.html.jinja",
+        name=str(config.get("name") or "unnamed run"),
+        verdict=_verdict(artifacts),
+        config_text=config_text(artifacts),
+        index=_index(record, out),
+        **{name: read_part(functools.partial(read, artifacts)) for name, read in _PARTS.items()},
+    )
     out.mkdir(parents=True, exist_ok=True)
     copy_pages(artifacts, out)
     path = out / "report.html"
@@ -98,41 +117,13 @@ def write_report(
     return path
 
 
-def _render(artifacts: Artifacts) -> str:
-    template = _environment().get_template("report.html.jinja")
-    return template.render(
-        name=str(artifacts.config.get("name") or "unnamed run"),
-        verdict=read_verdict(artifacts),
-        config_text=config_text(artifacts),
-        # Our own file, not data.
-        style=Markup((_FOLDER / "style.css").read_text(encoding="utf-8")),  # noqa: S704
-        written=dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        **{name: _read_part(read, artifacts) for name, read in _PARTS.items()},
-    )
+def _verdict(artifacts: Artifacts) -> Verdict:
+    part = read_part(functools.partial(read_verdict, artifacts))
+    return part.content or Verdict("unknown", "No verdict", "", part.missing, [], [])
 
 
-def _read_part(read: Callable[[Artifacts], Any], artifacts: Artifacts) -> Part:
-    try:
-        return Part(read(artifacts), "")
-    except MissingError as missing:
-        return Part(None, str(missing))
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OSError,
-        pa.ArrowException,
-    ) as error:
-        # Files of another shape than docs/architecture.md gives them.
-        return Part(None, f"This part can't be shown ({type(error).__name__}: {error}).")
-
-
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _index(record: Path | None, out: Path) -> str:
+    """Returns where the page of all runs will be, seen from the report; empty for none."""
+    if record is None:
+        return ""
+    return quote(Path(os.path.relpath(record.parent.parent / INDEX, out)).as_posix())

@@ -136,20 +136,32 @@ def _training(training: Mapping[str, Any], loss: str) -> str:
 def _evaluation(evaluation: Mapping[str, Any] | None) -> str:
     if not evaluation:
         return "The bundle was made without an evaluation."
-    popularity = evaluation["baselines"].get("popularity", {})
+    others, intervals = evaluation["baselines"], evaluation["intervals"]
+    header = ("metric", "model", "interval", *(name.replace("_", " ") for name in others))
     rows = [
-        (metric, f"{value:.4f}", f"{popularity[metric]:.4f}" if metric in popularity else "–")
+        (
+            metric,
+            f"{value:.4f}",
+            " … ".join(f"{end:.4f}" for end in intervals.get(metric, ())) or "–",
+            *(_figure(other.get(metric)) for other in others.values()),
+        )
         for metric, value in evaluation["metrics"].items()
     ]
     verdict = evaluation["verdict"]
-    decision = "Blessed" if verdict["blessed"] else "Not blessed"
+    n_sampled, n_items = evaluation.get("sampled_negatives"), evaluation["candidates"]
+    among = f"{n_sampled:,} random" if n_sampled else f"all {n_items:,}"
     return (
         f"On the positives of {evaluation['users']:,} users from the cut on"
         f" ({evaluation['queries']:,} queries, `{evaluation['query']}`),"
-        f" ranked among all {evaluation['candidates']:,} items:\n\n"
-        + _table(("metric", "model", "popularity"), rows)
-        + f"\n\n{decision}: {'; '.join(verdict['reasons'])}."
+        f" ranked among {among} items; the intervals hold"
+        f" {100 * evaluation['confidence']:.3g} % of bootstrap samples of the users:\n\n"
+        + _table(header, rows)
+        + f"\n\n{verdict['sentence']}. {'; '.join(verdict['reasons'])}."
     )
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

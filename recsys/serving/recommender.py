@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from recsys.bundle import read_manifest, verify
-from recsys.errors import RecsysError, UsageError
-
-_STDERR = 2
+from recsys.errors import UsageError
+from recsys.serving.loading import load_saved_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Recommender:
         self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
         users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])
         self._example_users: list[str] = users["id"].drop_null().slice(0, 3).to_pylist()
-        self._model = _load(bundle)
+        self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
         """Returns the best `k` unseen items of each of `user_ids`.
@@ -147,40 +144,3 @@ class Recommender:
             " after new data came in, run again: recsys run.",
             user_id,
         )
-
-
-def _load(bundle: Path) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        with _without_chatter():
-            import tensorflow as tf
-
-            return tf.saved_model.load(str(bundle))
-    except ImportError as error:
-        raise RecsysError(
-            "R542",
-            "Recommending needs TensorFlow.",
-            "Install it: pip install 'recsys[serve]'.",
-            str(error),
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RecsysError(
-            "R543",
-            f"TensorFlow must be able to load the bundle {str(bundle)!r}.",
-            "Run again with the TensorFlow that this project installs: recsys run.",
-            str(error),
-        ) from None
-
-
-@contextlib.contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Drops what C++ code writes to stderr, which no log level stops at start-up."""
-    kept = os.dup(_STDERR)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, _STDERR)
-        yield
-    finally:
-        os.dup2(kept, _STDERR)
-        os.close(nowhere)
-        os.close(kept)

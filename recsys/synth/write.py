@@ -247,6 +247,6 @@ data:
 model: {{dim: 32, feature_dim: 16, history: 20, widths: [64], temperature: 0.15}}
 train: {{batch_size: {batch_size}, epochs: {epochs}}}
 evaluate: {{k: {ks}, query: each_moment}}
-bless: {{metric: recall@{ks[0]}, over_popularity: 1.1}}
+bless: {{metric: recall@{ks[0]}, over: {{popularity: 1.1}}}}
 export: {{k: {ks[-1]}}}
 """

@@ -13,7 +13,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.metrics import per_query, per_user
 from recsys.evaluation.queries import Queries, of_some_users, without_twins
-from recsys.evaluation.ranking import rank
+from recsys.evaluation.ranking import DotProducts, rank
 from recsys.model import TowerInputs
 from recsys.model.inference import Inference
 from recsys.ragged import Ragged, ranges
@@ -58,7 +58,7 @@ class Validation:
         embedded = towers.queries(queries.user_row, self._histories, self._inputs)
         candidates = towers.catalogue(self._inputs)
         ranking = rank(
-            lambda block: embedded[block] @ candidates.T,
+            DotProducts(embedded, candidates),
             queries.positives,
             queries.seen,
             is_item,
@@ -66,7 +66,10 @@ class Validation:
         )
         values = per_query(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
         users, user = np.unique(queries.user, return_inverse=True)
-        return {name: float(per_user(v, user, len(users)).mean()) for name, v in values.items()}
+        names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._ks]
+        return {
+            name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
+        }
 
 
 def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Queries:

@@ -10,7 +10,7 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from components.token_rows import read_token_rows, rows_of_tables
+from components.token_rows import names_of_tables, read_token_rows, rows_of_tables
 from components.transform_features import preprocessing_fn
 from recsys.config import Feature
 
@@ -52,6 +52,7 @@ def main(folder):
     result = {
         "tokens": found,
         "rows": rows_of_tables(folder / "graph", features),
+        "names": names_of_tables(folder / "graph", features),
         "vocabularies": {p.name: p.read_text().splitlines() for p in assets.iterdir()},
         "new": new_tokens(folder / "graph", spec, world["new"]),
     }

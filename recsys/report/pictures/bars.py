@@ -1,15 +1,17 @@
-"""A small bar chart as SVG: no script, and the colour that its page decides."""
+"""Counts as small bars, for a row of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from markupsafe import Markup
 
 from recsys.formats import is_number
 
 _GAP = 1
 
 
-def draw_bars(counts: Sequence[float], width: int, height: int) -> str:
+def draw_bars(counts: Sequence[float], width: int, height: int) -> Markup:
     """Returns bars as high as `counts`; empty where there is nothing to see.
 
     Args:
@@ -19,7 +21,7 @@ def draw_bars(counts: Sequence[float], width: int, height: int) -> str:
     """
     highest = max((one for one in counts if is_number(one)), default=0)
     if highest <= 0:
-        return ""
+        return Markup()
     step = width / len(counts)
     bars = []
     for i, one in enumerate(counts):
@@ -29,7 +31,7 @@ def draw_bars(counts: Sequence[float], width: int, height: int) -> str:
             f'<rect x="{i * step:.1f}" y="{height - high:.1f}"'
             f' width="{max(step - _GAP, 1):.1f}" height="{high:.1f}"/>'
         )
-    return (
+    return Markup(  # noqa: S704 - numbers only
         f'<svg class="bar-chart" viewBox="0 0 {width} {height}" width="{width}"'
         f' height="{height}" aria-hidden="true">{"".join(bars)}</svg>'
     )

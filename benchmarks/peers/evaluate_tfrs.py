@@ -1,0 +1,68 @@
+# /// script
+# requires-python = "==3.11.*"
+# dependencies = [
+#   "tensorflow-recommenders==0.7.7",
+#   "tensorflow-cpu==2.21.0",
+#   "tf-keras==2.21.0",
+#   "numpy>=2,<3",
+# ]
+# ///
+"""TensorFlow Recommenders: `tfrs.metrics.FactorizedTopK`, which finds hit rates alone.
+
+`candidates=` is a data set of batches, as in its tutorials, or a `BruteForce` layer, which
+holds all scores of a block of users. It takes one positive at a time, and leaves nothing
+out that a user has seen.
+"""
+
+import json
+import os
+import sys
+import time
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from benchmarks.evaluate_case.case import Case, draw
+
+USERS = 128
+"""Users of a block; of 32 to 512 the fastest, or as fast."""
+
+
+def metric(case: Case, candidates: tf.Tensor, batch: int) -> tfrs.metrics.FactorizedTopK:
+    """Returns the metric over batches of candidates; 0: over all at once."""
+    if batch:
+        source = tf.data.Dataset.from_tensor_slices(candidates).batch(batch)
+    else:
+        source = tfrs.layers.factorized_top_k.BruteForce(k=max(case.ks)).index(candidates)
+    return tfrs.metrics.FactorizedTopK(candidates=source, ks=case.ks)
+
+
+def main() -> None:
+    """Measures the case that the command line names, a batch size after the other."""
+    case, batches = Case.from_json(sys.argv[1]), json.loads(sys.argv[2])
+    data = draw(case)
+    candidates = tf.constant(data.candidates[1:])
+    # A query for each positive.
+    query = tf.repeat(tf.constant(data.query), case.positives, axis=0)
+    positive = tf.constant(data.positives.reshape(-1) - 1)
+    seconds = {}
+    for batch in batches:
+        topk = metric(case, candidates, batch)
+
+        @tf.function(reduce_retracing=True)
+        def update(query: tf.Tensor, positive: tf.Tensor, topk=topk) -> None:
+            topk.update_state(query, tf.gather(candidates, positive))
+
+        update(query[:USERS], positive[:USERS])
+        started = time.perf_counter()
+        for start in range(0, len(query), USERS):
+            update(query[start : start + USERS], positive[start : start + USERS])
+        seconds[batch] = time.perf_counter() - started
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

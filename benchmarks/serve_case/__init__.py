@@ -1,0 +1,1 @@
+"""A served world of any size, and the clients that ask it."""

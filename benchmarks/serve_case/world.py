@@ -1,0 +1,114 @@
+"""`python -m benchmarks.serve_case.world`: a bundle of any size, without a training.
+
+Weights are as they are drawn, so scores mean nothing; shapes, files and signatures are
+those of every bundle: the real export writes it and checks it. User `u3` is row 3, item
+`i7` is row 7.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"  # Before anything imports Keras.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.config import ExportConfig, ExportStage, ModelConfig, TrainStage
+from recsys.data.catalogue import Catalogue
+from recsys.data.store import write_store
+from recsys.data.vocabulary import Vocabulary
+from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
+
+_EVENTS_OF_A_USER = 20
+_BLOCK = 8192
+_WORDS = ("Red", "Blue", "Night", "Sea", "Wolf", "Über", "City", "<b>Bold</b>")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Writes the bundle, and beside it what it was made of."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve_case.world")
+    add = parser.add_argument
+    add("--users", type=int, default=1000)
+    add("--items", type=int, default=1000)
+    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
+    add("--k", type=int, default=100, help="candidates of an answer")
+    add("--name", default="world")
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, required=True, help="folder of the bundle; new")
+    options = parser.parse_args(words)
+    work = options.out.parent / f"{options.out.name}.work"
+    inputs = write_data(work / "data", options.users, options.items, options.seed)
+    config = ModelConfig(dim=options.dim, history=8, widths=(options.dim,))
+    write_model(work, TrainStage(model=config), inputs, options.seed)
+    # Imports TensorFlow.
+    from recsys.export import Sources, export
+
+    stage = ExportStage(name=options.name, export=ExportConfig(k=options.k))
+    print(json.dumps(export(stage, Sources(work / "model", work / "data"), options.out)))
+
+
+def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> TowerInputs:
+    """Writes a data folder, and returns what is known of users and items."""
+    rng = np.random.default_rng(seed)
+    row = np.repeat(np.arange(1, n_users + 1, dtype=np.int32), _EVENTS_OF_A_USER)
+    item_row = rng.integers(1, n_items + 1, len(row), np.int32)
+    items = Vocabulary(
+        pa.array([f"i{n}" for n in range(1, n_items + 1)]),
+        np.bincount(item_row, minlength=n_items + 1)[1:],
+    )
+    users = Vocabulary(
+        pa.array([f"u{n}" for n in range(1, n_users + 1)]), np.bincount(row, minlength=1)[1:]
+    )
+    events = pa.table(
+        {
+            "user_id": [f"u{n}" for n in row],
+            "user_row": row,
+            "item_row": item_row,
+            "timestamp": rng.integers(0, 1000, len(row)),
+        }
+    )
+    write_store(folder / "store", 1000, events, events.slice(0, 0))
+    (folder / "vocabulary").mkdir()
+    users.save(folder / "vocabulary" / "users.parquet")
+    items.save(folder / "vocabulary" / "items.parquet")
+    titles = [
+        f"{_WORDS[n % len(_WORDS)]} {_WORDS[n // 8 % len(_WORDS)]} {n}"
+        for n in range(1, n_items + 1)
+    ]
+    ids = [f"i{n}" for n in range(1, n_items + 1)]
+    Catalogue(["", *ids], ["", *titles], ()).save(folder / "catalogue")
+    return TowerInputs.open(folder)
+
+
+def write_model(work: Path, stage: TrainStage, inputs: TowerInputs, seed: int) -> None:
+    """Writes a model folder whose towers were never trained."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    spec = ModelSpec.for_data(stage.model, inputs.users.n_rows, inputs.catalogue)
+    model = TwoTower(spec)
+    model.build()
+    folder = work / "model"
+    save_model(folder, model, stage, work / "data")
+    n = inputs.items.n_rows
+    blocks = [np.arange(at, min(at + _BLOCK, n)) for at in range(0, n, _BLOCK)]
+    candidates = [np.asarray(model.embed_candidate(inputs.candidate(rows))) for rows in blocks]
+    np.save(folder / "candidates.npy", np.concatenate(candidates))
+    rng = np.random.default_rng(seed)
+    user_row = rng.integers(1, inputs.users.n_rows, 520, np.int32)
+    history = rng.integers(1, n, (520, stage.model.history), np.int32)
+    query = np.asarray(model.embed_query(inputs.query(user_row, history)))
+    np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query)
+    training = {"steps": 0, "examples": 0, "devices": 1, "platform": "cpu", "seconds": 0.0}
+    training |= {"curve": [], "examples_per_s": 0.0, "unknown_id_share": 0.0}
+    (folder / "training.json").write_text(json.dumps(training))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""How a model is measured, and what it must reach to be pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from recsys.config.strict import Share, Strict
+
+BaselineName = Literal["popularity", "recent_popularity", "item_knn", "ials"]
+BASELINES: tuple[BaselineName, ...] = get_args(BaselineName)
+Ratio = Annotated[float, Field(ge=0.0)]
+
+_OF_A_LIST = ("recall", "precision", "hit_rate", "ndcg", "map")
+
+
+class EvaluateConfig(Strict):
+    """The evaluation over the whole catalogue."""
+
+    k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10, 50, 100)
+    """Cut-offs of the metrics of a list."""
+    query: Literal["each_moment", "at_cut"] = "each_moment"
+    """`each_moment`: predict every held-out event from all that its user did
+    before it; `at_cut`: one query a user, from what the user did before the cut."""
+    max_queries: PositiveInt = 50_000
+    """Most queries of an evaluation; where there are more, users are chosen at random,
+    the same ones each time, each with all of its queries [queries]."""
+    mask_seen: bool = True
+    """Whether what a user did before is left out of the user's list."""
+    sampled_negatives: PositiveInt | None = None
+    """Rank among so many random items in place of all, to reproduce papers that do; such
+    figures are marked and never bless a model. `null`: among all."""
+    baselines: tuple[BaselineName, ...] = BASELINES
+    """What else is measured on the same queries."""
+    recent_days: PositiveInt = 30
+    """Days before the cut whose events `recent_popularity` counts."""
+    baseline_events: PositiveInt = 5_000_000
+    """Newest training events that `item_knn` and `ials` learn from, at the most."""
+    slices: tuple[str, ...] = ()
+    """Features of items or users whose most frequent values are slices of their own."""
+    small_slice: PositiveInt = 50
+    """Slices of fewer users are flagged [users]."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    """Confidence of the intervals (0.5..1)."""
+    resamples: Annotated[int, Field(ge=100, le=100_000)] = 2_000
+    """Bootstrap samples of the users that the intervals are made of."""
+    seed: NonNegativeInt = 0
+    """Seed of whatever is drawn."""
+
+    @model_validator(mode="after")
+    def _nothing_twice(self) -> Self:
+        for name in ("k", "baselines", "slices"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"evaluate.{name} names something twice: {list(values)}")
+        return self
+
+
+class Thresholds(Strict):
+    """What one metric must reach; a 0 asks for nothing.
+
+    The lower end of the interval must reach it, so that chance alone blesses no model.
+    """
+
+    at_least: Share = 0.0
+    """Lowest value of the metric."""
+    over: dict[BaselineName, Ratio] = Field(default={})
+    """Lowest ratio of the metric to that of each baseline that is named."""
+    over_blessed: Ratio = 0.0
+    """Lowest ratio of the metric to that of the last blessed model."""
+
+
+class BlessRule(Thresholds):
+    """Thresholds of another metric, or of one slice."""
+
+    metric: str
+    """The metric."""
+    slice: str | None = None
+    """Name of a slice as the report has it; `null`: all queries."""
+
+
+class BlessConfig(Thresholds):
+    """What a model must reach to be pushed."""
+
+    metric: str = "recall@10"
+    """The metric that decides."""
+    over: dict[BaselineName, Ratio] = Field(default={"popularity": 1.0})
+    """Lowest ratio of the metric to that of each baseline that is named."""
+    over_blessed: Ratio = 0.9
+    """Lowest ratio of the metric to that of the last blessed model."""
+    rules: tuple[BlessRule, ...] = ()
+    """More that must hold: other metrics, or single slices."""
+
+    def all_rules(self) -> tuple[BlessRule, ...]:
+        """Returns every rule, the one on the deciding metric first."""
+        own = {name: getattr(self, name) for name in Thresholds.model_fields}
+        return (BlessRule(metric=self.metric, **own), *self.rules)
+
+
+def metric_names(ks: Iterable[int]) -> list[str]:
+    """Returns the names of the metrics that are means over users, of which one decides."""
+    names = [f"{metric}@{k}" for metric in _OF_A_LIST for k in ks]
+    return [*names, "mrr", "auc"]
+
+
+def check_rules(evaluate: EvaluateConfig, bless: BlessConfig) -> None:
+    """Raises ValueError if a rule names what isn't measured, or two contradict each other."""
+    computed = metric_names(evaluate.k)
+    seen: set[tuple[str, str | None]] = set()
+    for rule in bless.all_rules():
+        if rule.metric not in computed:
+            raise ValueError(
+                f"bless.metric must be one of {', '.join(computed)}; received {rule.metric!r}"
+            )
+        absent = [name for name, ratio in rule.over.items() if ratio]
+        absent = [name for name in absent if name not in evaluate.baselines]
+        if absent:
+            raise ValueError(
+                f"bless.over names {', '.join(absent)}, which evaluate.baselines doesn't hold"
+            )
+        key = (rule.metric, rule.slice)
+        if key in seen:
+            where = f" of the slice {rule.slice!r}" if rule.slice else ""
+            raise ValueError(
+                f"two rules of bless decide on {rule.metric}{where}, and may contradict each"
+                " other: write all thresholds into one"
+            )
+        seen.add(key)

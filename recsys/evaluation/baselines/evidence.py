@@ -1,0 +1,167 @@
+"""What baselines learn from: the newest training events, as sets of items."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import sparse
+
+from recsys.data.event_log import Column, EventLog
+from recsys.evaluation.queries import Queries
+from recsys.evaluation.ranking import Scorer
+from recsys.ragged import Ragged
+
+_CHUNK = 2**22
+"""Events looked at in one go; 32 MiB of times."""
+
+
+class LeftOutError(Exception):
+    """A baseline can't be had of these data; the text is the reason, a sentence."""
+
+
+class Baseline(Protocol):
+    """A recommender without a training of its own, fitted in seconds."""
+
+    @property
+    def events(self) -> int:
+        """Training events that it learnt from."""
+
+    def scorer(self, queries: Queries) -> Scorer:
+        """Returns what scores the items for `queries`, each knowing its `seen` alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BaselineData:
+    """What baselines learn from.
+
+    Attributes:
+        train: Training events.
+        counts: Training positives of each item row `[item rows]`.
+        is_item: Which item rows are items `[item rows]` bool. Other rows (unknown items,
+            and rows that several items share) are neither recommended nor evidence.
+        cut: The moment that the training data end [seconds since 1970, UTC].
+        recent_days: Days that `recent_popularity` looks back.
+        max_events: Events that `item_knn` and `ials` learn from, at the most; the newest.
+    """
+
+    train: EventLog
+    counts: np.ndarray
+    is_item: np.ndarray
+    cut: int
+    recent_days: int
+    max_events: int
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """Place of each item row by popularity `[item rows]` float32, see `places`."""
+        return places(self.is_item, self.counts)
+
+
+def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
+    """Returns the place of each item row in an order `[item rows]` float32, the best highest.
+
+    Equal counts have one place. Places are small whole numbers, which float32 tells
+    apart where it couldn't tell the counts.
+
+    Args:
+        is_item: Which item rows are items `[item rows]` bool; others have place 0.
+        *counts: Counts of each item row `[item rows]`; the first decides, among equals
+            the next.
+    """
+    keys = np.where(is_item, np.stack(counts), -1)
+    _, place = np.unique(keys, axis=1, return_inverse=True)
+    return place.ravel().astype(np.float32)
+
+
+def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> tuple[Any, int]:
+    """Returns who took what among the newest training events, and how many those are.
+
+    Args:
+        data: What there is.
+        most_of_a_user: Events of a user at the most, the newest; None: all.
+
+    Returns:
+        A matrix `[users, item rows]` float32 in CSR, 1 where the user took the item; and
+        the number of events that it was made of. Users without any are left out.
+
+    Raises:
+        LeftOutError: There is no training event of a known item.
+    """
+    events = newest_events(data.train.timestamp, data.max_events)
+    item = data.train.item_row.gather_sorted(events)
+    is_known = data.is_item[item]
+    events, item = events[is_known], item[is_known]
+    if not len(item):
+        raise LeftOutError("There is no training event of an item that the vocabulary knows.")
+    n_of_users = np.unique(data.train.user_index(events), return_counts=True)[1]
+    if most_of_a_user is not None:
+        ends = np.cumsum(n_of_users)
+        item = item[np.repeat(ends, n_of_users) - np.arange(len(item)) <= most_of_a_user]
+        n_of_users = np.minimum(n_of_users, most_of_a_user)
+    offsets = np.concatenate([[0], np.cumsum(n_of_users)])
+    return as_sets(Ragged(item, offsets), len(data.is_item)), len(item)
+
+
+def as_sets(lists: Ragged, n_rows: int) -> Any:
+    """Returns lists of item rows as sets.
+
+    Args:
+        lists: Item rows, some perhaps twice in a list.
+        n_rows: Item rows, row 0 included.
+
+    Returns:
+        A matrix `[lists, item rows]` float32 in CSR, 1 where the item is in the list.
+    """
+    ones = np.ones(len(lists.rows), np.float32)
+    shape = (len(lists), n_rows)
+    # A copy, as the next line sorts the rows of each list where they are.
+    sets = sparse.csr_array((ones, lists.rows, lists.offsets), shape=shape, copy=True)
+    sets.sum_duplicates()
+    sets.data[:] = 1.0
+    return sets
+
+
+def newest_events(timestamp: Column, most: int) -> np.ndarray:
+    """Returns the places of the `most` newest events `[n]` int64, ascending.
+
+    Of events of the second at the border some are taken, evenly spread over the log, so
+    that no user is preferred. The times are read in chunks, twice or three times.
+
+    Args:
+        timestamp: Time of each event `[events]` int64 [seconds since 1970, UTC].
+        most: Events at the most.
+    """
+    if len(timestamp) <= most:
+        return np.arange(len(timestamp))
+    newest = _newest_times(timestamp, most)
+    border = newest.min()
+    missing = int((newest == border).sum())
+    n_tied = sum(int((times == border).sum()) for _, times in chunks(timestamp))
+    taken, n_before = [], 0
+    for start, times in chunks(timestamp):
+        is_taken, tied = times > border, np.flatnonzero(times == border)
+        number = n_before + np.arange(len(tied))
+        is_taken[tied] = (number + 1) * missing // n_tied > number * missing // n_tied
+        taken.append(start + np.flatnonzero(is_taken))
+        n_before += len(tied)
+    return np.concatenate(taken)
+
+
+def _newest_times(timestamp: Column, most: int) -> np.ndarray:
+    """Returns the `most` greatest times, in any order."""
+    newest = np.zeros(0, np.int64)
+    for _, times in chunks(timestamp):
+        newest = np.concatenate([newest, times])
+        if len(newest) > most:
+            newest = np.partition(newest, len(newest) - most)[len(newest) - most :]
+    return newest
+
+
+def chunks(column: Column) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields a long column part by part: where each begins, and its values."""
+    for start in range(0, len(column), _CHUNK):
+        yield start, column[start : start + _CHUNK]

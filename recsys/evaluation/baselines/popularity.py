@@ -1,0 +1,83 @@
+"""The same list for everybody: what was taken most, ever or lately."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from recsys.data.event_log import EventLog
+from recsys.evaluation.baselines.evidence import BaselineData, LeftOutError, chunks, places
+from recsys.evaluation.queries import Queries
+from recsys.evaluation.ranking import DotProducts
+
+_DAY_S = 86_400
+
+
+@dataclasses.dataclass(frozen=True)
+class SameForAll:
+    """A baseline that scores every item the same for all queries.
+
+    Attributes:
+        scores: Score of each item row `[item rows]` float32.
+        events: Training events that it learnt from.
+    """
+
+    scores: np.ndarray
+    events: int
+
+    def scorer(self, queries: Queries) -> DotProducts:
+        """Returns what scores the items for `queries`."""
+        return DotProducts(np.ones((len(queries), 1), np.float32), self.scores[:, None])
+
+
+def popularity(data: BaselineData) -> SameForAll:
+    """Orders items by their training positives; of equal ones the smaller row comes first.
+
+    Raises:
+        LeftOutError: No item has any.
+    """
+    n_events = int(data.counts[data.is_item].sum())
+    if not n_events:
+        raise LeftOutError("No item has a training positive.")
+    return SameForAll(data.places, n_events)
+
+
+def recent_popularity(data: BaselineData) -> SameForAll:
+    """Orders items by their positives of the last days; equal ones by those of all time.
+
+    The days are those before the cut, `recent_days` of them. If nothing happened then,
+    they are those up to the newest training event, which lies further back.
+
+    Raises:
+        LeftOutError: There is no training event of a known item.
+    """
+    n_rows = len(data.is_item)
+    length_s = data.recent_days * _DAY_S
+    recent = _counts_since(data.train, data.cut - length_s, n_rows)
+    if not recent[data.is_item].any():
+        newest = _newest_of_items(data)
+        recent = _counts_since(data.train, newest - length_s + 1, n_rows)
+    scores = places(data.is_item, recent, data.counts)
+    return SameForAll(scores, int(recent[data.is_item].sum()))
+
+
+def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:
+    """Returns the events of each item row from a moment on `[n_rows]` int64."""
+    counts = np.zeros(n_rows, np.int64)
+    for start, times in chunks(train.timestamp):
+        rows = train.item_row[start : start + len(times)]
+        counts += np.bincount(rows[times >= since], minlength=n_rows)
+    return counts
+
+
+def _newest_of_items(data: BaselineData) -> int:
+    """Returns the time of the newest event of a known item [seconds since 1970, UTC]."""
+    newest = [
+        int(times[is_known].max())
+        for start, times in chunks(data.train.timestamp)
+        if (is_known := data.is_item[data.train.item_row[start : start + len(times)]]).any()
+    ]
+    if not newest:
+        raise LeftOutError("There is no training event of an item that the vocabulary knows.")
+    return max(newest)

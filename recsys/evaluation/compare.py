@@ -1,0 +1,121 @@
+"""Means over users of several subjects, and how they differ, on the same resampled users."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from recsys.evaluation.bootstrap import Interval, has_enough, interval, resampled_means
+from recsys.evaluation.metrics import per_user
+
+MODEL = "model"
+BLESSED = "blessed_model"
+
+
+class Key(NamedTuple):
+    """What a mean is of: a subject, a metric, and a slice; None: all queries."""
+
+    subject: str
+    metric: str
+    slice: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How the model differs from another subject.
+
+    Attributes:
+        relative: Ratio of the two means, less 1; None where the other's is 0.
+        interval: Its interval; None where too few users have a value.
+        difference: Difference of the two means.
+        difference_interval: Its interval.
+    """
+
+    relative: float | None
+    interval: Interval | None
+    difference: float
+    difference_interval: Interval | None
+
+
+class UserMeans:
+    """Means over users, each with the values that they are made of.
+
+    Args:
+        user: User of each query `[queries]`.
+        resamples: Bootstrap samples.
+        confidence: Confidence of the intervals (0.5..1).
+        seed: Seed of the samples.
+    """
+
+    def __init__(self, user: np.ndarray, resamples: int, confidence: float, seed: int = 0) -> None:
+        users, self._user = np.unique(user, return_inverse=True)
+        self.n_users = len(users)
+        self._draws, self._confidence, self._seed = resamples, confidence, seed
+        self._columns: dict[Key, np.ndarray] = {}
+        self._samples: dict[Key, np.ndarray] = {}
+
+    def add(self, key: Key, values: np.ndarray, which: np.ndarray | None = None) -> None:
+        """Adds a metric.
+
+        Args:
+            key: What it is of.
+            values: Its value of each query `[queries]`; NaN where there is none.
+            which: The queries that count `[queries]` bool; None: all.
+        """
+        kept = values if which is None else np.where(which, values, np.nan)
+        self._columns[key] = per_user(kept, self._user, self.n_users)
+
+    def mean(self, key: Key) -> float | None:
+        """Returns the mean over the users that have a value; None if none has."""
+        column = self._columns.get(key)
+        if column is None or np.isnan(column).all():
+            return None
+        return float(np.nanmean(column))
+
+    def resample(self, keys: list[Key]) -> None:
+        """Draws the samples of `keys`, all from the same draws of users."""
+        known = [key for key in dict.fromkeys(keys) if key in self._columns]
+        if not known:
+            return
+        columns = np.stack([self._columns[key] for key in known], axis=1)
+        samples = resampled_means(columns, self._draws, self._seed)
+        self._samples.update(zip(known, samples.T, strict=True))
+
+    def interval(self, key: Key) -> Interval | None:
+        """Returns the interval of a mean; None where too few users have a value."""
+        if key not in self._samples or not has_enough(self._columns[key]):
+            return None
+        return interval(self._samples[key], self._confidence)
+
+    def lowest_margin(self, key: Key, other: str, ratio: float) -> float | None:
+        """Returns the lower end of the interval of: the mean, less `ratio` times the other's.
+
+        None where too few users have a value.
+        """
+        found = self._margin(key, other, ratio)
+        return None if found is None else found[0]
+
+    def difference(self, key: Key, other: str) -> Difference | None:
+        """Returns how `key` differs from the same of `other`; None if one has no value."""
+        theirs = key._replace(subject=other)
+        ours, base = self.mean(key), self.mean(theirs)
+        if ours is None or base is None:
+            return None
+        relative, relative_interval = None, None
+        if base > 0:
+            relative = ours / base - 1.0
+            if key in self._samples and has_enough(self._columns[key]):
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    ratios = self._samples[key] / self._samples[theirs] - 1.0
+                relative_interval = interval(ratios, self._confidence)
+        return Difference(relative, relative_interval, ours - base, self._margin(key, other, 1.0))
+
+    def _margin(self, key: Key, other: str, ratio: float) -> Interval | None:
+        theirs = key._replace(subject=other)
+        if key not in self._samples or theirs not in self._samples:
+            return None
+        if not has_enough(self._columns[key]):
+            return None
+        return interval(self._samples[key] - ratio * self._samples[theirs], self._confidence)

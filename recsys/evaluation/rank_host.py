@@ -1,0 +1,122 @@
+"""Ranking by the C kernel, on all cores of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+
+from recsys.evaluation.rank_numbers import check_given, given_block
+from recsys.native import rank as kernel
+from recsys.native.rank import Results
+from recsys.ragged import Ragged
+
+# Queries of a job: with more of them a candidate is brought into the caches less often,
+# with fewer the cores end at the same time.
+_MOST_QUERIES = 42 * kernel.QUERIES_STEP
+_FEWEST_QUERIES = 4 * kernel.QUERIES_STEP
+_JOBS_A_CORE = 4
+_GIVEN_SCORES = 2**25
+"""Scores asked for at a time; 128 MiB."""
+
+
+def rank_products(
+    query: np.ndarray,
+    candidates: np.ndarray,
+    bias: np.ndarray,
+    positives: Ragged,
+    seen: Ragged,
+    k: int,
+    tell: Callable[[int, int], None],
+) -> Results:
+    """Ranks by dot products; see `recsys.evaluation.ranking.rank`.
+
+    Args:
+        query: Query embeddings `[queries, dim]` float32, contiguous.
+        candidates: Item embeddings `[item rows, dim]` float32, contiguous.
+        bias: Added to the scores `[item rows]` float32; NaN: the row is no candidate.
+        positives: Item rows of each query, int32 and int64.
+        seen: Item rows of each query that are left out unless they are positives.
+        k: Length of the top lists, at most the number of candidates.
+        tell: Is told after each job how many queries are done.
+    """
+    n_queries, done = len(positives), 0
+    out = Results.empty(len(positives.rows), n_queries, k)
+
+    def job(block: slice) -> int:
+        kernel.rank_queries(block, query[block], candidates, bias, positives, seen, out)
+        return block.stop - block.start
+
+    with _threads() as pool:
+        for queries in pool.map(job, _jobs(slice(0, n_queries))):
+            done += queries
+            tell(done, n_queries)
+    return out
+
+
+def rank_given(
+    scores: Callable[[slice], np.ndarray],
+    bias: np.ndarray,
+    positives: Ragged,
+    seen: Ragged,
+    k: int,
+    tell: Callable[[int, int], None],
+) -> Results:
+    """Ranks by scores that are given; see `recsys.evaluation.ranking.rank`.
+
+    Args:
+        scores: Returns the scores of a block of queries `[block, item rows]`; is asked for
+            one block after the other, by one thread.
+        bias: Added to the scores `[item rows]` float32; NaN: the row is no candidate.
+        positives: Item rows of each query, int32 and int64.
+        seen: Item rows of each query that are left out unless they are positives.
+        k: Length of the top lists, at most the number of candidates.
+        tell: Is told after each block how many queries are done.
+
+    Raises:
+        RecsysError: A score is NaN (R405), or there are others than asked for (R410).
+    """
+    n_queries, n_rows = len(positives), len(bias)
+    out = Results.empty(len(positives.rows), n_queries, k)
+    with _threads() as pool:
+        for block in _blocks(slice(0, n_queries), max(1, _GIVEN_SCORES // n_rows)):
+            given = given_block(scores(block), block, n_rows)
+
+            def job(part: slice, given: np.ndarray = given, first: int = block.start) -> None:
+                own = given[part.start - first :]
+                kernel.rank_queries(part, None, own, bias, positives, seen, out)
+
+            list(pool.map(job, _jobs(block)))
+            check_given(out.not_a_number[block], block.start)
+            tell(block.stop, n_queries)
+    return out
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Gives a thread for each core; whatever ends the work drops the jobs that wait."""
+    pool = ThreadPoolExecutor(_cores())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _jobs(block: slice) -> list[slice]:
+    share = -(-(block.stop - block.start) // (_JOBS_A_CORE * _cores()))
+    size = min(max(share, _FEWEST_QUERIES), _MOST_QUERIES)
+    return _blocks(block, -(-size // kernel.QUERIES_STEP) * kernel.QUERIES_STEP)
+
+
+def _blocks(block: slice, size: int) -> list[slice]:
+    return [
+        slice(start, min(start + size, block.stop))
+        for start in range(block.start, block.stop, size)
+    ]

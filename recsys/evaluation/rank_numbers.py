@@ -1,0 +1,101 @@
+"""Whether all scores can be numbers: a NaN compares false and would rank in silence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recsys.errors import RecsysError
+
+_LIMIT = 3e38
+"""No float32 is much larger."""
+
+
+def check_products(
+    query: np.ndarray, candidates: np.ndarray, bias: np.ndarray | None, is_candidate: np.ndarray
+) -> None:
+    """Makes sure that no dot product, nor a part of its sum, can be too large or NaN.
+
+    None is larger than `dim` times the largest number on each side.
+
+    Args:
+        query: Query embeddings `[queries, dim]` float32.
+        candidates: Item embeddings `[item rows, dim]` float32.
+        bias: Added to the scores `[item rows]` float32, -inf or finite; or None.
+        is_candidate: Which item rows matter `[item rows]` bool.
+
+    Raises:
+        RecsysError: One is not finite, or their products may be too large (R405).
+    """
+    if bias is not None and not (bias[is_candidate] < _LIMIT).all():
+        row = int(np.flatnonzero(is_candidate & ~(bias < _LIMIT))[0])
+        raise _not_a_number(f"bias of item row {row}: {bias[row]}")
+    dim = query.shape[1]
+    if dim * _largest(query) * _largest(candidates) < _LIMIT:
+        return
+    of_query, of_item = _largest_of_rows(query), _largest_of_rows(candidates)
+    of_item = np.where(is_candidate, of_item, 0)
+    for name, largest in (("query", of_query), ("item row", of_item)):
+        bad = np.flatnonzero(~np.isfinite(largest))
+        if len(bad):
+            what = f"{len(bad)} of {len(largest)} embeddings, {name} {bad[0]} first"
+            raise _not_a_number(what)
+    if dim * of_query.max(initial=0) * of_item.max(initial=0) >= _LIMIT:
+        what = f"query {of_query.argmax()} · item row {of_item.argmax()} may exceed {_LIMIT}"
+        raise _not_a_number(what)
+
+
+def given_block(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
+    """Returns what a scorer gave as float32, every row of it in one piece.
+
+    Args:
+        scores: The scores of a block of queries `[block, item rows]`.
+        block: Which queries were asked for.
+        n_rows: Item rows.
+
+    Raises:
+        RecsysError: There are others than asked for (R410).
+    """
+    expected = (block.stop - block.start, n_rows)
+    given = np.asarray(scores, np.float32)
+    if given.shape != expected:
+        raise RecsysError(
+            "R410",
+            f"A scorer asked for {block} must return {expected}.",
+            "Return a score for every query and item row.",
+            given.shape,
+        )
+    return given if given.strides[1] == given.itemsize else np.ascontiguousarray(given)
+
+
+def check_given(not_a_number: np.ndarray, first: int) -> None:
+    """Makes sure that a scorer gave numbers.
+
+    Args:
+        not_a_number: An item row whose score is NaN `[queries]`, or -1.
+        first: Number of the first of these queries.
+
+    Raises:
+        RecsysError: A score is NaN (R405).
+    """
+    bad = np.flatnonzero(not_a_number >= 0)
+    if len(bad):
+        where = f"query {first + bad[0]}, item row {not_a_number[bad[0]]}"
+        raise _not_a_number(f"NaN for {len(bad)} of {len(not_a_number)} queries; {where}")
+
+
+def _largest(x: np.ndarray) -> float:
+    """Returns the largest magnitude; NaN if there is one."""
+    return float(np.maximum(x.max(initial=0), -x.min(initial=0)))
+
+
+def _largest_of_rows(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0)).astype(np.float64)
+
+
+def _not_a_number(received: str) -> RecsysError:
+    return RecsysError(
+        "R405",
+        "Every score must be a number, else ranks mean nothing.",
+        "Mend the scorer, or train again with lower learning rates.",
+        received,
+    )

@@ -1,0 +1,173 @@
+"""What an evaluation measures: a model folder or a bundle, in the item rows of a data folder.
+
+A subject has a vocabulary of its own. Where it is not the one of the data folder, items
+and users go from one to the other by their ids, as a client of the served model would
+name them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.bundle import MANIFEST, versions
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.evaluation.bundle_towers import open_bundle
+from recsys.evaluation.model_towers import open_model
+from recsys.evaluation.queries import Queries
+from recsys.evaluation.towers import Towers, check_numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class DataView:
+    """What is needed of a data folder to ask a model about it.
+
+    Attributes:
+        store: The positives, split at the cut.
+        items: Vocabulary of the items; its rows are the item rows of the evaluation.
+    """
+
+    store: InteractionStore
+    items: Vocabulary
+
+    @classmethod
+    def open(cls, folder: Path) -> DataView:
+        """Reads the data folder that an InteractionEncoder wrote.
+
+        Raises:
+            RecsysError: The store or the vocabulary is missing or damaged.
+        """
+        store = InteractionStore.open(folder / "store")
+        try:
+            return cls(store, Vocabulary.load(folder / "vocabulary" / "items.parquet"))
+        except (OSError, ValueError) as error:
+            raise RecsysError(
+                "R406",
+                f"The data folder {str(folder)!r} must hold the vocabulary of its items.",
+                "Name the folder that the InteractionEncoder wrote, or run again: recsys run.",
+                str(error),
+            ) from None
+
+
+class Subject:
+    """A model that is measured, seen through the item rows of a data folder.
+
+    The history of a query is translated item by item. One that the subject doesn't know
+    keeps its place, as an unknown id in the `history` of a served model does: it reads
+    row 0, which counts nothing, or the hash row that such ids share. One without an id in
+    the data (of row 0, or of a hash row of theirs) reads row 0 where the vocabularies
+    differ, because nobody knows its id; where they are the same its row is kept.
+
+    Args:
+        name: What people call it.
+        towers: What it computes, in its own rows.
+        data: The data folder.
+
+    Attributes:
+        name: What people call it.
+        is_candidate: Which item rows of the data it can recommend `[item rows]` bool.
+        candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
+
+    Raises:
+        RecsysError: It shares no item with the data (R403).
+    """
+
+    def __init__(self, name: str, towers: Towers, data: DataView) -> None:
+        self.name, self._data, self._embed = name, data, towers.queries
+        self.history: int = towers.history
+        """Items of a history that it reads, the newest ones."""
+        self._own_row = _translation(data.items, towers.items)
+        known = towers.items.has_id()
+        self.is_candidate = known if self._own_row is None else known[self._own_row]
+        if not self.is_candidate.any():
+            raise _of_other_items(name, towers.items, data.items)
+        of_rows = towers.candidates if self._own_row is None else towers.candidates[self._own_row]
+        of_rows[~self.is_candidate] = 0.0
+        self.candidates: np.ndarray = of_rows
+
+    def queries(self, queries: Queries) -> np.ndarray:
+        """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.
+
+        Raises:
+            RecsysError: One of them is not finite (R402), or the bundle can't be asked.
+        """
+        ids = self._data.store.eval_users.ids.take(pa.array(queries.user))
+        return self.embed(ids, queries.histories(self.history))
+
+    def embed(self, user_ids: pa.Array, history: np.ndarray) -> np.ndarray:
+        """Returns the embeddings `[n, dim]` float32 of what anybody might ask.
+
+        Args:
+            user_ids: Ids of the users `[n]`, text; unknown ones may be among them.
+            history: Item rows of the data `[n, history]` int32, the newest first, padded
+                with 0. What the subject knows of the users' past is not read.
+
+        Raises:
+            RecsysError: As `queries`.
+        """
+        if not len(user_ids):
+            return np.zeros((0, self.candidates.shape[1]), np.float32)
+        rows = history if self._own_row is None else self._own_row[history]
+        embedded = self._embed(user_ids, rows)
+        check_numbers(self.name, embedded)
+        return embedded
+
+
+def open_subject(path: Path, data: DataView, name: str | None = None) -> Subject:
+    """Opens what is to be measured.
+
+    Args:
+        path: A model folder (`model.json`) or a bundle (`manifest.json`).
+        data: The data folder to measure it on.
+        name: What people call it; its path is said with it, and is all by default.
+
+    Raises:
+        RecsysError: The folder is neither (R404), is damaged, computes something else
+            than its trainer did (R311) or no numbers (R402), or shares no item with the
+            data (R403).
+    """
+    name = str(path) if name is None else f"{name} ({path})"
+    return Subject(name, _opener(path)(path, name), data)
+
+
+def _opener(path: Path) -> Callable[[Path, str], Towers]:
+    if (path / "model.json").is_file():
+        return open_model
+    if (path / MANIFEST).is_file():
+        return open_bundle
+    published = versions(path)
+    newest = f": {str(published[-1])!r} is the newest version here" if published else ""
+    raise RecsysError(
+        "R404",
+        f"{str(path)!r} must be a model folder, which has a model.json, or a bundle, which has"
+        f" a {MANIFEST}; it {'has neither' if path.is_dir() else 'is no folder'}.",
+        f"Name the folder that a training, an export or a push wrote{newest}.",
+    )
+
+
+def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
+    """Returns their row of each of our rows `[our rows]` int32; None where rows are the same.
+
+    Of a row without an id the row is 0.
+    """
+    if ours.fingerprint() == theirs.fingerprint():
+        return None
+    return theirs.rows(ours.ids_of_rows)
+
+
+def _of_other_items(name: str, theirs: Vocabulary, ours: Vocabulary) -> RecsysError:
+    ids, of_data = theirs.own_ids.drop_null(), ours.own_ids.drop_null()
+    example, of_data_example = (repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data))
+    return RecsysError(
+        "R403",
+        f"{name} must share items with the data: of its {len(ids):,} items, {example} among"
+        f" them, none is one of the {len(of_data):,} of the data, such as {of_data_example}.",
+        "Measure it on the data folder that it was trained on, or on a later one of the same"
+        " catalogue; if only the ids are written in another way, mend the ids.",
+    )

@@ -1,0 +1,158 @@
+"""`evaluation.json` as the parts of the report read it: who was measured, and how well."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recsys.formats import ends_of, figure, is_number, share
+from recsys.report.artifacts import Artifacts, MissingError
+
+MODEL = "model"
+BLESSED = "blessed_model"
+
+_NAMES = {
+    MODEL: "model",
+    "popularity": "popularity",
+    "recent_popularity": "recent popularity",
+    "item_knn": "item-kNN",
+    "ials": "iALS",
+    BLESSED: "last blessed",
+}
+_LONG_NAMES = {BLESSED: "the last blessed model"}
+_BEYOND = ("coverage", "gini", "novelty", "popularity_lift", "diversity")
+_SHOWN_TITLES = {
+    "ndcg": "NDCG", "mrr": "MRR", "map": "MAP", "auc": "AUC", "hit_rate": "hit rate",
+    "popularity_lift": "popularity lift", "gini": "Gini index",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far the model lies from another one in one metric, relative to that one.
+
+    Attributes:
+        relative: (model - other) / other; None where the other has nothing.
+        interval: Its interval; None where there is none.
+    """
+
+    relative: float | None
+    interval: tuple[float, float] | None
+
+
+class Evaluated:
+    """What was measured, on all queries or on a slice of them.
+
+    Args:
+        part: `evaluation.json`, or its part with `metrics`, `baselines` and the like.
+        deciding: Name of the metric that decides, if it is known.
+
+    Attributes:
+        part: As given.
+        metrics: The model's figures by name.
+        others: Keys of what the model is compared with, the last blessed model last.
+        deciding: The metric that decides; the first one where none is known.
+
+    Raises:
+        MissingError: There are no metrics.
+    """
+
+    def __init__(self, part: Mapping[str, Any], deciding: str | None = None) -> None:
+        metrics = part.get("metrics")
+        if not isinstance(metrics, dict) or not metrics:
+            raise MissingError("The evaluation holds no metrics.")
+        self.part = part
+        self.metrics: dict[str, Any] = metrics
+        baselines = part.get("baselines")
+        self._figures: dict[str, dict[str, Any]] = {MODEL: metrics}
+        for key, figures in (baselines if isinstance(baselines, dict) else {}).items():
+            if isinstance(figures, dict):
+                self._figures[str(key)] = figures
+        if isinstance(part.get(BLESSED), dict):
+            self._figures[BLESSED] = part[BLESSED]
+        self.others = [key for key in self._figures if key != MODEL]
+        known = deciding if deciding in metrics else None
+        self.deciding: str = known or next(iter(metrics))
+
+    @classmethod
+    def of(cls, artifacts: Artifacts) -> Evaluated:
+        """Returns what was measured on all queries."""
+        return cls(artifacts.evaluated(), artifacts.bless().get("metric"))
+
+    @property
+    def subjects(self) -> list[str]:
+        """Keys of the model and of all that it is compared with."""
+        return [MODEL, *self.others]
+
+    def figure(self, key: str, metric: str) -> Any:
+        """Returns the figure of a subject; None where there is none."""
+        return self._figures.get(key, {}).get(metric)
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """Returns the interval of the model's figure; None where there is none."""
+        intervals = self.part.get("intervals")
+        return ends_of(intervals.get(metric)) if isinstance(intervals, dict) else None
+
+    def strongest(self) -> str | None:
+        """Returns the key of what does best in the deciding metric, the model left out."""
+        known = [key for key in self.others if is_number(self.figure(key, self.deciding))]
+        return max(known, key=lambda key: self.figure(key, self.deciding), default=None)
+
+    def difference(self, key: str, metric: str) -> Difference:
+        """Returns how far the model lies from `key` in `metric`."""
+        comparisons = self.part.get("comparisons")
+        found = comparisons.get(key) if isinstance(comparisons, dict) else None
+        if isinstance(found, dict) and "relative" not in found:
+            found = found.get(metric)
+        if isinstance(found, dict) and is_number(found.get("relative")):
+            return Difference(found["relative"], ends_of(found.get("interval")))
+        model, other = self.figure(MODEL, metric), self.figure(key, metric)
+        if is_number(model) and is_number(other) and other > 0:
+            return Difference(model / other - 1.0, None)
+        return Difference(None, None)
+
+    def interval_name(self) -> str:
+        """Returns `95 % interval`; the share is left out where it isn't known."""
+        confidence = self.part.get("confidence")
+        if not is_number(confidence):
+            return "interval"
+        return f"{100 * confidence:g}\N{NO-BREAK SPACE}% interval"
+
+
+def style_of(key: str) -> int:
+    """Returns the mark and dash of a subject in every picture, see `pictures.keys`."""
+    known = list(_NAMES)
+    return known.index(key) if key in known else len(known)
+
+
+def subject_name(key: str) -> str:
+    """Returns what a subject is called at the head of a column."""
+    return _NAMES.get(key, key)
+
+
+def long_name(key: str) -> str:
+    """Returns what a subject is called in a sentence."""
+    return _LONG_NAMES.get(key, subject_name(key))
+
+
+def metric_title(metric: str) -> str:
+    """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
+    family, at, k = metric.partition("@")
+    return f"{_SHOWN_TITLES.get(family, family.replace('_', ' '))}{at}{k}"
+
+
+def shown(metric: str, value: Any) -> str:
+    """Returns a figure as people read it: a share of the catalogue in percent."""
+    return share(value) if metric.startswith("coverage@") else figure(value)
+
+
+def is_beyond(metric: str) -> bool:
+    """Returns whether a metric tells of the lists and not of what was right."""
+    return metric.partition("@")[0] in _BEYOND
+
+
+def cut_offs(metrics: Sequence[str] | Mapping[str, Any]) -> list[int]:
+    """Returns the k of the metrics, ascending."""
+    found = {name.partition("@")[2] for name in metrics}
+    return sorted(int(k) for k in found if k.isdecimal())

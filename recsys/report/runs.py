@@ -1,0 +1,177 @@
+"""The record of each run, `<root>/runs/<run id>/`: its steps while it runs, then its result.
+
+`steps.jsonl` has a line when the run starts and one for each step that ended, so that a
+killed run leaves what it did; `run.json` is there, whole, once the run has ended. Nothing
+else depends on the record: what can't be written or read of it is said, and never fails a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recsys.commit import commit_text
+from recsys.formats import is_number
+from recsys.report.artifacts import MissingError, read_json
+
+RUNS = "runs"
+STEPS = "steps.jsonl"
+RESULT = "run.json"
+FORMAT = 1
+
+
+class RunRecord:
+    """Writes the record of one run.
+
+    Args:
+        folder: Folder of the run; made where there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, name: str, steps: Sequence[str], started: float) -> None:
+        """Writes that the run has started.
+
+        Args:
+            name: Name of the pipeline.
+            steps: Names of its steps, in order.
+            started: When [seconds since 1970].
+
+        Raises:
+            OSError: The folder can't be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._append({"name": name, "steps": list(steps), "started": started})
+
+    def step(self, step: str, state: str, reason: str, seconds: float, started: float) -> None:
+        """Writes that a step has ended.
+
+        Args:
+            step: Its name.
+            state: `ran`, `cached` or `failed`.
+            reason: Why, a sentence.
+            seconds: How long it took [s].
+            started: When it started [seconds since 1970].
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        named = {"step": step, "state": state, "reason": reason}
+        self._append({**named, "seconds": round(seconds, 3), "started": started})
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Writes what came of the run; strict JSON, whole or not at all.
+
+        Raises:
+            OSError: The file can't be written.
+            ValueError: `result` holds a number that JSON has no word for.
+        """
+        content = {"format": FORMAT, **result}
+        text = json.dumps(content, indent=1, allow_nan=False)
+        commit_text(text + "\n", self.folder / RESULT)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with (self.folder / STEPS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step that ended.
+
+    Attributes:
+        name: Its name.
+        state: `ran`, `cached` or `failed`.
+        reason: Why, a sentence.
+        seconds: How long it took [s].
+    """
+
+    name: str
+    state: str
+    reason: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """What `steps.jsonl` tells of a run.
+
+    Attributes:
+        name: Name of the pipeline.
+        planned: Names of its steps, in order.
+        started: When it started [seconds since 1970]; None where that isn't known.
+        steps: The steps that ended.
+        n_damaged: Lines that could not be read.
+    """
+
+    name: str
+    planned: list[str]
+    started: float | None
+    steps: list[Step]
+    n_damaged: int
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took together [s]."""
+        return sum(step.seconds for step in self.steps)
+
+
+def read_steps(folder: Path) -> Started:
+    """Returns what the run in `folder` did so far.
+
+    Raises:
+        MissingError: There is no record of steps, or it can't be read.
+    """
+    try:
+        text = (folder / STEPS).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise MissingError("The run left no record of its steps.") from None
+    except OSError as error:
+        raise MissingError(f"The record of the steps can't be read: {error}.") from None
+    lines = [_parsed(line) for line in text.splitlines()]
+    known = [line for line in lines if line is not None]
+    head = next((line for line in known if "step" not in line), {})
+    planned, started = head.get("steps"), head.get("started")
+    return Started(
+        name=str(head.get("name") or ""),
+        planned=[str(name) for name in planned] if isinstance(planned, list) else [],
+        started=started if is_number(started) else None,
+        steps=[_step(line) for line in known if "step" in line],
+        n_damaged=len(lines) - len(known),
+    )
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Returns `run.json` of the run in `folder`; None for a run that didn't end.
+
+    Raises:
+        MissingError: The file is damaged, or of a format that this version doesn't know.
+    """
+    if not (folder / RESULT).exists():
+        return None
+    result = read_json(folder / RESULT, "The result of the run")
+    if result.get("format") != FORMAT:
+        raise MissingError(f"{RESULT} is of format {result.get('format')!r}, not {FORMAT}.")
+    return result
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _step(line: Mapping[str, Any]) -> Step:
+    seconds = line.get("seconds")
+    return Step(
+        name=str(line["step"]),
+        state=str(line.get("state") or ""),
+        reason=str(line.get("reason") or ""),
+        seconds=float(seconds) if is_number(seconds) else 0.0,
+    )

@@ -1,0 +1,210 @@
+"""`recsys evaluate` and `recsys compare`: what they start, and what they say of what came."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recsys.cli import main
+from recsys.config_file import load_config
+
+CONFIG = (
+    "name: small\n"
+    "root: runs\n"
+    "data:\n"
+    "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
+    "  items: {files: i.csv, columns: {item: i, title: n}}\n"
+    "evaluate: {k: [5, 10]}\n"
+    "bless: {metric: recall@5, over: {item_knn: 1.5}, rules: [{metric: mrr, at_least: 0.1}]}\n"
+)
+RESULT = {"blessed": True, "sentence": "Surely.", "reasons": ["recall@5 is 0.5"]}
+
+
+def difference(relative, interval, size, size_interval):
+    return {
+        "relative": relative,
+        "interval": interval,
+        "difference": size,
+        "difference_interval": size_interval,
+    }
+
+
+EVALUATION = {
+    "query": "each_moment",
+    "queries": 51,
+    "users": 7,
+    "candidates": 1234,
+    "sampled_negatives": None,
+    "confidence": 0.9,
+    "metrics": {"recall@5": 0.5, "recall@10": 0.75, "ndcg@5": 0.25, "mrr": 0.2, "auc": 0.625},
+    "intervals": {"recall@5": [0.4, 0.6], "mrr": [0.1, 0.3]},
+    "baselines": {"popularity": {"recall@5": 0.125, "mrr": 0.0625}},
+    "baselines_left_out": {"ials": "there are too few events"},
+    "blessed_model": {"recall@5": 0.4, "recall@10": 0.8, "ndcg@5": 0.25, "mrr": 0.0, "auc": 0.6},
+    "comparisons": {
+        "blessed_model": {
+            "recall@5": difference(0.25, [0.1, 0.4], 0.1, [0.04, 0.16]),
+            "recall@10": difference(-0.0625, [-0.1, -0.02], -0.05, [-0.08, -0.02]),
+            "ndcg@5": difference(0.0, [0.0, 0.0], 0.0, [0.0, 0.0]),
+            "mrr": difference(None, None, 0.2, [0.1, 0.3]),
+            "auc": difference(0.04, [-0.1, 0.2], 0.025, [-0.0625, 0.125]),
+        }
+    },
+    "verdict": {"blessed": True, "sentence": "Surely better; blessed", "reasons": [], "rules": []},
+}
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    """Stands for the stage's process: keeps what it was started with, and writes `writes`."""
+
+    class Stage:
+        writes = EVALUATION
+
+        def __call__(self, module, arguments, environment, log):
+            assert (module, environment["KERAS_BACKEND"]) == ("recsys.evaluate", "jax")
+            self.given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+            self.config = load_config(Path(self.given.pop("--config")))
+            file = Path(self.given["--out"]) / "evaluation.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(self.writes))
+            return {"evaluation": str(file), "metrics": {"recall@5": 0.5}, **RESULT}
+
+    started = Stage()
+    monkeypatch.setattr("recsys.cli.stages.run_stage", started)
+    return started
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Runs a command in `tmp_path` and returns its JSON and what it said."""
+    (tmp_path / "small.yaml").write_text(CONFIG)
+
+    def command(*words, exit_code=0):
+        given = [*words, "--data", str(tmp_path / "d"), "--config", str(tmp_path / "small.yaml")]
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in given])
+        assert (ended.value.code or 0) == exit_code
+        printed = capsys.readouterr()
+        return json.loads(printed.out) if printed.out else None, printed.err
+
+    return command
+
+
+def test_a_model_is_measured_and_its_report_written(stage, run, tmp_path):
+    out, said = run("evaluate", tmp_path / "b", "--out", tmp_path / "o", "--set", "evaluate.k=[5]")
+    folders = {"--data": "d", "--model": "b", "--out": "o"}
+    assert stage.given == {name: str(tmp_path / folder) for name, folder in folders.items()}
+    assert stage.config.evaluate.k == (5,)
+    assert out == {
+        "evaluation": str(tmp_path / "o" / "evaluation.json"),
+        "report": str(tmp_path / "o" / "report.html"),
+        "metrics": {"recall@5": 0.5},
+        **RESULT,
+    }
+    assert "Surely better; blessed" in (tmp_path / "o" / "report.html").read_text()
+    for words in (
+        "51 queries of 7 users, ranks among 1,234 items",
+        "90 % interval",
+        "popularity",
+        "last blessed",
+        "iALS was not measured: there are too few events",
+        "Surely better; blessed",
+        "recall@5 is 0.5",
+        out["report"],
+    ):
+        assert words in said
+    [row] = [line.split() for line in said.splitlines() if "recall@5 " in line and "│" in line]
+    assert [word for word in row if word != "│"] == [
+        "recall@5", "0.5000", "0.400", "…", "0.600", "0.1250", "0.4000",
+    ]  # fmt: skip
+
+
+def test_the_model_may_be_an_option_and_json_may_be_asked_for(stage, run, tmp_path):
+    first = run("evaluate", tmp_path / "b", "--out", tmp_path / "o")
+    assert run("evaluate", "--model", tmp_path / "b", "--out", tmp_path / "o", "--json") == first
+
+
+def test_another_model_stands_for_the_last_blessed_one(stage, run, tmp_path):
+    words = ["evaluate", tmp_path / "b", "--out", tmp_path / "o", "--against", tmp_path / "a"]
+    _, said = run(*words)
+    assert stage.given["--blessed"] == str(tmp_path / "a")
+    assert "Nothing was compared" not in said
+    stage.writes = {**EVALUATION, "blessed_model": None}
+    _, said = run(*words)
+    assert "Nothing was compared with the model of --against" in said
+    assert "last blessed" not in said.split("Nothing")[0]
+
+
+@pytest.mark.parametrize("named", [[], ["a", "--model", "b"]], ids=["none", "two"])
+def test_an_evaluation_is_of_one_model(run, named, tmp_path):
+    out, said = run("evaluate", *named, "--out", tmp_path / "o", exit_code=2)
+    assert out is None
+    assert said.startswith("[R905] ")
+
+
+def test_two_models_are_measured_against_each_other_and_nothing_else(stage, run, tmp_path):
+    out, _ = run("compare", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "o")
+    assert (stage.given["--blessed"], stage.given["--model"]) == (
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+    )
+    assert stage.config.evaluate.baselines == ()
+    assert [rule.model_dump() for rule in stage.config.bless.all_rules()] == [
+        {"metric": "recall@5", "slice": None, "at_least": 0.0, "over": {}, "over_blessed": 1.0}
+    ]
+    assert not Path(stage.given["--out"]).exists()
+    assert json.loads((tmp_path / "o" / "comparison.json").read_text()) == out
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["comparison.json"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "better", "text"),
+    [
+        (
+            "recall@5",
+            "b",
+            "B is better than A; B differs from A by +25.0 %, 90 % interval +10.0 … +40.0 %.",
+        ),
+        (
+            "recall@10",
+            "a",
+            "A is better than B; B differs from A by −6.2 %, 90 % interval −10.0 … −2.0 %.",
+        ),
+        ("ndcg@5", None, "A and B are the same."),
+        (
+            "mrr",
+            "b",
+            "B is better than A; B differs from A by +0.2000, 90 % interval +0.1000 … +0.3000.",
+        ),
+        (
+            "auc",
+            None,
+            "neither is surely better; B differs from A by +4.0 %, 90 % interval −10.0 … +20.0 %.",
+        ),
+    ],
+)
+def test_it_is_said_who_is_better_and_how_surely(stage, run, tmp_path, metric, better, text):
+    out, said = run(
+        "compare", "a", "b", "--set", f"bless.metric={metric}", "--set", "bless.rules=[]"
+    )
+    found = out["metrics"][metric]
+    assert (found["better"], found["text"]) == (better, f"{metric}: {text}")
+    assert (found["a"], found["b"]) == (
+        EVALUATION["blessed_model"][metric],
+        EVALUATION["metrics"][metric],
+    )
+    assert out["sentence"] == f"{metric}: {text}"
+    assert out["sentence"] in said
+    assert {name: out[name] for name in ("a", "b", "queries", "users", "confidence")} == {
+        "a": "a", "b": "b", "queries": 51, "users": 7, "confidence": 0.9,
+    }  # fmt: skip
+
+
+def test_too_few_users_decide_nothing(stage, run):
+    few = difference(0.25, None, 0.1, None)
+    stage.writes = {**EVALUATION, "comparisons": {"blessed_model": {"recall@5": few}}}
+    out, said = run("compare", "a", "b")
+    assert out["metrics"]["recall@5"]["better"] is None
+    assert out["sentence"] == "recall@5: too few users to tell A from B."
+    assert out["sentence"] in said

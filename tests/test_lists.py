@@ -1,0 +1,78 @@
+"""The metrics of lists at literal numbers, and against pairs taken one by one."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from recsys.evaluation.lists import Items, coverage, gini, of_each_list, shown
+from recsys.ragged import Ragged
+
+COUNTS = np.array([0, 7, 3, 0, 1])
+IS_ITEM = np.array([False, True, True, True, True])
+ITEMS = Items(COUNTS, IS_ITEM, np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
+TOP = np.array([[1, 2, 3], [4, 0, 0]])
+SEEN = Ragged.of([np.array([2, 4, 0]), np.array([], int)])
+
+
+@pytest.fixture(scope="module")
+def found():
+    return of_each_list(TOP, SEEN, ITEMS, [1, 3])
+
+
+def test_novelty_is_the_mean_of_the_bits_that_an_item_tells(found):
+    bits = [-math.log2((count + 1) / 15) for count in COUNTS]
+    assert found["novelty@1"].tolist() == pytest.approx([bits[1], bits[4]])
+    assert found["novelty@3"].tolist() == pytest.approx(
+        [(bits[1] + bits[2] + bits[3]) / 3, bits[4]]
+    )
+
+
+def test_popularity_stands_beside_that_of_the_history_and_needs_one(found):
+    assert found["popularity@3"][0] == pytest.approx((7 + 3 + 0) / 3)
+    assert found["popularity_before@3"][0] == (3 + 1) / 2  # Row 0 is no item.
+    assert np.isnan([found["popularity@3"][1], found["popularity_before@3"][1]]).all()
+
+
+def test_diversity_is_the_mean_over_all_pairs(found):
+    unit = ITEMS.embeddings / np.linalg.norm(ITEMS.embeddings, axis=1, keepdims=True)
+    pairs = [1 - unit[a] @ unit[b] for a, b in itertools.combinations([1, 2, 3], 2)]
+    assert found["diversity@3"][0] == pytest.approx(np.mean(pairs), abs=1e-6)
+    assert np.isnan(found["diversity@1"]).all()  # One item has no pair.
+    assert np.isnan(found["diversity@3"][1])
+
+
+def test_of_a_shorter_catalogue_than_k_all_is_taken():
+    found = of_each_list(TOP, SEEN, ITEMS, [3, 50])
+    assert found["novelty@50"].tolist() == found["novelty@3"].tolist()
+
+
+def test_times_shown_count_lists_and_leave_out_what_is_no_item():
+    assert shown(TOP, 5, 3).tolist() == [0, 1, 1, 1, 1]
+    assert shown(TOP, 5, 1).tolist() == [0, 1, 0, 0, 1]
+
+
+def test_coverage_is_the_share_of_items_that_are_shown():
+    assert coverage(np.array([3, 0, 1, 0])) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("times", "value"),
+    [
+        ([5, 5, 5], 0.0),
+        ([0, 0, 9], 1.0),
+        ([1, 2, 3], (-2 * 1 + 0 * 2 + 2 * 3) / (2 * 6)),
+        ([4], 0.0),
+    ],
+    ids=["all alike", "one alone", "a staircase", "one item"],
+)
+def test_gini(times, value):
+    assert gini(np.array(times)) == pytest.approx(value)
+
+
+def test_gini_is_half_the_relative_mean_difference():
+    times = np.random.default_rng(1).integers(0, 50, 40)
+    n = len(times)
+    mean_difference = np.abs(times[:, None] - times).sum() / (n * (n - 1))
+    assert gini(times) == pytest.approx(mean_difference / (2 * times.mean()))

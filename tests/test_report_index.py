@@ -1,0 +1,239 @@
+"""The record of runs and the page of all of them: newest first, and never fatal."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_run import Text, text_of
+
+from recsys.report.artifacts import MissingError
+from recsys.report.index import write_index
+from recsys.report.runs import RunRecord, read_result, read_steps
+
+SCRIPT = "<script>alert('pwned')</script>"
+STEPS = ["InteractionGen", "DataGate", "Trainer", "Reporter"]
+
+
+def result(value: float, **changes: Any) -> dict[str, Any]:
+    """Returns what `run.json` holds of a run that was blessed."""
+    return {
+        "name": "movies",
+        "started": 1_770_080_400.0,
+        "seconds": 97.4,
+        "state": "finished",
+        "rejected": {
+            "interactions": {"read": 100_836, "rejected": 12},
+            "items": {"read": 9_743, "rejected": 1},
+        },
+        "query": "each_moment",
+        "confidence": 0.95,
+        "metrics": {"recall@10": value, "ndcg@10": value / 2, "mrr": value / 3},
+        "intervals": {"recall@10": [value - 0.02, value + 0.02]},
+        "baselines": {"popularity": {"recall@10": 0.084, "ndcg@10": 0.05, "mrr": 0.04}},
+        "blessed_model": {"recall@10": 0.12, "ndcg@10": 0.06, "mrr": 0.04},
+        "deciding": "recall@10",
+        "blessed": True,
+        "sentence": f"recall@10 is {value}; blessed",
+        "pushed": "/serving/movies/1",
+        "report": "artifacts/Reporter/report/23/report.html",
+        **changes,
+    }
+
+
+class Root:
+    """A root with records of runs.
+
+    Args:
+        path: Its folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def record(self, day: int, content: dict[str, Any] | None, n_steps: int = 4) -> RunRecord:
+        """Writes the record of the run of a day; None: it was killed."""
+        record = RunRecord(self.path / "runs" / f"2026-02-{day:02}T01-00-00.000000Z")
+        record.start("movies", STEPS, 1_769_907_600.0 + day * 86_400)
+        for step in STEPS[:n_steps]:
+            record.step(step, "ran", "first run", 2.5, 0.0)
+        if content is not None:
+            record.end({**content, "started": 1_769_907_600.0 + day * 86_400})
+            if content.get("report"):
+                report = self.path / content["report"]
+                report.parent.mkdir(parents=True, exist_ok=True)
+                report.touch()
+        return record
+
+    def page(self) -> str:
+        """Returns the page of all runs."""
+        path = write_index(self.path)
+        assert path == self.path / "index.html"
+        return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """An empty root."""
+    return Root(tmp_path)
+
+
+def rows(page: str) -> list[str]:
+    """Returns the text of each run, in order."""
+    body = page.partition('class="cards runs"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    parts = [f"<tr{part}" for part in body.split("<tr")[1:]]
+    return [text_of(part).replace("\N{NO-BREAK SPACE}", " ") for part in parts]
+
+
+def test_runs_stand_newest_first_with_what_came_of_them(root: Root) -> None:
+    root.record(1, result(0.12))
+    root.record(2, result(0.126))
+    root.record(3, result(0.1, blessed=False, pushed=None, sentence="too low; refused"))
+    page = root.page()
+    third, second, first = rows(page)
+    assert first == (
+        "2026-02-02 01:00 UTC report ✓ blessed recall@10 is 0.12; blessed"
+        " 0.120 0.100 … 0.140 recall@10 1 min 37 s 13 of 110,579 rows"
+    )
+    assert "0.126 0.106 … 0.146 recall@10 +5.0 % 1 min 37 s" in second
+    assert "✗ refused too low; refused" in third
+    assert "−20.6 %" in third
+    assert '<a href="artifacts/Reporter/report/23/report.html">report</a>' in page
+    assert "<h2>3 runs</h2>" in page
+
+
+def test_a_failed_run_shows_its_error_and_what_was_rejected(root: Root) -> None:
+    known = {"name": "movies", "seconds": 3.2, "rejected": {"users": {"read": 10, "rejected": 9}}}
+    error = "[R241] Too many rows were rejected."
+    root.record(1, {**known, "state": "failed", "error": error, "step": "DataGate"}, 1)
+    (row,) = rows(root.page())
+    assert row == f"2026-02-02 01:00 UTC ! failed {error} 3.2 s 9 of 10 rows"
+
+
+def test_a_killed_run_is_shown_as_interrupted(root: Root) -> None:
+    root.record(1, None, n_steps=2)
+    (row,) = rows(root.page())
+    assert "… interrupted It ended, or still is, in Trainer after 2 of 4 steps" in row
+    assert "5.0 s" in row
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "The result of the run can't be read"),
+        (b"[1]", "The result of the run can't be read: run.json holds no map."),
+        (b"\xff\x00", "The result of the run can't be read"),
+        (b'{"format": 9}', "run.json is of format 9, not 1."),
+        (b'{"format": 1, "metrics": {"a": 1}, "rejected": {"x": 3}}', "This part can't be shown"),
+    ],
+    ids=["empty", "list", "bytes", "another-format", "another-shape"],
+)
+def test_a_damaged_record_is_named_and_left_out(root: Root, content: bytes, why: str) -> None:
+    root.record(1, result(0.12))
+    damaged = root.record(2, result(0.13))
+    (damaged.folder / "run.json").write_bytes(content)
+    page = root.page()
+    assert len(rows(page)) == 1
+    text = text_of(page)
+    assert f"Records that can't be read runs/2026-02-02T01-00-00.000000Z {why}" in text
+
+
+def test_a_folder_without_a_record_is_named(root: Root) -> None:
+    (root.path / "runs" / "mine").mkdir(parents=True)
+    (root.path / "runs" / "notes.txt").touch()
+    text = text_of(root.page())
+    assert "runs/mine The run left no record of its steps." in text
+    assert "notes.txt" not in text
+
+
+def test_no_run_at_all_makes_a_page(root: Root) -> None:
+    text = text_of(root.page())
+    assert "No run has left a record here." in text
+    assert "0 runs" in text
+
+
+def test_the_metrics_are_drawn_once_there_are_two(root: Root) -> None:
+    root.record(1, result(0.12))
+    assert "With the second model that is measured" in text_of(root.page())
+    root.record(2, None, n_steps=1)
+    root.record(3, result(0.13, blessed=False))
+    root.record(4, {"name": "movies", "error": "[R1] No.", "seconds": 1.0})
+    page = root.page()
+    pictures = re.findall(r'<svg class="picture.*?</svg>', page)
+    assert len(pictures) == 6  # recall, NDCG and MRR, each for a desktop and for a phone.
+    model = pictures[0].partition('class="series s0"')[2].partition("</g></g>")[0]
+    assert model.count("<circle") == 2
+    assert model.count('class="whisker"') == 2
+    assert "<polyline" not in model  # Between them a run was killed: there is a gap.
+    events = re.findall(r'<g class="event (.*?)">', pictures[0])
+    assert events == ["interrupted", "refused", "failed"]
+    assert "recall@10 of the last 4 runs: first 0.120, last 0.130, best 0.130." in text_of(page)
+    assert "I: interrupted" in text_of(page)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"deciding": "mrr"}, {"query": "at_cut"}, {"name": "books"}],
+    ids=["another-metric", "another-question", "another-pipeline"],
+)
+def test_only_what_is_alike_is_compared(root: Root, changes: dict[str, Any]) -> None:
+    root.record(1, result(0.12))
+    root.record(2, result(0.5, **changes))
+    root.record(3, result(0.126))
+    newest, other, _ = rows(root.page())
+    assert "+5.0 %" in newest
+    assert "%" not in other.partition("1 min")[0]
+
+
+def test_a_report_that_is_gone_has_no_link(root: Root) -> None:
+    root.record(1, result(0.12))
+    (root.path / "artifacts/Reporter/report/23/report.html").unlink()
+    page = root.page()
+    assert "<a href" not in page
+    assert rows(page)[0].startswith("2026-02-02 01:00 UTC ✓ blessed")
+
+
+def test_the_page_escapes_what_it_is_told_and_needs_nothing(root: Root) -> None:
+    poison = result(0.12, name=SCRIPT, sentence=SCRIPT, deciding=SCRIPT)
+    poison["metrics"] = {SCRIPT: 0.12}
+    poison["report"] = "javascript:alert(1)"
+    root.record(1, poison)
+    root.record(2, poison)
+    root.record(3, {"name": "movies", "error": SCRIPT + "\ud800"})
+    page = root.page()
+    parsed = Text(page)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") > 5
+    assert not {tag for tag, _ in parsed.tags} & {"script", "link", "img", "iframe", "object"}
+    for _, attributes in parsed.tags:
+        assert not (attributes.get("href") or "").startswith(("javascript:", "http", "/"))
+
+
+def test_a_record_reads_back_what_was_written(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path / "runs" / "1")
+    record.start("movies", ["A", "B"], 5.0)
+    record.step("A", "ran", "first run\nof two", 1.23456, 6.0)
+    told = read_steps(record.folder)
+    assert (told.name, told.planned, told.started, told.seconds) == (
+        "movies",
+        ["A", "B"],
+        5.0,
+        1.235,
+    )
+    assert [(step.name, step.state, step.reason) for step in told.steps] == [
+        ("A", "ran", "first run\nof two")
+    ]
+    assert read_result(record.folder) is None
+    record.end({"name": "movies"})
+    assert read_result(record.folder) == {"format": 1, "name": "movies"}
+    with pytest.raises(ValueError, match="nan"):
+        record.end({"seconds": float("nan")})
+    assert json.loads((record.folder / "run.json").read_text())["name"] == "movies"
+
+
+def test_no_record_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="no record of its steps"):
+        read_steps(tmp_path)

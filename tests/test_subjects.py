@@ -1,0 +1,405 @@
+"""Model folders and bundles as they are measured, on their own data and on others'."""
+
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from subject_worlds import HISTORY, make_world
+
+from recsys import bundle as bundles
+from recsys.cli import main
+from recsys.config import VocabularyConfig
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.evaluation.bundle_process import BundleProcess
+from recsys.evaluation.queries import make_queries
+from recsys.evaluation.ranking import DotProducts, rank
+from recsys.evaluation.subjects import DataView, Subject, open_subject
+from recsys.evaluation.towers import Towers
+from recsys.model import load_model
+from recsys.serving.embed import Embedder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("subjects"))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The file of the events that the processes of `opened` write."""
+    return tmp_path_factory.mktemp("told") / "events.jsonl"
+
+
+@pytest.fixture(scope="module")
+def opened(world, told):
+    """The model and its bundle on each of the data folders, with the latter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_EVENTS", str(told))
+        views = [DataView.open(folder) for folder in (world.data, world.later)]
+        names = ["data", "later"]
+        return {
+            name: (view, [open_subject(path, view) for path in (world.model, world.bundle)])
+            for name, view in zip(names, views, strict=True)
+        }
+
+
+@pytest.fixture(scope="module", params=["data", "later"])
+def measured(opened, request):
+    """Of one data folder the queries at each moment, and their embeddings."""
+    data, subjects = opened[request.param]
+    queries = make_queries(data.store, "each_moment")
+    return data, queries, subjects, [subject.queries(queries) for subject in subjects]
+
+
+def by_hand(world, data, queries):
+    """Returns the embeddings of queries, one after the other, by the ids of what was done."""
+    saved = load_model(world.model)
+    names = data.items.names_of_rows()
+    is_same = names == saved.items.names_of_rows()
+    rows = np.zeros((len(queries), HISTORY), np.int32)
+    offsets = queries.seen.offsets
+    for n in range(len(queries)):
+        done = queries.seen.rows[offsets[n] : offsets[n + 1]].tolist()
+        for place, row in enumerate(done[::-1][:HISTORY]):
+            theirs = saved.items.rows([names[row]])[0] if names[row] else 0
+            rows[n, place] = row if is_same else theirs
+    ids = data.store.eval_users.ids.to_pylist()
+    users = saved.users.rows([ids[user] for user in queries.user])
+    return np.asarray(saved.model.embed_query(saved.inputs.query(users, rows)))
+
+
+def test_a_folder_and_its_bundle_embed_queries_as_the_towers_do(world, measured):
+    data, queries, _, (of_model, of_bundle) = measured
+    expected = by_hand(world, data, queries)
+    assert of_model.dtype == of_bundle.dtype == np.float32
+    np.testing.assert_allclose(of_model, expected, atol=1e-5)
+    np.testing.assert_allclose(of_bundle, expected, atol=1e-5)
+    # The world has what could go wrong: nobody's past, items without a row, unknown users.
+    lengths = np.diff(queries.seen.offsets)
+    assert (lengths == 0).any()
+    assert (lengths > HISTORY).any()
+    assert not data.items.has_id()[queries.histories(HISTORY)[lengths > HISTORY]].all()
+
+
+def test_candidates_are_the_items_that_both_know(world, measured):
+    data, _, subjects, _ = measured
+    saved, candidates = load_model(world.model), np.load(world.model / "candidates.npy")
+    row_of = {id_: row for row, id_ in enumerate(saved.items.names_of_rows()) if id_}
+    names = data.items.names_of_rows()
+    for subject in subjects:
+        assert subject.is_candidate.tolist() == [name in row_of for name in names]
+        for name, embedding in zip(names, subject.candidates, strict=True):
+            expected = candidates[row_of[name]] if name in row_of else np.zeros(8)
+            np.testing.assert_allclose(embedding, expected, atol=1e-5)
+        assert (subject.candidates.dtype, len(subject.candidates)) == (np.float32, len(names))
+
+
+def test_a_folder_and_its_bundle_rank_alike(measured):
+    _, queries, subjects, embedded = measured
+    ranks, tops = zip(
+        *(
+            (found.ranks, found.top)
+            for subject, query in zip(subjects, embedded, strict=True)
+            for found in [
+                rank(
+                    DotProducts(query, subject.candidates),
+                    queries.positives,
+                    queries.seen,
+                    subject.is_candidate,
+                    5,
+                )
+            ]
+        ),
+        strict=True,
+    )
+    np.testing.assert_array_equal(*ranks)
+    np.testing.assert_array_equal(*tops)
+    assert len(np.unique(ranks[0])) > 10
+
+
+def test_anybody_can_be_asked_for_and_a_bundle_says_how_far_it_is(world, opened, told):
+    saved = load_model(world.model)
+    n = 375
+    ids = pa.array(["u1", "nobody at all", "u39", "u1"] * n, pa.large_string())
+    history = np.array([[9, 8, 0, 0], [7, 0, 0, 6], [0, 0, 0, 0], [0, 0, 0, 0]] * n, np.int32)
+    expected = saved.model.embed_query(saved.inputs.query(saved.users.rows(ids), history))
+    for subject, path in zip(opened["data"][1], (world.model, world.bundle), strict=True):
+        np.testing.assert_allclose(subject.embed(ids, history), np.asarray(expected), atol=1e-5)
+        assert (subject.name, subject.history) == (str(path), HISTORY)
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [(event["done"], event["total"]) for event in events[-2:]] == [
+        (1024, 1500),
+        (1500, 1500),
+    ]
+    assert {event["step"] for event in events} == {"RetrievalEvaluator"}
+
+
+@pytest.mark.parametrize("kind", ["model", "bundle"])
+def test_nothing_to_ask_is_answered_with_nothing(world, kind):
+    subject = open_subject(getattr(world, kind), DataView.open(world.data))
+    none = subject.embed(pa.array([], pa.large_string()), np.zeros((0, HISTORY), np.int32))
+    assert (none.shape, none.dtype) == ((0, 8), np.float32)
+
+
+def test_data_of_other_items_are_refused_with_both_counts(world, tmp_path):
+    foreign = shutil.copytree(world.later, tmp_path / "foreign")
+    items = Vocabulary(pa.array(["a", "b", "c"]), np.array([1, 1, 1]))
+    items.save(foreign / "vocabulary" / "items.parquet")
+    for path in (world.model, world.bundle):
+        with pytest.raises(RecsysError, match="R403") as refused:
+            open_subject(path, DataView.open(foreign))
+        text = str(refused.value)
+        assert all(part in text for part in (str(path), "19 items", "'i0'", "the 3 of", "'a'"))
+
+
+def test_what_is_neither_kind_is_refused_and_both_kinds_are_named(world, tmp_path):
+    data = DataView.open(world.data)
+    (tmp_path / "7").mkdir()
+    for path in (tmp_path / "missing", tmp_path, world.data):
+        with pytest.raises(RecsysError, match=r"R404.*model\.json.*manifest\.json") as refused:
+            open_subject(path, data)
+        found = "has neither" if path.exists() else "is no folder"
+        assert repr(str(path)) in str(refused.value)
+        assert f"it {found}" in str(refused.value)
+    with pytest.raises(RecsysError, match=r"R404.*/7' is the newest"):
+        open_subject(tmp_path, data)
+
+
+def test_a_pushed_version_is_a_bundle_like_any_other(world, tmp_path):
+    data = DataView.open(world.data)
+    pushed = bundles.publish(world.bundle, tmp_path / "serving" / "tiny", keep=1)
+    found, expected = (open_subject(path, data) for path in (pushed, world.bundle))
+    np.testing.assert_array_equal(found.candidates, expected.candidates)
+    assert found.name == str(tmp_path / "serving" / "tiny" / "1")
+
+
+def changed(world, tmp_path, change):
+    bundle = shutil.copytree(world.bundle, tmp_path / "bundle")
+    change(bundle)
+    return bundle
+
+
+def rewritten(bundle, **fields):
+    """Writes the manifest anew, so that it lists the files as they are now."""
+    manifest = {**bundles.read_manifest(bundle), **fields}
+    (bundle / "manifest.json").unlink()
+    bundles.write_manifest(bundle, manifest)
+
+
+def without_numbers(bundle):
+    embeddings = np.load(bundle / "item_embeddings.npy")
+    embeddings[5:7, 1] = np.nan
+    np.save(bundle / "item_embeddings.npy", embeddings)
+
+
+def of_fewer_items(bundle):
+    np.save(bundle / "item_embeddings.npy", np.zeros((3, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_listed", "code", "words"),
+    [
+        (without_numbers, False, "R502", "item_embeddings.npy"),
+        (lambda b: (b / "titles.parquet").unlink(), False, "R502", "titles.parquet"),
+        (without_numbers, True, "R402", "2 of 26"),
+        (of_fewer_items, True, "R409", "(3, 8) embeddings of 26"),
+        (lambda b: (b / "item_embeddings.npy").unlink(), True, "R409", "item_embeddings.npy"),
+        (lambda b: shutil.rmtree(b / "vocabulary"), True, "R409", "FileNotFound"),
+    ],
+    ids=["changed", "missing", "no-numbers", "fewer-items", "no-embeddings", "no-vocabulary"],
+)
+def test_a_damaged_bundle_is_refused_and_named(world, tmp_path, change, is_listed, code, words):
+    bundle = changed(world, tmp_path, change)
+    if is_listed:
+        rewritten(bundle)
+    with pytest.raises(RecsysError, match=code) as refused:
+        open_subject(bundle, DataView.open(world.data))
+    assert words in str(refused.value)
+    assert str(bundle)[:40] in str(refused.value)
+
+
+def test_a_bundle_without_its_config_is_refused(world, tmp_path):
+    bundle = changed(world, tmp_path, lambda b: rewritten(b, config={}))
+    with pytest.raises(RecsysError, match=r"R409.*KeyError"):
+        open_subject(bundle, DataView.open(world.data))
+
+
+def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
+    model = shutil.copytree(world.model, tmp_path / "model")
+    candidates = np.load(model / "candidates.npy")
+    np.save(model / "candidates.npy", candidates + 0.01)
+    with pytest.raises(RecsysError, match="R311"):
+        open_subject(model, DataView.open(world.data))
+
+
+def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
+    model = shutil.copytree(world.model, tmp_path / "model")
+    described = json.loads((model / "model.json").read_text())["variables"]
+    [number] = [n for n, v in enumerate(described) if v["path"].endswith("items/embeddings")]
+    weights = np.load(model / "weights" / f"{number}.npy")
+    np.save(model / "weights" / f"{number}.npy", np.full_like(weights, np.nan))
+    with pytest.raises(RecsysError, match=r"R402.*of yesterday's \(/.*/model\)"):
+        open_subject(model, DataView.open(world.data), name="yesterday's")
+
+
+def test_a_data_folder_without_its_items_is_refused(world, tmp_path):
+    data = shutil.copytree(world.data, tmp_path / "data")
+    (data / "vocabulary" / "items.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(RecsysError, match=r"R406.*InteractionEncoder"):
+        DataView.open(data)
+    (data / "vocabulary" / "items.parquet").unlink()
+    with pytest.raises(RecsysError, match="R406"):
+        DataView.open(data)
+    shutil.rmtree(data / "store")
+    with pytest.raises(RecsysError, match="R220"):
+        DataView.open(data)
+
+
+def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, monkeypatch):
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('none here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    subject = open_subject(world.bundle, DataView.open(world.data))
+    with pytest.raises(RecsysError, match=r"R542.*recsys\[serve\]"):
+        subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
+    with pytest.raises(RecsysError, match=r"R610.*exit code 1"):
+        subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
+
+
+def test_a_savedmodel_that_embeds_nothing_is_refused(world, monkeypatch):
+    other = types.SimpleNamespace(signatures={"serving_default": None})
+    monkeypatch.setattr("recsys.serving.embed.load_saved_model", lambda bundle: other)
+    with pytest.raises(RecsysError, match=r"R543.*embed_query.*serving_default"):
+        Embedder(world.bundle)
+
+
+def test_a_process_that_dies_is_told_and_one_that_nobody_needs_ends(world):
+    process = BundleProcess(world.bundle)
+    child = process._process
+    child.kill()
+    with pytest.raises(RecsysError, match=r"R610.*recsys\.serving\.embed.*exit code -9"):
+        process.queries(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
+    process = BundleProcess(world.bundle)
+    child = process._process
+    assert child.poll() is None
+    del process
+    gc.collect()
+    assert child.poll() is not None
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory):
+    """A config of two cut-offs for the command line."""
+    config = tmp_path_factory.mktemp("config") / "small.yaml"
+    config.write_text(
+        "name: small\n"
+        "root: runs\n"
+        "data:\n"
+        "  interactions: {files: e.csv, columns: {user: u, item: i, timestamp: t}}\n"
+        "  items: {files: i.csv, columns: {item: i, title: n}}\n"
+        "evaluate: {k: [5, 10]}\n"
+        "bless: {metric: recall@5}\n"
+    )
+    return config
+
+
+def run_main(capfd, *words):
+    """Returns the exit code of a command, its JSON and what it said."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    printed = capfd.readouterr()
+    return ended.value.code or 0, printed.out and json.loads(printed.out), printed.err
+
+
+@pytest.fixture(scope="module")
+def evaluated(world, configured, tmp_path_factory):
+    """The evaluation of the bundle against the model that it was made of."""
+    out = tmp_path_factory.mktemp("evaluated")
+    words = ["evaluate", world.bundle, "--against", world.model, "--data", world.later]
+    words += ["--out", out, "--config", configured]
+    subprocess.run(
+        [sys.executable, "-m", "recsys", *map(str, words)], check=True, stdout=subprocess.DEVNULL
+    )
+    assert (out / "report.html").stat().st_size > 10_000
+    return json.loads((out / "evaluation.json").read_text())
+
+
+def test_the_command_line_measures_a_bundle_as_the_model_that_it_was_made_of(evaluated):
+    metrics, of_model = evaluated["metrics"], evaluated["blessed_model"]
+    assert metrics == pytest.approx(of_model, abs=1e-5)  # Diversity is of embeddings.
+    of_ranks = [name for name in metrics if not name.startswith("diversity")]
+    assert {name: metrics[name] for name in of_ranks} == {name: of_model[name] for name in of_ranks}
+    assert 0 < metrics["recall@5"] < metrics["recall@10"] < 1
+    for difference in evaluated["comparisons"]["blessed_model"].values():
+        assert (difference["difference"], difference["difference_interval"]) == (0.0, [0.0, 0.0])
+
+
+def test_the_command_line_compares_two_models(world, configured, evaluated, capfd):
+    words = ["--data", world.later, "--config", configured]
+    code, found, said = run_main(capfd, "compare", world.model, world.other, *words)
+    assert code == 0
+    for name, one in found["metrics"].items():
+        assert one["a"] == pytest.approx(evaluated["metrics"][name], abs=1e-12)
+        assert one["b"] - one["a"] == pytest.approx(one["difference"], abs=1e-12)
+        low, high = one["difference_interval"]
+        assert low <= one["difference"] <= high
+        assert one["better"] == ("b" if low > 0 else "a" if high < 0 else None)
+    assert any(one["difference"] != 0 for one in found["metrics"].values())
+    assert found["queries"] == evaluated["queries"]
+    assert found["sentence"] in said
+
+
+def test_the_command_line_says_what_is_wrong_in_a_sentence(world, tmp_path, capfd):
+    bundle = changed(world, tmp_path, without_numbers)
+    words = ["--data", world.data, "--out", tmp_path / "out"]
+    code, found, said = run_main(capfd, "evaluate", bundle, *words)
+    assert (code, found) == (1, "")
+    log, sentence = said.splitlines()[-2:]
+    assert sentence.startswith("[R502] ")
+    Path(log.removeprefix("Log: ")).unlink()
+
+
+IDS = st.lists(st.sampled_from([f"x{n}" for n in range(6)]), unique=True)
+BUCKETS = st.sampled_from([0, 3])
+
+
+def vocabulary(ids, n_hash_rows):
+    config = VocabularyConfig(hash_buckets=n_hash_rows)
+    return Vocabulary(pa.array(ids, pa.string()), np.ones(len(ids)), config=config)
+
+
+@given(ours=st.tuples(IDS, BUCKETS), theirs=st.tuples(IDS, BUCKETS))
+def test_rows_of_any_two_vocabularies_meet_by_their_ids(ours, theirs):
+    mine, own = vocabulary(*ours), vocabulary(*theirs)
+    candidates = np.arange(1.0, 1 + own.n_rows, dtype=np.float32)[:, None]
+    asked = []
+
+    def queries(user_ids, rows):
+        asked.extend(rows.tolist())
+        return np.zeros((len(user_ids), 1), np.float32)
+
+    towers, view = Towers(own, candidates, 3, queries), DataView(None, mine)
+    if not set(ours[0]) & set(theirs[0]):
+        with pytest.raises(RecsysError, match="R403"):
+            Subject("it", towers, view)
+        return
+    subject = Subject("it", towers, view)
+    names = mine.names_of_rows()
+    place = {id_: own.first_own_row + n for n, id_ in enumerate(theirs[0])}
+    of_id = [place.get(id_, 0) for id_ in names]
+    assert subject.is_candidate.tolist() == [row > 0 for row in of_id]
+    assert subject.candidates[:, 0].tolist() == [row + 1.0 if row else 0.0 for row in of_id]
+    subject.embed(pa.array(["u"]), np.arange(mine.n_rows)[None])
+    by_id = [int(own.rows([name])[0]) if name else 0 for name in names]
+    assert asked == [list(range(mine.n_rows)) if ours == theirs else by_id]

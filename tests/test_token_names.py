@@ -1,0 +1,98 @@
+"""Names of token rows, written beside the bags and read when they are asked for."""
+
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys.config import Feature
+from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
+from recsys.data.catalogue_build import write_features, write_titles
+from recsys.data.token_names import TokenNames, token_names, write_token_names
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+
+_GENRES = ["", "Drama", "Comédie", "a|b"]
+
+
+def feature(kind, **options):
+    return Feature(name="f", column="f", kind=kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("one", "known", "names"),
+    [
+        (feature("category"), ["x", "y"], ["", "x", "y"]),
+        (feature("categories"), [], [""]),
+        (feature("words", hash_buckets=5), [], None),
+        (feature("number", buckets=2), [], ["", "bucket 1 of 2", "bucket 2 of 2"]),
+    ],
+    ids=["category", "categories", "hashed", "number"],
+)
+def test_a_feature_names_its_rows(one, known, names):
+    assert token_names(one, known) == names
+
+
+def test_the_rows_of_a_date_are_buckets_and_then_months():
+    names = token_names(feature("date", buckets=3))
+    assert names[3:6] == ["bucket 3 of 3", "January", "February"]
+    assert names[15] == "December"
+    assert len(names) == 1 + 3 + 12
+
+
+@pytest.fixture
+def folder(tmp_path):
+    items = Vocabulary(pa.array(["a", "b"]), np.array([2, 1]))
+    write_titles(tmp_path / "catalogue", items, ())
+    tables = {"genres": (4, 2), "hashed": (3, 1)}
+    bags = {"genres": np.array([[3, 1], [2, 0]]), "hashed": np.array([[1], [2]])}
+    batches = [(pa.array(["b", "a"]), bags)]
+    write_features(tmp_path / "catalogue", items, tables, batches, {"genres": _GENRES})
+    return tmp_path / "catalogue"
+
+
+def test_a_catalogue_gives_the_names_that_were_written(folder):
+    genres, hashed = Catalogue.open(folder).features
+    assert list(genres.tokens) == _GENRES
+    assert [genres.tokens[row] for row in genres.bags[2]] == ["a|b", "Drama"]
+    assert hashed.tokens is None
+
+
+def test_names_are_kept_when_a_catalogue_or_its_folder_is_copied(folder, tmp_path):
+    Catalogue.open(folder).save(tmp_path / "saved")
+    shutil.copytree(folder, tmp_path / "copied")
+    for copy in ("saved", "copied"):
+        assert list(Catalogue.open(tmp_path / copy).features[0].tokens) == _GENRES
+
+
+def test_names_given_in_memory_are_saved(tmp_path):
+    bags = np.zeros((2, 1), np.int32)
+    genres = FeatureBags("genres", 4, bags, _GENRES)
+    Catalogue(["", "a"], ["", "A"], (genres,)).save(tmp_path)
+    assert list(Catalogue.open(tmp_path).features[0].tokens) == _GENRES
+
+
+def test_folders_of_before_have_no_names(folder):
+    (folder / "genres.tokens.parquet").unlink()
+    assert [one.tokens for one in open_user_features(folder, 3)] == [None, None]
+
+
+def test_names_are_not_read_before_one_is_asked_for(folder):
+    (folder / "genres.tokens.parquet").write_bytes(b"no Parquet")
+    tokens = Catalogue.open(folder).features[0].tokens
+    assert len(tokens) == 4
+    with pytest.raises(RecsysError, match="R230"):
+        tokens[1]
+
+
+def test_names_of_another_table_are_refused(tmp_path):
+    write_token_names(tmp_path, "genres", _GENRES[:3])
+    with pytest.raises(RecsysError, match=r"R230.*each of 4 token rows.*3 names"):
+        list(TokenNames(tmp_path / "genres.tokens.parquet", 4))
+
+
+def test_a_table_needs_a_name_for_each_row(tmp_path):
+    items = Vocabulary(pa.array(["a"]), np.array([2]))
+    with pytest.raises(RecsysError, match=r"R261.*'genres'.*4 of them.*3"):
+        write_features(tmp_path, items, {"genres": (4, 2)}, (), {"genres": _GENRES[:3]})
