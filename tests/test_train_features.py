@@ -87,7 +87,7 @@ def test_a_feature_that_decides_the_taste_finds_it_for_new_users(results):
 
 
 def test_users_whose_features_alone_are_known_are_new_to_training(results):
-    (part,) = (s for s in results[True][1]["slices"] if s["name"] == "users new since the cut")
+    (part,) = (s for s in results[True][1]["slices"] if s["name"] == "cold users")
     assert part["users"] == N_NEW
 
 
