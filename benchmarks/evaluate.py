@@ -9,21 +9,23 @@ it, taking turns round after round:
 - `tfrs`: `FactorizedTopK` of TensorFlow Recommenders (hit rates alone), with candidates in
   batches of several sizes (128 is its tutorials') and all at once (`brute force`).
 
-Peers evaluate `--peer-users` of the users. The lines: users/s of each, ours also as
-GFLOP/s; `ours/matmul`, the share of the plain product's rate; `ours/jax` and `ours/tfrs …`,
-how many times as many users/s; the memory that the first evaluation took beyond the
-embeddings; and with `--devices`, whether all figures have the bits of those on one device,
-by the kernel for `--peer-users` and by JAX alone for as many.
+Peers evaluate `--peer-users` of the users, and we `--turn-users` before and after each of
+them: neighbours on the cores come and go within a round. The lines: users/s of each, ours
+also as GFLOP/s; `ours/matmul`, the share of the plain product's rate; `ours/jax` and
+`ours/tfrs …`, how many times as many users/s; the memory that an evaluation of all users
+took beyond the embeddings, first to last; and with `--devices`, whether all figures have
+the bits of those on one device, by the kernel and by JAX alone, for `--peer-users`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
@@ -40,6 +42,7 @@ PEERS = ("jax", "tfrs")
 _TFRS_BATCHES = [128, 4096, 65536, 0]
 
 Rates = dict[str, list[float]]
+Run = Callable[[], float]
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,6 +61,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--runs", type=int, default=3)
     add("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     add("--peer-users", type=int, default=512)
+    add("--turn-users", type=int, default=8192, help="of ours, before and after each peer")
     add("--tfrs-batches", type=int, nargs="+", default=_TFRS_BATCHES, metavar="N", help="0: all")
     add("--devices", type=int, nargs="*", default=[8], metavar="N", help="simulated")
     add("--matmul", type=int, default=8192, metavar="N", help="rows of the plain product")
@@ -82,10 +86,8 @@ def our_run(case: Case, data: Data) -> tuple[float, float]:
     return time.perf_counter() - started, peak_rss_mib() - before
 
 
-def one_round(
-    case: Case, some: Case, data: Data, options: argparse.Namespace, rates: Rates
-) -> None:
-    """Measures everything once, peers with `some` users, and adds what it finds to `rates`."""
+def one_round(case: Case, data: Data, options: argparse.Namespace, rates: Rates) -> None:
+    """Measures everything once, and adds what it finds to `rates`."""
     plain = matmul_gflops(options.matmul)
     seconds, mib = our_run(case, data)
     plain = (plain + matmul_gflops(options.matmul)) / 2
@@ -95,29 +97,43 @@ def one_round(
     rates["ours rate"].append(gflops)
     rates["ours/matmul"].append(gflops / plain)
     rates["memory"].append(mib)
+    beside, some = (of_fewer(case, n) for n in (options.turn_users, options.peer_users))
+    before = users_per_second(beside, data)
+    for name, run in peers(some, data, options):
+        rate = some.users / run()
+        after = users_per_second(beside, data)
+        rates[name].append(rate)
+        rates[f"ours/{name}"].append((before + after) / 2 / rate)
+        before = after
+
+
+def of_fewer(case: Case, users: int) -> Case:
+    """Returns the case of the first `users`."""
+    return dataclasses.replace(case, users=min(case.users, users))
+
+
+def users_per_second(case: Case, data: Data) -> float:
+    """Returns our rate for the first users."""
+    return case.users / our_run(case, data.first(case.users))[0]
+
+
+def peers(case: Case, data: Data, options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
+    """Yields what is compared with ours by name: a function that returns its time [s]."""
     if "jax" in options.peers:
-        rates["jax"].append(some.users / blocked_jax.seconds(case, data.first(some.users)))
-    if "tfrs" in options.peers:
-        for batch, seconds in children.tfrs_seconds(some, options.tfrs_batches).items():
-            rates[f"tfrs batch={batch}" if batch else "tfrs brute force"].append(
-                some.users / seconds
-            )
+        yield "jax", lambda: blocked_jax.seconds(case, data.first(case.users))
+    for batch in options.tfrs_batches if "tfrs" in options.peers else ():
+        name = f"tfrs batch={batch}" if batch else "tfrs brute force"
+        yield name, functools.partial(children.tfrs_seconds, case, batch)
 
 
 def print_rates(case: Case, some: Case, rates: Rates) -> None:
-    """Prints the lines of all rounds."""
-    ways = {"ours": "users/s", "ours rate": "GFLOP/s", "matmul": "GFLOP/s", "ours/matmul": "share"}
-    mib = rates["memory"][0]
+    """Prints the lines of all rounds; peers were measured with `some` users."""
+    units = {"ours rate": "GFLOP/s", "matmul": "GFLOP/s", "ours/matmul": "share", "memory": "MiB"}
+    names = {"memory": "ours memory beyond embeddings"}
     for name, values in rates.items():
-        if name != "memory":
-            whose = some if name.startswith(PEERS) else case
-            print_line(BENCH, f"{name} {whose}", values, ways.get(name, "users/s"), mib)
-    print_line(BENCH, f"ours memory beyond embeddings {case}", rates["memory"], "MiB", mib)
-    for name in rates:
-        if name.startswith(PEERS):
-            pairs = zip(rates["ours"], rates[name], strict=True)
-            ratios = [mine / theirs for mine, theirs in pairs]
-            print_line(BENCH, f"ours/{name} {case}", ratios, "times", mib)
+        unit = units.get(name, "times" if name.startswith("ours/") else "users/s")
+        whose = some if name.startswith(PEERS) else case
+        print_line(BENCH, f"{names.get(name, name)} {whose}", values, unit, rates["memory"][0])
 
 
 def print_devices(case: Case, devices: Sequence[int]) -> None:
@@ -136,11 +152,10 @@ def main(words: Sequence[str] | None = None) -> None:
         options.users, options.items, options.dim, options.positives, options.seen,
         seed=options.seed,
     )  # fmt: skip
-    some = dataclasses.replace(case, users=min(case.users, options.peer_users))
-    data = draw(case)
+    some, data = of_fewer(case, options.peer_users), draw(case)
     rates: Rates = defaultdict(list)
     for _ in range(options.runs):
-        one_round(case, some, data, options, rates)
+        one_round(case, data, options, rates)
     print_rates(case, some, rates)
     print_devices(some, options.devices)
 

@@ -16,6 +16,8 @@ _EVALUATION = "evaluation.json"
 _READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}
 _MEASURED = (
     "query",
+    "mask_seen",
+    "sampled_negatives",
     "confidence",
     "metrics",
     "intervals",
@@ -67,10 +69,9 @@ def told(executions: Mapping[str, Execution], history: History, root: Path) -> d
 
 def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     verdict = evaluation["verdict"]
-    rules = verdict.get("rules") or [{}]
     return {
         **{name: evaluation.get(name) for name in _MEASURED},
-        "deciding": rules[0].get("metric"),
+        "deciding": verdict.get("metric"),
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
     }

@@ -111,10 +111,16 @@ class _Evaluation:
                 left_out,
                 has_blessed=BLESSED in subjects,
                 n_sampled=config.sampled_negatives,
+                small_slice=config.small_slice,
             ),
         )
         examples, unknown = example_users(
-            self.stage.report_users, store, self.known, subjects[MODEL], subjects.get(BLESSED)
+            self.stage.report_users,
+            store,
+            self.known,
+            subjects[MODEL],
+            subjects.get(BLESSED),
+            config.mask_seen,
         )
         return {
             "format": FORMAT,
@@ -146,7 +152,7 @@ class _Evaluation:
     def _queries(self, kind: Protocol) -> tuple[Queries, int]:
         """Returns the queries that can be ranked, and how many can't."""
         config = self.stage.evaluate
-        queries = make_queries(self.view.store, kind, config.max_queries)
+        queries = make_queries(self.view.store, kind, config.max_queries, config.seed)
         is_item = self.known.catalogue.is_item
         if not is_item[queries.positives.rows].any():
             raise RecsysError(

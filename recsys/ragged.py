@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class Ragged:
         offsets = np.cumsum([len(part) for part in parts], dtype=np.int64)
         return cls(np.concatenate(parts).astype(np.int32), offsets)
 
+    @classmethod
+    def empty(cls, n_lists: int) -> Ragged:
+        """Returns lists without entries."""
+        return cls(np.zeros(0, np.int32), np.zeros(n_lists + 1, np.int64))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -39,6 +44,15 @@ class Ragged:
         """Returns the lists of `block`."""
         offsets = self.offsets[block.start : block.stop + 1]
         return Ragged(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+    def blocks(self, most: int) -> Iterator[slice]:
+        """Yields slices of the lists, of about `most` entries each or of one long list."""
+        start = 0
+        while start < len(self):
+            end = int(np.searchsorted(self.offsets, self.offsets[start] + most, side="right")) - 1
+            end = min(max(end, start + 1), len(self))
+            yield slice(start, end)
+            start = end
 
     def select(self, chosen: np.ndarray) -> Ragged:
         """Returns the lists `chosen` `[n]`: a mask, or places."""

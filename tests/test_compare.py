@@ -75,6 +75,24 @@ def test_one_user_has_a_mean_and_no_interval():
     assert found.interval(MODEL) is None
 
 
+def test_nine_users_are_too_few_for_an_interval():
+    values = np.full(30, np.nan)
+    values[:9] = np.arange(9)
+    assert means(np.arange(30), model=values).interval(MODEL) is None
+    values[9] = 1.0
+    assert means(np.arange(30), model=values).interval(MODEL) is not None
+
+
+def test_a_ratio_without_end_has_no_interval_but_the_difference_has():
+    base = np.zeros(100)
+    base[:3] = 1.0  # One draw in twenty takes none of the three.
+    found = means(np.arange(100), model=base + 0.5, base=base)
+    difference = found.difference(MODEL, "base")
+    assert difference.relative == pytest.approx(0.5 / 0.03)
+    assert difference.interval is None
+    assert difference.difference_interval == pytest.approx((0.5, 0.5))
+
+
 def test_nobody_has_no_mean():
     assert means([0, 1], model=[np.nan, np.nan]).mean(MODEL) is None
 

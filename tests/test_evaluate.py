@@ -42,6 +42,11 @@ def table(events):
     return pa.table(arrays, names=list(kinds))
 
 
+@pytest.fixture(autouse=True)
+def two_users_are_enough(monkeypatch):
+    monkeypatch.setattr("recsys.evaluation.bootstrap._FEWEST_USERS", 2)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A data folder with items 1 … 6, the third most popular, and an untrained model."""
@@ -257,11 +262,11 @@ def test_users_who_have_all_seen_all_else_are_an_error(folders, tmp_path):
         evaluate(STAGE, folders[1], data, tmp_path / "out")
 
 
-def test_unknown_items_rank_last_and_are_counted(folders, tmp_path):
+def test_unknown_items_are_never_found_and_are_counted(folders, tmp_path):
     data = held_out(tmp_path, folders, [("zoe", 0, 0, 11), ("zoe", 0, 3, 12)])
     result = evaluate(STAGE, folders[1], data, tmp_path / "out")
     assert result["unknown_positives"] == 1
-    assert result["baselines"]["popularity"]["mrr"] == (1 / 7 + 1) / 2
+    assert result["baselines"]["popularity"]["mrr"] == (0 + 1) / 2
 
 
 def test_held_out_events_of_nothing_but_unknown_items_are_an_error(folders, tmp_path):
@@ -269,6 +274,16 @@ def test_held_out_events_of_nothing_but_unknown_items_are_an_error(folders, tmp_
     with pytest.raises(RecsysError, match=r"R407.*all of unknown items"):
         evaluate(STAGE, folders[1], data, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_was_trained_on_what_is_held_out_is_an_error(folders, tmp_path):
+    data, model = folders[0], tmp_path / "model"
+    shutil.copytree(folders[1], model)
+    items = Vocabulary.load(model / "vocabulary" / "items.parquet")
+    items.cut = 11
+    items.save(model / "vocabulary" / "items.parquet")
+    with pytest.raises(RecsysError, match=r"R411.*1970.*bless\.over_blessed=0"):
+        evaluate(STAGE, model, data, tmp_path / "out")
 
 
 def test_nothing_held_out_is_an_error(folders, tmp_path):

@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from recsys.evaluation.lists import Items, coverage, gini, of_each_list, shown
+from recsys.evaluation.lists import (
+    Items,
+    coverage,
+    gini,
+    of_each_list,
+    popularity_before,
+    shown,
+)
 from recsys.ragged import Ragged
 
 COUNTS = np.array([0, 7, 3, 0, 1])
@@ -18,7 +25,7 @@ SEEN = Ragged.of([np.array([2, 4, 0]), np.array([], int)])
 
 @pytest.fixture(scope="module")
 def found():
-    return of_each_list(TOP, SEEN, ITEMS, [1, 3])
+    return of_each_list(TOP, popularity_before(SEEN, ITEMS), ITEMS, [1, 3])
 
 
 def test_novelty_is_the_mean_of_the_bits_that_an_item_tells(found):
@@ -35,6 +42,28 @@ def test_popularity_stands_beside_that_of_the_history_and_needs_one(found):
     assert np.isnan([found["popularity@3"][1], found["popularity_before@3"][1]]).all()
 
 
+def test_rows_that_several_items_share_are_no_history(monkeypatch):
+    is_item = np.array([False, False, True, True, True])  # Row 1 is a hash row.
+    items = Items(np.array([0, 100_000, 3, 0, 1]), is_item, ITEMS.embeddings)
+    seen = Ragged.of([np.array([1, 2]), np.array([1]), np.array([2, 4])])
+    whole = popularity_before(seen, items)
+    assert whole.tolist() == pytest.approx([3.0, np.nan, 2.0], nan_ok=True)
+    monkeypatch.setattr("recsys.evaluation.lists._BLOCK_ROWS", 1)
+    assert popularity_before(seen, items).tolist() == pytest.approx(whole.tolist(), nan_ok=True)
+
+
+def test_items_that_the_model_does_not_know_are_no_pairs_of_a_list():
+    vectors = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0]], np.float32)
+    found = of_each_list(
+        np.array([[1, 2, 3], [3, 4, 0]]), np.ones(2), Items(COUNTS, IS_ITEM, vectors), [3]
+    )
+    assert found["diversity@3"].tolist() == pytest.approx([1.0, np.nan], nan_ok=True)
+
+
+def test_gini_of_nothing_shown_is_even():
+    assert gini(np.zeros(3, int)) == 0.0
+
+
 def test_diversity_is_the_mean_over_all_pairs(found):
     unit = ITEMS.embeddings / np.linalg.norm(ITEMS.embeddings, axis=1, keepdims=True)
     pairs = [1 - unit[a] @ unit[b] for a, b in itertools.combinations([1, 2, 3], 2)]
@@ -44,7 +73,7 @@ def test_diversity_is_the_mean_over_all_pairs(found):
 
 
 def test_of_a_shorter_catalogue_than_k_all_is_taken():
-    found = of_each_list(TOP, SEEN, ITEMS, [3, 50])
+    found = of_each_list(TOP, np.ones(2), ITEMS, [3, 50])
     assert found["novelty@50"].tolist() == found["novelty@3"].tolist()
 
 

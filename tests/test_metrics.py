@@ -53,10 +53,12 @@ def test_more_positives_than_places_can_still_be_perfect_in_ndcg():
     assert found["auc"] == 1.0
 
 
-def test_a_positive_that_is_no_candidate_stands_behind_all_others():
-    found = of_one([1, 11], [10], n_ranked=10)
-    assert found["recall@10"] == 0.5
+def test_a_positive_that_is_no_candidate_is_never_found():
+    found = of_one([1, 11], [10, 100], n_ranked=10)
+    assert found["recall@10"] == found["recall@100"] == found["map@100"] == 0.5
     assert found["auc"] == 0.5  # One pair of two halves: all others, and none.
+    alone = of_one([61], [100], n_ranked=60)
+    assert set(alone.values()) == {0.0}
 
 
 def test_auc_of_a_list_of_nothing_but_positives_is_even():

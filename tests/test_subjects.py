@@ -389,7 +389,7 @@ def test_rows_of_any_two_vocabularies_meet_by_their_ids(ours, theirs):
         asked.extend(rows.tolist())
         return np.zeros((len(user_ids), 1), np.float32)
 
-    towers, view = Towers(own, candidates, 3, queries), DataView(None, mine)
+    towers, view = Towers(own, candidates, 3, queries), DataView(types.SimpleNamespace(cut=0), mine)
     if not set(ours[0]) & set(theirs[0]):
         with pytest.raises(RecsysError, match="R403"):
             Subject("it", towers, view)

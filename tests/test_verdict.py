@@ -1,5 +1,7 @@
 """The verdict, on users whose figures are known."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ def evidence(left_out=None, sampled=None, **subjects):
         means.add(Key(name, "mrr", "late"), np.where(np.arange(N) >= N - 1, values, np.nan))
         means.add(Key(name, "mrr", "odd"), np.where(np.arange(N) % 2, values, np.nan))
     means.resample([Key(name, "mrr", part) for name in subjects for part in (None, "late", "odd")])
-    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled)
+    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled, small_slice=50)
 
 
 def bless(**thresholds):
@@ -61,7 +63,7 @@ def test_the_sentence_names_the_served_model_first():
     found = evidence(model=1.031 * BASE, blessed_model=BASE, popularity=0.5 * BASE)
     verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.95), found)
     assert verdict.sentence == (
-        "+3.1 % mrr over the last blessed model, 95 % interval +3.1 … +3.1 %; blessed"
+        "+3.1 % mrr over the last blessed model, 95 % interval +3.1 %; blessed"
     )
     assert [rule.against for rule in verdict.rules] == ["popularity", BLESSED]
 
@@ -70,10 +72,39 @@ def test_a_refusal_names_what_was_not_reached_and_what_was_asked():
     found = evidence(model=0.85 * BASE, blessed_model=BASE, popularity=0.5 * BASE)
     verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.9), found)
     assert verdict.sentence == (
-        "−15.0 % mrr over the last blessed model, 95 % interval −15.0 … −15.0 %,"
-        " −10 % was asked for; refused"
+        "−15.0 % mrr over the last blessed model, 95 % interval −15.0 %,"
+        " −10.0 % was asked for; refused"
     )
     assert [rule.passed for rule in verdict.rules] == [True, False]
+
+
+def test_of_two_refusals_the_one_over_the_served_model_is_the_sentence():
+    found = evidence(model=0.5 * BASE, blessed_model=BASE, popularity=BASE)
+    verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.9), found)
+    assert verdict.sentence.startswith("−50.0 % mrr over the last blessed model")
+
+
+def test_a_tie_with_a_baseline_is_no_lead():
+    found = evidence(model=BASE, popularity=BASE)
+    assert not judge(bless(over={"popularity": 1.0}), found).blessed
+    assert judge(bless(over={"popularity": 0.99}), found).blessed
+
+
+@pytest.mark.parametrize("thresholds", [{"over": {"popularity": 0.9}}, {"over_blessed": 0.9}])
+def test_a_model_that_finds_nothing_is_as_good_as_no_other_one(thresholds):
+    nothing = np.zeros(N)
+    found = evidence(model=nothing, popularity=nothing, blessed_model=nothing)
+    assert not judge(bless(**thresholds), found).blessed
+
+
+def test_a_slice_below_the_limit_cannot_be_judged():
+    rules = (BlessRule(metric="mrr", slice="odd", over={"popularity": 1.0}),)
+    found = evidence(model=2 * BASE, popularity=BASE)
+    asked = bless(at_least=0.01, rules=rules)
+    assert judge(asked, found).blessed
+    verdict = judge(asked, dataclasses.replace(found, small_slice=N // 2 + 1))
+    assert not verdict.blessed
+    assert f"{N // 2} users are too few" in verdict.reasons[1]
 
 
 def test_a_first_model_needs_no_other_one_but_something_to_reach():
@@ -95,7 +126,7 @@ def test_a_baseline_that_could_not_be_measured_blesses_nothing():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("no such slice", "these data have no such slice"), ("late", "too few users")],
+    [("no such slice", "these data have no such slice"), ("late", "1 user is too few")],
 )
 def test_a_slice_that_cannot_be_judged_blesses_nothing(name, words):
     rules = (BlessRule(metric="mrr", slice=name, at_least=0.001),)
@@ -123,4 +154,4 @@ def test_over_a_baseline_of_zero_a_model_with_something_is_better():
     found = evidence(model=BASE, popularity=np.zeros(N))
     verdict = judge(bless(over={"popularity": 1.5}), found)
     assert verdict.blessed
-    assert "no ratio to 0" in verdict.reasons[0]
+    assert f"that of popularity 0.0000: {BASE.mean():+.4f}" in verdict.reasons[0]

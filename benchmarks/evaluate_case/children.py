@@ -15,12 +15,12 @@ _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 3600
 
 
-def tfrs_seconds(case: Case, batches: list[int]) -> dict[int, float]:
-    """Returns the time that TFRS takes for the case [s], by the size of its batches.
+def tfrs_seconds(case: Case, batch: int) -> float:
+    """Returns the time that TFRS takes for the case [s].
 
     Args:
         case: What to measure.
-        batches: Candidates of a batch; 0: all of them at once (`BruteForce`).
+        batch: Candidates of a batch; 0: all of them at once (`BruteForce`).
 
     Raises:
         subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
@@ -31,8 +31,7 @@ def tfrs_seconds(case: Case, batches: list[int]) -> dict[int, float]:
     environment = {"PYTHONPATH": str(_ROOT)}
     if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
         environment["UV_FIND_LINKS"] = os.environ["PIP_FIND_LINKS"]
-    found = _run([*command, case.to_json(), json.dumps(batches)], environment)
-    return {int(batch): seconds for batch, seconds in found.items()}
+    return float(_run([*command, case.to_json(), str(batch)], environment)["seconds"])
 
 
 def our_digest(case: Case, devices: int, is_native: bool) -> str:

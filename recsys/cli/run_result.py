@@ -54,8 +54,7 @@ def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deciding(verdict: dict[str, Any]) -> str | None:
-    rules = verdict.get("rules") or [{}]
-    return rules[0].get("metric")
+    return verdict.get("metric")
 
 
 def _print_metrics(console: Console, found: Evaluated) -> None:

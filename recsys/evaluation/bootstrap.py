@@ -12,7 +12,8 @@ import numpy as np
 
 Interval = tuple[float, float]
 _BLOCK_DRAWS = 2**24
-_FEWEST_USERS = 2
+_FEWEST_USERS = 10
+"""With fewer, an interval of percentiles is far too narrow."""
 
 
 def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:
@@ -46,10 +47,10 @@ def resampled_means(columns: np.ndarray, resamples: int, seed: int = 0) -> np.nd
 def interval(samples: np.ndarray, confidence: float) -> Interval | None:
     """Returns the percentiles that hold the middle `confidence` of `samples` `[n]`.
 
-    None where a tenth of the samples or more are no numbers: too few users have a value.
+    None where one is infinite, or a tenth or more are no numbers: too few users have a value.
     """
-    known = samples[np.isfinite(samples)]
-    if len(known) <= 0.9 * len(samples):
+    known = samples[~np.isnan(samples)]
+    if np.isinf(known).any() or len(known) <= 0.9 * len(samples):
         return None
     tail = 50.0 * (1.0 - confidence)
     low, high = np.percentile(known, [tail, 100.0 - tail])
@@ -57,5 +58,5 @@ def interval(samples: np.ndarray, confidence: float) -> Interval | None:
 
 
 def has_enough(column: np.ndarray) -> bool:
-    """Returns whether two users or more have a value in `column` `[users]`."""
+    """Returns whether enough users for an interval have a value in `column` `[users]`."""
     return int((~np.isnan(column)).sum()) >= _FEWEST_USERS

@@ -28,7 +28,8 @@ class Difference:
 
     Attributes:
         relative: Ratio of the two means, less 1; None where the other's is 0.
-        interval: Its interval; None where too few users have a value.
+        interval: Its interval; None where too few users have a value, or where the other's
+            mean is 0 in a resample, so that there is no end.
         difference: Difference of the two means.
         difference_interval: Its interval.
     """
@@ -73,6 +74,11 @@ class UserMeans:
         if column is None or np.isnan(column).all():
             return None
         return float(np.nanmean(column))
+
+    def users_of(self, key: Key) -> int:
+        """Returns how many users have a value."""
+        column = self._columns.get(key)
+        return 0 if column is None else int((~np.isnan(column)).sum())
 
     def resample(self, keys: list[Key]) -> None:
         """Draws the samples of `keys`, all from the same draws of users."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore
-from recsys.evaluation.queries import Queries, make_queries, train_slices
+from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import DotProducts, Ranking, rank
 from recsys.evaluation.subjects import Subject
 from recsys.model.tower_inputs import TowerInputs
@@ -26,6 +26,7 @@ def example_users(
     known: TowerInputs,
     model: Subject,
     blessed: Subject | None = None,
+    mask_seen: bool = True,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns recommendations as of the cut, beside the history before it.
 
@@ -36,21 +37,22 @@ def example_users(
         known: What the data tell of users and items.
         model: The model.
         blessed: The last blessed model, if there is one.
+        mask_seen: Whether what a user did before is left out.
 
     Returns:
         The users with `history`, `recommended`, of the latter what turned out to be right
         (`held_out`), and what the last blessed model recommends (`blessed_recommended`);
         and the wanted ids that the data don't know.
     """
-    held_out = _held_out(store)
-    ids = list(wanted) or _busiest(store, held_out)
+    ids = list(wanted) or _busiest(store)
+    held_out = _held_out(store, ids)
     trained = store.train_users.find(pa.array(ids, pa.large_string()))
     has_row = known.users.rows(ids) >= known.users.first_own_row
-    there = [i for i, id_ in enumerate(ids) if has_row[i] or trained[i] >= 0 or id_ in held_out]
+    there = [i for i in range(len(ids)) if has_row[i] or trained[i] >= 0 or len(held_out[i])]
     chosen = [ids[i] for i in there]
-    queries = _queries_at_cut(store, trained[there], [held_out.get(id_, _NONE) for id_ in chosen])
-    lists = _lists(model, chosen, queries)
-    of_blessed = None if blessed is None else _lists(blessed, chosen, queries)
+    queries = _queries_at_cut(store, trained[there], [held_out[i] for i in there])
+    lists = _lists(model, chosen, queries, mask_seen)
+    of_blessed = None if blessed is None else _lists(blessed, chosen, queries, mask_seen)
     histories, catalogue = queries.histories(_ITEMS), known.catalogue
     examples = [
         {
@@ -67,11 +69,12 @@ def example_users(
 _NONE = np.zeros(0, np.int32)
 
 
-def _lists(subject: Subject, ids: Sequence[str], queries: Queries) -> Ranking:
+def _lists(subject: Subject, ids: Sequence[str], queries: Queries, mask_seen: bool) -> Ranking:
     history = queries.histories(subject.history)
     embedded = subject.embed(pa.array(ids, pa.large_string()), history)
     scorer = DotProducts(embedded, subject.candidates)
-    return rank(scorer, queries.positives, queries.seen, subject.is_candidate, _ITEMS)
+    masked = queries.seen if mask_seen else Ragged.empty(len(queries))
+    return rank(scorer, queries.positives, masked, subject.is_candidate, _ITEMS)
 
 
 def _recommended(
@@ -90,17 +93,24 @@ def _recommended(
     ]
 
 
-def _held_out(store: InteractionStore) -> dict[str, np.ndarray]:
-    """Returns the held-out item rows of each evaluation user, by id."""
-    queries = make_queries(store, "at_cut")
-    offsets = queries.positives.offsets
-    ids = store.eval_users.ids.take(pa.array(queries.user)).to_pylist()
-    return {id_: queries.positives.rows[offsets[i] : offsets[i + 1]] for i, id_ in enumerate(ids)}
+def _held_out(store: InteractionStore, ids: Sequence[str]) -> list[np.ndarray]:
+    """Returns the held-out item rows of each of `ids`, each row once."""
+    places = store.eval_users.find(pa.array(ids, pa.large_string()))
+    offsets, rows = store.eval.offsets, store.eval.item_row
+    return [
+        np.unique(rows[offsets[place] : offsets[place + 1]]) if place >= 0 else _NONE
+        for place in places.tolist()
+    ]
 
 
-def _busiest(store: InteractionStore, held_out: dict[str, np.ndarray]) -> list[str]:
-    known = store.eval_users.ids.filter(pa.array(store.trained_user >= 0)).to_pylist()
-    return sorted(known, key=lambda id_: (-len(held_out[id_]), id_))[:_CHOSEN_USERS]
+def _busiest(store: InteractionStore) -> list[str]:
+    """Returns the users known to training with the most held-out events."""
+    n_events = np.where(store.trained_user >= 0, np.diff(store.eval.offsets), 0)
+    least = np.sort(n_events)[::-1][:_CHOSEN_USERS].min(initial=n_events.max(initial=0))
+    places = np.flatnonzero((n_events >= least) & (n_events > 0))
+    ids = store.eval_users.ids.take(pa.array(places)).to_pylist()
+    order = sorted(zip((-n_events[places]).tolist(), ids, strict=True))
+    return [id_ for _, id_ in order[:_CHOSEN_USERS]]
 
 
 def _queries_at_cut(

@@ -15,6 +15,7 @@ from recsys.evaluation.metrics import Metrics
 from recsys.ragged import Ragged
 
 _BLOCK_FLOATS = 2**23
+_BLOCK_ROWS = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +45,13 @@ class Items:
         return np.asarray(-np.log2((self.counts + 1.0) / total))
 
 
-def of_each_list(top: np.ndarray, seen: Ragged, items: Items, ks: Iterable[int]) -> Metrics:
+def of_each_list(top: np.ndarray, before: np.ndarray, items: Items, ks: Iterable[int]) -> Metrics:
     """Returns the metrics that each list has of its own.
 
     Args:
         top: Item rows of each list `[queries, most k]`, the best first; 0 past its end.
-        seen: What each query's user did before.
+        before: Mean training positives of what each query's user did before `[queries]`,
+            as `popularity_before` gives it.
         items: The items.
         ks: Cut-offs.
 
@@ -60,14 +62,13 @@ def of_each_list(top: np.ndarray, seen: Ragged, items: Items, ks: Iterable[int])
           Vargas and Castells, 2011).
         - `popularity@k`: mean training positives of the first k items; NaN for a user
           without history.
-        - `popularity_before@k`: the same of what the user did before. `popularity_lift@k`
-          is the ratio of the two means over users, less 1: how much more popular than what
-          users take is what they are shown (Abdollahpouri et al., 2020).
+        - `popularity_before@k`: `before`. `popularity_lift@k` is the ratio of the two means
+          over users, less 1: how much more popular than what users take is what they are
+          shown (Abdollahpouri et al., 2020).
         - `diversity@k`: mean of 1 - cosine over all pairs of the first k items
           (intra-list diversity, Ziegler et al., 2005; Vargas and Castells, 2011).
     """
     ks = list(ks)
-    before = _mean_of_lists(items.counts, seen)
     is_new = np.isnan(before)
     metrics: Metrics = {}
     novelty, popularity = (_running_means(x, top) for x in (items.information, items.counts))
@@ -79,6 +80,26 @@ def of_each_list(top: np.ndarray, seen: Ragged, items: Items, ks: Iterable[int])
         metrics[f"popularity_before@{k}"] = before
         metrics[f"diversity@{k}"] = diversity[:, place]
     return metrics
+
+
+def popularity_before(seen: Ragged, items: Items) -> np.ndarray:
+    """Returns the mean training positives `[queries]` of what each query's user did before.
+
+    Rows that are no items of their own don't count; NaN where nothing does.
+
+    Args:
+        seen: What each query's user did before.
+        items: The items.
+    """
+    means = np.full(len(seen), np.nan)
+    for block in seen.blocks(_BLOCK_ROWS):
+        part = seen.part(block)
+        is_item = items.is_candidate[part.rows]
+        owner, counts = part.owner()[is_item], items.counts[part.rows[is_item]]
+        with np.errstate(invalid="ignore"):
+            sums = np.bincount(owner, counts, len(part))
+            means[block] = sums / np.bincount(owner, minlength=len(part))
+    return means
 
 
 def shown(top: np.ndarray, n_rows: int, k: int) -> np.ndarray:
@@ -105,10 +126,10 @@ def gini(times_shown: np.ndarray) -> float:
     (Fleder and Hosanagar, 2009; Castells et al., 2015, normalised to reach 1).
 
     Args:
-        times_shown: Lists that each item of the catalogue is in `[items]`, not all 0.
+        times_shown: Lists that each item of the catalogue is in `[items]`.
     """
     n = len(times_shown)
-    if n < 2:
+    if n < 2 or not times_shown.any():
         return 0.0
     ascending = np.sort(times_shown).astype(np.float64)
     weights = 2.0 * np.arange(1, n + 1) - n - 1.0
@@ -123,14 +144,6 @@ def _running_means(values: np.ndarray, top: np.ndarray) -> np.ndarray:
         return np.asarray(sums / np.cumsum(is_item, axis=1))
 
 
-def _mean_of_lists(values: np.ndarray, lists: Ragged) -> np.ndarray:
-    owner, is_item = lists.owner(), lists.rows > 0
-    owner, rows = owner[is_item], lists.rows[is_item]
-    with np.errstate(invalid="ignore"):
-        sums = np.bincount(owner, values[rows], len(lists))
-        return np.asarray(sums / np.bincount(owner, minlength=len(lists)))
-
-
 def _diversity(top: np.ndarray, embeddings: np.ndarray, ks: list[int]) -> np.ndarray:
     """Returns the diversity `[queries, ks]` of each list's first k items.
 
@@ -139,13 +152,15 @@ def _diversity(top: np.ndarray, embeddings: np.ndarray, ks: list[int]) -> np.nda
     """
     lengths = np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     unit = (embeddings / lengths).astype(np.float32)
+    # Of an item that the model doesn't know nobody can tell what it is like.
+    is_known = (unit != 0).any(axis=1)
     out = np.full((len(top), len(ks)), np.nan)
     size = max(1, _BLOCK_FLOATS // max(1, top.shape[1] * unit.shape[1]))
     for start in range(0, len(top), size):
         rows = top[start : start + size]
         vectors = np.where((rows > 0)[..., None], unit[rows], 0.0)
         sums = np.cumsum(vectors, axis=1, dtype=np.float64)
-        counts = np.cumsum(rows > 0, axis=1)
+        counts = np.cumsum((rows > 0) & is_known[rows], axis=1)
         for place, k in enumerate(ks):
             last = min(k, rows.shape[1]) - 1
             n, total = counts[:, last].astype(np.float64), sums[:, last]

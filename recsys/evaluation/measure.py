@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -38,11 +39,16 @@ class Case:
     sampled_negatives: int | None = None
     seed: int = 0
 
-    @property
+    @functools.cached_property
     def masked(self) -> Ragged:
         """Item rows that each query's list leaves out."""
         seen = self.queries.seen
-        return seen if self.mask_seen else Ragged.of([np.zeros(0, np.int32)] * len(seen))
+        return seen if self.mask_seen else Ragged.empty(len(seen))
+
+    @functools.cached_property
+    def popularity_before(self) -> np.ndarray:
+        """How popular is what each query's user did before `[queries]`."""
+        return lists.popularity_before(self.queries.seen, self.items)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +87,13 @@ def measure(
     own = case.items.is_candidate if is_candidate is None else is_candidate
     if case.sampled_negatives is not None:
         ranking = rank_sampled(
-            scorer, queries.positives, case.masked, own, case.sampled_negatives, case.seed
+            scorer,
+            queries.positives,
+            case.masked,
+            own,
+            case.items.is_candidate,
+            case.sampled_negatives,
+            case.seed,
         )
     else:
         ranking = rank(scorer, queries.positives, case.masked, own, max(case.ks), tell)
@@ -90,7 +102,7 @@ def measure(
     )
     totals: dict[str, float] = {}
     if case.sampled_negatives is None:
-        metrics |= lists.of_each_list(ranking.top, queries.seen, case.items, case.ks)
+        metrics |= lists.of_each_list(ranking.top, case.popularity_before, case.items, case.ks)
         totals = _totals(ranking.top, case)
     return Measured(ranking, metrics, totals, time.monotonic() - started)
 

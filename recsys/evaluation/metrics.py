@@ -26,8 +26,8 @@ def per_query(
     """Returns the metrics of each query.
 
     Args:
-        ranks: Rank of each positive `[positives]`, from 1; one more than `n_ranked` where
-            the positive is no candidate.
+        ranks: Rank of each positive `[positives]`, from 1; above `n_ranked` where the
+            positive is no candidate, which is then never found.
         query: Query of each positive `[positives]`, in 0 … `n_queries` - 1, ascending.
         n_queries: Queries.
         ks: Cut-offs.
@@ -51,6 +51,8 @@ def per_query(
           0.5 where the list holds nothing else.
     """
     ks = list(ks)
+    if n_ranked is not None:
+        ranks = np.where(ranks > n_ranked[query], np.inf, ranks)
     n_positives = np.bincount(query, minlength=n_queries)
     nth = _places(ranks, query, n_queries)
     metrics: Metrics = {}

@@ -14,6 +14,8 @@ from recsys.ragged import Ragged, ranges
 
 Protocol = Literal["each_moment", "at_cut"]
 
+_BLOCK_ROWS = 2**22
+
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
@@ -52,7 +54,9 @@ class Queries:
         return newest_first(self.seen.rows, self.seen.offsets[:-1], self.seen.offsets[1:], length)
 
 
-def make_queries(store: InteractionStore, kind: Protocol, most: int | None = None) -> Queries:
+def make_queries(
+    store: InteractionStore, kind: Protocol, most: int | None = None, seed: int = 0
+) -> Queries:
     """Returns the queries of the held-out events.
 
     Args:
@@ -62,6 +66,7 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
             one query a user, knowing what the user did before the cut.
         most: Queries at the most. Where there are more, users are chosen at random,
             the same ones each time, each with all of its queries; at least one.
+        seed: Seed of that draw.
 
     Raises:
         RecsysError: Nothing is held out.
@@ -81,7 +86,7 @@ def make_queries(store: InteractionStore, kind: Protocol, most: int | None = Non
     ends = np.append(starts[1:], len(log))
     user = log.user_index(starts)
     if most is not None and len(starts) > most:
-        chosen = of_some_users(user, most)
+        chosen = of_some_users(user, most, seed)
         starts, ends, user = starts[chosen], ends[chosen], user[chosen]
     return Queries(
         user=user,
@@ -115,20 +120,32 @@ def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True)
         is_item: Which item rows are items `[item rows]` bool.
         mask_seen: Whether what users did before is left out of their lists.
     """
-    taken = [queries.positives, queries.seen] if mask_seen else [queries.positives]
-    owner = np.concatenate([part.owner() for part in taken])
-    rows = np.concatenate([part.rows for part in taken])
-    places = np.unique(owner[is_item[rows]] * len(is_item) + rows[is_item[rows]])
-    n_taken = np.bincount(places // len(is_item), minlength=len(queries))
+    seen = queries.seen if mask_seen else Ragged.empty(len(queries))
+    n_taken = np.empty(len(queries), np.int64)
+    for block in seen.blocks(_BLOCK_ROWS):
+        parts = [queries.positives.part(block), seen.part(block)]
+        owner = np.concatenate([part.owner() for part in parts])
+        rows = np.concatenate([part.rows for part in parts])
+        places = np.unique(owner[is_item[rows]] * len(is_item) + rows[is_item[rows]])
+        n_taken[block] = np.bincount(places // len(is_item), minlength=len(parts[0]))
     return np.asarray(n_taken < is_item.sum())
 
 
-def of_some_users(user: np.ndarray, most: int) -> np.ndarray:
-    """Returns which queries `[n]` bool stay, so that there are `most` or fewer."""
+def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
+    """Returns which queries `[n]` bool stay, so that there are `most` or fewer.
+
+    Users are taken at random, each with all queries; one with more than there is room for
+    is passed over. If nobody fits, the user with the fewest queries stays.
+    """
     users, counts = np.unique(user, return_counts=True)
-    order = np.random.default_rng(0).permutation(len(users))
-    n_users = max(1, int(np.searchsorted(np.cumsum(counts[order]), most, side="right")))
-    return np.isin(user, users[order[:n_users]])
+    chosen, room = [], most
+    for place in np.random.default_rng(seed).permutation(len(users)).tolist():
+        if counts[place] <= room:
+            chosen.append(place)
+            room -= int(counts[place])
+        if not room:
+            break
+    return np.isin(user, users[chosen or [int(counts.argmin())]])
 
 
 def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> Ragged:

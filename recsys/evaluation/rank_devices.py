@@ -27,7 +27,7 @@ _CPU_SCORES = 2**24
 _SCORES = 2**27
 _TILES = 16
 """Tiles of a small catalogue; a large one has more, of the largest size."""
-_SMALLEST_TILE, _LARGEST_TILE = 128, 2**15
+_SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
 _FEWEST_QUERIES = 8
 
 

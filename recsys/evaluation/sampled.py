@@ -20,6 +20,7 @@ def rank_sampled(
     positives: Ragged,
     masked: Ragged,
     is_candidate: np.ndarray,
+    is_item: np.ndarray,
     n_negatives: int,
     seed: int,
 ) -> Ranking:
@@ -29,9 +30,11 @@ def rank_sampled(
         scorer: Gives the scores.
         positives: Held-out item rows of each query.
         masked: Item rows of each query that are no negatives.
-        is_candidate: Which item rows are items `[item rows]` bool.
-        n_negatives: Negatives of each query, drawn evenly without replacement from what
-            is neither a positive nor masked; all of them where there are fewer.
+        is_candidate: Which item rows can be recommended `[item rows]` bool.
+        is_item: Which item rows are items at all `[item rows]` bool.
+        n_negatives: Negatives of each query, drawn evenly without replacement from the
+            items that are neither positives nor masked; all of them where there are fewer.
+            Those that can't be recommended then drop out.
         seed: Seed of the draw; with it, the same negatives for whatever is measured.
 
     Returns:
@@ -50,12 +53,13 @@ def rank_sampled(
         for query, row in enumerate(scores, start):
             own = slice(positives.offsets[query], positives.offsets[query + 1])
             wanted = positives.rows[own]
-            allowed = is_candidate.copy()
+            allowed = is_item.copy()
             allowed[masked.rows[masked.offsets[query] : masked.offsets[query + 1]]] = False
             allowed[wanted] = False
             others = np.flatnonzero(allowed)
             negatives = rng.choice(others, min(n_negatives, len(others)), replace=False)
-            listed = np.concatenate([wanted[is_candidate[wanted]], negatives])
+            listed = np.concatenate([wanted, negatives])
+            listed = listed[is_candidate[listed]]
             _check(row[listed], query)
             n_ranked[query] = len(listed)
             place = _places(row, listed)

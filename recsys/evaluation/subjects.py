@@ -22,6 +22,7 @@ from recsys.evaluation.bundle_towers import open_bundle
 from recsys.evaluation.model_towers import open_model
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.towers import Towers, check_numbers
+from recsys.formats import moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +76,16 @@ class Subject:
         candidates: Their embeddings `[item rows, dim]` float32; zeros for all others.
 
     Raises:
-        RecsysError: It shares no item with the data (R403).
+        RecsysError: It shares no item with the data (R403), or was trained on events that
+            the data hold out (R411).
     """
 
     def __init__(self, name: str, towers: Towers, data: DataView) -> None:
         self.name, self._data, self._embed = name, data, towers.queries
         self.history: int = towers.history
         """Items of a history that it reads, the newest ones."""
+        if towers.items.cut > data.store.cut:
+            raise _has_seen_the_answers(name, towers.items.cut, data.store.cut)
         self._own_row = _translation(data.items, towers.items)
         known = towers.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
@@ -159,6 +163,16 @@ def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
     if ours.fingerprint() == theirs.fingerprint():
         return None
     return theirs.rows(ours.ids_of_rows)
+
+
+def _has_seen_the_answers(name: str, its: int, ours: int) -> RecsysError:
+    return RecsysError(
+        "R411",
+        f"The training of {name} must end before the events that it is measured on.",
+        "Measure it on the data folder that it was trained on, or on a later one; a pipeline"
+        " whose cut moved back goes on with --set bless.over_blessed=0.",
+        f"trained up to {moment(its)}, measured from {moment(ours)} on",
+    )
 
 
 def _of_other_items(name: str, theirs: Vocabulary, ours: Vocabulary) -> RecsysError:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 
 from recsys.config import BlessConfig, BlessRule
 from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
+from recsys.evaluation.compare import BLESSED, MODEL, Difference, Key, UserMeans
+from recsys.formats import change, change_span, counted, span
 
 FLOOR = "floor"
+_NO_BLESSED = "there is no other blessed model to compare with"
+_NOT_ASKED = "no blessed model is compared with, because bless.over_blessed is 0"
 _ROUNDING = 1e-12
 _NAMES = {
     "popularity": "popularity",
@@ -76,6 +79,7 @@ class Evidence:
         left_out: Why a baseline was not measured, by name.
         has_blessed: Whether there is another blessed model.
         n_sampled: Random items that the ranks are among; None: they are among all.
+        small_slice: A rule on a slice of fewer users can't be judged.
     """
 
     means: UserMeans
@@ -83,6 +87,7 @@ class Evidence:
     left_out: Mapping[str, str]
     has_blessed: bool
     n_sampled: int | None = None
+    small_slice: int = 0
 
 
 def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
@@ -98,7 +103,8 @@ def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
     rules = [ruling for rule in config.all_rules() for ruling in _rulings(rule, evidence)]
     reasons = [ruling.text for ruling in rules]
     if not evidence.has_blessed:
-        reasons.append("there is no other blessed model to compare with")
+        is_asked = any(rule.over_blessed for rule in config.all_rules())
+        reasons.append(_NO_BLESSED if is_asked else _NOT_ASKED)
     blessed = bool(rules) and all(ruling.passed for ruling in rules)
     if evidence.n_sampled is not None:
         blessed = False
@@ -123,10 +129,12 @@ def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[Ruling]:
 
 def _of_floor(key: Key, least: float, evidence: Evidence) -> Ruling:
     value, found = evidence.means.mean(key), evidence.means.interval(key)
+    if _too_few(key, evidence):
+        found = None
     passed = found is not None and found[0] >= least - _ROUNDING
     asked = f"the {least:.4g} asked for"
     if value is None or found is None:
-        text = f"{_subject(key)} can't be judged: {_lack(key, value)}"
+        text = f"{_subject(key)} can't be judged: {_lack(key, value, evidence)}"
     else:
         text = (
             f"{_subject(key)} is {value:.4f} ({_confidence(evidence.confidence)} interval"
@@ -139,17 +147,22 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> Ruling:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(subject=other))
     difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
-    passed = margin is not None and margin >= -_ROUNDING
+    if value is None or _too_few(key, evidence):
+        margin = None
+    # To be no worse than what is served will do; a baseline is to be beaten.
+    is_beaten = ratio >= 1 and other != BLESSED
+    least_margin = _ROUNDING if is_beaten else -_ROUNDING
+    passed = margin is not None and margin >= least_margin and bool(value)
     name, relative, found = _NAMES[other], None, None
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"
     elif difference is None or margin is None or value is None or theirs is None:
-        text = f"{_subject(key)} can't be compared with {name}: {_lack(key, value)}"
+        text = f"{_subject(key)} can't be compared with {name}: {_lack(key, value, evidence)}"
     else:
         relative, found = difference.relative, difference.interval
         asked = f"the {_asked(ratio)} asked for"
         words = _reached(passed, value >= ratio * theirs, asked)
-        shown = _difference(relative, found, evidence.confidence)
+        shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
     return Ruling(key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text)
 
@@ -158,9 +171,14 @@ def _subject(key: Key) -> str:
     return key.metric if key.slice is None else f"{key.metric} of {key.slice!r}"
 
 
-def _lack(key: Key, value: float | None) -> str:
+def _too_few(key: Key, evidence: Evidence) -> bool:
+    """Returns whether the users of a slice are too few for an interval to be trusted."""
+    return key.slice is not None and evidence.means.users_of(key) < evidence.small_slice
+
+
+def _lack(key: Key, value: float | None, evidence: Evidence) -> str:
     if value is not None:
-        return "too few users"
+        return f"{counted(evidence.means.users_of(key), 'user is', 'users are')} too few"
     return "no query has a value" if key.slice is None else "these data have no such slice"
 
 
@@ -172,21 +190,18 @@ def _reached(surely: bool, seemingly: bool, asked: str) -> str:
     return f"below {asked}"
 
 
-def _difference(relative: float | None, found: Interval | None, confidence: float) -> str:
-    if relative is None:
-        return "no ratio to 0"
-    if found is None:
-        return _percent(relative)
-    low, high = (_percent(end).removesuffix(" %") for end in found)
-    return f"{_percent(relative)}, {_confidence(confidence)} interval {low} … {high} %"
+def _difference(found: Difference, confidence: float) -> str:
+    """Returns the relative difference; where it has no interval, the absolute one with its."""
+    if found.relative is not None and found.interval is not None:
+        size, ends = change(found.relative), change_span(found.interval)
+    else:
+        size, ends = f"{found.difference:+.4f}", span(found.difference_interval)
+    return _plain(f"{size}, {_confidence(confidence)} interval {ends}")
 
 
-def _percent(share: float) -> str:
-    """Returns `+3.1 %`; a real minus, and whole numbers from 100 on."""
-    if round(100 * share, 1) == 0:
-        return "±0 %"
-    digits = 0 if abs(share) >= 1 else 1
-    return f"{100 * share:+.{digits}f} %".replace("-", "−")
+def _plain(text: str) -> str:
+    # Plain spaces, so that what is printed can be searched.
+    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _confidence(share: float) -> str:
@@ -194,26 +209,24 @@ def _confidence(share: float) -> str:
 
 
 def _asked(ratio: float) -> str:
-    """Returns a ratio of the config as a difference, `−10 %`."""
-    return "±0 %" if ratio == 1 else f"{100 * (ratio - 1):+.3g} %".replace("-", "−")
+    """Returns a ratio of the config as a difference, `−10.0 %`."""
+    return _plain(change(ratio - 1))
 
 
 def _sentence(blessed: bool, rules: list[Ruling], reasons: list[str], confidence: float) -> str:
     decision = "blessed" if blessed else "refused"
     failed = [ruling for ruling in rules if not ruling.passed]
-    chosen = failed[0] if failed else _headline(rules)
+    chosen = _headline(failed or rules)
     if chosen is None or (not blessed and not failed):
         return f"{decision.capitalize()}: {reasons[0]}"
-    if chosen.against == FLOOR or chosen.relative is None:
+    if chosen.against == FLOOR or chosen.relative is None or chosen.interval is None:
         return f"{chosen.text}; {decision}"
     where = "" if chosen.slice is None else f" of {chosen.slice!r}"
-    size = _percent(chosen.relative)
+    size = _plain(change(chosen.relative))
     what = f"{size} {chosen.metric}{where} over {_NAMES[chosen.against]}"
-    if chosen.interval is None:
-        return f"{what}; {decision}"
-    low, high = (_percent(end).removesuffix(" %") for end in chosen.interval)
+    ends = _plain(change_span(chosen.interval))
     asked = "" if blessed else f", {_asked(chosen.least)} was asked for"
-    return f"{what}, {_confidence(confidence)} interval {low} … {high} %{asked}; {decision}"
+    return f"{what}, {_confidence(confidence)} interval {ends}{asked}; {decision}"
 
 
 def _headline(rules: list[Ruling]) -> Ruling | None:

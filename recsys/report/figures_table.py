@@ -26,7 +26,7 @@ MEANINGS = {
     "coverage": "share of the catalogue that is in at least one list",
     "gini": "0: every item is shown equally often; 1: a single one is",
     "novelty": "how rare the shown items are, in bits; more is rarer",
-    "popularity_lift": "how popular the lists are beside what users did before; 1 is alike",
+    "popularity_lift": "how popular the lists are beside what users did before; 0 is alike",
     "diversity": "how unlike each other the items of a list are; 0 is the same",
 }
 

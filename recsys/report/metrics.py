@@ -117,8 +117,9 @@ def _basis(part: Any, *, is_chosen: bool) -> str:
 
 def _users(part: Any) -> str:
     users, held_out = part.get("users"), part.get("users_held_out")
+    left_out = part.get("left_out_queries")
     text = counted(users, "user", "users")
-    if is_number(users) and is_number(held_out) and held_out > users:
+    if is_number(users) and is_number(held_out) and held_out > users and not left_out:
         return f"{text} (chosen at random of {count(held_out)})"
     return text
 

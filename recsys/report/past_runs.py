@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.formats import is_number
+from recsys.formats import count, is_number
 from recsys.report.evaluated import MODEL, Evaluated
 from recsys.report.page import read_part
 from recsys.report.runs import RUNS, read_result, read_steps
@@ -98,7 +98,7 @@ def _ended(folder: Path, result: Mapping[str, Any], root: Path) -> Run:
         says=str(result.get("error") or result.get("sentence") or ""),
         metric=measured.deciding if measured else "",
         measured=measured,
-        query=str(result.get("query") or ""),
+        query=_protocol(result),
         rejected=_rejected(result.get("rejected")),
         report=report if report and (root / report).is_file() else "",
     )
@@ -111,6 +111,16 @@ def _state(result: Mapping[str, Any]) -> str:
     if not isinstance(blessed, bool):
         return "no verdict"
     return "blessed" if blessed else "refused"
+
+
+def _protocol(result: Mapping[str, Any]) -> str:
+    """Returns how the model was asked; figures of other ways can't be set beside it."""
+    parts = [str(result.get("query") or "")]
+    if is_number(n_sampled := result.get("sampled_negatives")):
+        parts.append(f"among {count(n_sampled)} random items")
+    if result.get("mask_seen") is False:
+        parts.append("what was seen may come again")
+    return ", ".join(parts)
 
 
 def _number(value: Any) -> float | None:

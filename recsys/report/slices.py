@@ -32,6 +32,7 @@ class Slice:
 
     Attributes:
         name: What they have in common.
+        note: More about that; empty where there is nothing to say.
         users: How many users.
         size: How many queries, or held-out events where it is a part of these.
         model: The model's figure.
@@ -43,6 +44,7 @@ class Slice:
     """
 
     name: str
+    note: str
     users: str
     size: str
     model: str
@@ -133,6 +135,7 @@ class _Part:
         span = self.difference.interval
         return Slice(
             name=str(self._part["name"]),
+            note=str(self._part.get("note") or ""),
             users=count(self._part.get("users")),
             size=self._size(),
             model=figure(self._found.figure(MODEL, self._metric)),

@@ -247,6 +247,7 @@ def evaluation() -> dict[str, Any]:
             "sentence": "+1.8 % recall@10 over the last blessed model, 95% interval"
             " −3.6 … +7.3 %; blessed",
             "reasons": [rule["text"] for rule in _rules()],
+            "metric": "recall@10",
             "rules": _rules(),
         },
         "examples": _examples(),
