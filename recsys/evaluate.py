@@ -73,7 +73,9 @@ def evaluate(
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
     commit_text(text + "\n", out / "evaluation.json")
-    return result
+    # Lists where there were tuples: the same for who reads the file.
+    written: dict[str, Any] = json.loads(text)
+    return written
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,7 +136,7 @@ def test_a_trained_model_finds_the_users_taste_and_popularity_does_not(models, d
     assert result["at_cut"]["metrics"]["recall@10"] > 0.25
     assert result["at_cut"]["baselines"]["popularity"]["recall@10"] < 0.15
     assert json.loads((tmp_path / "evaluation.json").read_text()) == result
-    assert result["slices"][1]["name"] == "users new since the cut"
+    assert result["slices"][1]["name"] == "cold users"
     assert result["slices"][1]["users"] == 5
 
 
