@@ -10,11 +10,13 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import ModelBlessing, PushedModel
 
 from components.artifacts import ServingBundle
-from recsys import bundle as bundles
 from recsys.config import Strict
+from recsys.publish import WithdrawnError, publish
 
 DESTINATION = "pushed_destination"
 """Custom property of a pushed model: the folder of its version."""
+WITHDRAWN = "withdrawn"
+"""Custom property of a pushed model: 1 where its content had been rolled back."""
 
 
 class PushTarget(Strict):
@@ -36,22 +38,32 @@ def Pusher(
 ) -> None:
     """Publishes a blessed bundle; a refused one leaves what is served as it is.
 
+    So does one that was rolled back: the next run doesn't undo what somebody decided.
+
     Args:
         bundle: The bundle.
         blessing: The evaluator's verdict.
-        pushed: `pushed.json` and the properties that TFX's own Pusher sets.
+        pushed: `pushed.json`, with the reason where nothing was pushed, and the
+            properties that TFX's own Pusher sets.
         config: `PushTarget` as canonical JSON.
         code: Fingerprint of the code.
     """
     del code
     target = PushTarget.model_validate_json(config)
-    destination = None
+    destination, reason = None, None
     if blessing.get_int_custom_property("blessed") == 1:
-        path = bundles.publish(Path(bundle.uri), Path(target.serving_root), target.keep)
-        destination = str(path)
-        pushed.set_string_custom_property(DESTINATION, destination)
-        pushed.set_string_custom_property("pushed_version", path.name)
+        try:
+            destination = publish(Path(bundle.uri), Path(target.serving_root), target.keep)
+        except WithdrawnError as error:
+            reason = str(error)
+            pushed.set_int_custom_property(WITHDRAWN, 1)
     else:
-        logging.warning("The model was not blessed: nothing is pushed.")
+        reason = "The model was not blessed."
+    if destination is None:
+        logging.warning("Nothing is pushed. %s", reason)
+    else:
+        pushed.set_string_custom_property(DESTINATION, str(destination))
+        pushed.set_string_custom_property("pushed_version", destination.name)
     pushed.set_int_custom_property("pushed", int(destination is not None))
-    (Path(pushed.uri) / "pushed.json").write_text(json.dumps({"destination": destination}) + "\n")
+    told = {"destination": None if destination is None else str(destination), "reason": reason}
+    (Path(pushed.uri) / "pushed.json").write_text(json.dumps(told) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from tfx.orchestration.local import local_dag_runner, runner_utils
 from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter_utils
 from tfx.proto.orchestration import pipeline_pb2
 
-from components.pusher import DESTINATION
+from components.pusher import DESTINATION, WITHDRAWN
 from pipelines.failure import as_recsys_error
 from pipelines.history import History
 from pipelines.lock import run_lock
@@ -167,9 +167,13 @@ class Runner(local_dag_runner.LocalDagRunner):
                 pipeline_node=node, metadata_handle=handle
             )
             now = {key: tuple(one.id for one in some) for key, some in resolved[0].items()}
-            pushed = history.output(last, "pushed").custom_properties[DESTINATION].string_value
+            found = history.output(last, "pushed").custom_properties
+            pushed, withdrawn = found[DESTINATION].string_value, found[WITHDRAWN].int_value
             same = now == history.inputs(last).artifacts
-        return same and (not pushed or [Path(pushed)] == versions(self._serving)[-1:])
+        if not pushed:
+            # What was rolled back may have been brought back since.
+            return same and not withdrawn
+        return same and [Path(pushed)] == versions(self._serving)[-1:]
 
 
 def _tell(run: _Run, step: str, state: str, reason: str, seconds: float) -> None:

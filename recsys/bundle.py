@@ -1,30 +1,31 @@
-"""The bundle on disk: its manifest, its check, and how it is published.
+"""The bundle on disk: its manifest, its check, and the versions that are published.
 
 A bundle is a folder whose `manifest.json` lists every other file with its size
-and its sha256. A published bundle is a whole-number folder of the serving root:
-written beside under a hidden name, synced to the disk, then renamed, so that a
-reader sees the old version or the new one, and never half of one.
+and its sha256. A published bundle is a whole-number folder of the serving root;
+`recsys.publish` writes there. What is read here may be damaged or made in bad
+faith: only plain files below the folder are opened, and none is waited for.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from recsys.commit import commit_folder
 from recsys.errors import RecsysError
+from recsys.plain_files import open_plain, read_plain
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-_HIDDEN = ".publish-"
-_LOCK = ".lock"
+_LONGEST_MANIFEST = 16 << 20
+"""Bytes; of a hundred thousand files."""
+_HIGHEST_VERSION = 2**63 - 1
+"""TensorFlow Serving's versions are int64."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def write_manifest(bundle: Path, fields: Mapping[str, Any]) -> None:
@@ -60,13 +61,17 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     """
     path = bundle / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = read_plain(path, _LONGEST_MANIFEST).decode()
+        manifest = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_manifest(path, str(error)) from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise _no_manifest(path, "no map of files")
-    if manifest.get("format") != _FORMAT:
+    if type(manifest.get("format")) is not int or manifest["format"] != _FORMAT:
         raise _no_manifest(path, f"format {manifest.get('format')!r}")
+    for name, file in manifest["files"].items():
+        if not _is_inside(name) or not _is_description(file):
+            raise _no_manifest(path, f"the file {name!r}: {file!r}")
     return manifest
 
 
@@ -74,55 +79,27 @@ def verify(bundle: Path) -> None:
     """Checks every file of `bundle` against its manifest.
 
     Raises:
-        RecsysError: A file is missing, changed, or not in the manifest; named.
+        RecsysError: A file is missing, changed, not in the manifest, or no plain file; named.
     """
     listed = read_manifest(bundle)["files"]
-    found = _file_names(bundle)
+    try:
+        found = _file_names(bundle)
+    except OSError as error:
+        raise _damaged("R502", bundle, error.filename, str(error)) from None
     for name in sorted(listed.keys() | found):
         if name not in found:
             raise _damaged("R502", bundle, name, "it is missing")
         if name not in listed:
             raise _damaged("R503", bundle, name, "the manifest doesn't list it")
-        is_now = _describe(bundle / name)
-        if is_now != listed[name]:
-            raise _damaged("R502", bundle, name, f"{is_now['size']} bytes, other content")
+        _check_file(bundle, name, listed[name])
 
 
-def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
-    """Copies `bundle` to the next version of `serving_root`, atomically.
-
-    Sweeps what a killed call left behind. Publishes nothing where the newest
-    version already holds the same content.
-
-    Args:
-        bundle: A bundle with a manifest.
-        serving_root: Folder of the versions; made where there is none.
-        keep: Newest versions that stay, the new one included; at least 1.
-
-    Returns:
-        The folder of the version that holds the content of `bundle`.
-
-    Raises:
-        RecsysError: The bundle is damaged, or the folder can't be written.
-    """
-    if keep < 1:
-        raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
-    verify(bundle)
+def manifest_digest(bundle: Path) -> str | None:
+    """Returns the sha256 of the manifest, which stands for all content; None without one."""
     try:
-        serving_root.mkdir(parents=True, exist_ok=True)
-        with _only_publisher(serving_root):
-            _sweep(serving_root)
-            path = _published_already(bundle, serving_root) or _add(bundle, serving_root)
-            _prune(serving_root, keep)
-    except OSError as error:
-        raise RecsysError(
-            "R511",
-            f"The serving folder {str(serving_root)!r} must be a folder that can be written.",
-            "Free some space, or correct its permissions, and run again;"
-            " the version that was served is untouched.",
-            str(error),
-        ) from None
-    return path
+        return hashlib.sha256(read_plain(bundle / MANIFEST, _LONGEST_MANIFEST)).hexdigest()
+    except OSError:
+        return None
 
 
 def versions(serving_root: Path) -> list[Path]:
@@ -132,9 +109,14 @@ def versions(serving_root: Path) -> list[Path]:
     numbered = [
         path
         for path in serving_root.iterdir()
-        if path.name.isascii() and path.name.isdecimal() and path.is_dir()
+        if is_version(path.name) and path.is_dir() and not path.is_symlink()
     ]
     return sorted(numbered, key=lambda path: int(path.name))
+
+
+def is_version(name: str) -> bool:
+    """Returns whether a folder of this name is a version, to TensorFlow Serving too."""
+    return name.isascii() and name.isdecimal() and int(name) <= _HIGHEST_VERSION
 
 
 def latest(serving_root: Path) -> Path:
@@ -153,61 +135,72 @@ def latest(serving_root: Path) -> Path:
     return published[-1]
 
 
-def _published_already(bundle: Path, serving_root: Path) -> Path | None:
-    published = versions(serving_root)
-    if not published or _digest(published[-1]) != _digest(bundle):
-        return None
-    try:
-        verify(published[-1])
-    except RecsysError:  # Damaged since: publish it anew.
-        return None
-    return published[-1]
-
-
-def _add(bundle: Path, serving_root: Path) -> Path:
-    published = versions(serving_root)
-    number = int(published[-1].name) + 1 if published else 1
-    temporary = serving_root / f"{_HIDDEN}{number}"
-    final = serving_root / str(number)
-    shutil.copytree(bundle, temporary)
-    commit_folder(temporary, final)
-    return final
-
-
-def _prune(serving_root: Path, keep: int) -> None:
-    for old in versions(serving_root)[:-keep]:
-        hidden = serving_root / f"{_HIDDEN}old-{old.name}"
-        os.rename(old, hidden)
-        shutil.rmtree(hidden)
-
-
-def _sweep(serving_root: Path) -> None:
-    for path in serving_root.glob(f"{_HIDDEN}*"):
-        shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def _only_publisher(serving_root: Path) -> Iterator[None]:
-    """Waits for other publishers; the system frees the lock of a killed one."""
-    with (serving_root / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _file_names(bundle: Path) -> set[str]:
-    names = {p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if not p.is_dir()}
+    """Returns the files below `bundle`, its manifest left out.
+
+    Raises:
+        RecsysError: There is something that is neither a plain file nor a folder.
+        OSError: A folder can't be read.
+    """
+    names, folders = set(), [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(bundle / folder) as entries:
+            for entry in entries:
+                name = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{name}/")
+                elif entry.is_file(follow_symlinks=False):
+                    names.add(name)
+                else:
+                    raise _not_plain(bundle, name, is_link=entry.is_symlink())
     return names - {MANIFEST}
 
 
+def _check_file(bundle: Path, name: str, listed: Mapping[str, Any]) -> None:
+    try:
+        size = os.lstat(bundle / name).st_size
+        # Before it is read: it may be endless.
+        if size != listed["size"]:
+            raise _damaged("R502", bundle, name, f"{size} bytes, not {listed['size']}")
+        is_same = _describe(bundle / name) == listed
+    except OSError as error:
+        raise _damaged("R502", bundle, name, f"it can't be read: {error}") from None
+    if not is_same:
+        raise _damaged("R502", bundle, name, f"{size} bytes, other content")
+
+
 def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sha256": digest, "size": path.stat().st_size}
+        return {"sha256": digest, "size": os.fstat(file.fileno()).st_size}
 
 
-def _digest(bundle: Path) -> str | None:
-    path = bundle / MANIFEST
-    return _describe(path)["sha256"] if path.is_file() else None
+def _is_inside(name: str) -> bool:
+    """Returns whether `name` is a file below the bundle, in its one spelling."""
+    parts = name.split("/")
+    return "\0" not in name and name != MANIFEST and not {"", ".", ".."} & set(parts)
+
+
+def _is_description(file: Any) -> bool:
+    return (
+        isinstance(file, dict)
+        and file.keys() == {"sha256", "size"}
+        and type(file["size"]) is int
+        and isinstance(file["sha256"], str)
+        and bool(_SHA256.fullmatch(file["sha256"]))
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _no_manifest(path: Path, received: str) -> RecsysError:
@@ -225,4 +218,13 @@ def _damaged(code: str, bundle: Path, name: str, received: str) -> RecsysError:
         f"The file {name!r} of the bundle {str(bundle)!r} must be as the manifest says.",
         "The bundle is damaged: delete it and run again: recsys run.",
         received,
+    )
+
+
+def _not_plain(bundle: Path, name: str, *, is_link: bool) -> RecsysError:
+    return RecsysError(
+        "R514",
+        f"The bundle {str(bundle)!r} must hold plain files and folders alone; {name!r} is neither.",
+        "Put the file itself in its place, or run again: recsys run.",
+        "a symbolic link" if is_link else "a pipe, a socket or a device",
     )

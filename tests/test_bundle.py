@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recsys import bundle as bundles
 from recsys.errors import RecsysError
+from recsys.publish import publish
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +29,22 @@ def make_bundle(folder: Path, content: str = "weights") -> Path:
     (folder / "variables" / "data").write_text(content)
     bundles.write_manifest(folder, {"metrics": {"recall@10": 0.118}})
     return folder
+
+
+def enlarge(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def replace(path: Path, make: Callable[[Path], None]) -> None:
+    path.unlink()
+    make(path)
+
+
+def link(path: Path) -> None:
+    """Puts a link in the place of a file or folder, which is as it was, elsewhere."""
+    elsewhere = path.parent.parent / f"elsewhere-{path.name}"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def versions(serving_root: Path) -> list[str]:
@@ -62,9 +82,24 @@ def test_a_whole_bundle_is_verified(tmp_path):
         (lambda b: (b / "manifest.json").unlink(), "R501", "manifest.json"),
         (lambda b: (b / "manifest.json").write_text('{"files": {'), "R501", "manifest.json"),
         (lambda b: (b / "manifest.json").write_text("[]"), "R501", "manifest.json"),
+        (lambda b: (b / "manifest.json").write_text("[" * 100_000), "R501", "manifest.json"),
+        (lambda b: (b / "manifest.json").write_bytes(b"\xff\xfe"), "R501", "manifest.json"),
+        (lambda b: enlarge(b / "manifest.json", 17 << 20), "R501", "16777216 bytes"),
+        (lambda b: enlarge(b / "saved_model.pb", 1 << 40), "R502", "1099511627776 bytes"),
+        (lambda b: replace(b / "saved_model.pb", os.mkfifo), "R514", "saved_model.pb"),
+        (lambda b: replace(b / "manifest.json", os.mkfifo), "R501", "no plain file"),
+        (lambda b: link(b / "saved_model.pb"), "R514", "a symbolic link"),
+        (lambda b: link(b / "variables"), "R514", "variables"),
+        (lambda b: link(b / "manifest.json"), "R501", "no plain file"),
+        (lambda b: (b / "stray").symlink_to("/nowhere"), "R514", "stray"),
+        (lambda b: replace(b / "saved_model.pb", os.mkdir), "R502", "missing"),
     ],
-    ids=["one-byte", "short", "missing", "added", "no-manifest", "half-manifest", "no-map"],
-)
+    ids=[
+        "one-byte", "short", "missing", "added", "no-manifest", "half-manifest", "no-map",
+        "deep-manifest", "no-text", "endless-manifest", "endless-file", "pipe", "manifest-pipe",
+        "link", "folder-link", "manifest-link", "dead-link", "folder",
+    ],
+)  # fmt: skip
 def test_damage_is_refused_and_named(tmp_path, damage, code, named):
     bundle = make_bundle(tmp_path / "b")
     damage(bundle)
@@ -73,18 +108,65 @@ def test_damage_is_refused_and_named(tmp_path, damage, code, named):
     assert named in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        '{"../outside": {"sha256": "%s", "size": 1}}',
+        '{"/etc/passwd": {"sha256": "%s", "size": 1}}',
+        '{"a//b": {"sha256": "%s", "size": 1}}', '{"./a": {"sha256": "%s", "size": 1}}',
+        '{"a\\u0000b": {"sha256": "%s", "size": 1}}',
+        '{"manifest.json": {"sha256": "%s", "size": 1}}',
+        '{"a": {"sha256": "%s", "size": true}}', '{"a": {"sha256": "%s", "size": 1.0}}',
+        '{"a": {"sha256": "x%s", "size": 1}}', '{"a": {"sha256": 7, "size": 1}}',
+        '{"a": {"sha256": "%s"}}', '{"a": null}',
+        '{"a": {"sha256": "%s", "size": 1}, "a": {"sha256": "%s", "size": 1}}',
+        '{"a": NaN}', "[]",
+    ],
+)  # fmt: skip
+def test_a_manifest_of_another_form_is_refused(tmp_path, files):
+    (tmp_path / "outside").write_text("x")
+    bundle = make_bundle(tmp_path / "b")
+    text = files.replace("%s", "0" * 64)
+    (bundle / "manifest.json").write_text(f'{{"format": 1, "files": {text}}}')
+    with pytest.raises(RecsysError, match="R501"):
+        bundles.read_manifest(bundle)
+
+
+@pytest.mark.parametrize("format_", ["true", "1.0", '"1"', "2", "null"])
+def test_a_manifest_of_another_format_is_refused(tmp_path, format_):
+    bundle = make_bundle(tmp_path / "b")
+    (bundle / "manifest.json").write_text(f'{{"format": {format_}, "files": {{}}}}')
+    with pytest.raises(RecsysError, match="R501"):
+        bundles.read_manifest(bundle)
+
+
 def test_a_damaged_bundle_is_not_published(tmp_path):
     bundle = make_bundle(tmp_path / "b")
     (bundle / "variables" / "data").write_text("weightz")
     with pytest.raises(RecsysError, match="R502"):
-        bundles.publish(bundle, tmp_path / "serving", keep=2)
+        publish(bundle, tmp_path / "serving", keep=2)
     assert not (tmp_path / "serving").exists()
+
+
+def test_a_bundle_that_changes_while_it_is_copied_is_not_published(tmp_path, monkeypatch):
+    root, real = tmp_path / "serving", shutil.copytree
+    publish(make_bundle(tmp_path / "a", "a"), root, keep=2)
+
+    def rotting(source: Path, target: Path, *more: Any, **options: Any) -> None:
+        real(source, target, *more, **options)
+        if (file := Path(target) / "variables" / "data").exists():
+            file.write_text("rotten")
+
+    monkeypatch.setattr(shutil, "copytree", rotting)
+    with pytest.raises(RecsysError, match="R502"):
+        publish(make_bundle(tmp_path / "b", "b"), root, keep=2)
+    assert versions(root) == ["1"]
 
 
 def test_versions_count_up_and_the_newest_stay(tmp_path):
     root = tmp_path / "serving"
     for n in range(1, 13):
-        path = bundles.publish(make_bundle(tmp_path / f"b{n}", content=str(n)), root, keep=3)
+        path = publish(make_bundle(tmp_path / f"b{n}", content=str(n)), root, keep=3)
         assert path == root / str(n)
         assert bundles.latest(root) == path
     assert versions(root) == ["10", "11", "12"]
@@ -93,9 +175,9 @@ def test_versions_count_up_and_the_newest_stay(tmp_path):
 
 def test_the_same_content_is_published_once(tmp_path):
     bundle, root = make_bundle(tmp_path / "b"), tmp_path / "serving"
-    first = bundles.publish(bundle, root, keep=3)
+    first = publish(bundle, root, keep=3)
     inode = first.stat().st_ino
-    assert bundles.publish(bundle, root, keep=3) == first
+    assert publish(bundle, root, keep=3) == first
     assert first.stat().st_ino == inode
     assert versions(root) == ["1"]
 
@@ -103,25 +185,93 @@ def test_the_same_content_is_published_once(tmp_path):
 def test_content_that_returns_after_another_is_a_new_version(tmp_path):
     root = tmp_path / "serving"
     a, b = make_bundle(tmp_path / "a", "a"), make_bundle(tmp_path / "b", "b")
-    published = [bundles.publish(x, root, keep=9).name for x in (a, b, a)]
+    published = [publish(x, root, keep=9).name for x in (a, b, a)]
     assert published == ["1", "2", "3"]
 
 
 def test_a_published_version_that_was_damaged_is_replaced(tmp_path):
     bundle, root = make_bundle(tmp_path / "b"), tmp_path / "serving"
-    first = bundles.publish(bundle, root, keep=3)
+    first = publish(bundle, root, keep=3)
     (first / "variables" / "data").write_text("rotten")
-    second = bundles.publish(bundle, root, keep=3)
+    second = publish(bundle, root, keep=3)
     assert second.name == "2"
     bundles.verify(second)
 
 
-def test_folders_that_are_no_version_are_left_alone(tmp_path):
+def test_what_is_no_version_is_left_alone_and_its_number_is_not_taken(tmp_path):
     root = tmp_path / "serving"
     (root / "notes").mkdir(parents=True)
     (root / "7").write_text("a file")
-    assert bundles.publish(make_bundle(tmp_path / "b"), root, keep=1).name == "1"
-    assert versions(root) == ["1", "notes"]
+    (root / "99999999999999999999").mkdir()  # More than an int64.
+    assert publish(make_bundle(tmp_path / "b"), root, keep=1).name == "8"
+    assert bundles.latest(root).name == "8"
+    assert versions(root) == ["8", "99999999999999999999", "notes"]
+    assert (root / "7").read_text() == "a file"
+
+
+def test_a_link_is_no_version(tmp_path):
+    root = tmp_path / "serving"
+    publish(make_bundle(tmp_path / "b"), root, keep=1)
+    (root / "2").symlink_to(tmp_path / "b")
+    assert bundles.latest(root).name == "1"
+    assert publish(make_bundle(tmp_path / "c", "c"), root, keep=1).name == "3"
+
+
+def test_a_number_is_never_given_again(tmp_path):
+    root = tmp_path / "serving"
+    for n in range(1, 4):
+        publish(make_bundle(tmp_path / f"b{n}", str(n)), root, keep=3)
+    shutil.rmtree(root / "3")
+    shutil.rmtree(root / "2")
+    assert publish(make_bundle(tmp_path / "b4", "4"), root, keep=3).name == "4"
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [None, "", "{", "[]", "[" * 10_000, '{"highest": "9"}', '{"highest": -1, "pinned": null}',
+     '{"highest": 5, "pinned": null, "withdrawn": []}', '{"highest": true, "pinned": 1}',
+     '{"highest": 1e99, "pinned": 1, "withdrawn": {"x": 1}}', " " * (2 << 20), "pipe", "link"],
+)  # fmt: skip
+def test_without_its_ledger_or_with_a_damaged_one_the_folders_count(tmp_path, ledger):
+    root = tmp_path / "serving"
+    for n in range(1, 4):
+        publish(make_bundle(tmp_path / f"b{n}", str(n)), root, keep=2)
+    file = root / ".versions.json"
+    assert json.loads(file.read_text())["highest"] == 3
+    file.unlink()
+    if ledger == "pipe":
+        os.mkfifo(file)
+    elif ledger == "link":
+        (tmp_path / "outside").write_text('{"highest": 70, "pinned": null, "withdrawn": {}}')
+        file.symlink_to(tmp_path / "outside")
+    elif ledger is not None:
+        file.write_text(ledger)
+    assert publish(make_bundle(tmp_path / "b4", "4"), root, keep=2).name == "4"
+    assert json.loads(file.read_text()) == {"highest": 4, "pinned": None, "withdrawn": {}}
+    if ledger == "link":
+        assert json.loads((tmp_path / "outside").read_text())["highest"] == 70
+
+
+@pytest.mark.parametrize("name", [".lock", ".publish-2", ".publish-versions.json"])
+def test_a_link_in_the_way_is_never_written_through(tmp_path, name):
+    root, outside = tmp_path / "serving", tmp_path / "outside"
+    publish(make_bundle(tmp_path / "a", "a"), root, keep=2)
+    outside.write_text("precious")
+    (root / name).unlink(missing_ok=True)
+    (root / name).symlink_to(outside)
+    if name == ".lock":
+        with pytest.raises(RecsysError, match="R511"):
+            publish(make_bundle(tmp_path / "b", "b"), root, keep=2)
+    else:
+        assert publish(make_bundle(tmp_path / "b", "b"), root, keep=2).name == "2"
+    assert outside.read_text() == "precious"
+
+
+def test_a_pipe_for_a_lock_is_not_waited_for(tmp_path):
+    root = tmp_path / "serving"
+    root.mkdir()
+    os.mkfifo(root / ".lock")
+    assert publish(make_bundle(tmp_path / "b"), root, keep=2).name == "1"
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["no-folder", "empty-folder"])
@@ -137,39 +287,25 @@ def test_a_serving_root_that_is_a_file_is_refused(tmp_path):
     root = tmp_path / "serving"
     root.write_text("in the way")
     with pytest.raises(RecsysError, match="R511"):
-        bundles.publish(make_bundle(tmp_path / "b"), root, keep=1)
+        publish(make_bundle(tmp_path / "b"), root, keep=1)
     assert root.read_text() == "in the way"
 
 
 def test_at_least_one_version_is_kept(tmp_path):
     with pytest.raises(RecsysError, match="R512"):
-        bundles.publish(make_bundle(tmp_path / "b"), tmp_path / "serving", keep=0)
+        publish(make_bundle(tmp_path / "b"), tmp_path / "serving", keep=0)
 
 
 _PUBLISH = """
 import sys
 from pathlib import Path
-from recsys import bundle
-bundle.publish(Path(sys.argv[1]), Path(sys.argv[2]), keep=2)
-"""
-
-# The process kills itself, with no chance to tidy up, at the n-th call of `name`.
-_DIE = """
-import os, shutil, signal, sys
-module, name, n = sys.modules[{module!r}], {name!r}, {n}
-real = getattr(module, name)
-def dying(*args, **kwargs):
-    global n
-    n -= 1
-    if n == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*args, **kwargs)
-setattr(module, name, dying)
+from recsys.publish import publish
+publish(Path(sys.argv[1]), Path(sys.argv[2]), keep=2)
 """
 
 
-def start_publishing(bundle: Path, root: Path, prelude: str = "") -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", prelude + _PUBLISH, bundle, root], cwd=_ROOT)
+def start_publishing(bundle: Path, root: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _PUBLISH, bundle, root], cwd=_ROOT)
 
 
 def assert_only_whole_versions(root: Path) -> None:
@@ -178,47 +314,9 @@ def assert_only_whole_versions(root: Path) -> None:
             bundles.verify(root / name)
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "n", "served"),
-    [
-        ("shutil", "copy2", 1, "2"),
-        ("shutil", "copy2", 3, "2"),
-        ("os", "fsync", 1, "2"),
-        ("os", "fsync", 5, "2"),
-        ("os", "rename", 1, "2"),
-        ("os", "fsync", 6, "3"),
-        ("os", "rename", 2, "3"),
-        ("shutil", "rmtree", 1, "3"),
-    ],
-    ids=[
-        "first-file", "last-file", "first-sync", "last-sync", "before-rename",
-        "after-rename", "before-prune", "in-prune",
-    ],
-)  # fmt: skip
-def test_a_kill_at_any_step_leaves_the_old_or_the_new_version(tmp_path, module, name, n, served):
-    root = tmp_path / "serving"
-    for old in ("1", "2"):
-        bundles.publish(make_bundle(tmp_path / old, old), root, keep=2)
-    bundle = make_bundle(tmp_path / "3", "3")
-    # copytree binds copy2 as a default when shutil is imported: patch that place.
-    prelude = _DIE.format(module=module, name=name, n=n)
-    if name == "copy2":
-        prelude += "shutil.copytree.__defaults__ = tuple(\n"
-        prelude += "    dying if d is real else d for d in shutil.copytree.__defaults__)\n"
-    child = start_publishing(bundle, root, prelude)
-    assert child.wait() == -signal.SIGKILL
-    assert bundles.latest(root).name == served
-    assert_only_whole_versions(root)
-
-    path = bundles.publish(bundle, root, keep=2)
-    assert path.name == "3"
-    assert versions(root) == ["2", "3"]
-    assert_only_whole_versions(root)
-
-
 def test_a_kill_in_the_middle_of_the_copy_leaves_the_old_version(tmp_path):
     root = tmp_path / "serving"
-    bundles.publish(make_bundle(tmp_path / "old"), root, keep=2)
+    publish(make_bundle(tmp_path / "old"), root, keep=2)
     big = tmp_path / "big"
     big.mkdir()
     for n in range(300):
@@ -236,7 +334,7 @@ def test_a_kill_in_the_middle_of_the_copy_leaves_the_old_version(tmp_path):
     assert bundles.latest(root).name == "1"
     assert_only_whole_versions(root)
 
-    assert bundles.publish(big, root, keep=2).name == "2"
+    assert publish(big, root, keep=2).name == "2"
     assert versions(root) == ["1", "2"]
     assert_only_whole_versions(root)
 
@@ -244,7 +342,7 @@ def test_a_kill_in_the_middle_of_the_copy_leaves_the_old_version(tmp_path):
 def test_a_reader_sees_only_whole_versions_while_others_publish(tmp_path):
     root, seen, broken = tmp_path / "serving", set(), []
     made = [make_bundle(tmp_path / f"b{n}", str(n)) for n in range(30)]
-    bundles.publish(made[0], root, keep=5)
+    publish(made[0], root, keep=5)
     done = threading.Event()
 
     def read() -> None:
@@ -259,7 +357,7 @@ def test_a_reader_sees_only_whole_versions_while_others_publish(tmp_path):
     reader = threading.Thread(target=read)
     reader.start()
     for bundle in made[1:]:
-        bundles.publish(bundle, root, keep=5)
+        publish(bundle, root, keep=5)
         time.sleep(0.002)
     done.set()
     reader.join()

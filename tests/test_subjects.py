@@ -26,6 +26,7 @@ from recsys.evaluation.ranking import DotProducts, rank
 from recsys.evaluation.subjects import DataView, Subject, open_subject
 from recsys.evaluation.towers import Towers
 from recsys.model import load_model
+from recsys.publish import publish
 from recsys.serving.embed import Embedder
 
 pytestmark = pytest.mark.slow
@@ -179,7 +180,7 @@ def test_what_is_neither_kind_is_refused_and_both_kinds_are_named(world, tmp_pat
 
 def test_a_pushed_version_is_a_bundle_like_any_other(world, tmp_path):
     data = DataView.open(world.data)
-    pushed = bundles.publish(world.bundle, tmp_path / "serving" / "tiny", keep=1)
+    pushed = publish(world.bundle, tmp_path / "serving" / "tiny", keep=1)
     found, expected = (open_subject(path, data) for path in (pushed, world.bundle))
     np.testing.assert_array_equal(found.candidates, expected.candidates)
     assert found.name == str(tmp_path / "serving" / "tiny" / "1")

@@ -88,19 +88,18 @@ def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> TowerInpu
 
 def write_model(work: Path, stage: TrainStage, inputs: TowerInputs, seed: int) -> None:
     """Writes a model folder whose towers were never trained."""
-    import keras
-
-    keras.utils.set_random_seed(seed)
     spec = ModelSpec.for_data(stage.model, inputs.users.n_rows, inputs.catalogue)
     model = TwoTower(spec)
     model.build()
+    rng = np.random.default_rng(seed)
+    for variable in model.weights:  # As drawn, whatever the layers begin with.
+        variable.assign(0.1 * rng.standard_normal(variable.shape, np.float32))
     folder = work / "model"
     save_model(folder, model, stage, work / "data")
     n = inputs.items.n_rows
     blocks = [np.arange(at, min(at + _BLOCK, n)) for at in range(0, n, _BLOCK)]
     candidates = [np.asarray(model.embed_candidate(inputs.candidate(rows))) for rows in blocks]
     np.save(folder / "candidates.npy", np.concatenate(candidates))
-    rng = np.random.default_rng(seed)
     user_row = rng.integers(1, inputs.users.n_rows, 520, np.int32)
     history = rng.integers(1, n, (520, stage.model.history), np.int32)
     query = np.asarray(model.embed_query(inputs.query(user_row, history)))

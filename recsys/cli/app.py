@@ -110,18 +110,93 @@ def check(
 
 @app.command()
 def recommend(
-    user: Annotated[str, typer.Option("--user", help="Id of a user; any text.")],
+    user: Annotated[str | None, typer.Option("--user", help="Id of one user; any text.")] = None,
+    users: Annotated[
+        Path | None,
+        typer.Option("--users", metavar="FILE", help="File of users, instead of one."),
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many items.")] = 10,
     config: ConfigOption = None,
     root: Annotated[
         Path | None, typer.Option("--root", help="Folder of the run, instead of the config's.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Parquet file to write, for --users.")
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option("--column", help="Column of the ids in FILE; its first one by default."),
+    ] = None,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, max=1 << 20, help="Users of FILE at a time.")
+    ] = 8192,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend items to a user, from the latest pushed bundle."""
+    """Recommend items to a user, or to a file of users, from the latest pushed bundle."""
     from recsys.cli import recommend as command
 
-    command.recommend(user, k, config, root, as_json=as_json)
+    command.check_asked(user, users, out, column)
+    if users is not None and out is not None:
+        from recsys.cli import recommend_file as file_command
+
+        file_command.recommend_file(users, out, column, k, batch, config, root, as_json=as_json)
+    elif user is not None:
+        command.recommend(user, k, config, root, as_json=as_json)
+
+
+@app.command()
+def rollback(
+    config: ConfigOption = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder of the run, instead of the config's.")
+    ] = None,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", help="Serve this version again.")
+    ] = None,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="List the versions, and change nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the newest version out of service; the one before is served again."""
+    from recsys.cli import rollback as command
+
+    command.rollback(config, root, to, list_only=list_only, as_json=as_json)
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder of the run, instead of the config's.")
+    ] = None,
+    model_dir: Annotated[
+        Path | None,
+        typer.Option("--model-dir", help="Folder of the versions, instead of a run's."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the model; its folder's by default.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any that is free.")
+    ] = 8501,
+    versions: Annotated[
+        int, typer.Option("--versions", min=1, max=8, help="Newest versions to hold.")
+    ] = 1,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="A name of this machine; repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the pushed model over HTTP, as TensorFlow Serving does, with a page for people.
+
+    Prints the address once it listens. New versions are loaded and served as they come.
+    """
+    from recsys.cli import serve as command
+
+    command.serve(config, root, model_dir, name, host, port, versions, hosts or [], as_json=as_json)
 
 
 @app.command()

@@ -38,6 +38,20 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
     console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
 
 
+def check_asked(user: str | None, users: Path | None, out: Path | None, column: str | None) -> None:
+    """Raises an error unless either a user or a file of users is asked for (R548)."""
+    is_one = user is not None and users is None and out is None and column is None
+    if is_one or (user is None and users is not None and out is not None):
+        return
+    given = {"--user": user, "--users": users, "--out": out, "--column": column}
+    raise UsageError(
+        "R548",
+        "Items are recommended to one user, or to the users of a file.",
+        "Give --user ID, or --users FILE --out FILE.parquet.",
+        [name for name, value in given.items() if value is not None],
+    )
+
+
 def serving_folder(config_path: Path | None, root: Path | None) -> Path:
     """Returns the folder of the versions that a run pushes.
 

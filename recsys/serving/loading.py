@@ -32,12 +32,12 @@ def load_saved_model(bundle: Path) -> Any:
             "Install it: pip install 'recsys[serve]'.",
             str(error),
         ) from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 of a damaged file it raises what it comes to
         raise RecsysError(
             "R543",
             f"TensorFlow must be able to load the bundle {str(bundle)!r}.",
             "Run again with the TensorFlow that this project installs: recsys run.",
-            str(error),
+            f"{type(error).__name__}: {error}",
         ) from None
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
-
-from recsys.bundle import read_manifest, verify
 from recsys.errors import UsageError
+from recsys.serving.contents import check_k, read_contents
 from recsys.serving.loading import load_saved_model
+from recsys.serving.signatures import ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +65,11 @@ class Recommender:
     """
 
     def __init__(self, bundle: Path) -> None:
-        verify(bundle)
-        self.max_k: int = read_manifest(bundle)["k"]
-        table = pq.read_table(bundle / "titles.parquet")
+        contents = read_contents(bundle)
+        self.max_k = contents.max_k
+        table = contents.catalogue
         self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
-        users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])
-        self._example_users: list[str] = users["id"].drop_null().slice(0, 3).to_pylist()
+        self._example_users = contents.example_users
         self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
@@ -81,17 +78,12 @@ class Recommender:
         Raises:
             UsageError: A user is unknown, or `k` is out of range.
         """
-        if not 1 <= k <= self.max_k:
-            raise UsageError(
-                "R541",
-                f"The number of items must be 1 … {self.max_k}.",
-                "Ask for fewer, or set export.k in the config and run again: recsys run.",
-                k,
-            )
+        check_k(k, self.max_k)
         if not user_ids:
             return []
         histories = self._histories(user_ids)
-        answer = self._ask(
+        answer = ask(
+            self._model,
             "recommend",
             user_id=list(user_ids),
             history=[[""]] * len(user_ids),
@@ -111,24 +103,16 @@ class Recommender:
         ]
 
     def _histories(self, user_ids: Sequence[str]) -> list[list[Item]]:
-        answer = self._ask("stored_history", user_id=list(user_ids))
+        for user_id in user_ids:
+            if not _is_text(user_id):  # Which the data hold alone.
+                raise self._unknown(user_id)
+        answer = ask(self._model, "stored_history", user_id=list(user_ids))
         for user_id, is_known in zip(user_ids, answer["known"], strict=True):
             if not is_known:
                 raise self._unknown(user_id)
         return [
             [Item(*self._id_and_title(id_)) for id_ in ids if id_] for ids in answer["item_ids"]
         ]
-
-    def _ask(self, signature: str, **inputs: Any) -> dict[str, Any]:
-        import tensorflow as tf
-
-        function = self._model.signatures[signature]
-        n = len(inputs["user_id"])
-        # Raw columns of the users: padding, for what is stored.
-        raw = set(function.structured_input_signature[1]) - set(inputs)
-        tensors = {name: tf.constant(value) for name, value in inputs.items()}
-        tensors.update({name: tf.fill([n, 1], "") for name in raw})
-        return {name: value.numpy() for name, value in function(**tensors).items()}
 
     def _id_and_title(self, id_: bytes) -> tuple[str, str]:
         text = id_.decode()
@@ -144,3 +128,12 @@ class Recommender:
             " after new data came in, run again: recsys run.",
             user_id,
         )
+
+
+def _is_text(user_id: str) -> bool:
+    """Returns whether an id can be written as UTF-8; what a terminal brings may be none."""
+    try:
+        user_id.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

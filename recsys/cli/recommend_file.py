@@ -1,0 +1,96 @@
+"""`recsys recommend --users`: items for each user of a file, from the latest pushed bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from recsys.bundle import latest
+from recsys.cli.recommend import serving_folder
+from recsys.formats import counted, duration
+from recsys.serving.asked_users import AskedUsers
+from recsys.serving.batch import BatchRecommender
+from recsys.serving.batch_file import Answered
+from recsys.serving.batch_file import recommend_file as answer_file
+
+
+def recommend_file(
+    users: Path,
+    out: Path,
+    column: str | None,
+    k: int,
+    batch: int,
+    config: Path | None,
+    root: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Writes the best `k` new items of each user of a file.
+
+    Args:
+        users: The file.
+        out: Parquet file to write.
+        column: Column of the ids; the first one by default.
+        k: How many.
+        batch: Users that are answered at a time.
+        config: Config of the run; the one of the shipped data by default.
+        root: Folder of the run, instead of the config's.
+        as_json: Print one line of JSON.
+    """
+    bundle = latest(serving_folder(config, root))
+    asked = AskedUsers.open(users, column)  # What is wrong with it is said at once.
+    with _progress() as progress:
+        task = progress.add_task("loading the bundle", total=None, users=0)
+        recommender = BatchRecommender(bundle)
+        progress.reset(task, description="recommending", total=asked.n_bytes)
+        done = 0
+
+        def tell(n_users: int, n_bytes: int) -> None:
+            nonlocal done
+            done += n_users
+            progress.update(task, advance=n_bytes, users=done)
+
+        answered = answer_file(recommender, asked, out, k, batch, tell)
+    if as_json:
+        print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answered)}))
+        return
+    console = Console(highlight=False)
+    for line in _sentences(answered, asked.column):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _sentences(answered: Answered, column: str) -> list[str]:
+    rate = answered.users / max(answered.seconds, 1e-9)
+    lines = [
+        f"{counted(answered.users, 'user', 'users')} of the column {column!r} answered in"
+        f" {duration(answered.seconds)}, {rate:,.0f} a second: {answered.out}"
+    ]
+    if answered.unknown:
+        lines.append(
+            f"{counted(answered.unknown, 'of them is', 'of them are')} not in the data of the"
+            " bundle: answered as strangers, and marked in the column 'known'."
+        )
+    if answered.rejected_file is not None:
+        lines.append(
+            f"{counted(answered.rejected, 'row is', 'rows are')} no user id, and kept with the"
+            f" reason: {answered.rejected_file}"
+        )
+    return lines
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[users]:,} users"),
+    )
+    console = Console(stderr=True)
+    return Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip

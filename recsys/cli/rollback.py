@@ -1,0 +1,91 @@
+"""`recsys rollback`: an earlier version is served again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recsys.bundle import versions
+from recsys.cli.recommend import serving_folder
+from recsys.ledger import withdrawn_folders
+from recsys.rollback import Rollback
+from recsys.rollback import rollback as roll_back
+
+
+def rollback(
+    config: Path | None, root: Path | None, to: int | None, *, list_only: bool, as_json: bool
+) -> None:
+    """Takes the newest versions out of service, and says what is served now.
+
+    Args:
+        config: Config of the run; the one of the shipped data by default.
+        root: Folder of the run, instead of the config's.
+        to: Version to serve; the one before the newest by default.
+        list_only: Change nothing, and list the versions.
+        as_json: Print one line of JSON.
+    """
+    serving = serving_folder(config, root)
+    if list_only:
+        _list(serving, as_json=as_json)
+        return
+    done = roll_back(serving, to)
+    number = int(done.served.name)
+    if as_json:
+        bundle = str(done.served)
+        print(json.dumps({"served": number, "bundle": bundle, "withdrawn": done.withdrawn}))
+        return
+    console = Console(highlight=False)
+    console.print(Text(f"Version {number} is served now: {done.served}"), soft_wrap=True)
+    if done.withdrawn:
+        console.print(Text(_undo(done, config, root)), soft_wrap=True)
+
+
+def _undo(done: Rollback, config: Path | None, root: Path | None) -> str:
+    given = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
+    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    command = shlex.join(["recsys", "rollback", *map(str, words)])
+    gone = ", ".join(map(str, done.withdrawn))
+    return f"Out of service, and not published again: {gone}. To bring back: {command}"
+
+
+def _list(serving: Path, *, as_json: bool) -> None:
+    rows = _rows(serving)
+    if as_json:
+        print(json.dumps({"serving": str(serving), "versions": rows}))
+        return
+    table = Table(title=Text(f"Versions in {serving}"), title_justify="left")
+    for heading in ("version", "state", "since"):
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(str(row["version"]), row["state"], row["since"])
+    Console(highlight=False).print(table)
+
+
+def _rows(serving: Path) -> list[dict[str, Any]]:
+    """Returns what is known of each version, the newest first."""
+    published = {int(path.name): path for path in versions(serving)}
+    folders = {**withdrawn_folders(serving), **published}
+    newest = max(published, default=None)
+    return [
+        {
+            "version": number,
+            "state": "served"
+            if number == newest
+            else ("earlier" if number in published else "rolled back"),
+            "since": _changed(folders[number]),
+        }
+        for number in sorted(folders, reverse=True)
+    ]
+
+
+def _changed(folder: Path) -> str:
+    """Returns when the folder got its name [UTC]."""
+    moment = dt.datetime.fromtimestamp(folder.stat().st_ctime, dt.UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")

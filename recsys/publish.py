@@ -1,0 +1,144 @@
+"""How a bundle becomes the served version.
+
+It is copied beside under a hidden name, checked, synced to the disk, then renamed, so
+that a reader sees the old version or the new one, and never half of one. All that can
+fail for want of space comes before the rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from recsys.bundle import manifest_digest, verify, versions
+from recsys.commit import commit_folder
+from recsys.errors import RecsysError
+from recsys.ledger import HIDDEN, Ledger, withdrawn_folders
+
+_LOCK = ".lock"
+_HIGHEST = 2**63 - 1
+
+
+class WithdrawnError(RecsysError):
+    """What is to be published was rolled back (R513)."""
+
+
+def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
+    """Copies `bundle` to the next version of `serving_root`, atomically.
+
+    Sweeps what a killed call left behind. Publishes nothing where the newest
+    version already holds the same content. No number is given twice.
+
+    Args:
+        bundle: A bundle with a manifest.
+        serving_root: Folder of the versions; made where there is none.
+        keep: Newest versions that stay, the new one included; at least 1. The one that
+            the last rollback chose stays too.
+
+    Returns:
+        The folder of the version that holds the content of `bundle`.
+
+    Raises:
+        WithdrawnError: The same content was rolled back (R513).
+        RecsysError: The bundle is damaged, or the folder can't be written.
+    """
+    if keep < 1:
+        raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
+    verify(bundle)
+    with only_publisher(serving_root):
+        ledger = Ledger.open(serving_root)
+        path = _published_already(bundle, serving_root) or _add(bundle, serving_root, ledger)
+        _prune(serving_root, keep, ledger.pinned)
+    return path
+
+
+def _published_already(bundle: Path, serving_root: Path) -> Path | None:
+    published = versions(serving_root)
+    if not published or manifest_digest(published[-1]) != manifest_digest(bundle):
+        return None
+    try:
+        verify(published[-1])
+    except RecsysError:  # Damaged since: publish it anew.
+        return None
+    return published[-1]
+
+
+def _add(bundle: Path, serving_root: Path, ledger: Ledger) -> Path:
+    digest = manifest_digest(bundle)
+    for number, withdrawn in ledger.withdrawn.items():
+        if withdrawn == digest:
+            raise _withdrawn(bundle, number)
+    number = ledger.highest + 1
+    if number > _HIGHEST:
+        raise OSError(f"no number is left above {ledger.highest}")
+    temporary, final = serving_root / f"{HIDDEN}{number}", serving_root / str(number)
+    try:
+        shutil.copytree(bundle, temporary, symlinks=True)
+        verify(temporary)  # It may have changed while it was copied.
+        # Before it can be seen: were it deleted by hand, its number would be forgotten.
+        dataclasses.replace(ledger, highest=number).save(serving_root)
+        commit_folder(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # A full disk gets its space back.
+    return final
+
+
+def _prune(serving_root: Path, keep: int, pinned: int | None) -> None:
+    """Deletes old versions, and all but the newest `keep` of those rolled back."""
+    old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
+    rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
+    if rolled_back:
+        Ledger.open(serving_root).save(serving_root)  # What they hold is not to be forgotten.
+    for path in [*old, *rolled_back]:
+        hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
+        os.rename(path, hidden)
+        shutil.rmtree(hidden)
+
+
+def _sweep(serving_root: Path) -> None:
+    for path in serving_root.glob(f"{HIDDEN}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def only_publisher(serving_root: Path) -> Iterator[None]:
+    """Waits for other publishers, and sweeps after those that were killed.
+
+    The system frees the lock of a killed one.
+    """
+    try:
+        serving_root.mkdir(parents=True, exist_ok=True)
+        # Never through a link, and without waiting for a pipe.
+        lock = os.open(serving_root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _sweep(serving_root)
+            yield
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise RecsysError(
+            "R511",
+            f"The serving folder {str(serving_root)!r} must be a folder that can be written.",
+            "Free some space, or correct its permissions, and run again;"
+            " the version that was served is untouched.",
+            str(error),
+        ) from None
+
+
+def _withdrawn(bundle: Path, number: int) -> WithdrawnError:
+    return WithdrawnError(
+        "R513",
+        f"What was rolled back is not published again: the bundle {str(bundle)!r} has the"
+        f" content of version {number}.",
+        "Train on new data or with another config; or bring that version back:"
+        f" recsys rollback --to {number}.",
+    )

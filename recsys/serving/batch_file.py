@@ -1,0 +1,194 @@
+"""A file of users in, a Parquet file of recommendations out: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.commit import commit_file
+from recsys.data import dead_letters
+from recsys.errors import RecsysError, UsageError
+from recsys.serving.asked_users import AskedUsers
+from recsys.serving.batch import SCHEMA
+
+Tell = Callable[[int, int], None]
+"""Is told how many users were answered since, and how many bytes of the file are done."""
+
+BLOCK = 8192
+"""Users that are answered at a time."""
+
+_MOST_ITEMS = 1 << 20
+"""Of a block; their ids fit into one array."""
+
+
+class Answerer(Protocol):
+    """Who answers, as `BatchRecommender` does."""
+
+    max_k: int
+
+    def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
+        """Returns the answers in the columns of `SCHEMA`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """What became of a file of users.
+
+    Attributes:
+        out: The recommendations.
+        rejected_file: The rows that are no user id, as dead letters; None: there are none.
+        users: Users that were answered.
+        unknown: Those of them whom the bundle doesn't know.
+        rejected: Rows that are no user id.
+        seconds: Time that it took [s].
+    """
+
+    out: str
+    rejected_file: str | None
+    users: int
+    unknown: int
+    rejected: int
+    seconds: float
+
+
+def recommend_file(
+    recommender: Answerer, users: AskedUsers, out: Path, k: int, block: int, tell: Tell
+) -> Answered:
+    """Answers every user of a file, in its order, and writes `out` in one step.
+
+    Args:
+        recommender: Answers.
+        users: The users; any number, one block of them is in memory.
+        out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
+        k: Items for each.
+        block: Users that are answered at a time.
+        tell: Is told how far it is.
+
+    Raises:
+        UsageError: `out` is a folder (R546), or `k` is out of range (R541).
+        RecsysError: Another run writes the same file (R545); or as reading and answering.
+    """
+    started = time.monotonic()
+    rejected_file = rejected_name(out)
+    n_users = n_unknown = n_rejected = 0
+    with _replacing(out) as file, _replacing(rejected_file) as other:
+        with (
+            pq.ParquetWriter(file, SCHEMA) as writer,
+            pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+        ):
+            for ids, letters, n_bytes in _blocks(users, min(block, max(1, _MOST_ITEMS // k))):
+                if letters.num_rows:
+                    rejects.write_batch(letters)
+                    n_rejected += letters.num_rows
+                if len(ids):
+                    answer = recommender.recommend(ids, k)
+                    writer.write_batch(answer)
+                    n_users += len(ids)
+                    n_unknown += pc.sum(pc.invert(answer["known"])).as_py()
+                tell(len(ids), n_bytes)
+        _commit(other, rejected_file, is_wanted=n_rejected > 0)
+        _commit(file, out, is_wanted=True)
+    return Answered(
+        out=str(out),
+        rejected_file=str(rejected_file) if n_rejected else None,
+        users=n_users,
+        unknown=n_unknown,
+        rejected=n_rejected,
+        seconds=time.monotonic() - started,
+    )
+
+
+def rejected_name(out: Path) -> Path:
+    """Returns where the rows go that are no user id: `recs.rejected.parquet` of `recs.parquet`."""
+    return out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
+
+
+def _blocks(users: AskedUsers, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
+    """Yields as `users` does, but ids in blocks of `size`, and fewer at the end."""
+    waiting: list[pa.Array] = []
+    none = pa.array([], pa.string())
+    n_waiting = 0
+    for ids, letters, n_bytes in users:
+        waiting.append(ids)
+        n_waiting += len(ids)
+        if n_waiting < size:
+            if letters.num_rows or n_bytes:
+                yield none, letters, n_bytes
+            continue
+        joined = pa.concat_arrays(waiting)
+        whole = n_waiting // size * size
+        for start in range(0, whole, size):
+            yield joined.slice(start, size), letters, n_bytes
+            letters, n_bytes = letters.slice(0, 0), 0
+        waiting, n_waiting = [joined.slice(whole)], n_waiting - whole
+    if n_waiting:
+        yield pa.concat_arrays(waiting), dead_letters.dead_letters([], "", [], []), 0
+
+
+@contextlib.contextmanager
+def _replacing(out: Path) -> Iterator[IO[bytes]]:
+    """Opens a file beside `out`, which this process alone writes; gone at the end."""
+    if out.is_dir():
+        rule = "The file to write must not be a folder."
+        raise UsageError("R546", rule, "Name a file with --out.", str(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(out)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        _lock(descriptor, temporary, out)
+        with _removed(descriptor, temporary), os.fdopen(os.dup(descriptor), "wb") as file:
+            file.truncate()
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, temporary: Path, out: Path) -> None:
+    """Takes the file for this process; the system frees that of a killed one."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, temporary):  # And not renamed meanwhile by who had it.
+            return
+    raise RecsysError(
+        "R545",
+        f"One run at a time can write {str(out)!r}.",
+        "Wait for the other one, or name another file with --out.",
+    )
+
+
+@contextlib.contextmanager
+def _removed(descriptor: int, temporary: Path) -> Iterator[None]:
+    """Removes the file at the end, unless it got its name."""
+    try:
+        yield
+    finally:
+        if _is_at(descriptor, temporary):
+            temporary.unlink()
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return False
+
+
+def _commit(file: IO[bytes], out: Path, *, is_wanted: bool) -> None:
+    file.flush()
+    if is_wanted:
+        commit_file(_temporary(out), out)
+    else:
+        out.unlink(missing_ok=True)  # That of an earlier run.
+
+
+def _temporary(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")

@@ -1,0 +1,23 @@
+"""`recsys serve`: a model over HTTP, as TensorFlow Serving serves it, and a page for people.
+
+refusals   what a client did wrong, with its HTTP status
+limits     how much a client may ask for, in bytes, rows, seconds and requests at once
+signature  what a function of a SavedModel takes and gives
+tensors    JSON of the REST API to arrays, and back
+model      one loaded version, in TensorFlow
+work       a bounded queue before a few threads
+body       bodies read within the limits, before anything else sees them
+protocol   connections of clients that send their headers too slowly
+metrics    what Prometheus reads
+predict    the routes of TensorFlow Serving
+names      users, and items with their titles, to be found and shown
+asking     questions of people, asked of the model
+api        the JSON API behind the page
+page       the page: static/ has its three files
+schemas    what the OpenAPI page says of plain JSON
+scalars    single values of JSON as TensorFlow's types
+app        all routes together
+run        the process: sockets, signals, the watcher of new versions
+
+`recsys.serving.pool` keeps the versions. Nothing here but `model` imports TensorFlow.
+"""

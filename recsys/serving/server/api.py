@@ -1,0 +1,162 @@
+"""The small JSON API behind the page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import APIRouter, Query
+
+from recsys.serving.server import schemas
+from recsys.serving.server.asking import Asked
+from recsys.serving.server.predict import Served
+from recsys.serving.server.work import Work
+
+_LONGEST_ID, _LONGEST_TASTE, _MOST, _MOST_FOUND = 1000, 500, 10_000, 100
+_HIGHEST = 2**53 - 1  # What every reader of JSON reads exactly.
+
+Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
+Version = Annotated[
+    int | None, Query(ge=0, le=_HIGHEST, description="One that is loaded; the newest by default.")
+]
+Found = Annotated[int, Query(ge=1, le=_MOST_FOUND, description="Most that are found.")]
+
+
+class Wish(pydantic.BaseModel):
+    """What to recommend, and to whom: a user, a taste, or a user with another taste."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    user: Id = ""
+    """Id of a user."""
+    items: list[Id] = pydantic.Field([], max_length=_LONGEST_TASTE)
+    """Ids of items that are liked, the newest first, in place of the user's own."""
+    exclude: list[Id] = pydantic.Field([], max_length=_LONGEST_TASTE)
+    """Ids of items that are not wanted."""
+    k: int = pydantic.Field(10, ge=1, le=_MOST)
+    """How many items."""
+    exclude_seen: bool = True
+    """Whether what the user did is left out."""
+    version: int | None = pydantic.Field(None, ge=0, le=_HIGHEST)
+    """One that is loaded; the newest by default."""
+
+
+class Item(pydantic.BaseModel):
+    """An item as people see it."""
+
+    id: str
+    title: str
+    features: dict[str, list[str]]
+
+
+class ScoredItem(Item):
+    """An item with the score that put it where it is."""
+
+    score: float
+
+
+class User(pydantic.BaseModel):
+    """A user."""
+
+    id: str
+
+
+class Answer(pydantic.BaseModel):
+    """What every answer tells."""
+
+    version: int
+    """The version that answered."""
+    milliseconds: float
+    """How long it took, without the network."""
+
+
+class Users(Answer):
+    """Users that were found."""
+
+    users: list[User]
+
+
+class Items(Answer):
+    """Items that were found, those with the most training events first."""
+
+    items: list[Item]
+
+
+class Similar(Answer):
+    """Items like one."""
+
+    item: Item
+    items: list[ScoredItem]
+
+
+class Recommended(Answer):
+    """Items for a user or a taste, the best first."""
+
+    known: bool
+    """Whether the model knows the user."""
+    history: list[Item]
+    """What the recommendation is made of, the newest first."""
+    unknown_items: list[str]
+    """Ids of the wish that are no items."""
+    items: list[ScoredItem]
+
+
+class About(pydantic.BaseModel):
+    """What is served."""
+
+    name: str
+    versions: list[int]
+    """Those that are loaded, the newest first."""
+    most: int
+    """Items that all of them can answer with."""
+
+
+def router(served: Served, work: Work) -> APIRouter:
+    """Returns the routes below `/api`."""
+    routes = APIRouter(
+        prefix="/api",
+        tags=["page"],
+        responses=schemas.errors(400, 404, 408, 413, 415, 421, 422, 429, 503),
+    )
+
+    @routes.get("/about")
+    async def about() -> About:
+        """Tell what is served."""
+        served.model()
+        models = served.pool.models[::-1]
+        most = min(model.most for model in models)
+        return About(name=served.name, versions=[one.version for one in models], most=most)
+
+    @routes.get("/users", response_model=Users)
+    async def users(
+        prefix: Annotated[Id, Query()] = "", n: Found = 10, version: Version = None
+    ) -> Any:
+        """Find users by the beginning of their ids."""
+        model = served.model(version)
+        return await work.run(lambda: Asked(model).users(prefix, n))
+
+    @routes.get("/items", response_model=Items)
+    async def items(
+        words: Annotated[Id, Query()] = "", n: Found = 10, version: Version = None
+    ) -> Any:
+        """Find items by words of their titles, or by their ids."""
+        model = served.model(version)
+        return await work.run(lambda: Asked(model).items(words, n))
+
+    @routes.get("/similar", response_model=Similar)
+    async def similar(item: Annotated[Id, Query()], k: Found = 10, version: Version = None) -> Any:
+        """Find the items whose embeddings are most like that of one."""
+        model = served.model(version)
+        return await work.run(lambda: Asked(model).similar(item, k))
+
+    @routes.post("/recommend", response_model=Recommended)
+    async def recommend(wish: Wish) -> Any:
+        """Recommend items to a user, or for a taste."""
+        model = served.model(wish.version)
+        return await work.run(
+            lambda: Asked(model).recommend(
+                wish.user, wish.items, wish.exclude, wish.k, is_new_only=wish.exclude_seen
+            )
+        )
+
+    return routes

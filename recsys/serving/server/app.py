@@ -1,0 +1,133 @@
+"""All routes together, and what stands before them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from recsys import __version__
+from recsys.serving.server import api, page, predict, schemas
+from recsys.serving.server.body import BodyLimits, refuse
+from recsys.serving.server.limits import Limits
+from recsys.serving.server.metrics import Metrics
+from recsys.serving.server.predict import Served
+from recsys.serving.server.refusals import MISDIRECTED, UNAVAILABLE, Refusal
+from recsys.serving.server.work import Work
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class App:
+    """The whole server as an ASGI app.
+
+    Args:
+        served: The model.
+        limits: How much a client may ask for.
+        metrics: What is counted.
+        hosts: Names that a Host header may have beside addresses of this machine; None
+            for any, where the server is reached from elsewhere.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        limits: Limits,
+        metrics: Metrics,
+        hosts: tuple[str, ...] | None = None,
+    ) -> None:
+        self.work = Work(limits)
+        self._metrics, self._hosts, self._limits = metrics, hosts, limits
+        self.n_connections: Callable[[], int] = lambda: 0
+        self.routes = _routes(served, self.work, limits, metrics)
+        self._bodies = BodyLimits(self.routes, limits, self.work.check)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answers a request."""
+        if scope["type"] == "http":
+            await self._metrics.watch(self._answer, scope, receive, send)
+
+    async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        try:
+            self._check(dict(scope["headers"]))
+        except Refusal as refusal:
+            await refuse(send, refusal, receive)
+            return
+        await self._bodies(scope, receive, send)
+
+    def _check(self, headers: dict[bytes, bytes]) -> None:
+        if self.n_connections() > self._limits.connections:
+            raise Refusal(
+                UNAVAILABLE,
+                "R560",
+                f"The server holds at most {self._limits.connections:,} connections.",
+                "Keep connections open and use them again.",
+                headers={"Retry-After": "1"},
+            )
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        if self._hosts is not None and not _is_own(host, self._hosts):
+            # A page elsewhere may have made its own name an address of this machine.
+            raise Refusal(
+                MISDIRECTED,
+                "R568",
+                "The Host header must name this machine.",
+                "Ask for 127.0.0.1, or start with --allow-host NAME.",
+                host,
+            )
+
+
+def _is_own(host: str, hosts: tuple[str, ...]) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    name = name.strip("[]").lower()
+    if name == "localhost" or name in hosts:
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _routes(served: Served, work: Work, limits: Limits, metrics: Metrics) -> FastAPI:
+    # The pages of docs come from elsewhere; the OpenAPI page itself is ours.
+    app = FastAPI(title="recsys serve", version=__version__, docs_url=None, redoc_url=None)
+    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.include_router(predict.router(served, work, limits))
+    app.include_router(api.router(served, work))
+    app.include_router(page.router())
+
+    @app.get("/healthz", responses=schemas.errors(503), tags=["operation"])
+    async def healthz() -> dict[str, int]:
+        """Tell whether a version is loaded, and which is the newest."""
+        return {"version": served.model().version}
+
+    @app.get("/metrics", response_class=Response, tags=["operation"])
+    async def metrics_page() -> Response:
+        """Tell Prometheus what happened."""
+        return Response(metrics.text(), media_type=_PROMETHEUS)
+
+    return app
+
+
+def _refused(_request: Any, error: Any) -> Response:
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+def _invalid(_request: Any, error: Any) -> Response:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    refusal = Refusal(
+        422, "R569", f"{where}: {first['msg']}.", "GET /openapi.json has the rules.", first["input"]
+    )
+    return _refused(_request, refusal)
+
+
+def _no_route(_request: Any, error: Any) -> Response:
+    sentence = f"[R564] {error.detail}. GET /openapi.json lists what can be asked here."
+    return JSONResponse({"error": sentence}, error.status_code, headers=error.headers)

@@ -1,0 +1,153 @@
+"""Questions of people, asked of the `recommend` signature in raw ids."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from recsys.serving.server.names import Names
+from recsys.serving.server.refusals import BAD_REQUEST, NOT_FOUND, Refusal
+from recsys.serving.server.signature import Arrays, Model
+
+_RECOMMEND, _HISTORY = "recommend", "stored_history"
+_SHOWN_HISTORY = 100
+
+
+class NamedModel(Model, Protocol):
+    """A model whose users and items have names."""
+
+    @property
+    def names(self) -> Names:
+        """Its users and items."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """Items of an answer."""
+        ...
+
+
+class Asked:
+    """One question to one version, and how long the answers take.
+
+    Args:
+        model: The version.
+    """
+
+    def __init__(self, model: NamedModel) -> None:
+        self.model, self.names = model, model.names
+        self._started = time.perf_counter()
+
+    def answer(self, **fields: Any) -> dict[str, Any]:
+        """Returns `fields` with the version that answered, and its time [ms]."""
+        milliseconds = (time.perf_counter() - self._started) * 1e3
+        return {"version": self.model.version, "milliseconds": round(milliseconds, 3), **fields}
+
+    def users(self, prefix: str, n: int) -> dict[str, Any]:
+        """Returns users by the beginning of their ids."""
+        found = self.names.find_users(_normal(prefix), n)
+        return self.answer(users=[{"id": id_} for id_ in found])
+
+    def items(self, words: str, n: int) -> dict[str, Any]:
+        """Returns items by words of their titles."""
+        return self.answer(items=self.names.find_items(_normal(words), n))
+
+    def similar(self, item: str, k: int) -> dict[str, Any]:
+        """Returns the items most like one.
+
+        Raises:
+            Refusal: There is no such item.
+        """
+        [row] = self.names.item_rows([_normal(item)])
+        if not row:
+            raise Refusal(
+                NOT_FOUND,
+                "R567",
+                "The item must be in the catalogue of the model.",
+                "GET /api/items?words=… finds items.",
+                item,
+            )
+        [shown] = self.names.shown([row])
+        return self.answer(item=shown, items=self.names.similar(row, k))
+
+    def recommend(
+        self,
+        user: str,
+        taste: Sequence[str],
+        exclude: Sequence[str],
+        k: int,
+        *,
+        is_new_only: bool,
+    ) -> dict[str, Any]:
+        """Returns the best items of a user, or of a taste.
+
+        Args:
+            user: Id of the user; empty for nobody.
+            taste: Items in place of what is stored of the user, the newest first.
+            exclude: Items that are left out of the answer.
+            k: How many items.
+            is_new_only: Whether what the user did is left out too.
+
+        Raises:
+            Refusal: The model can't give so many.
+        """
+        known = self._history(user)
+        taste = [_normal(id_) for id_ in taste]
+        outputs = self._ask(
+            _RECOMMEND,
+            user_id=_texts([_normal(user)]),
+            history=_texts([taste or [""]]),
+            exclude_seen=np.array([is_new_only]),
+        )
+        ids, scores = outputs["candidate_ids"][0], outputs["scores"][0]
+        if k > len(ids):
+            raise Refusal(
+                BAD_REQUEST,
+                "R567",
+                f"This model answers with at most {len(ids)} items.",
+                "Ask for fewer, or set export.k in the config and run again: recsys run.",
+                k,
+            )
+        left_out = {_normal(id_).encode() for id_ in exclude}
+        pairs = zip(ids.tolist(), scores.tolist(), strict=True)
+        kept = [(id_.decode(), score) for id_, score in pairs if id_ and id_ not in left_out][:k]
+        rows = self.names.item_rows([id_ for id_, _ in kept])
+        of_taste = self.names.item_rows(taste)
+        unknown = [id_ for id_, row in zip(taste, of_taste, strict=True) if not row]
+        return self.answer(
+            known=bool(outputs["known"][0]),
+            history=self.names.shown(row for row in (of_taste or known) if row),
+            unknown_items=unknown,
+            items=self.names.shown(rows, [score for _, score in kept]),
+        )
+
+    def _history(self, user: str) -> list[int]:
+        """Returns the item rows of what is stored of a user, the newest first."""
+        if not user:
+            return []
+        ids = self._ask(_HISTORY, user_id=_texts([_normal(user)]))["item_ids"][0]
+        return self.names.item_rows([id_.decode() for id_ in ids if id_][:_SHOWN_HISTORY])
+
+    def _ask(self, signature: str, **inputs: np.ndarray) -> Arrays:
+        """Asks for one row; other inputs are raw columns, and padding stands for the stored."""
+        names = self.model.signatures[signature].inputs
+        padding = {name: _texts([[""]]) for name in names if name not in inputs}
+        return self.model.ask(signature, {**padding, **inputs})
+
+
+def _normal(text: str) -> str:
+    """Returns an id as the ingest writes it."""
+    return unicodedata.normalize("NFC", text)
+
+
+def _texts(nested: Sequence[Any]) -> np.ndarray:
+    """Returns texts as bytes; NULs at the end stay."""
+    if nested and isinstance(nested[0], list):
+        return np.stack([_texts(row) for row in nested])
+    array = np.empty(len(nested), object)
+    array[:] = [text.encode() for text in nested]
+    return array

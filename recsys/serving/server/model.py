@@ -1,0 +1,138 @@
+"""One loaded version: a bundle in TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsys.bundle import read_manifest, verify
+from recsys.errors import RecsysError
+from recsys.serving.loading import load_saved_model
+from recsys.serving.server.names import Names
+from recsys.serving.server.refusals import BAD_REQUEST, UNAVAILABLE, Refusal
+from recsys.serving.server.signature import Arrays, Input, Signature
+
+_SAVED_MODEL = "saved_model.pb"
+_SHOWN = 300
+
+
+class BundleModel:
+    """A bundle that answers.
+
+    Args:
+        folder: A version of the serving folder.
+
+    Raises:
+        RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        verify(folder)
+        self.folder, self.version = folder, int(folder.name)
+        # The module holds the variables of the functions.
+        self._module = load_saved_model(folder)
+        definitions = _signature_definitions(folder)
+        self.metadata: dict[str, Any] = _as_json(definitions)
+        self.names = Names.open(folder)
+        self.most = int(read_manifest(folder)["k"])
+        self.signatures = {name: _signature(one) for name, one in definitions.items()}
+        for name, signature in self.signatures.items():
+            if signature.inputs:
+                self.ask(name, _warm_up(signature))
+
+    def ask(self, signature: str, inputs: Arrays) -> Arrays:
+        """See `recsys.serving.server.signature.Model`."""
+        import tensorflow as tf
+
+        try:
+            tensors = {name: tf.constant(values) for name, values in inputs.items()}
+            outputs = self._module.signatures[signature](**tensors)
+        # What no signature tells: an input that isn't a tf.Example, say.
+        except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
+            raise Refusal(
+                BAD_REQUEST,
+                "R563",
+                f"The signature {signature!r} must be able to read its inputs.",
+                "Correct them; GET …/metadata lists what it takes.",
+                error.message[:_SHOWN],
+            ) from None
+        except tf.errors.ResourceExhaustedError:
+            raise Refusal(
+                UNAVAILABLE,
+                "R561",
+                "An answer must fit into the memory of the server.",
+                "Ask for fewer rows at once.",
+                headers={"Retry-After": "1"},
+            ) from None
+        return {name: value.numpy() for name, value in outputs.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Types:
+    """Protocol buffers of TensorFlow, imported late."""
+
+    saved_model: Any
+    types: Any
+
+
+@functools.cache
+def _types() -> _Types:
+    from tensorflow.core.framework import types_pb2
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    return _Types(saved_model_pb2.SavedModel, types_pb2.DataType)
+
+
+def _signature_definitions(folder: Path) -> dict[str, Any]:
+    """Returns the SignatureDefs of a SavedModel by name."""
+    saved = _types().saved_model()
+    saved.ParseFromString((folder / _SAVED_MODEL).read_bytes())
+    if not saved.meta_graphs:
+        raise RecsysError(
+            "R566",
+            f"The SavedModel in {str(folder)!r} must hold a graph.",
+            "Export the model again: recsys export.",
+        )
+    return dict(saved.meta_graphs[0].signature_def)
+
+
+def _signature(definition: Any) -> Signature:
+    return Signature(
+        {
+            name: Input(_types().types.Name(info.dtype), _shape(info.tensor_shape))
+            for name, info in definition.inputs.items()
+        }
+    )
+
+
+def _shape(shape: Any) -> tuple[int, ...] | None:
+    return None if shape.unknown_rank else tuple(int(dim.size) for dim in shape.dim)
+
+
+def _as_json(definitions: dict[str, Any]) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    return {
+        name: MessageToDict(
+            definition, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        for name, definition in definitions.items()
+    }
+
+
+def _warm_up(signature: Signature) -> Arrays:
+    """Returns inputs of one row, empty: the first call of a graph is slow."""
+    return {name: _empty(one) for name, one in signature.inputs.items()}
+
+
+def _empty(one: Input) -> np.ndarray:
+    shape = [max(size, 1) for size in one.shape or ()]
+    if one.dtype == "DT_STRING":
+        return np.full(shape, b"", object)
+    from recsys.serving.server.scalars import SCALARS
+
+    return np.zeros(shape, SCALARS[one.dtype].dtype)

@@ -1,0 +1,133 @@
+"""What people know of a bundle: users, and items with their titles."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.data.catalogue import FeatureBags, open_user_features
+from recsys.data.vocabulary import Vocabulary
+
+_SHOWN_TOKENS = 12
+_FEATURES = "catalogue"
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Users and items of a bundle, to be found and to be shown.
+
+    Attributes:
+        users: Ids of the users `[users]` large_string, ascending.
+        items: Vocabulary of the items.
+        titles: Title of each item row `[item rows]` large_string; empty for no item.
+        lower_titles: The same in small letters, after the id.
+        embeddings: Of each item row `[item rows, dim]`; a memory map.
+        features: What is known of the items by row; may be nothing.
+    """
+
+    users: pa.Array
+    items: Vocabulary
+    titles: pa.Array
+    lower_titles: pa.Array
+    embeddings: np.ndarray
+    features: tuple[FeatureBags, ...] = ()
+
+    @classmethod
+    def open(cls, bundle: Path) -> Names:
+        """Reads a bundle."""
+        users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
+        users = users.combine_chunks().drop_null()
+        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+        written = pq.read_table(bundle / "titles.parquet")
+        blank, space = pa.array([""], pa.large_string()), pa.scalar(" ", pa.large_string())
+        titles, ids = (
+            pa.concat_arrays([blank, written[column].combine_chunks().cast(pa.large_string())])
+            for column in ("title", "id")
+        )
+        return cls(
+            users=users.take(pc.array_sort_indices(users)),
+            items=items,
+            titles=titles,
+            lower_titles=pc.utf8_lower(pc.binary_join_element_wise(ids, titles, space)),
+            embeddings=np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False),
+            features=_features(bundle, items),
+        )
+
+    def find_users(self, prefix: str, n: int) -> list[str]:
+        """Returns the first `n` users whose id begins with `prefix`."""
+        start = bisect.bisect_left(self.users, prefix, key=lambda one: one.as_py())
+        found = self.users.slice(start, n).to_pylist()
+        return [id_ for id_ in found if id_.startswith(prefix)]
+
+    def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
+        """Returns the `n` items with the most training events whose id or title has all `words`."""
+        has = pa.array(self.items.has_id())
+        for word in words.lower().split():
+            has = pc.and_(has, pc.match_substring(self.lower_titles, word))
+        rows = np.flatnonzero(has.to_numpy(zero_copy_only=False))
+        return self.shown(_best(rows, self.items.row_counts[rows], n))
+
+    def item_rows(self, ids: Sequence[str]) -> list[int]:
+        """Returns the row of each of `ids`; 0 for who is no item."""
+        rows = self.items.rows(ids) if ids else np.zeros(0, np.int32)
+        return np.where(rows >= self.items.first_own_row, rows, 0).tolist()
+
+    def similar(self, row: int, n: int) -> list[dict[str, Any]]:
+        """Returns the `n` items whose embeddings have the largest cosine with that of `row`."""
+        query = np.asarray(self.embeddings[row], np.float32)
+        scores = self.embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
+        is_other = self.items.has_id()
+        is_other[row] = False
+        rows = np.flatnonzero(is_other)
+        best = _best(rows, scores[rows], n)
+        return self.shown(best, scores[best].tolist())
+
+    @functools.cached_property
+    def _norms(self) -> np.ndarray:
+        """Lengths of the embeddings `[item rows]`; 1 where scores are cosines."""
+        return np.sqrt(np.einsum("rd,rd->r", self.embeddings, self.embeddings, dtype=np.float32))
+
+    def shown(
+        self, rows: Iterable[int], scores: Sequence[float] | None = None
+    ) -> list[dict[str, Any]]:
+        """Returns `id`, `title` and `features` of items, and `score` where there are `scores`."""
+        items = [
+            {
+                "id": self.items.ids_of_rows[row].as_py(),
+                "title": self.titles[row].as_py(),
+                "features": {one.name: _tokens(one, row) for one in self.features},
+            }
+            for row in map(int, rows)
+        ]
+        for item, score in zip(items, scores or (), strict=False):
+            item["score"] = score
+        return items
+
+
+def _best(rows: np.ndarray, scores: np.ndarray, n: int) -> np.ndarray:
+    """Returns the `n` of `rows` with the highest scores, the first rows where they are equal."""
+    if len(rows) > n:
+        least = np.partition(scores, -n)[-n]
+        rows, scores = rows[scores >= least], scores[scores >= least]
+    return rows[np.argsort(-scores, kind="stable")][:n]
+
+
+def _tokens(feature: FeatureBags, row: int) -> list[str]:
+    tokens = feature.bags[row][:_SHOWN_TOKENS].tolist()
+    names = feature.tokens or ()
+    return [names[token] for token in tokens if 0 < token < len(names)]
+
+
+def _features(bundle: Path, items: Vocabulary) -> tuple[FeatureBags, ...]:
+    """Returns the features that have names to show; a bundle may have none."""
+    features = open_user_features(bundle / _FEATURES, items.n_rows)
+    return tuple(feature for feature in features if feature.tokens is not None)

@@ -1,0 +1,313 @@
+"""A file of users in, a Parquet file out: every row answered or kept aside, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from subject_worlds import make_world
+
+from recsys.cli import main
+from recsys.errors import RecsysError
+from recsys.publish import publish
+from recsys.serving import batch_file
+from recsys.serving.asked_users import AskedUsers
+from recsys.serving.batch import SCHEMA
+from recsys.serving.batch_file import recommend_file
+
+_REPO = Path(__file__).resolve().parent.parent
+
+
+class Echo:
+    """Knows the users that begin with `u`, and recommends to each an item of its own name."""
+
+    max_k = 100
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+
+    def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
+        ids = user_ids.to_pylist()
+        self.blocks.append(len(ids))
+        columns = [ids, [[f"for {id_}"] * k for id_ in ids], [[0.5] * k for _ in ids]]
+        known = [id_.startswith("u") for id_ in ids]
+        arrays = [pa.array(x, f.type) for x, f in zip([*columns, known], SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def quiet(n_users: int, n_bytes: int) -> None:
+    """Tells nobody."""
+
+
+def answered_users(file: Path, column: str | None = None, block: int = 4) -> list[str]:
+    out = file.with_name("out.parquet")
+    recommend_file(Echo(), AskedUsers.open(file, column), out, 2, block, quiet)
+    table = pq.read_table(out)
+    assert table.schema.equals(SCHEMA)
+    ids: list[str] = table["user_id"].to_pylist()
+    assert table["item_ids"].to_pylist() == [[f"for {id_}"] * 2 for id_ in ids]
+    return ids
+
+
+def as_parquet(file: Path) -> None:
+    pq.write_table(pa.table({"id": ["u1", "007", "ü 3"], "x": [1, 2, 3]}), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [
+        ("a.csv", "id,x\nu1,1\n007,2\nü 3,3\n", None),
+        ("a.csv", "x,id\n1,u1\n2,007\n3,ü 3\n", "id"),
+        ("a.csv", "\ufeffid\r\nu1\r\n007\r\nü 3", None),
+        ("a.tsv", "id\tx\nu1\t1\n007\t2\nü 3\t3\n", None),
+        ("a.csv", 'id;x\n"u1";1\n007;2\nü 3;3\n', None),
+        ("a.txt", "u1\n007\n ü 3 \n", None),
+        ("a.txt", "id\nu1\n007\nü 3\n", "id"),
+        ("a.txt.gz", "u1\n007\nü 3\n", None),
+        ("a.jsonl", '{"id": "u1", "x": 1}\n{"id": "007"}\n{"id": "ü 3"}\n', None),
+        ("a.jsonl", '{"x": 1, "id": "u1"}\n{"id": "007"}\n{"id": "ü 3"}\n', "id"),
+        ("a.parquet", as_parquet, None),
+        ("a.parquet", as_parquet, "id"),
+        ("a[1].csv", "id\nu1\n007\nü 3\n", None),
+    ],
+)
+def test_a_file_of_any_format_is_read(tmp_path, name, content, column):
+    file = tmp_path / name
+    if callable(content):
+        content(file)
+    else:
+        data = content.encode()
+        file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert answered_users(file, column) == ["u1", "007", "ü 3"]
+
+
+def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):
+    file, out = tmp_path / "users.csv", tmp_path / "out.parquet"
+    rows = [b"u1,1", b",2", b"x\0y,3", b"u" * 1025 + b",4", b"u2,5", b"\xff,6", b"7", b"s,8"]
+    file.write_bytes(b"id,x\n" + b"\n".join(rows) + b"\n")
+    found = recommend_file(Echo(), AskedUsers.open(file), out, 1, 100, quiet)
+    assert (found.users, found.unknown, found.rejected) == (3, 1, 5)
+    assert found.rejected_file == str(tmp_path / "out.rejected.parquet")
+    table = pq.read_table(out)
+    assert table["user_id"].to_pylist() == ["u1", "u2", "s"]
+    assert table["known"].to_pylist() == [True, True, False]
+    kept = pq.read_table(found.rejected_file)
+    assert sorted(kept["line"].to_pylist()) == [3, 4, 5, 7, 8]
+    reasons = dict(zip(kept["line"].to_pylist(), kept["reason"].to_pylist(), strict=True))
+    assert reasons[3] == "empty user id"
+    assert reasons[5] == "user id over 1024 bytes, or with a NUL"
+    assert kept["row"].to_pylist()[kept["line"].to_pylist().index(3)] == ",2"
+    # The next run, of good rows alone, leaves no old rejects.
+    file.write_text("id\nu1\n")
+    assert recommend_file(Echo(), AskedUsers.open(file), out, 1, 100, quiet).rejected_file is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "users.csv"]
+
+
+@given(
+    users=st.lists(st.text("uab1", min_size=1, max_size=3), min_size=1, max_size=60),
+    block=st.integers(1, 70),
+)
+def test_every_user_is_answered_once_in_the_order_of_the_file(tmp_path_factory, users, block):
+    folder = tmp_path_factory.mktemp("any")
+    file, echo, told = folder / "users.txt", Echo(), []
+    file.write_text("\n".join(users))
+    asked = AskedUsers.open(file)
+    recommend_file(echo, asked, folder / "out.parquet", 1, block, lambda *x: told.append(x))
+    assert pq.read_table(folder / "out.parquet")["user_id"].to_pylist() == users
+    assert max(echo.blocks) <= block
+    assert len(echo.blocks) == -(-len(users) // block)
+    assert sum(n for n, _ in told) == len(users)
+    assert sum(n for _, n in told) == asked.n_bytes
+
+
+def test_a_large_file_is_read_in_pieces_and_its_progress_told(tmp_path):
+    users = [f"u{n}" for n in range(200_000)]
+    (tmp_path / "users.txt").write_text("\n".join(users))
+    asked, told = AskedUsers.open(tmp_path / "users.txt"), []
+    assert len(asked.pieces) > 3
+    recommend_file(Echo(), asked, tmp_path / "o.parquet", 1, 8192, lambda *x: told.append(x))
+    assert pq.read_table(tmp_path / "o.parquet")["user_id"].to_pylist() == users
+    assert len(told) > 24
+    assert sum(n for _, n in told) == asked.n_bytes == (tmp_path / "users.txt").stat().st_size
+
+
+def folder_in_the_way(file: Path) -> None:
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "column", "code"),
+    [
+        (lambda file: None, None, "R546"),
+        (folder_in_the_way, None, "R546"),
+        (os.mkfifo, None, "R546"),
+        (lambda file: file.write_text(""), None, "R202"),
+        (lambda file: file.write_text("id\n"), None, "R202"),
+        (lambda file: file.write_text("id\nu1\n"), "user", "R2"),
+        (lambda file: file.write_bytes(bytes(9999)), None, "R204"),
+    ],
+    ids=["none", "folder", "pipe", "empty", "header-alone", "no-such-column", "binary"],
+)
+def test_a_file_that_is_none_is_refused_and_nothing_is_written(tmp_path, make, column, code):
+    file = tmp_path / "users.csv"
+    make(file)
+    with pytest.raises(RecsysError, match=code):
+        recommend_file(Echo(), AskedUsers.open(file, column), tmp_path / "o.parquet", 1, 9, quiet)
+    assert not list(tmp_path.glob("*o.parquet*"))
+
+
+class Failing(Echo):
+    """Fails at the third block."""
+
+    def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
+        if len(self.blocks) == 2:
+            raise KeyboardInterrupt
+        return super().recommend(user_ids, k)
+
+
+def test_a_run_that_is_interrupted_leaves_what_was_there(tmp_path):
+    file, out = tmp_path / "users.txt", tmp_path / "out.parquet"
+    file.write_text("\n".join(["u1", "", *(f"u{n}" for n in range(50))]))
+    out.write_text("of an earlier run")
+    with pytest.raises(KeyboardInterrupt):
+        recommend_file(Failing(), AskedUsers.open(file), out, 1, 10, quiet)
+    assert out.read_text() == "of an earlier run"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "users.txt"]
+
+
+_RUN = """
+import sys, time
+sys.path[:0] = [{tests!r}, {worlds!r}]
+from pathlib import Path
+from recsys.serving.asked_users import AskedUsers
+from recsys.serving.batch_file import recommend_file
+from test_recommend_batch import Echo, quiet
+class Slow(Echo):
+    def recommend(self, user_ids, k):
+        print("block", flush=True)
+        time.sleep(0.1)
+        return super().recommend(user_ids, k)
+folder = Path(sys.argv[1])
+asked = AskedUsers.open(folder / "users.txt")
+recommend_file(Slow(), asked, folder / "out.parquet", 1, 10, quiet)
+"""
+
+
+def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tmp_path):
+    tests = Path(__file__).parent
+    code = _RUN.format(tests=str(tests), worlds=str(tests / "test_subjects_scripts"))
+    (tmp_path / "users.txt").write_text("\n".join(f"u{n}" for n in range(2000)))
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, cwd=_REPO, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(3)] == ["block\n"] * 3
+        asked = AskedUsers.open(tmp_path / "users.txt")
+        with pytest.raises(RecsysError, match="R545"):
+            recommend_file(Echo(), asked, tmp_path / "out.parquet", 1, 10, quiet)
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out.parquet").exists()
+    assert (tmp_path / ".out.parquet.partial").exists()
+    assert answered_users(tmp_path / "users.txt", block=100) == [f"u{n}" for n in range(2000)]
+    assert not list(tmp_path.glob(".*"))
+
+
+def run_main(*words: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--user", "1", "--users", "f"], ["--users", "f"], ["--user", "1", "--out", "o"]],
+)
+def test_either_a_user_or_a_file_is_asked_for(words, capsys):
+    assert run_main("recommend", *words) == 2
+    assert "R548" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A root with one version of a small model, with rows that unknown users share."""
+    folder = tmp_path_factory.mktemp("served")
+    world = make_world(folder / "world")
+    publish(world.bundle, folder / "root" / "serving" / "tiny", keep=1)
+    return folder / "root"
+
+
+_ASK = """
+import json, sys
+from pathlib import Path
+from recsys.serving.loading import load_saved_model
+from recsys.serving.signatures import ask
+users = json.loads(sys.argv[2])
+n = len(users)
+found = ask(load_saved_model(Path(sys.argv[1])), "recommend", user_id=users, history=[[""]] * n,
+            exclude_seen=[True] * n)
+print(json.dumps({"ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
+                  "scores": found["scores"].tolist(), "known": found["known"].tolist()}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [7, 8192])
+def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, capsys, block):
+    users = [*(f"u{n}" for n in range(40)), *(f"late{n}" for n in range(5)),
+             *(f"stranger {n}" for n in range(30)), "ü"]  # fmt: skip
+    (tmp_path / "users.txt").write_text("\n".join(users))
+    out = tmp_path / "out.parquet"
+    words = ["--root", served, "--users", tmp_path / "users.txt", "--out", out]
+    assert run_main("recommend", *words, "-k", 4, "--batch", block, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["users"], said["unknown"], said["rejected"]) == (76, 31, 0)
+    bundle = served / "serving" / "tiny" / "1"
+    asked = subprocess.run(
+        [sys.executable, "-c", _ASK, bundle, json.dumps(users)],
+        cwd=_REPO, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    expected = json.loads(asked.stdout.splitlines()[-1])
+    table = pq.read_table(out)
+    assert table["user_id"].to_pylist() == users
+    assert table["known"].to_pylist() == expected["known"]
+    ids = [[id_ for id_ in ids[:4] if id_] for ids in expected["ids"]]
+    assert table["item_ids"].to_pylist() == ids
+    for found, scores, kept in zip(
+        table["scores"].to_pylist(), expected["scores"], ids, strict=True
+    ):
+        np.testing.assert_allclose(found, scores[: len(kept)], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_more_items_than_the_bundle_gives_are_refused(served, tmp_path, capsys):
+    (tmp_path / "users.txt").write_text("u1\n")
+    out = tmp_path / "out.parquet"
+    words = ["--root", served, "--users", tmp_path / "users.txt", "--out", out]
+    assert run_main("recommend", *words, "-k", 6) == 2
+    assert "R541" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_file_gets_its_name_when_all_of_it_is_there(tmp_path, monkeypatch):
+    (tmp_path / "users.txt").write_text("u1\nu2\n" + "u" * 2000)
+    real, seen = batch_file.commit_file, []
+
+    def look(temporary: Path, final: Path) -> None:
+        seen.append((final.name, pq.read_table(temporary).num_rows))
+        real(temporary, final)
+
+    monkeypatch.setattr(batch_file, "commit_file", look)
+    asked = AskedUsers.open(tmp_path / "users.txt")
+    recommend_file(Echo(), asked, tmp_path / "out.parquet", 1, 10, quiet)
+    assert seen == [("out.rejected.parquet", 1), ("out.parquet", 2)]

@@ -1,0 +1,75 @@
+"""The Pusher publishes what is blessed, and leaves alone what somebody rolled back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tfx", reason="needs the extra `pipeline`")
+
+from tfx.types.standard_artifacts import ModelBlessing, PushedModel
+
+from components.artifacts import ServingBundle
+from components.pusher import DESTINATION, WITHDRAWN, Pusher, PushTarget
+from recsys import bundle as bundles
+from recsys.config import canonical_json
+from recsys.rollback import rollback
+
+pytestmark = pytest.mark.pipeline
+
+
+def make_bundle(folder: Path, content: str) -> Path:
+    folder.mkdir()
+    (folder / "data").write_text(content)
+    bundles.write_manifest(folder, {})
+    return folder
+
+
+def push(bundle: Path, root: Path, folder: Path, *, blessed: bool = True) -> PushedModel:
+    given, blessing, pushed = ServingBundle(), ModelBlessing(), PushedModel()
+    given.uri, pushed.uri = str(bundle), str(folder)
+    folder.mkdir()
+    blessing.set_int_custom_property("blessed", int(blessed))
+    target = canonical_json(PushTarget(serving_root=str(root), keep=3))
+    Pusher.EXECUTOR_SPEC.executor_class().Do(
+        {"bundle": [given], "blessing": [blessing]},
+        {"pushed": [pushed]},
+        {"config": target, "code": "c"},
+    )
+    return pushed
+
+
+def told(folder: Path) -> dict[str, str | None]:
+    found: dict[str, str | None] = json.loads((folder / "pushed.json").read_text())
+    return found
+
+
+def test_a_blessed_bundle_is_published_and_another_is_not(tmp_path):
+    root, bundle = tmp_path / "serving", make_bundle(tmp_path / "a", "a")
+    refused = push(bundle, root, tmp_path / "p0", blessed=False)
+    assert refused.get_int_custom_property("pushed") == 0
+    assert told(tmp_path / "p0") == {"destination": None, "reason": "The model was not blessed."}
+    pushed = push(bundle, root, tmp_path / "p1")
+    assert pushed.get_int_custom_property("pushed") == 1
+    assert pushed.get_string_custom_property(DESTINATION) == str(root / "1")
+    assert told(tmp_path / "p1") == {"destination": str(root / "1"), "reason": None}
+
+
+def test_what_was_rolled_back_is_not_pushed_again_and_the_run_goes_on(tmp_path):
+    root = tmp_path / "serving"
+    good, bad = (make_bundle(tmp_path / name, name) for name in "ab")
+    push(good, root, tmp_path / "p1")
+    push(bad, root, tmp_path / "p2")
+    rollback(root)
+    again = push(bad, root, tmp_path / "p3")
+    assert bundles.latest(root).name == "1"
+    assert again.get_int_custom_property("pushed") == 0
+    assert again.get_int_custom_property(WITHDRAWN) == 1
+    found = told(tmp_path / "p3")
+    assert found["destination"] is None
+    assert "R513" in str(found["reason"])
+    rollback(root, 2)
+    back = push(bad, root, tmp_path / "p4")
+    assert back.get_string_custom_property(DESTINATION) == str(root / "2")

@@ -1,0 +1,282 @@
+"""`recsys serve` as a process, with real bundles, published, damaged and rolled back."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+pytest.importorskip("tensorflow", reason="needs the extra `serve`")
+import httpx
+
+from recsys.bundle import write_manifest
+from recsys.publish import publish
+from recsys.rollback import rollback
+
+pytestmark = pytest.mark.slow
+
+_ROOT = Path(__file__).resolve().parent.parent
+_N_ITEMS, _K, _DIM = 60, 20, 8
+_START_S = 240  # TensorFlow may start slowly where all cores are taken.
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory):
+    """A bundle of an untrained model: user `u3` is row 3, item `i7` is row 7."""
+    out = tmp_path_factory.mktemp("serve") / "bundle"
+    sizes = ["--users", "30", "--items", str(_N_ITEMS), "--dim", str(_DIM), "--k", str(_K)]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.serve_case.world", *sizes, "--out", str(out)],
+        cwd=_ROOT,
+        check=True,
+        capture_output=True,
+    )
+    return out
+
+
+def another(bundle, folder, note):
+    """Returns a bundle of the same model and other content."""
+    out = folder / f"bundle-{note}"
+    shutil.copytree(bundle, out)
+    (out / "MODEL_CARD.md").write_text(note)
+    fields = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").unlink()
+    write_manifest(out, {key: value for key, value in fields.items() if key != "files"})
+    return out
+
+
+class Process:
+    """A `recsys serve` that runs."""
+
+    def __init__(self, *arguments, cwd=_ROOT):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "recsys", "serve", "--port", "0", "--json", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        line = self.process.stdout.readline()
+        assert line, "".join(self.said)
+        self.url = json.loads(line)["url"]
+
+    def _read(self):
+        self.said.extend(self.process.stderr)
+
+    @property
+    def log(self):
+        return "".join(self.said)
+
+    def version(self):
+        answer = httpx.get(f"{self.url}/healthz", timeout=30)
+        return answer.json()["version"] if answer.status_code == 200 else None
+
+    def wait_for(self, condition, seconds=_START_S):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < end, self.log
+            time.sleep(0.05)
+
+    def predict(self, signature, name="world", **body):
+        content = {"signature_name": signature, **body}
+        return httpx.post(f"{self.url}/v1/models/{name}:predict", json=content, timeout=60)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+
+@contextlib.contextmanager
+def running(*arguments, **more):
+    server = Process(*arguments, **more)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()
+        server._reader.join(10)
+        server.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def folder(bundle, tmp_path_factory):
+    path = tmp_path_factory.mktemp("served") / "serving" / "world"
+    publish(bundle, path, 9)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with running("--model-dir", str(folder)) as process:
+        process.wait_for(process.version)
+        yield process
+
+
+ASK = {"user_id": "u3", "history": [""], "exclude_seen": False}
+
+
+def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bundle):
+    items = np.load(bundle / "item_embeddings.npy")
+    asked = [{**ASK, "user_id": f"u{n}"} for n in range(1, 8)]
+    embedded = [{key: row[key] for key in ("user_id", "history")} for row in asked]
+    queries = np.array(server.predict("embed_query", instances=embedded).json()["predictions"])
+    scores = queries @ items.T
+    found = server.predict("recommend", instances=asked).json()["predictions"]
+    for mine, theirs in zip(scores, found, strict=True):
+        best = np.argsort(-mine[1:])[:_K] + 1
+        assert theirs["candidate_ids"] == [f"i{row}" for row in best]
+        np.testing.assert_allclose(theirs["scores"], mine[best], atol=1e-6)
+        assert theirs["known"] is True
+    columns = {key: [row[key] for row in asked] for key in ASK}
+    assert server.predict("recommend", inputs=columns).json()["outputs"]["candidate_ids"] == [
+        row["candidate_ids"] for row in found
+    ]
+
+
+def test_one_output_is_unnested_and_exclusions_hold(server):
+    history = server.predict("stored_history", inputs=["u3"]).json()["outputs"]["item_ids"][0]
+    asked = {**ASK, "exclude_seen": True}
+    [found] = server.predict("recommend", instances=[asked]).json()["predictions"]
+    assert not set(history) & set(found["candidate_ids"])
+    embedding = server.predict("embed_candidate", inputs=["i1", "i2"]).json()["outputs"]
+    assert np.shape(embedding) == (2, _DIM)
+
+
+@pytest.mark.parametrize(
+    "id_", ["", "nobody", "../../etc/passwd", "a\x00b", "x" * 10**6, "💥", "%s", "\n"], ids=ascii
+)
+def test_unknown_ids_of_any_content_are_answered_as_unknown(server, id_):
+    [found] = server.predict("recommend", instances=[{**ASK, "user_id": id_}]).json()["predictions"]
+    assert (found["known"], len(found["candidate_ids"])) == (False, _K)
+
+
+def test_serialized_examples_are_asked_and_others_refused(server):
+    answer = server.predict("serving_default", instances=[{"b64": ""}])
+    assert answer.json()["predictions"][0]["known"] is False
+    answer = server.predict("serving_default", instances=["no tf.Example"])
+    assert (answer.status_code, "[R563]" in answer.json()["error"]) == (400, True)
+
+
+def test_metadata_are_those_of_the_saved_model(server):
+    found = httpx.get(f"{server.url}/v1/models/world/metadata").json()
+    signatures = found["metadata"]["signature_def"]["signature_def"]
+    history = signatures["recommend"]["inputs"]["history"]
+    assert history["dtype"] == "DT_STRING"
+    assert [dim["size"] for dim in history["tensor_shape"]["dim"]] == ["-1", "-1"]
+    assert set(signatures["recommend"]["outputs"]) == {"candidate_ids", "scores", "known"}
+    assert found["model_spec"]["version"] == "1"
+
+
+def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bundle, tmp_path):
+    is_over = threading.Event()
+
+    def ask():
+        n, versions = 0, set()
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            while not is_over.is_set():
+                body = {"signature_name": "recommend", "instances": [ASK]}
+                answer = client.post("/v1/models/world:predict", json=body)
+                assert answer.status_code == 200, answer.text
+                assert len(answer.json()["predictions"][0]["candidate_ids"]) == _K
+                n += 1
+        return n, versions
+
+    with concurrent.futures.ThreadPoolExecutor(4) as clients:
+        asking = [clients.submit(ask) for _ in range(4)]
+        try:
+            publish(another(bundle, tmp_path, "two"), folder, 9)
+            server.wait_for(lambda: server.version() == 2)
+            broken = publish(another(bundle, tmp_path, "three"), folder, 9)
+            (broken / "variables" / "variables.index").write_bytes(b"broken")
+            server.wait_for(lambda: "version 3 refused: [R502]" in server.log)
+            assert server.version() == 2
+            publish(another(bundle, tmp_path, "four"), folder, 9)
+            server.wait_for(lambda: server.version() == 4)
+            shutil.rmtree(broken)
+            rollback(folder)
+            server.wait_for(lambda: server.version() == 2)
+        finally:
+            is_over.set()
+        assert sum(asked.result()[0] for asked in asking) > 100
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert "recsys_model_load_failures_total 1.0" in metrics
+    assert "recsys_model_swaps_total 3.0" in metrics
+
+
+def test_nothing_is_served_until_something_is_pushed_and_sigterm_ends_in_peace(bundle, tmp_path):
+    root = tmp_path / "root"
+    with running("--root", str(root), "--name", "world") as server:
+        answer = server.predict("recommend", instances=[ASK])
+        assert (answer.status_code, "[R559]" in answer.json()["error"]) == (503, True)
+        publish(bundle, root / "serving" / "world", 1)
+        server.wait_for(server.version)
+        # A large batch is in flight when the signal comes.
+        rows = [{**ASK, "history": ["i1"] * 900}] * 1000
+        with concurrent.futures.ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(server.predict, "recommend", instances=rows)
+            server.wait_for(lambda: _in_flight(server) > 1)
+            assert server.stop() == 0
+            assert len(asked.result().json()["predictions"]) == 1000
+    assert "Traceback" not in server.log
+
+
+def test_a_signal_while_nothing_was_pushed_ends_it_at_once(tmp_path):
+    with running("--root", str(tmp_path), "--name", "world") as server:
+        assert server.stop() == 0
+
+
+def _in_flight(server):
+    [line] = [
+        line
+        for line in httpx.get(f"{server.url}/metrics").text.splitlines()
+        if line.startswith("recsys_requests_in_flight ")
+    ]
+    return float(line.split()[1])
+
+
+def run(*arguments):
+    finished = subprocess.run(
+        [sys.executable, "-m", "recsys", "serve", *arguments],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_START_S,
+        check=False,
+    )
+    return finished.returncode, finished.stderr
+
+
+def test_what_cannot_be_served_is_said_in_a_sentence(bundle, server, tmp_path):
+    code, said = run("--model-dir", str(bundle))
+    assert (code, "[R565]" in said, str(bundle.parent) in said) == (2, True, True)
+    code, said = run("--model-dir", str(tmp_path), "--root", str(tmp_path))
+    assert (code, "[R565]" in said) == (2, True)
+    code, said = run("--model-dir", str(tmp_path), "--port", server.url.rpartition(":")[2])
+    assert (code, "[R565]" in said, "in use" in said) == (2, True, True)
+    code, said = run("--root", str(tmp_path), "--name", "../x")
+    assert (code, "[R565]" in said) == (2, True)
+
+
+def test_other_machines_are_warned_of(tmp_path):
+    with running("--model-dir", str(tmp_path), "--host", "::") as server:
+        assert "reached from other machines" in server.log
+        assert server.stop() == 0

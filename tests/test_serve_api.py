@@ -1,0 +1,228 @@
+"""The JSON API behind the page, with a model whose answers can be reckoned by hand."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+import httpx
+
+sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+from serving import IDS, VECTORS, FakeRecommender, Running, make_names
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Running(versions=(1, 2), kind=FakeRecommender) as running:
+        yield running
+
+
+def get(server, path, **parameters):
+    answer = httpx.get(f"{server.url}/api/{path}", params=parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def recommend(server, **wish):
+    answer = httpx.post(f"{server.url}/api/recommend", json={"version": 1, "k": 4, **wish})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def ids(items):
+    return [item["id"] for item in items]
+
+
+def test_what_is_served_is_told_the_newest_version_first(server):
+    assert get(server, "about") == {"name": "m", "versions": [2, 1], "most": 4}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("", ["u1", "u2", "ü1"]),
+        ("u", ["u1", "u2"]),
+        ("u2", ["u2"]),
+        ("u\u0308", ["ü1"]),
+        *((prefix, []) for prefix in ("x", "u1\x00", "\uffff", "~")),
+    ],
+    ids=ascii,
+)
+def test_users_are_found_by_the_beginning_of_their_ids(server, prefix, found):
+    answer = get(server, "users", prefix=prefix)
+    assert (ids(answer["users"]), answer["version"]) == (found, 2)
+    assert answer["milliseconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("sea", ["i2", "i1"]),  # That with the most events first.
+        ("SEA red", ["i1"]),
+        ("wolf", ["i5", "ü"]),
+        ("über", ["ü"]),
+        ("u\u0308ber", ["ü"]),
+        ("i3", ["i3"]),
+        ("<script>", ["i3"]),
+        ("[a-z]", []),
+        ("%", []),
+        ("", ["i2", "i5", "ü", "i1", "i3", "i6"]),
+    ],
+    ids=ascii,
+)
+def test_items_are_found_by_all_words_of_their_titles(server, words, found):
+    assert ids(get(server, "items", words=words)["items"]) == found
+    assert ids(get(server, "items", words=words, n=1)["items"]) == found[:1]
+
+
+def test_similar_items_are_those_of_the_largest_cosine(server):
+    answer = get(server, "similar", item="i2", k=3)
+    unit = VECTORS[1:] / np.linalg.norm(VECTORS[1:], axis=1, keepdims=True)
+    cosines = dict(zip(IDS[1:], unit @ unit[1], strict=True))
+    del cosines["i2"]
+    best = sorted(cosines, key=cosines.get, reverse=True)[:3]
+    assert ids(answer["items"]) == best
+    scores = [item["score"] for item in answer["items"]]
+    np.testing.assert_allclose(scores, [cosines[id_] for id_ in best], atol=1e-6)
+    assert answer["item"]["title"] == "Blue Sea"
+
+
+def test_an_unknown_item_has_no_similar_ones(server):
+    answer = httpx.get(f"{server.url}/api/similar", params={"item": "no"})
+    assert (answer.status_code, "[R567]" in answer.json()["error"]) == (404, True)
+
+
+def test_a_user_gets_what_is_new_with_titles_and_what_was_done(server):
+    answer = recommend(server, user="u1")
+    assert ids(answer["history"]) == ["i1", "i2"]
+    assert ids(answer["items"]) == ["i5", "i3", "i6", "ü"]  # By nearness to i1.
+    assert answer["items"][0] == {
+        "id": "i5", "title": "Red Wolf", "features": {}, "score": pytest.approx(0.6),
+    }  # fmt: skip
+    assert (answer["known"], answer["version"]) == (True, 1)
+
+
+def test_a_taste_stands_in_place_of_a_user(server):
+    answer = recommend(server, items=["ü", "nothing"], k=2)
+    assert ids(answer["history"]) == ["ü"]
+    assert answer["unknown_items"] == ["nothing"]
+    assert answer["known"] is False
+    assert "ü" not in ids(answer["items"])
+    assert ids(recommend(server, items=["ü"], k=1, exclude_seen=False)["items"]) == ["ü"]
+    assert ids(recommend(server, user="u1", items=["ü"])["history"]) == ["ü"]
+
+
+def test_excluded_items_make_room_for_the_next(server):
+    assert ids(recommend(server, user="u1", k=2)["items"]) == ["i5", "i3"]
+    assert ids(recommend(server, user="u1", k=2, exclude=["i5"])["items"]) == ["i3", "i6"]
+
+
+def test_two_versions_answer_side_by_side(server):
+    one, two = (recommend(server, user="u1", version=version) for version in (1, 2))
+    assert (one["version"], two["version"]) == (1, 2)
+    assert ids(one["items"]) == ids(two["items"])[::-1]
+
+
+def test_raw_columns_are_padding_so_that_stored_features_are_read(server):
+    recommend(server, user="u1")
+    asked = server.pool.models[0].asked[-1]
+    assert asked["country"] == [[b""]]
+    assert asked["history"] == [[b""]]
+
+
+def test_ids_are_normalised_as_the_ingest_does(server):
+    assert recommend(server, user="u\u03081")["known"] is True
+
+
+@pytest.mark.parametrize("user", ["", "nobody", "../x", "a\x00", "%2e", "'; DROP", "💥"], ids=ascii)
+def test_unknown_users_get_an_answer_all_the_same(server, user):
+    answer = recommend(server, user=user)
+    assert (answer["known"], answer["history"], len(answer["items"])) == (False, [], 4)
+
+
+@pytest.mark.parametrize(
+    ("wish", "status"),
+    [
+        ({"k": 0}, 422),
+        ({"k": -1}, 422),
+        ({"k": 10**9}, 422),
+        ({"k": 10**400}, 422),
+        ({"k": 5}, 400),
+        ({"k": "5"}, 422),
+        ({"k": 1.5}, 422),
+        ({"k": True}, 422),
+        ({"user": 5}, 422),
+        ({"user": None}, 422),
+        ({"user": "x" * 10**6}, 422),
+        ({"items": "i1"}, 422),
+        ({"items": [["i1"]]}, 422),
+        ({"items": ["i1"] * 501}, 422),
+        ({"items": [None]}, 422),
+        ({"version": 9}, 404),
+        ({"version": -1}, 422),
+        ({"version": 2**64}, 422),
+        ({"more": 1}, 422),
+    ],
+    ids=lambda wish: repr(wish)[:30],
+)
+def test_wrong_wishes_are_refused_with_a_sentence(server, wish, status):
+    answer = httpx.post(f"{server.url}/api/recommend", json=wish)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"\xff", b'{"user": "\\ud800"}', b'{"k": NaN}', b"[" * 100_000],
+    ids=lambda body: repr(body)[:20],
+)
+def test_broken_bodies_are_refused_with_a_sentence(server, body):
+    kind = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server.url}/api/recommend", content=body, headers=kind)
+    assert (answer.status_code in (400, 422), set(answer.json())) == (True, {"error"})
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("users?n=0", 422),
+        ("users?n=101", 422),
+        ("users?n=x", 422),
+        ("users?version=9", 404),
+        ("users?prefix=" + "x" * 1001, 422),
+        ("users?prefix=%ff%00", 200),
+        ("items?words=%ed%a0%80", 200),
+        ("similar", 422),
+        ("similar?item=i1&k=-1", 422),
+    ],
+)
+def test_wrong_parameters_are_refused_with_a_sentence(server, path, status):
+    answer = httpx.get(f"{server.url}/api/{path}")
+    assert answer.status_code == status
+    assert status == 200 or set(answer.json()) == {"error"}
+
+
+def test_the_page_allows_no_script_but_its_own(server):
+    for path in ("/", "/static/page.css", "/static/page.js"):
+        answer = httpx.get(server.url + path)
+        assert answer.status_code == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "innerHTML" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/", "/static/../app.py", "/static/%2e%2e/app.py", "/static/x"]
+)
+def test_nothing_but_the_files_of_the_page_is_sent(server, path):
+    answer = httpx.get(httpx.URL(server.url, raw_path=path.encode()))
+    assert answer.status_code == 404
+
+
+def test_names_of_many_items_are_found_quickly_and_right():
+    names = make_names()
+    assert names.item_rows(["i5", "no", "", "ü"]) == [5, 0, 0, 4]
+    assert names.item_rows([]) == []

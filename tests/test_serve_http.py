@@ -1,0 +1,381 @@
+"""The server over real sockets, with a model that does what a test asks for."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+import httpx
+
+sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+from serving import Running, raw, wait_for
+
+from recsys.serving.server.limits import Limits
+
+LIMITS = Limits(body_bytes=100_000, threads=2, queue=2, headers_s=1.0, body_s=1.0, answer_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Running(LIMITS, versions=(2, 3)) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh():
+    with Running(LIMITS) as running:
+        yield running
+
+
+def test_both_formats_are_answered_as_tensorflow_serving_does(server):
+    answer = server.predict({"instances": [1.0, 2.5]})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"predictions": [5.0, 8.0]}
+    assert server.predict({"inputs": [1.0, 2.5]}).json() == {"outputs": [5.0, 8.0]}
+    body = {"signature_name": "total", "inputs": {"x": [1.0, 2.0]}}
+    assert server.predict(body).json() == {"outputs": 12.0}
+
+
+def test_a_version_is_asked_by_its_number(server):
+    path = "/v1/models/m/versions/2:predict"
+    assert server.predict(path=path).json() == {"predictions": [4.0]}
+    assert server.predict(path="/v1/models/m/versions/3:predict").json() == {"predictions": [5.0]}
+
+
+def test_an_output_without_rows_is_refused_by_row(server):
+    answer = server.predict({"signature_name": "total", "instances": [1.0]})
+    assert answer.status_code == 400
+    assert "'inputs' in place of 'instances'" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v1/models/other", 404, "Servable not found for request: Latest(other)"),
+        ("/v1/models/m/versions/9", 404, "Could not find version 9 of model m"),
+        ("/v1/models/m/versions/x", 400, "whole number"),
+        ("/v1/models/m/versions/99999999999999999999", 400, "whole number"),
+        ("/v1/models/m/versions/9223372036854775808", 400, "whole number"),
+        ("/v1/models/m/versions/٣", 400, "whole number"),
+        ("/v1/models/m/versions/9/metadata", 404, "Specific(m, 9)"),
+        ("/v1/models/../../etc/passwd", 404, "Not Found"),
+        ("/v1/models/%2e%2e%2f%2e%2e%2fetc", 404, ""),
+        ("/v1/models/a%00b", 404, "Latest(a"),
+        ("/v1/models/" + "x" * 5000, 404, "Latest(xxx"),
+        ("/nothing", 404, "Not Found"),
+    ],
+)
+def test_paths_that_name_nothing(server, path, status, said):
+    answer = httpx.get(server.url + path)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+    assert said in answer.json()["error"]
+
+
+def test_the_state_of_versions_is_told_as_tensorflow_serving_tells_it(server):
+    ok = {"error_code": "OK", "error_message": ""}
+    both = [{"version": v, "state": "AVAILABLE", "status": ok} for v in ("3", "2")]
+    answer = httpx.get(f"{server.url}/v1/models/m")
+    assert answer.json() == {"model_version_status": both}
+    answer = httpx.get(f"{server.url}/v1/models/m/versions/2")
+    assert answer.json() == {"model_version_status": both[1:]}
+
+
+def test_metadata_is_told_as_tensorflow_serving_tells_it(server):
+    spec = {"name": "m", "signature_name": "", "version": "3"}
+    metadata = {"signature_def": {"signature_def": {"serving_default": {"inputs": {}}}}}
+    answer = httpx.get(f"{server.url}/v1/models/m/metadata")
+    assert answer.json() == {"model_spec": spec, "metadata": metadata}
+    answer = httpx.get(f"{server.url}/v1/models/m/versions/2/metadata")
+    assert answer.json()["model_spec"]["version"] == "2"
+
+
+def test_before_a_version_is_loaded_all_say_so():
+    with Running(LIMITS, versions=()) as running:
+        running.pool.loading = 7
+        for answer in (
+            running.predict(),
+            httpx.get(f"{running.url}/v1/models/m/metadata"),
+            httpx.get(f"{running.url}/healthz"),
+        ):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert "'loading': 7" in answer.json()["error"]
+        states = httpx.get(f"{running.url}/v1/models/m").json()["model_version_status"]
+        assert [(one["version"], one["state"]) for one in states] == [("7", "LOADING")]
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(server):
+    with server.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 100001\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_a_chunked_body_is_refused_while_it_is_read(server):
+    sent = 0
+
+    def endless():
+        nonlocal sent
+        while sent < 400_000_000:
+            sent += 50_000
+            yield b" " * 50_000
+
+    answer = None
+    with contextlib.suppress(httpx.TransportError):  # Cut off, after a moment of grace.
+        answer = httpx.post(f"{server.url}/v1/models/m:predict", content=endless(), timeout=30)
+    assert answer is None or answer.status_code == 413
+    assert sent < 400_000_000
+    assert server.predict().status_code == 200
+
+
+def test_a_large_body_hears_why_it_is_refused(server):
+    answer = httpx.post(f"{server.url}/v1/models/m:predict", content=b" " * 5_000_000)
+    assert answer.status_code == 413
+    assert "at most 100,000 bytes" in answer.json()["error"]
+
+
+def test_a_body_of_just_the_limit_is_read(server):
+    body = b'{"instances": [1.0]}'.ljust(100_000)
+    assert httpx.post(f"{server.url}/v1/models/m:predict", content=body).status_code == 200
+
+
+def test_compressed_bodies_are_refused(server):
+    answer = server.predict(headers={"Content-Encoding": "gzip"})
+    assert (answer.status_code, "compressed" in answer.json()["error"]) == (415, True)
+
+
+def test_all_bodies_together_are_limited():
+    limits = dataclasses.replace(LIMITS, all_bodies_bytes=50_000, body_s=20.0)
+    with Running(limits) as running, running.connect() as connection:
+        head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+        connection.sendall(head + b"Content-Length: 40001\r\n\r\n" + b" " * 40_000)
+        wait_for(lambda: running.app._bodies._held_bytes == 40_000)
+        answer = httpx.post(f"{running.url}/v1/models/m:predict", content=b" " * 20_000)
+        assert answer.status_code == 429
+        assert running.predict().status_code == 200
+        connection.sendall(b" ")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+        wait_for(lambda: running.app._bodies._held_bytes == 0)
+
+
+def test_too_many_rows_are_refused(server):
+    assert server.predict({"instances": [1.0] * 1024}).status_code == 200
+    answer = server.predict({"instances": [1.0] * 1025})
+    assert (answer.status_code, "1,024 rows" in answer.json()["error"]) == (413, True)
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: local"])
+def test_a_client_that_is_slow_with_its_headers_is_cut_off(server, begin):
+    with server.connect() as connection:
+        started = time.monotonic()
+        connection.sendall(begin)
+        assert raw(connection) == b""
+        assert 0.8 < time.monotonic() - started < 10
+
+
+def test_drops_of_headers_do_not_extend_the_deadline(server):
+    with server.connect() as connection:
+        for letter in b"GET /healthz HTTP/1.1" * 10:
+            try:
+                connection.sendall(bytes([letter]))
+            except OSError:
+                return
+            time.sleep(0.05)
+    pytest.fail("It was never cut off.")
+
+
+def test_a_connection_may_rest_between_requests(server):
+    with server.connect() as connection:
+        for _ in range(2):
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b'{"version":3}' in connection.recv(1000)
+            time.sleep(1.3)  # Longer than headers may take.
+
+
+def test_a_client_that_is_slow_with_its_body_is_told_so(server):
+    with server.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+            b'Content-Length: 50\r\n\r\n{"instances"'
+        )
+        answer = raw(connection)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"within 1 s" in answer
+
+
+def test_a_client_that_goes_away_leaves_nothing_behind(fresh):
+    with fresh.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+        )
+        wait_for(lambda: fresh.app._bodies._held_bytes == 1)
+    wait_for(lambda: fresh.app._bodies._held_bytes == 0)
+    assert fresh.model.n_asked == 0
+
+
+def test_what_is_no_http_is_refused(server):
+    with server.connect() as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
+        assert raw(connection).startswith(b"HTTP/1.1 400")
+
+
+def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):
+    fresh.model.may_answer.clear()
+    with concurrent.futures.ThreadPoolExecutor(12) as clients:
+        waiting = [clients.submit(fresh.predict) for _ in range(4)]
+        wait_for(lambda: fresh.app.work.held == 4)
+        refused = [clients.submit(fresh.predict) for _ in range(8)]
+        for answer in refused:
+            assert answer.result().status_code == 429
+            assert answer.result().headers["retry-after"] == "1"
+        assert fresh.model.n_asked == 2  # As many as there are threads.
+        # What needs no model answers all the same.
+        assert httpx.get(f"{fresh.url}/healthz").status_code == 200
+        fresh.model.may_answer.set()
+        assert [answer.result().status_code for answer in waiting] == [200] * 4
+    wait_for(lambda: fresh.app.work.held == 0)
+    assert fresh.predict().status_code == 200
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_its_place_kept_until_it_ends():
+    with Running(dataclasses.replace(LIMITS, answer_s=0.3)) as running:
+        running.model.may_answer.clear()
+        with concurrent.futures.ThreadPoolExecutor(3) as clients:
+            answers = [clients.submit(running.predict) for _ in range(3)]
+            assert {answer.result().status_code for answer in answers} == {503}
+        assert "within 0.3 s" in answers[0].result().json()["error"]
+        wait_for(lambda: running.app.work.held == 2)  # The third never began.
+        assert running.model.n_asked == 2
+        running.model.may_answer.set()
+        wait_for(lambda: running.app.work.held == 0)
+        assert running.predict().status_code == 200
+
+
+def test_too_many_connections_hear_503():
+    with Running(dataclasses.replace(LIMITS, connections=3)) as running:
+        with running.connect(), running.connect(), running.connect():
+            wait_for(lambda: running.app.n_connections() == 3)
+            answer = running.predict()
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        wait_for(lambda: running.app.n_connections() == 0)
+        assert running.predict().status_code == 200
+
+
+@pytest.fixture(scope="module")
+def named_server():
+    with Running(LIMITS, hosts=("reco.example",)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8501", 200),
+        ("127.0.0.1", 200),
+        ("127.8.8.8:1", 200),
+        ("[::1]:8501", 200),
+        ("[::1]", 200),
+        ("LOCALHOST", 200),
+        ("reco.example", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("10.0.0.1", 421),
+        ("", 421),
+    ],
+)
+def test_on_loopback_only_own_names_are_answered(named_server, host, status):
+    answer = httpx.get(f"{named_server.url}/healthz", headers={"Host": host})
+    assert answer.status_code == status
+
+
+def test_elsewhere_any_name_is_answered():
+    with Running(LIMITS, hosts=None) as running:
+        answer = httpx.get(f"{running.url}/healthz", headers={"Host": "reco.example"})
+        assert answer.status_code == 200
+
+
+def test_a_request_in_flight_ends_on_its_version_while_another_is_swapped_in(fresh):
+    old = fresh.model
+    old.may_answer.clear()
+    with concurrent.futures.ThreadPoolExecutor(1) as clients:
+        in_flight = clients.submit(fresh.predict)
+        assert old.asked.acquire(timeout=10)
+        fresh.pool.models = (type(old)(9),)
+        assert fresh.predict().json() == {"predictions": [11.0]}
+        old.may_answer.set()
+        assert in_flight.result().json() == {"predictions": [5.0]}
+
+
+def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
+    fresh.metrics.loaded(3, 1.5)
+    fresh.metrics.serving((2, 3), is_swap=True)
+    fresh.metrics.refused(4)
+    fresh.predict()
+    fresh.predict({})
+    for n in range(50):
+        httpx.get(f"{fresh.url}/{n}")
+    text = httpx.get(f"{fresh.url}/metrics").text
+    for line in (
+        'recsys_requests_total{code="200",method="POST",route="/v1/models/{name}:predict"} 1.0',
+        'recsys_requests_total{code="400",method="POST",route="/v1/models/{name}:predict"} 1.0',
+        'recsys_requests_total{code="404",method="GET",route="none"} 50.0',
+        'recsys_request_seconds_count{route="/v1/models/{name}:predict"} 2.0',
+        "recsys_requests_in_flight 1.0",
+        "recsys_model_version 3.0",
+        "recsys_model_versions_loaded 2.0",
+        "recsys_model_swaps_total 1.0",
+        "recsys_model_load_failures_total 1.0",
+        "recsys_model_load_seconds_sum 1.5",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
+    page = httpx.get(f"{server.url}/openapi.json").json()
+    predict = page["paths"]["/v1/models/{name}:predict"]["post"]
+    assert set(predict["responses"]) >= {"200", "400", "404", "408", "413", "429", "503"}
+    assert predict["requestBody"]["required"]
+    assert "/v1/models/{name}/versions/{version}/metadata" in page["paths"]
+
+
+@settings(max_examples=60)
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "X"]),
+    path=st.sampled_from(["/v1/models/m:predict", "/v1/models/", "/healthz", "/api/", "/"]),
+    more=st.binary(max_size=20),
+    body=st.binary(max_size=200),
+)
+def test_no_request_ends_in_an_error_of_ours(server, method, path, more, body):
+    answer = httpx.request(
+        method, httpx.URL(server.url, raw_path=path.encode() + _quoted(more)), content=body
+    )
+    assert answer.status_code < 500
+
+
+def _quoted(more):
+    return b"".join(b"%%%02x" % byte for byte in more)
+
+
+def test_many_clients_at_once_get_their_own_answers(server):
+    def ask(n):
+        while True:
+            answer = server.predict({"instances": [float(n)]})
+            if answer.status_code != 429:
+                return answer.json()["predictions"]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as clients:
+        found = list(clients.map(ask, range(200)))
+    assert found == [[2.0 * n + 3] for n in range(200)]
+    assert threading.active_count() < 50
+    assert json.loads(httpx.get(f"{server.url}/healthz").text) == {"version": 3}

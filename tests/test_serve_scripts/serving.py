@@ -1,0 +1,183 @@
+"""A server in this process with a model that does what a test asks for, over real sockets."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import uvicorn
+
+from recsys.data.vocabulary import Vocabulary
+from recsys.serving.server.app import App
+from recsys.serving.server.limits import Limits
+from recsys.serving.server.metrics import Metrics
+from recsys.serving.server.names import Names
+from recsys.serving.server.predict import Served
+from recsys.serving.server.run import server_config
+from recsys.serving.server.signature import Input, Signature
+
+
+class FakeModel:
+    """Doubles numbers; waits where it is told to."""
+
+    def __init__(self, version):
+        self.version = version
+        self.signatures = {
+            "serving_default": Signature({"x": Input("DT_FLOAT", (-1,))}),
+            "total": Signature({"x": Input("DT_FLOAT", (-1,))}),
+            "named": Signature(
+                {"id": Input("DT_STRING", (-1,)), "history": Input("DT_STRING", (-1, -1))}
+            ),
+        }
+        self.metadata = {"serving_default": {"inputs": {}}}
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.asked = threading.Semaphore(0)
+        self.n_asked = 0
+
+    def ask(self, signature, inputs):
+        self.n_asked += 1
+        self.asked.release()
+        self.may_answer.wait(30)
+        if signature == "named":
+            return {"length": np.array([len(id_) for id_ in inputs["id"]]), "id": inputs["id"]}
+        doubled = inputs["x"] * 2 + self.version
+        return {"y": doubled.sum() if signature == "total" else doubled}
+
+
+TITLES = [
+    "",
+    "Red Sea",
+    "Blue Sea",
+    "<script>alert(1)</script>",
+    "Über Wolf",
+    "Red Wolf",
+    "The end",
+]
+IDS = ["", "i1", "i2", "i3", "ü", "i5", "i6"]
+VECTORS = np.array(
+    [[0, 0], [1, 0], [0.8, 0.6], [0, 2], [-1, 0], [0.6, 0.8], [-0.1, -1]], np.float32
+)
+HISTORIES = {b"u1": [1, 2], b"u2": [4], b"\xc3\xbc1": [5]}
+K = 4
+
+
+def make_names():
+    """Returns the names of three users and six items; `i2` has the most events."""
+    users = pa.array(sorted(id_.decode() for id_ in HISTORIES), pa.large_string())
+    titles = pa.array(TITLES, pa.large_string())
+    ids = pa.array(IDS, pa.large_string())
+    lower = pc.utf8_lower(
+        pc.binary_join_element_wise(ids, titles, pa.scalar(" ", pa.large_string()))
+    )
+    items = Vocabulary(pa.array(IDS[1:]), np.array([1, 9, 1, 2, 5, 1]))
+    return Names(users, items, titles, lower, VECTORS)
+
+
+class FakeRecommender:
+    """Likes what is near the last item of the history; the second version says the reverse."""
+
+    def __init__(self, version=1):
+        self.version, self.names, self.metadata = version, make_names(), {}
+        self.most = K
+        text, texts = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
+        inputs = {"user_id": text, "history": texts, "exclude_seen": Input("DT_BOOL", (-1,))}
+        self.signatures = {
+            "recommend": Signature({**inputs, "country": texts}),
+            "stored_history": Signature({"user_id": text}),
+        }
+        self.asked = []
+
+    def ask(self, signature, inputs):
+        self.asked.append({name: values.tolist() for name, values in inputs.items()})
+        assert set(inputs) == set(self.signatures[signature].inputs)
+        stored = HISTORIES.get(inputs["user_id"][0], [])
+        if signature == "stored_history":
+            ids = np.array([[IDS[row].encode() for row in stored] + [b""]], object)
+            return {"item_ids": ids, "known": np.array([bool(stored)])}
+        given = [IDS.index(id_.decode()) for id_ in inputs["history"][0] if id_.decode() in IDS]
+        liked = [row for row in given if row] or stored
+        scores = VECTORS @ (VECTORS[liked[0]] if liked else np.array([1, 1], np.float32))
+        scores = scores if self.version == 1 else -scores
+        scores[[0, *(liked if inputs["exclude_seen"][0] else [])]] = -np.inf
+        best = np.argsort(-scores)[:K]
+        ids = [IDS[row].encode() if np.isfinite(scores[row]) else b"" for row in best]
+        known = np.array([bool(stored)])
+        return {
+            "candidate_ids": np.array([ids], object),
+            "scores": scores[best][None],
+            "known": known,
+        }
+
+
+class FakePool:
+    """Versions without a folder."""
+
+    def __init__(self, *models):
+        self.models, self.failures, self.loading = models, {}, None
+
+
+class Running:
+    """A server that runs.
+
+    Attributes:
+        url: Its address.
+        model: The newest version.
+        pool: The versions.
+    """
+
+    def __init__(self, limits=None, hosts=(), versions=(3,), kind=FakeModel):
+        self.pool = FakePool(*(kind(version) for version in versions))
+        self.metrics = Metrics()
+        limits = limits or Limits()
+        self.app = App(Served("m", self.pool), limits, self.metrics, hosts)
+        self._server = uvicorn.Server(server_config(self.app, limits))
+        self.app.n_connections = lambda: len(self._server.server_state.connections)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
+
+    @property
+    def model(self):
+        return self.pool.models[-1]
+
+    def predict(self, body=None, path="/v1/models/m:predict", **more):
+        content = json.dumps({"instances": [1.0]} if body is None else body)
+        return httpx.post(self.url + path, content=content, timeout=30, **more)
+
+    def connect(self):
+        return contextlib.closing(socket.create_connection(self.address, timeout=30))
+
+    def __enter__(self):
+        self._thread.start()
+        wait_for(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *_):
+        for model in self.pool.models:
+            getattr(model, "may_answer", threading.Event()).set()
+        self._server.should_exit = True
+        self._thread.join()
+        self.app.work.close()
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def raw(connection):
+    """Returns all that the server sends until it closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            received += part
+    return received

@@ -1,0 +1,250 @@
+"""JSON of TensorFlow Serving's REST API, as its documentation and its parser have it."""
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+from recsys.serving.server.limits import Limits
+from recsys.serving.server.refusals import Refusal
+from recsys.serving.server.signature import Input, Signature
+from recsys.serving.server.tensors import read_question, write_answer
+
+LIMITS = Limits()
+SIGNATURES = {
+    "serving_default": Signature({"examples": Input("DT_STRING", (-1,))}),
+    "recommend": Signature(
+        {
+            "user_id": Input("DT_STRING", (-1,)),
+            "history": Input("DT_STRING", (-1, -1)),
+            "exclude_seen": Input("DT_BOOL", (-1,)),
+        }
+    ),
+    # The one of TensorFlow Serving's own documentation.
+    "sensors": Signature(
+        {
+            "tag": Input("DT_STRING", (-1,)),
+            "signal": Input("DT_INT32", (-1, 5)),
+            "sensor": Input("DT_FLOAT", (-1, 2, 2)),
+        }
+    ),
+    "half_plus_two": Signature({"x": Input("DT_FLOAT", (-1,))}),
+    "any_rank": Signature({"x": Input("DT_INT64", None)}),
+    "small": Signature({"x": Input("DT_UINT8", (-1,))}),
+    "__saved_model_init_op": Signature({}),
+}
+
+
+def read(signature, **body):
+    text = json.dumps({"signature_name": signature, **body})
+    return read_question(text.encode(), SIGNATURES, LIMITS)
+
+
+def refused(body, signatures=SIGNATURES, limits=LIMITS):
+    with pytest.raises(Refusal) as caught:
+        read_question(body if isinstance(body, bytes) else body.encode(), signatures, limits)
+    return caught.value
+
+
+SENSORS = {
+    "tag": ["foo", "bar"],
+    "signal": [[1, 2, 3, 4, 5], [3, 4, 1, 2, 5]],
+    "sensor": [[[1, 2], [3, 4]], [[4, 5], [6, 8]]],
+}
+
+
+@pytest.mark.parametrize("form", ["rows", "columns"])
+def test_the_documented_request_reads_alike_by_row_and_by_column(form):
+    rows = [dict(zip(SENSORS, row, strict=True)) for row in zip(*SENSORS.values(), strict=True)]
+    body = {"instances": rows} if form == "rows" else {"inputs": SENSORS}
+    question = read("sensors", **body)
+    assert question.is_by_row == (form == "rows")
+    assert question.inputs["tag"].tolist() == [b"foo", b"bar"]
+    assert question.inputs["signal"].dtype == np.int32
+    assert question.inputs["signal"].tolist() == SENSORS["signal"]
+    assert question.inputs["sensor"].dtype == np.float32
+    assert question.inputs["sensor"].tolist() == SENSORS["sensor"]
+
+
+def test_one_input_needs_no_name():
+    assert read("half_plus_two", instances=[1.0, 2, 5.0]).inputs["x"].tolist() == [1, 2, 5]
+    assert read("half_plus_two", inputs=[1.0]).inputs["x"].tolist() == [1]
+    assert read("any_rank", inputs=7).inputs["x"].shape == ()
+    assert read("any_rank", instances=[[[1, 2]], [[3, 4]]]).inputs["x"].shape == (2, 1, 2)
+
+
+def test_the_default_signature_is_asked_where_none_or_an_empty_one_is_named():
+    for name in ({}, {"signature_name": ""}, {"signature_name": "serving_default"}):
+        body = json.dumps({**name, "instances": [{"b64": "AAEC"}, "abc", {"b64": "/w"}]})
+        question = read_question(body.encode(), SIGNATURES, LIMITS)
+        assert question.signature == "serving_default"
+        assert question.inputs["examples"].tolist() == [b"\x00\x01\x02", b"abc", b"\xff"]
+
+
+def test_bytes_may_be_named_inputs_of_objects():
+    question = read("serving_default", instances=[{"examples": {"b64": "YQ=="}}])
+    assert question.inputs["examples"].tolist() == [b"a"]
+    assert read("serving_default", inputs={"examples": ["a"]}).inputs["examples"].tolist() == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "id_", ["", "../../etc/passwd", "a\x00", "\x00", "ü", "x" * 10**6, "💥", "a\nb"], ids=repr
+)
+def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
+    question = read(
+        "recommend", instances=[{"user_id": id_, "history": [id_, ""], "exclude_seen": True}]
+    )
+    assert question.inputs["user_id"].tolist() == [id_.encode()]
+    assert question.inputs["history"].tolist() == [[id_.encode(), b""]]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (b"", "R551", "JSON object"),
+        (b"{", "R551", "JSON object"),
+        (b"[]", "R551", "'list'"),
+        (b"\xff\xfe{\x00}\x00", "R551", "utf-8"),
+        ('{"a":' * 100_000, "R551", "recursion"),
+        ('{"instances": [' + "9" * 5000 + "]}", "R551", "digits"),
+        ("{}", "R552", "either 'instances' or 'inputs'"),
+        ('{"instances": ["a"], "inputs": ["a"]}', "R552", "either"),
+        ('{"instances": []}', "R552", "at least one row"),
+        ('{"instances": "a"}', "R552", "at least one row"),
+        ('{"instances": null}', "R552", "at least one row"),
+        ('{"signature_name": "no", "instances": ["a"]}', "R553", "'recommend', 'sensors'"),
+        ('{"signature_name": 5, "instances": ["a"]}', "R553", "Received: 5"),
+        ('{"signature_name": "__saved_model_init_op", "inputs": {}}', "R553", "signature"),
+        ('{"signature_name": ["x"], "inputs": {}}', "R553", "signature"),
+        ('{"signature_name": "recommend", "instances": ["u1"]}', "R554", "Row 0"),
+        ('{"signature_name": "recommend", "instances": [{"user_id": "u1"}]}', "R554", "'history'"),
+        ('{"signature_name": "recommend", "inputs": {"user_id": ["u1"]}}', "R554", "'history'"),
+        ('{"signature_name": "recommend", "inputs": ["u1"]}', "R554", "'history'"),
+        ('{"instances": [{"examples": "a"}, "b"]}', "R554", "Row 1"),
+        ('{"instances": [{"examples": "a", "more": 1}]}', "R554", "'more'"),
+        ('{"instances": [5]}', "R555", 'write 42 as "42"'),
+        ('{"instances": ["a", null]}', "R555", "None"),
+        ('{"instances": [true]}', "R555", "True"),
+        ('{"instances": ["\\ud800"]}', "R555", "text"),
+        ('{"instances": [{"b64": "?"}]}', "R555", "b64"),
+        ('{"signature_name": "half_plus_two", "instances": ["1"]}', "R555", "number"),
+        ('{"signature_name": "half_plus_two", "instances": [1e39]}', "R555", "float32"),
+        ('{"signature_name": "half_plus_two", "instances": [16777217]}', "R555", "float32"),
+        ('{"signature_name": "half_plus_two", "instances": [true]}', "R555", "float32"),
+        ('{"signature_name": "small", "instances": [256]}', "R555", "uint8"),
+        ('{"signature_name": "small", "instances": [-1]}', "R555", "uint8"),
+        ('{"signature_name": "small", "instances": [1.0]}', "R555", "uint8"),
+        ('{"instances": [["a"]]}', "R556", "[any]"),
+        ('{"inputs": "a"}', "R556", "[any]"),
+        ('{"inputs": [[]]}', "R556", "[1, 0]"),
+        ('{"signature_name": "any_rank", "inputs": [[1, 2], [3]]}', "R556", "one length"),
+        ('{"signature_name": "any_rank", "inputs": [[1, 2], 3]}', "R556", "one length"),
+        ('{"signature_name": "any_rank", "inputs": [1, [2]]}', "R555", "int64"),
+    ],
+)
+def test_what_is_wrong_is_said_before_tensorflow_sees_it(body, code, said):
+    refusal = refused(body)
+    assert (refusal.status, refusal.code) == (400, code)
+    assert said.lower() in str(refusal).lower()
+    assert set(json.loads(refusal.body())) == {"error"}
+
+
+def test_ragged_histories_are_refused_and_say_what_padding_is():
+    rows = [
+        {"user_id": "a", "history": ["x", "y"], "exclude_seen": True},
+        {"user_id": "b", "history": ["x"], "exclude_seen": True},
+    ]
+    refusal = refused(json.dumps({"signature_name": "recommend", "instances": rows}))
+    assert refusal.code == "R556"
+    assert "'history' must be of one length, 2" in str(refusal)
+    assert "empty string is padding" in str(refusal)
+
+
+def test_columns_of_different_numbers_of_rows_are_refused():
+    columns = {"user_id": ["a", "b"], "history": [["x"]], "exclude_seen": [True]}
+    refusal = refused(json.dumps({"signature_name": "recommend", "inputs": columns}))
+    assert refusal.code == "R556"
+    assert "same number of rows" in str(refusal)
+
+
+@pytest.mark.parametrize("form", ["instances", "inputs"])
+def test_too_many_rows_or_values_are_too_large(form):
+    limits = dataclasses.replace(LIMITS, rows=3, values=8)
+    assert read_question(json.dumps({form: ["a"] * 3}).encode(), SIGNATURES, limits)
+    assert refused(json.dumps({form: ["a"] * 4}), limits=limits).status == 413
+    body = {"signature_name": "any_rank", form: [[1] * 9]}
+    assert refused(json.dumps(body), limits=limits).status == 413
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["b64", "user_id", "history", "exclude_seen", "examples", "x"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    signature=st.sampled_from(sorted(SIGNATURES)),
+    form=st.sampled_from(["instances", "inputs"]),
+    value=JSON,
+)
+def test_any_json_is_read_or_refused(signature, form, value):
+    body = json.dumps({"signature_name": signature, form: value}).encode()
+    read_or_refused(body, signature)
+
+
+def read_or_refused(body, signature):
+    """Reads, or raises nothing but a refusal."""
+    with contextlib.suppress(Refusal):
+        question = read_question(body, SIGNATURES, LIMITS)
+        for name, one in SIGNATURES[signature].inputs.items():
+            assert one.shape is None or question.inputs[name].ndim == len(one.shape)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(body):
+    assert refused(body).status == 400
+
+
+def test_one_output_has_no_name_and_several_have():
+    one = {"y": np.array([3.5, 4, 5.5], np.float32)}
+    assert write_answer(one, is_by_row=True) == b'{"predictions": [3.5, 4.0, 5.5]}'
+    assert write_answer(one, is_by_row=False) == b'{"outputs": [3.5, 4.0, 5.5]}'
+    two = {"ids": np.array([[b"a", b"b"]], object), "known": np.array([True])}
+    expected = {"ids": ["a", "b"], "known": True}
+    assert json.loads(write_answer(two, is_by_row=True)) == {"predictions": [expected]}
+    expected = {"ids": [["a", "b"]], "known": [True]}
+    assert json.loads(write_answer(two, is_by_row=False)) == {"outputs": expected}
+    assert write_answer({"y": np.array(2, np.int64)}, is_by_row=False) == b'{"outputs": 2}'
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (2, 3, 0), (2, 3, 4), ()])
+def test_text_of_any_shape_is_nested_as_numbers_are(shape):
+    numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    texts = np.vectorize(lambda n: str(n).encode(), otypes=[object])(numbers)
+    found = json.loads(write_answer({"y": texts}, is_by_row=False))["outputs"]
+    assert found == np.vectorize(str, otypes=[object])(numbers).tolist()
+
+
+def test_bytes_go_out_in_base64_by_name_or_where_they_are_no_text():
+    outputs = {"image_bytes": np.array([b"a"], object), "name": np.array([b"\xff"], object)}
+    found = json.loads(write_answer(outputs, is_by_row=True))["predictions"]
+    assert found == [{"image_bytes": {"b64": "YQ=="}, "name": {"b64": "/w=="}}]
+
+
+def test_floats_are_the_shortest_text_that_reads_back():
+    values = np.array([0.2, 1e-30, -3.4028235e38, np.nan, np.inf], np.float32)
+    body = write_answer({"y": values}, is_by_row=True)
+    assert b"[0.2, 1e-30, -3.4028235e+38, NaN, Infinity]" in body
+    np.testing.assert_array_equal(np.float32(json.loads(body)["predictions"]), values)
