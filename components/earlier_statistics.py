@@ -18,7 +18,7 @@ from tfx.dsl.components.common.resolver import Resolver, ResolverStrategy
 from tfx.types import Artifact, BaseChannel, Channel
 from tfx.types.standard_artifacts import ExampleStatistics, ModelBlessing
 
-from components.artifacts import Verdict
+from components.artifacts import CURRENT_MODEL, Verdict
 
 _OUTPUT = (Event.OUTPUT, Event.DECLARED_OUTPUT)
 _INPUT = (Event.INPUT, Event.DECLARED_INPUT)
@@ -68,7 +68,7 @@ class EarlierStatisticsStrategy(ResolverStrategy):
     ) -> list[int]:
         """Returns the ids of the statistics behind the blessed models, the newest model first."""
         models = {
-            blessing.get_int_custom_property("current_model_id")
+            blessing.get_int_custom_property(CURRENT_MODEL)
             for blessing in blessings
             if blessing.get_int_custom_property("blessed") == 1
         }

@@ -9,7 +9,7 @@ from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArti
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import ModelBlessing, PushedModel
 
-from components.artifacts import ServingBundle
+from components.artifacts import CURRENT_MODEL, ServingBundle
 from recsys.config import Strict
 from recsys.publish import WithdrawnError, publish
 
@@ -64,6 +64,8 @@ def Pusher(
     else:
         pushed.set_string_custom_property(DESTINATION, str(destination))
         pushed.set_string_custom_property("pushed_version", destination.name)
+        model = blessing.get_int_custom_property(CURRENT_MODEL)
+        pushed.set_int_custom_property(CURRENT_MODEL, model)
     pushed.set_int_custom_property("pushed", int(destination is not None))
     told = {"destination": None if destination is None else str(destination), "reason": reason}
     (Path(pushed.uri) / "pushed.json").write_text(json.dumps(told) + "\n", encoding="utf-8")

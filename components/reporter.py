@@ -59,7 +59,7 @@ def Reporter(
     """
     del code
     letters = {"interactions": interaction_letters, "items": item_letters, "users": user_letters}
-    destination = json.loads((Path(pushed.uri) / "pushed.json").read_text())["destination"]
+    told = json.loads((Path(pushed.uri) / "pushed.json").read_text())
     write_report(
         Path(report.uri),
         config=json.loads(config),
@@ -68,7 +68,8 @@ def Reporter(
         model=Path(model.uri),
         evaluation=Path(evaluation.uri),
         bundle=Path(bundle.uri),
-        pushed=destination,
+        pushed=told["destination"],
+        not_pushed=told.get("reason"),
         validation=Path(verdict.uri),
         vocabularies=Path(vocabularies.uri),
         record=Path(records) / run_id,

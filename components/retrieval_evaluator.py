@@ -7,7 +7,7 @@ from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArti
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelBlessing, ModelEvaluation
 
-from components.artifacts import InteractionData
+from components.artifacts import CURRENT_MODEL, InteractionData
 from components.stage import run_with_config
 
 
@@ -48,7 +48,7 @@ def _bless(
     (Path(blessing.uri) / ("BLESSED" if is_blessed else "NOT_BLESSED")).touch()
     blessing.set_int_custom_property("blessed", int(is_blessed))
     blessing.set_string_custom_property("current_model", model.uri)
-    blessing.set_int_custom_property("current_model_id", model.id)
+    blessing.set_int_custom_property(CURRENT_MODEL, model.id)
     if blessed_model is not None:
         blessing.set_string_custom_property("baseline_model", blessed_model.uri)
         blessing.set_int_custom_property("baseline_model_id", blessed_model.id)

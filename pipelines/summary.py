@@ -38,9 +38,11 @@ def summarize(executions: Mapping[str, Execution], history: History) -> dict[str
     training = json.loads(
         (_folder(executions, history, "Trainer", "model") / "training.json").read_text()
     )
+    pushed = _pushed(executions, history)
     return {
         "blessed": evaluation["verdict"]["blessed"],
-        "bundle": _pushed(executions, history),
+        "bundle": pushed["destination"],
+        "not_pushed": pushed.get("reason"),
         "report": str(_report(executions, history)),
         "metrics": {**evaluation["metrics"], "baselines": evaluation["baselines"]},
         "evaluation": str(evaluation_file),
@@ -61,7 +63,8 @@ def told(executions: Mapping[str, Execution], history: History, root: Path) -> d
         folder = _folder(executions, history, "RetrievalEvaluator", "evaluation")
         found |= _measured(json.loads((folder / _EVALUATION).read_text()))
     if "Pusher" in executions:
-        found["pushed"] = _pushed(executions, history)
+        pushed = _pushed(executions, history)
+        found |= {"pushed": pushed["destination"], "not_pushed": pushed.get("reason")}
     if "Reporter" in executions:
         found["report"] = Path(os.path.relpath(_report(executions, history), root)).as_posix()
     return found
@@ -88,10 +91,11 @@ def _rejected(executions: Mapping[str, Execution], history: History) -> dict[str
     return found
 
 
-def _pushed(executions: Mapping[str, Execution], history: History) -> str | None:
+def _pushed(executions: Mapping[str, Execution], history: History) -> dict[str, str | None]:
+    """Returns `destination`, and the `reason` where there is none."""
     file = _folder(executions, history, "Pusher", "pushed") / "pushed.json"
-    destination: str | None = json.loads(file.read_text())["destination"]
-    return destination
+    told: dict[str, str | None] = json.loads(file.read_text())
+    return told
 
 
 def _report(executions: Mapping[str, Execution], history: History) -> Path:

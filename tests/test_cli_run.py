@@ -137,6 +137,13 @@ def result_text(width=100, **changes):
     return screen.getvalue()
 
 
+def test_a_blessed_model_that_was_not_pushed_is_not_said_to_be():
+    text = result_text(blessed=True, bundle=None, not_pushed="[R513] It was rolled back.")
+    assert "blessed, but not pushed" in text
+    assert "[R513] It was rolled back." in text
+    assert "blessed and pushed" not in text
+
+
 def test_the_result_has_model_and_popularity_side_by_side():
     lines = [line.replace(" ", "") for line in result_text().splitlines()]
     assert "│recall@10│0.1200│0.0600│" in lines

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 
-from tfx.types.standard_artifacts import ModelBlessing, PushedModel
+from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 
 from components.artifacts import ServingBundle
+from components.latest_blessed import LatestBlessedStrategy
 from components.pusher import DESTINATION, WITHDRAWN, Pusher, PushTarget
 from recsys import bundle as bundles
 from recsys.config import canonical_json
@@ -27,11 +28,14 @@ def make_bundle(folder: Path, content: str) -> Path:
     return folder
 
 
-def push(bundle: Path, root: Path, folder: Path, *, blessed: bool = True) -> PushedModel:
+def push(
+    bundle: Path, root: Path, folder: Path, *, blessed: bool = True, model: int = 7
+) -> PushedModel:
     given, blessing, pushed = ServingBundle(), ModelBlessing(), PushedModel()
     given.uri, pushed.uri = str(bundle), str(folder)
     folder.mkdir()
     blessing.set_int_custom_property("blessed", int(blessed))
+    blessing.set_int_custom_property("current_model_id", model)
     target = canonical_json(PushTarget(serving_root=str(root), keep=3))
     Pusher.EXECUTOR_SPEC.executor_class().Do(
         {"bundle": [given], "blessing": [blessing]},
@@ -73,3 +77,36 @@ def test_what_was_rolled_back_is_not_pushed_again_and_the_run_goes_on(tmp_path):
     rollback(root, 2)
     back = push(bad, root, tmp_path / "p4")
     assert back.get_string_custom_property(DESTINATION) == str(root / "2")
+
+
+def blessed(number: int) -> tuple[Model, ModelBlessing]:
+    model, blessing = Model(), ModelBlessing()
+    model.id = number
+    blessing.set_int_custom_property("blessed", 1)
+    blessing.set_int_custom_property("current_model_id", number)
+    return model, blessing
+
+
+def last_good(root: Path, pushed: list[PushedModel]) -> list[int]:
+    models, blessings = zip(*map(blessed, (1, 2, 3)), strict=True)
+    given = {"model": models, "blessing": blessings, "pushed": pushed, "current": [models[2]]}
+    found = LatestBlessedStrategy().resolve_artifacts(
+        None,  # type: ignore[arg-type]
+        {key: list(some) for key, some in given.items()},
+    )
+    return [model.id for model in found["model"]]
+
+
+def test_a_new_model_is_not_compared_with_one_that_was_rolled_back(tmp_path):
+    root = tmp_path / "serving"
+    pushed = [
+        push(make_bundle(tmp_path / name, name), root, tmp_path / f"p{name}", model=model)
+        for name, model in (("a", 1), ("b", 2))
+    ]
+    refused = push(tmp_path / "a", root, tmp_path / "r", blessed=False, model=3)
+    pushed.append(refused)
+    assert last_good(root, pushed) == [2]
+    rollback(root)
+    assert last_good(root, pushed) == [1]
+    rollback(root, 2)
+    assert last_good(root, pushed) == [2]

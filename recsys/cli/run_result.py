@@ -156,8 +156,11 @@ def _table(title: str, first: str) -> Table:
 
 
 def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str, Any]) -> None:
-    if summary["blessed"]:
+    if summary["blessed"] and summary["bundle"]:
         console.print(Text("The model is blessed and pushed.", "bold green"))
+    elif summary["blessed"]:
+        console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
+        console.print(Text(str(summary.get("not_pushed") or "")), soft_wrap=True)
     else:
         console.print(
             Text("The model is refused: nothing is pushed, the served one stays.", "bold yellow")

@@ -28,6 +28,7 @@ class Artifacts:
         evaluation: Evaluation folder.
         bundle: Bundle folder, if one was exported.
         pushed: Served folder, if the bundle was pushed.
+        not_pushed: Why it was not, if that is known.
         validation: Folder of what the data was validated by, if it was.
         vocabularies: Folder of the vocabularies' diff, if there is one.
         record: Folder of the run's record (`recsys.report.runs`), if it keeps one.
@@ -40,6 +41,7 @@ class Artifacts:
     evaluation: Path
     bundle: Path | None
     pushed: str | None
+    not_pushed: str | None = None
     validation: Path | None = None
     vocabularies: Path | None = None
     record: Path | None = None

@@ -66,14 +66,15 @@ def read_verdict(artifacts: Artifacts) -> Verdict:
     given = verdict.get("reasons")
     reasons = [str(reason) for reason in given] if isinstance(given, list) and not rules else []
     sentence = str(verdict.get("sentence") or "")
-    state, headline, detail = _outcome(artifacts.pushed, is_blessed=verdict["blessed"])
+    state, headline, detail = _outcome(artifacts, is_blessed=verdict["blessed"])
     if state == "bad" and not sentence:
         headline = f"Refused: {(reasons or ['no reason was given'])[0]}"
     return Verdict(state, headline, sentence, detail, rules, reasons)
 
 
-def _outcome(pushed: str | None, *, is_blessed: bool) -> tuple[str, str, str]:
+def _outcome(artifacts: Artifacts, *, is_blessed: bool) -> tuple[str, str, str]:
     """Returns state, headline and detail."""
+    pushed = artifacts.pushed
     if not is_blessed:
         if pushed:
             detail = f"Refused, and yet {pushed} was pushed: look into the pipeline."
@@ -81,7 +82,8 @@ def _outcome(pushed: str | None, *, is_blessed: bool) -> tuple[str, str, str]:
             detail = "Nothing was pushed; what was served before is still served."
         return "bad", "Refused", detail
     if not pushed:
-        return "good", "Blessed, not pushed", "This run served nothing new."
+        detail = f"This run served nothing new. {artifacts.not_pushed or ''}".rstrip()
+        return "good", "Blessed, not pushed", detail
     headline = f"Blessed and pushed as version {PurePath(pushed).name}"
     return "good", headline, f"Served from {pushed}"
 

@@ -65,6 +65,7 @@ def write_report(
     evaluation: Path,
     bundle: Path | None,
     pushed: str | None,
+    not_pushed: str | None = None,
     validation: Path | None = None,
     vocabularies: Path | None = None,
     record: Path | None = None,
@@ -83,6 +84,7 @@ def write_report(
         evaluation: Evaluation folder.
         bundle: Bundle folder; None where none was exported.
         pushed: Served folder; None where nothing was pushed.
+        not_pushed: Why nothing was, if that is known.
         validation: Folder of the gate's `verdict.json`; None where nothing was validated.
         vocabularies: Folder of the vocabularies' `diff.json`; None where there is none.
         record: Folder of the run's record, `<root>/runs/<run id>`; None where none is kept.
@@ -98,6 +100,7 @@ def write_report(
         evaluation,
         bundle,
         pushed,
+        not_pushed,
         validation,
         vocabularies,
         record,
