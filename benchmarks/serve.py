@@ -3,6 +3,7 @@
 `recsys serve` and its clients share this machine. Users are drawn at random, and what
 they did is left out of their list. The lines of a round, for each `--items`:
 
+- `recall`: share of the exact best items that are among the answers of 200 users;
 - `p50`, `p99`: time of an answer where one client asks one user at a time [ms];
 - `rate`: answers of one user a second, of `--clients` that ask at once; and in rows/s,
   with `--batch` users a request;
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import print_line
+from benchmarks.serve_case.recall import recall_of
 from benchmarks.serve_case.server import Server, finished, make_world, publish, running
 
 BENCH = "serve"
@@ -43,6 +45,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--users", type=int, default=10_000)
     add("--dim", type=int, default=64, help="width of the embeddings [floats]")
     add("--k", type=int, default=100, help="candidates of an answer")
+    add("--clusters", type=int, default=0, help="of the items; 0: embeddings as drawn")
     add("--clients", type=int, default=8)
     add("--batch", type=int, default=64)
     add("--seconds", type=float, default=20.0, help="of each case")
@@ -68,12 +71,14 @@ def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
     if bundle is None:
         bundle = folder / "bundle"
         sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
-        make_world(bundle, **sizes)
+        make_world(bundle, **sizes, clusters=options.clusters)
     served = folder / "serving"
     shutil.copytree(bundle, served / "world" / "1")
     bundle = served / "world" / "1"
     with running(served / "world") as server:
         server.wait_for(1)
+        recall = recall_of(server.port, "world", bundle, options.users)
+        _print(server, f"recall {case}", [recall], "share")
         rate = measure_answers(server, options, case)
         if options.swaps:
             measure_swaps(server, options, bundle, case)

@@ -8,56 +8,38 @@ empty batches.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import gc
 import json
 import shutil
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from recsys.bundle import MANIFEST, write_manifest
 from recsys.commit import commit_folder
 from recsys.config import ExportStage
 from recsys.config_file import load_stage
-from recsys.data.histories import ServingHistories, serving_histories
-from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
+from recsys.events import emit
 from recsys.fingerprint import code_fingerprint
-from recsys.model.saved import SavedModel, load_model
-from recsys.model.spec import Side
 from recsys.process import stage_main
-from recsys.serving import gates
+from recsys.serving import checkpoint, warmup
+from recsys.serving.catalogue import write_catalogue
+from recsys.serving.export_sources import Opened, Sources
+from recsys.serving.gate_process import run_gates
+from recsys.serving.gate_reference import Reference
 from recsys.serving.graph import Retrieval
+from recsys.serving.index.build import build
 from recsys.serving.model_card import model_card
-from recsys.serving.raw_features import RawFeatures
 
+__all__ = ["Sources", "export"]
+
+_STEP = "Exporter"
 _VERSIONS = ("tensorflow", "keras", "numpy", "pyarrow")
-
-
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """The folders that a bundle is made of.
-
-    Attributes:
-        model: A model folder.
-        data: The data folder that the model was trained on.
-        transform: Output of the Transform of the items; without it `embed_candidate`
-            takes ids alone.
-        user_transform: Output of the Transform of the users; without it queries are
-            made of ids and histories alone.
-        evaluation: The model's evaluation folder, for card and manifest.
-    """
-
-    model: Path
-    data: Path
-    transform: Path | None = None
-    user_transform: Path | None = None
-    evaluation: Path | None = None
 
 
 def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
@@ -102,80 +84,82 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
 
 def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
     """Writes a checked bundle into `folder`; the manifest comes last."""
-    saved = load_model(sources.model)
-    reference = _reference(sources.model, saved)
-    histories = _histories(sources.data, saved)
-    raw_items, raw_users = _raw_features(sources, saved)
-    n_items = int(saved.catalogue.is_item.sum())
-    k = min(stage.export.k, n_items)
-    retrieval = Retrieval(saved, reference.candidates, histories, raw_items, raw_users, k)
-    tf.saved_model.save(retrieval, str(folder), signatures=retrieval.signatures())
-    difference = gates.check(tf.saved_model.load(str(folder)), reference)
-
-    np.save(folder / "item_embeddings.npy", reference.candidates)
-    shutil.copytree(sources.model / "vocabulary", folder / "vocabulary")
-    shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
-    trained_with = saved.stage.model_dump(mode="json")
-    evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
-    counts = {"users": len(histories.ids), "items": n_items}
+    warmup.check_available()
     training = _json(sources.model / "training.json")
-    card = model_card(stage.name, counts, training, evaluation, trained_with)
+    evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
+    fields, reference = _write_contents(folder, stage, sources)
+    gc.collect()  # The memory is needed by the process of the gates.
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        reference.save(Path(scratch))
+        checked = run_gates(folder, Path(scratch))
+    trained_with = fields["config"]
+    card = model_card(stage.name, fields["counts"], training, evaluation, trained_with)
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
-    fields = {
+    fields |= {
         "name": stage.name,
-        "k": k,
-        "item_columns": raw_items.columns if raw_items else (),
-        "user_columns": raw_users.columns if raw_users else (),
-        "counts": counts,
         "metrics": evaluation["metrics"] if evaluation else None,
         "config": {**stage.model_dump(mode="json"), **trained_with},
         "code": code_fingerprint("recsys.export", "recsys.train"),
         "versions": {name: metadata.version(name) for name in _VERSIONS},
-        "max_difference": difference,
+        **checked,
     }
     write_manifest(folder, fields)
-    return {"max_difference": difference, "checked_queries": len(reference.query)}
+    return {**checked, "checked_queries": len(reference.query)}
 
 
-def _raw_features(
-    sources: Sources, saved: SavedModel
-) -> tuple[RawFeatures | None, RawFeatures | None]:
-    """Returns what turns raw columns of items, and of users, into token rows."""
-    folders = (sources.transform, sources.user_transform)
-    sides: tuple[tuple[Side, str], ...] = (("item", "item_id"), ("user", "user_id"))
-    items, users = (
-        RawFeatures(folder, id_, {f.name: f.width for f in saved.model.spec.of_side(side)})
-        if folder
-        else None
-        for folder, (side, id_) in zip(folders, sides, strict=True)
+def _write_contents(
+    folder: Path, stage: ExportStage, sources: Sources
+) -> tuple[dict[str, Any], Reference]:
+    """Writes all that the gates look at; returns fields of the manifest, and the reference."""
+    opened = Opened.open(sources)
+    saved, config = opened.saved, stage.export
+    reference = opened.reference(config)
+    k = min(config.k, opened.n_items)
+    _save_model(folder, stage, opened, reference, k)
+    shutil.copyfile(sources.model / "candidates.npy", folder / "item_embeddings.npy")
+    shutil.copytree(sources.model / "vocabulary", folder / "vocabulary")
+    shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
+    write_catalogue(folder, saved.catalogue)
+    is_item, candidates = saved.catalogue.is_item, opened.probe.candidates
+    index = build(folder, candidates, is_item, reference.query, k, config.index, _tell_indexed)
+    fields = {
+        "k": k,
+        "index": index,
+        "item_columns": opened.items.columns if opened.items else (),
+        "user_columns": opened.users.columns if opened.users else (),
+        "counts": {"users": len(opened.histories.ids), "items": opened.n_items},
+        "config": saved.stage.model_dump(mode="json"),
+    }
+    return fields, reference
+
+
+def _save_model(
+    folder: Path, stage: ExportStage, opened: Opened, reference: Reference, k: int
+) -> None:
+    """Writes the SavedModel, its tables slice by slice, and its warm-up requests."""
+    retrieval = Retrieval(
+        opened.saved,
+        opened.probe.candidates,
+        opened.histories,
+        opened.items,
+        opened.users,
+        k,
+        stage.export.item_embeddings,
     )
-    return items, users
+    with checkpoint.written_whole():
+        tf.saved_model.save(retrieval, str(folder), signatures=retrieval.signatures())
+        checkpoint.fill(folder, retrieval.variables, _tell_written)
+        warmup.write_warmup(folder, stage.name, reference)
 
 
-def _reference(model: Path, saved: SavedModel) -> gates.Reference:
-    probe = np.load(model / "probe.npz")
-    return gates.Reference(
-        users=saved.users,
-        items=saved.items,
-        user_row=probe["user_row"],
-        history=probe["history"],
-        query=probe["query"],
-        candidates=np.load(model / "candidates.npy"),
-    )
+def _tell_indexed(done: int, total: int) -> None:
+    text = f"{done:,} of {total:,} items indexed"
+    emit("progress", step=_STEP, done=done, total=total, text=text)
 
 
-def _histories(data: Path, saved: SavedModel) -> ServingHistories:
-    """Returns the histories of `data`, whose rows must mean what they do in the model."""
-    for name, of_model in (("users", saved.users), ("items", saved.items)):
-        of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
-        if of_model.fingerprint() != of_data.fingerprint():
-            raise RecsysError(
-                "R524",
-                f"The {name} of the model must be those of the data folder {str(data)!r}.",
-                "Export with the data folder that the model was trained on.",
-                {"model": of_model.n_rows, "data": of_data.n_rows},
-            )
-    return serving_histories(InteractionStore.open(data / "store"))
+def _tell_written(done: int, total: int) -> None:
+    text = f"{done / 2**30:.2f} of {total / 2**30:.2f} GiB of variables written"
+    emit("progress", step=_STEP, done=done, total=total, text=text)
 
 
 def _json(path: Path) -> dict[str, Any]:

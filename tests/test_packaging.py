@@ -44,6 +44,8 @@ def test_the_wheel_holds_our_packages_whole_and_nothing_else(tmp_path):
     }
     assert names - metadata == sources
     assert "recsys/py.typed" in names
+    static = "recsys/serving/server/static"
+    assert {f"{static}/page.html", f"{static}/page.css", f"{static}/page.js"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in metadata)
 
 

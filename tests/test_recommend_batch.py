@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from subject_worlds import make_world
 
 from recsys.cli import main
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.publish import publish
 from recsys.serving import batch_file
@@ -42,7 +43,8 @@ class Echo:
         self.blocks.append(len(ids))
         columns = [ids, [[f"for {id_}"] * k for id_ in ids], [[0.5] * k for _ in ids]]
         known = [id_.startswith("u") for id_ in ids]
-        arrays = [pa.array(x, f.type) for x, f in zip([*columns, known], SCHEMA, strict=True)]
+        columns += [known, ["user" if one else "popularity" for one in known]]
+        arrays = [pa.array(x, f.type) for x, f in zip(columns, SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -98,6 +100,7 @@ def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):
     file.write_bytes(b"id,x\n" + b"\n".join(rows) + b"\n")
     found = recommend_file(Echo(), AskedUsers.open(file), out, 1, 100, quiet)
     assert (found.users, found.unknown, found.rejected) == (3, 1, 5)
+    assert found.sources == {"user": 2, "popularity": 1}
     assert found.rejected_file == str(tmp_path / "out.rejected.parquet")
     table = pq.read_table(out)
     assert table["user_id"].to_pylist() == ["u1", "u2", "s"]
@@ -256,7 +259,8 @@ users = json.loads(sys.argv[2])
 n = len(users)
 found = ask(load_saved_model(Path(sys.argv[1])), "recommend", user_id=users, history=[[""]] * n,
             exclude_seen=[True] * n)
-print(json.dumps({"ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
+print(json.dumps({"source": [s.decode() for s in found["source"]],
+                  "ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
                   "scores": found["scores"].tolist(), "known": found["known"].tolist()}))
 """
 
@@ -281,12 +285,36 @@ def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, caps
     table = pq.read_table(out)
     assert table["user_id"].to_pylist() == users
     assert table["known"].to_pylist() == expected["known"]
+    assert table["source"].to_pylist() == expected["source"]
+    assert set(expected["source"]) == {"user", "history", "features", "popularity"}
     ids = [[id_ for id_ in ids[:4] if id_] for ids in expected["ids"]]
     assert table["item_ids"].to_pylist() == ids
     for found, scores, kept in zip(
         table["scores"].to_pylist(), expected["scores"], ids, strict=True
     ):
         np.testing.assert_allclose(found, scores[: len(kept)], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stranger_is_answered_by_popularity_and_told_apart(served, capsys):
+    # In this world shared rows have features, too.
+    data = served.parent / "world" / "data"
+    users = Vocabulary.load(data / "vocabulary" / "users.parquet")
+    plans = np.load(data / "user_features" / "plan.npy")
+    names = (f"stranger {n}" for n in range(99))
+    stranger = next(name for name in names if not plans[users.rows([name])].any())
+    assert run_main("recommend", "--root", served, "--user", stranger, "-k", 3) == 0
+    said = capsys.readouterr()
+    assert f"For user {stranger}" in said.out
+    assert "source: popularity" in said.out
+    assert "%" in said.out
+    assert f"don't hold the user {stranger!r}" in said.err
+    assert "'u0', 'u1', 'u2'" in said.err
+    assert run_main("recommend", "--root", served, "--user", "u1", "-k", 3) == 0
+    said = capsys.readouterr()
+    assert "source: user" in said.out
+    assert "stranger" not in said.err
+    assert "Ids that they hold" not in said.err
 
 
 @pytest.mark.slow

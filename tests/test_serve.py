@@ -19,9 +19,14 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("tensorflow", reason="needs the extra `serve`")
 import httpx
 
+sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+import requesting
+
 from recsys.bundle import write_manifest
+from recsys.config.index import IndexConfig
 from recsys.publish import publish
 from recsys.rollback import rollback
+from recsys.serving.index.build import build
 
 pytestmark = pytest.mark.slow
 
@@ -44,15 +49,27 @@ def bundle(tmp_path_factory):
     return out
 
 
-def another(bundle, folder, note):
+def another(bundle, folder, note, change=lambda _: None):
     """Returns a bundle of the same model and other content."""
     out = folder / f"bundle-{note}"
     shutil.copytree(bundle, out)
     (out / "MODEL_CARD.md").write_text(note)
+    change(out)
     fields = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").unlink()
     write_manifest(out, {key: value for key, value in fields.items() if key != "files"})
     return out
+
+
+def add_index(bundle):
+    """Gives a bundle an index of one list, which finds everything."""
+    items = np.load(bundle / "item_embeddings.npy")
+    config = IndexConfig(kind="ann", lists=1)
+    build(bundle, items, np.arange(len(items)) > 0, items[:0], _K, config)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-4])
 
 
 class Process:
@@ -82,7 +99,7 @@ class Process:
         return "".join(self.said)
 
     def version(self):
-        answer = httpx.get(f"{self.url}/healthz", timeout=30)
+        answer = requesting.get(f"{self.url}/healthz", timeout=30)
         return answer.json()["version"] if answer.status_code == 200 else None
 
     def wait_for(self, condition, seconds=_START_S):
@@ -94,7 +111,7 @@ class Process:
 
     def predict(self, signature, name="world", **body):
         content = {"signature_name": signature, **body}
-        return httpx.post(f"{self.url}/v1/models/{name}:predict", json=content, timeout=60)
+        return requesting.post(f"{self.url}/v1/models/{name}:predict", json=content, timeout=60)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -157,7 +174,8 @@ def test_one_output_is_unnested_and_exclusions_hold(server):
     asked = {**ASK, "exclude_seen": True}
     [found] = server.predict("recommend", instances=[asked]).json()["predictions"]
     assert not set(history) & set(found["candidate_ids"])
-    embedding = server.predict("embed_candidate", inputs=["i1", "i2"]).json()["outputs"]
+    query = {"user_id": ["u1", "u2"], "history": [[""], [""]]}
+    embedding = server.predict("embed_query", inputs=query).json()["outputs"]
     assert np.shape(embedding) == (2, _DIM)
 
 
@@ -177,12 +195,13 @@ def test_serialized_examples_are_asked_and_others_refused(server):
 
 
 def test_metadata_are_those_of_the_saved_model(server):
-    found = httpx.get(f"{server.url}/v1/models/world/metadata").json()
+    found = requesting.get(f"{server.url}/v1/models/world/metadata").json()
     signatures = found["metadata"]["signature_def"]["signature_def"]
     history = signatures["recommend"]["inputs"]["history"]
     assert history["dtype"] == "DT_STRING"
     assert [dim["size"] for dim in history["tensor_shape"]["dim"]] == ["-1", "-1"]
-    assert set(signatures["recommend"]["outputs"]) == {"candidate_ids", "scores", "known"}
+    outputs = {"candidate_ids", "scores", "known", "source"}
+    assert set(signatures["recommend"]["outputs"]) == outputs
     assert found["model_spec"]["version"] == "1"
 
 
@@ -217,9 +236,28 @@ def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bu
         finally:
             is_over.set()
         assert sum(asked.result()[0] for asked in asking) > 100
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = requesting.get(f"{server.url}/metrics").text
     assert "recsys_model_load_failures_total 1.0" in metrics
     assert "recsys_model_swaps_total 3.0" in metrics
+
+
+def test_the_index_of_a_bundle_answers_and_a_damaged_one_is_refused(
+    server, folder, bundle, tmp_path
+):
+    pytest.importorskip("faiss", reason="needs FAISS")
+    before = server.predict("recommend", instances=[ASK]).json()
+    indexed = another(bundle, tmp_path, "indexed", add_index)
+    number = int(publish(indexed, folder, 9).name)
+    server.wait_for(lambda: server.version() == number)
+    found = server.predict("recommend", instances=[ASK]).json()
+    assert found["predictions"][0]["candidate_ids"] == before["predictions"][0]["candidate_ids"]
+    scores = [answer["predictions"][0]["scores"] for answer in (found, before)]
+    np.testing.assert_allclose(*scores, atol=1e-6)
+    # Its manifest is right: whoever made it meant it so.
+    broken = another(indexed, tmp_path, "broken", lambda out: cut(out / "index" / "list_of.npy"))
+    publish(broken, folder, 9)
+    server.wait_for(lambda: f"version {number + 1} refused: [R582]" in server.log)
+    assert server.version() == number
 
 
 def test_nothing_is_served_until_something_is_pushed_and_sigterm_ends_in_peace(bundle, tmp_path):
@@ -247,7 +285,7 @@ def test_a_signal_while_nothing_was_pushed_ends_it_at_once(tmp_path):
 def _in_flight(server):
     [line] = [
         line
-        for line in httpx.get(f"{server.url}/metrics").text.splitlines()
+        for line in requesting.get(f"{server.url}/metrics").text.splitlines()
         if line.startswith("recsys_requests_in_flight ")
     ]
     return float(line.split()[1])

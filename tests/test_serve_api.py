@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+import requesting
 from serving import IDS, VECTORS, FakeRecommender, Running, make_names
 
 
@@ -20,13 +21,13 @@ def server():
 
 
 def get(server, path, **parameters):
-    answer = httpx.get(f"{server.url}/api/{path}", params=parameters)
+    answer = requesting.get(f"{server.url}/api/{path}", params=parameters)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def recommend(server, **wish):
-    answer = httpx.post(f"{server.url}/api/recommend", json={"version": 1, "k": 4, **wish})
+    answer = requesting.post(f"{server.url}/api/recommend", json={"version": 1, "k": 4, **wish})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -36,7 +37,8 @@ def ids(items):
 
 
 def test_what_is_served_is_told_the_newest_version_first(server):
-    assert get(server, "about") == {"name": "m", "versions": [2, 1], "most": 4}
+    filters = {"only_genre": "genre"}
+    assert get(server, "about") == {"name": "m", "versions": [2, 1], "most": 4, "filters": filters}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_similar_items_are_those_of_the_largest_cosine(server):
 
 
 def test_an_unknown_item_has_no_similar_ones(server):
-    answer = httpx.get(f"{server.url}/api/similar", params={"item": "no"})
+    answer = requesting.get(f"{server.url}/api/similar", params={"item": "no"})
     assert (answer.status_code, "[R567]" in answer.json()["error"]) == (404, True)
 
 
@@ -99,9 +101,10 @@ def test_a_user_gets_what_is_new_with_titles_and_what_was_done(server):
     assert ids(answer["history"]) == ["i1", "i2"]
     assert ids(answer["items"]) == ["i5", "i3", "i6", "ü"]  # By nearness to i1.
     assert answer["items"][0] == {
-        "id": "i5", "title": "Red Wolf", "features": {}, "score": pytest.approx(0.6),
+        "id": "i5", "title": "Red Wolf", "features": {"genre": ["sea", "noir"]},
+        "score": pytest.approx(0.6),
     }  # fmt: skip
-    assert (answer["known"], answer["version"]) == (True, 1)
+    assert (answer["known"], answer["version"], answer["source"]) == (True, 1, "user")
 
 
 def test_a_taste_stands_in_place_of_a_user(server):
@@ -117,6 +120,40 @@ def test_a_taste_stands_in_place_of_a_user(server):
 def test_excluded_items_make_room_for_the_next(server):
     assert ids(recommend(server, user="u1", k=2)["items"]) == ["i5", "i3"]
     assert ids(recommend(server, user="u1", k=2, exclude=["i5"])["items"]) == ["i3", "i6"]
+
+
+@pytest.mark.parametrize(
+    ("only", "found"),
+    [
+        ({"only_genre": ["noir"]}, ["i5", "ü"]),
+        ({"only_genre": ["drama", "sea"]}, ["i5"]),  # i1 and i2 are what u1 did.
+        ({"only_genre": ["no"]}, []),
+        ({"only_genre": []}, ["i5", "i3", "i6", "ü"]),
+    ],
+)
+def test_items_of_a_category_alone_come_where_that_is_wished(server, only, found):
+    assert ids(recommend(server, user="u1", only=only)["items"]) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [("", ["noir", "drama", "sea"]), ("A", ["drama", "sea"]), ("?", [])]
+)
+def test_categories_are_found_those_of_the_most_items_first(server, words, found):
+    answer = get(server, "tokens", filter="only_genre", words=words)
+    assert ids(answer["tokens"]) == found
+    assert ids(get(server, "tokens", filter="only_genre", words=words, n=1)["tokens"]) == found[:1]
+
+
+def test_older_bundles_leave_items_out_of_what_they_answer(server):
+    older = server.pool.models[0]
+    filtered = older.signatures.pop("recommend_filtered")
+    try:
+        assert ids(recommend(server, user="u1", exclude=["i5"])["items"]) == ["i3", "i6", "ü"]
+        wish = {"version": 1, "k": 4, "only": {"only_genre": ["noir"]}}
+        answer = requesting.post(f"{server.url}/api/recommend", json=wish)
+        assert (answer.status_code, "none: the model has none" in answer.text) == (400, True)
+    finally:
+        older.signatures["recommend_filtered"] = filtered
 
 
 def test_two_versions_answer_side_by_side(server):
@@ -164,11 +201,15 @@ def test_unknown_users_get_an_answer_all_the_same(server, user):
         ({"version": -1}, 422),
         ({"version": 2**64}, 422),
         ({"more": 1}, 422),
+        ({"only": {"only_year": ["1999"]}}, 400),
+        ({"only": {"only_genre": "noir"}}, 422),
+        ({"only": ["noir"]}, 422),
+        ({"only": {"only_genre": ["noir"] * 101}}, 422),
     ],
     ids=lambda wish: repr(wish)[:30],
 )
 def test_wrong_wishes_are_refused_with_a_sentence(server, wish, status):
-    answer = httpx.post(f"{server.url}/api/recommend", json=wish)
+    answer = requesting.post(f"{server.url}/api/recommend", json=wish)
     assert (answer.status_code, set(answer.json())) == (status, {"error"})
 
 
@@ -179,7 +220,7 @@ def test_wrong_wishes_are_refused_with_a_sentence(server, wish, status):
 )
 def test_broken_bodies_are_refused_with_a_sentence(server, body):
     kind = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{server.url}/api/recommend", content=body, headers=kind)
+    answer = requesting.post(f"{server.url}/api/recommend", content=body, headers=kind)
     assert (answer.status_code in (400, 422), set(answer.json())) == (True, {"error"})
 
 
@@ -194,18 +235,20 @@ def test_broken_bodies_are_refused_with_a_sentence(server, body):
         ("users?prefix=%ff%00", 200),
         ("items?words=%ed%a0%80", 200),
         ("similar", 422),
+        ("tokens", 422),
+        ("tokens?filter=no", 400),
         ("similar?item=i1&k=-1", 422),
     ],
 )
 def test_wrong_parameters_are_refused_with_a_sentence(server, path, status):
-    answer = httpx.get(f"{server.url}/api/{path}")
+    answer = requesting.get(f"{server.url}/api/{path}")
     assert answer.status_code == status
     assert status == 200 or set(answer.json()) == {"error"}
 
 
 def test_the_page_allows_no_script_but_its_own(server):
     for path in ("/", "/static/page.css", "/static/page.js"):
-        answer = httpx.get(server.url + path)
+        answer = requesting.get(server.url + path)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in policy
@@ -218,7 +261,7 @@ def test_the_page_allows_no_script_but_its_own(server):
     "path", ["/static/", "/static/../app.py", "/static/%2e%2e/app.py", "/static/x"]
 )
 def test_nothing_but_the_files_of_the_page_is_sent(server, path):
-    answer = httpx.get(httpx.URL(server.url, raw_path=path.encode()))
+    answer = requesting.get(httpx.URL(server.url, raw_path=path.encode()))
     assert answer.status_code == 404
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+import requesting
 from serving import Running, raw, wait_for
 
 from recsys.serving.server.limits import Limits
@@ -76,7 +77,7 @@ def test_an_output_without_rows_is_refused_by_row(server):
     ],
 )
 def test_paths_that_name_nothing(server, path, status, said):
-    answer = httpx.get(server.url + path)
+    answer = requesting.get(server.url + path)
     assert (answer.status_code, set(answer.json())) == (status, {"error"})
     assert said in answer.json()["error"]
 
@@ -84,18 +85,18 @@ def test_paths_that_name_nothing(server, path, status, said):
 def test_the_state_of_versions_is_told_as_tensorflow_serving_tells_it(server):
     ok = {"error_code": "OK", "error_message": ""}
     both = [{"version": v, "state": "AVAILABLE", "status": ok} for v in ("3", "2")]
-    answer = httpx.get(f"{server.url}/v1/models/m")
+    answer = requesting.get(f"{server.url}/v1/models/m")
     assert answer.json() == {"model_version_status": both}
-    answer = httpx.get(f"{server.url}/v1/models/m/versions/2")
+    answer = requesting.get(f"{server.url}/v1/models/m/versions/2")
     assert answer.json() == {"model_version_status": both[1:]}
 
 
 def test_metadata_is_told_as_tensorflow_serving_tells_it(server):
     spec = {"name": "m", "signature_name": "", "version": "3"}
     metadata = {"signature_def": {"signature_def": {"serving_default": {"inputs": {}}}}}
-    answer = httpx.get(f"{server.url}/v1/models/m/metadata")
+    answer = requesting.get(f"{server.url}/v1/models/m/metadata")
     assert answer.json() == {"model_spec": spec, "metadata": metadata}
-    answer = httpx.get(f"{server.url}/v1/models/m/versions/2/metadata")
+    answer = requesting.get(f"{server.url}/v1/models/m/versions/2/metadata")
     assert answer.json()["model_spec"]["version"] == "2"
 
 
@@ -104,12 +105,12 @@ def test_before_a_version_is_loaded_all_say_so():
         running.pool.loading = 7
         for answer in (
             running.predict(),
-            httpx.get(f"{running.url}/v1/models/m/metadata"),
-            httpx.get(f"{running.url}/healthz"),
+            requesting.get(f"{running.url}/v1/models/m/metadata"),
+            requesting.get(f"{running.url}/healthz"),
         ):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert "'loading': 7" in answer.json()["error"]
-        states = httpx.get(f"{running.url}/v1/models/m").json()["model_version_status"]
+        states = requesting.get(f"{running.url}/v1/models/m").json()["model_version_status"]
         assert [(one["version"], one["state"]) for one in states] == [("7", "LOADING")]
 
 
@@ -133,21 +134,21 @@ def test_a_chunked_body_is_refused_while_it_is_read(server):
 
     answer = None
     with contextlib.suppress(httpx.TransportError):  # Cut off, after a moment of grace.
-        answer = httpx.post(f"{server.url}/v1/models/m:predict", content=endless(), timeout=30)
+        answer = requesting.post(f"{server.url}/v1/models/m:predict", content=endless(), timeout=30)
     assert answer is None or answer.status_code == 413
     assert sent < 400_000_000
     assert server.predict().status_code == 200
 
 
 def test_a_large_body_hears_why_it_is_refused(server):
-    answer = httpx.post(f"{server.url}/v1/models/m:predict", content=b" " * 5_000_000)
+    answer = requesting.post(f"{server.url}/v1/models/m:predict", content=b" " * 5_000_000)
     assert answer.status_code == 413
     assert "at most 100,000 bytes" in answer.json()["error"]
 
 
 def test_a_body_of_just_the_limit_is_read(server):
     body = b'{"instances": [1.0]}'.ljust(100_000)
-    assert httpx.post(f"{server.url}/v1/models/m:predict", content=body).status_code == 200
+    assert requesting.post(f"{server.url}/v1/models/m:predict", content=body).status_code == 200
 
 
 def test_compressed_bodies_are_refused(server):
@@ -161,7 +162,7 @@ def test_all_bodies_together_are_limited():
         head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
         connection.sendall(head + b"Content-Length: 40001\r\n\r\n" + b" " * 40_000)
         wait_for(lambda: running.app._bodies._held_bytes == 40_000)
-        answer = httpx.post(f"{running.url}/v1/models/m:predict", content=b" " * 20_000)
+        answer = requesting.post(f"{running.url}/v1/models/m:predict", content=b" " * 20_000)
         assert answer.status_code == 429
         assert running.predict().status_code == 200
         connection.sendall(b" ")
@@ -241,7 +242,7 @@ def test_more_requests_than_places_hear_429_and_then_it_recovers(fresh):
             assert answer.result().headers["retry-after"] == "1"
         assert fresh.model.n_asked == 2  # As many as there are threads.
         # What needs no model answers all the same.
-        assert httpx.get(f"{fresh.url}/healthz").status_code == 200
+        assert requesting.get(f"{fresh.url}/healthz").status_code == 200
         fresh.model.may_answer.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 4
     wait_for(lambda: fresh.app.work.held == 0)
@@ -295,13 +296,13 @@ def named_server():
     ],
 )
 def test_on_loopback_only_own_names_are_answered(named_server, host, status):
-    answer = httpx.get(f"{named_server.url}/healthz", headers={"Host": host})
+    answer = requesting.get(f"{named_server.url}/healthz", headers={"Host": host})
     assert answer.status_code == status
 
 
 def test_elsewhere_any_name_is_answered():
     with Running(LIMITS, hosts=None) as running:
-        answer = httpx.get(f"{running.url}/healthz", headers={"Host": "reco.example"})
+        answer = requesting.get(f"{running.url}/healthz", headers={"Host": "reco.example"})
         assert answer.status_code == 200
 
 
@@ -324,8 +325,8 @@ def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
     fresh.predict()
     fresh.predict({})
     for n in range(50):
-        httpx.get(f"{fresh.url}/{n}")
-    text = httpx.get(f"{fresh.url}/metrics").text
+        requesting.get(f"{fresh.url}/{n}")
+    text = requesting.get(f"{fresh.url}/metrics").text
     for line in (
         'recsys_requests_total{code="200",method="POST",route="/v1/models/{name}:predict"} 1.0',
         'recsys_requests_total{code="400",method="POST",route="/v1/models/{name}:predict"} 1.0',
@@ -342,7 +343,7 @@ def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
 
 
 def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
-    page = httpx.get(f"{server.url}/openapi.json").json()
+    page = requesting.get(f"{server.url}/openapi.json").json()
     predict = page["paths"]["/v1/models/{name}:predict"]["post"]
     assert set(predict["responses"]) >= {"200", "400", "404", "408", "413", "429", "503"}
     assert predict["requestBody"]["required"]
@@ -357,7 +358,7 @@ def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
     body=st.binary(max_size=200),
 )
 def test_no_request_ends_in_an_error_of_ours(server, method, path, more, body):
-    answer = httpx.request(
+    answer = requesting.request(
         method, httpx.URL(server.url, raw_path=path.encode() + _quoted(more)), content=body
     )
     assert answer.status_code < 500
@@ -378,4 +379,4 @@ def test_many_clients_at_once_get_their_own_answers(server):
         found = list(clients.map(ask, range(200)))
     assert found == [[2.0 * n + 3] for n in range(200)]
     assert threading.active_count() < 50
-    assert json.loads(httpx.get(f"{server.url}/healthz").text) == {"version": 3}
+    assert json.loads(requesting.get(f"{server.url}/healthz").text) == {"version": 3}

@@ -87,11 +87,34 @@ def test_a_taste_of_items_grows_and_shrinks_and_titles_are_never_markup(page):
     page.press("Enter")
     shown(page)
     assert page.texts("#taste button") == ["<script>alert(1)</script> ×"]
-    assert page.text("#status").startswith("4 items for this taste: version 2 in ")
+    assert page.text("#status").startswith("4 items for this taste, by these items: version 2 in ")
     page.run("document.querySelector('#list-a button[aria-label^=Add]').click()")
     page.wait_for("document.querySelectorAll('#taste button').length === 2")
     page.run("document.querySelectorAll('#taste button')[1].click()")
     page.wait_for("document.querySelectorAll('#taste button').length === 1")
+
+
+def test_a_category_is_found_by_keyboard_and_narrows_what_is_recommended(page, server):
+    open_user(page, server)
+    before = shown(page)
+    page.run("document.querySelector('#filter').focus()")
+    page.type("noi")
+    page.wait_for("document.querySelectorAll('#filter-list [role=option]').length === 1")
+    page.press("Enter")
+    page.wait_for("document.querySelectorAll('#list-a .title').length === 2")
+    assert page.texts("#filters button") == ["genre: noir ×"]
+    assert all("genre: " in text and "noir" in text for text in page.texts("#list-a .more"))
+    assert "only_genre=noir" in page.run("location.hash")
+    page.run("document.querySelector('#filters button').click()")
+    page.wait_for(f"document.querySelectorAll('#list-a .title').length === {len(before)}")
+
+
+def test_what_an_answer_rests_on_is_said_in_words(page, server):
+    page.open("about:blank")
+    page.open(f"{server.url}/#user=nobody&only_genre=noir")
+    shown(page)
+    assert "by popularity: nothing is known of this user" in page.text("#status")
+    assert page.texts("#filters button") == ["genre: noir ×"]
 
 
 def test_hidden_items_go_and_come_back(page, server):

@@ -12,7 +12,8 @@ from recsys.errors import RecsysError
 from recsys.publish import publish
 from recsys.rollback import rollback
 from recsys.serving import pool as pool_module
-from recsys.serving.pool import Pool, Watcher
+from recsys.serving.pool import Pool
+from recsys.serving.watcher import Watcher
 
 
 class FakeModel:

@@ -2,7 +2,8 @@
 
 Weights are as they are drawn, so scores mean nothing; shapes, files and signatures are
 those of every bundle: the real export writes it and checks it. User `u3` is row 3, item
-`i7` is row 7.
+`i7` is row 7. With `--clusters` items lie in clusters and users near them, as a training
+leaves them, and not as the hardest that an index can meet.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
 
 _EVENTS_OF_A_USER = 20
 _BLOCK = 8192
+_SPREAD, _DECAY = 0.6, 4
+"""Way of an item or a user from the middle of its cluster, as a share of that one's way
+from the origin; directions until the variance of one is half of the first's."""
 _WORDS = ("Red", "Blue", "Night", "Sea", "Wolf", "Über", "City", "<b>Bold</b>")
 
 
@@ -38,14 +42,16 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--items", type=int, default=1000)
     add("--dim", type=int, default=64, help="width of the embeddings [floats]")
     add("--k", type=int, default=100, help="candidates of an answer")
+    add("--clusters", type=int, default=0, help="of the items; 0: weights as drawn")
     add("--name", default="world")
     add("--seed", type=int, default=0)
     add("--out", type=Path, required=True, help="folder of the bundle; new")
     options = parser.parse_args(words)
     work = options.out.parent / f"{options.out.name}.work"
     inputs = write_data(work / "data", options.users, options.items, options.seed)
-    config = ModelConfig(dim=options.dim, history=8, widths=(options.dim,))
-    write_model(work, TrainStage(model=config), inputs, options.seed)
+    widths = () if options.clusters else (options.dim,)
+    config = ModelConfig(dim=options.dim, history=8, widths=widths)
+    write_model(work, TrainStage(model=config), inputs, options.seed, options.clusters)
     # Imports TensorFlow.
     from recsys.export import Sources, export
 
@@ -86,7 +92,9 @@ def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> TowerInpu
     return TowerInputs.open(folder)
 
 
-def write_model(work: Path, stage: TrainStage, inputs: TowerInputs, seed: int) -> None:
+def write_model(
+    work: Path, stage: TrainStage, inputs: TowerInputs, seed: int, clusters: int = 0
+) -> None:
     """Writes a model folder whose towers were never trained."""
     spec = ModelSpec.for_data(stage.model, inputs.users.n_rows, inputs.catalogue)
     model = TwoTower(spec)
@@ -94,6 +102,8 @@ def write_model(work: Path, stage: TrainStage, inputs: TowerInputs, seed: int) -
     rng = np.random.default_rng(seed)
     for variable in model.weights:  # As drawn, whatever the layers begin with.
         variable.assign(0.1 * rng.standard_normal(variable.shape, np.float32))
+    if clusters:
+        gather_in_clusters(model, clusters, rng)
     folder = work / "model"
     save_model(folder, model, stage, work / "data")
     n = inputs.items.n_rows
@@ -107,6 +117,24 @@ def write_model(work: Path, stage: TrainStage, inputs: TowerInputs, seed: int) -
     training = {"steps": 0, "examples": 0, "devices": 1, "platform": "cpu", "seconds": 0.0}
     training |= {"curve": [], "examples_per_s": 0.0, "unknown_id_share": 0.0}
     (folder / "training.json").write_text(json.dumps(training))
+
+
+def gather_in_clusters(model: TwoTower, n: int, rng: np.random.Generator) -> None:
+    """Puts items into `n` clusters and users near them; the towers add up what they read."""
+    middles = None
+    for variable in model.weights:
+        *_, part, name = variable.path.split("/")
+        if name == "embeddings":
+            rows, dim = variable.shape
+            # The first directions matter most, as in what was trained.
+            scale = (1 / np.sqrt(1 + np.arange(dim) / _DECAY)).astype(np.float32)
+            if middles is None:
+                middles = scale * rng.standard_normal((n, dim), np.float32)
+            ways = np.float32(_SPREAD) * scale * rng.standard_normal((rows, dim), np.float32)
+            variable.assign(middles[rng.integers(0, n, rows)] + ways)
+        elif name == "kernel" and part == "out":
+            inner, dim = variable.shape
+            variable.assign(np.tile(np.eye(dim, dtype=np.float32), (inner // dim, 1)))
 
 
 if __name__ == "__main__":

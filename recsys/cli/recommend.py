@@ -14,12 +14,23 @@ from recsys.bundle import latest
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
 from recsys.serving.recommender import Recommendations, Recommender
+from recsys.serving.sources import FEATURES, HISTORY, POPULARITY, USER
 
 _SHOWN_HISTORY = 10
+_RESTS_ON = {
+    USER: "source: user, from what training learnt of this user",
+    HISTORY: "source: history, from the items that this user took",
+    FEATURES: "source: features, from what the users' file tells of this user",
+    POPULARITY: "source: popularity, as nothing is known of this user;"
+    " the score is the item's share of all positive interactions",
+}
 
 
 def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_json: bool) -> None:
     """Prints the best `k` items of a user that are new to it.
+
+    To a user that the data don't hold it says so on stderr, with ids that they do hold;
+    what is recommended then is what is popular.
 
     Args:
         user: Id of the user.
@@ -29,13 +40,20 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
         as_json: Print one line of JSON.
     """
     bundle = latest(serving_folder(config, root))
-    [answer] = Recommender(bundle).recommend([user], k)
+    recommender = Recommender(bundle)
+    [answer] = recommender.recommend([user], k)
+    if not answer.known:
+        Console(stderr=True, highlight=False).print(
+            Text(_stranger(answer.user_id, recommender.example_users)), soft_wrap=True
+        )
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
         return
     console = Console(highlight=False)
     console.print(_table(answer))
-    console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
+    console.print(Text(_RESTS_ON[answer.source], "dim"), soft_wrap=True)
+    if answer.history:
+        console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
 
 
 def check_asked(user: str | None, users: Path | None, out: Path | None, column: str | None) -> None:
@@ -77,6 +95,14 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
     return names[0]
 
 
+def _stranger(user: str, examples: list[str]) -> str:
+    known = ", ".join(repr(id_) for id_ in examples)
+    return (
+        f"The data of the bundle don't hold the user {user!r}. Ids that they hold: {known};"
+        " after new data came in, run again: recsys run."
+    )
+
+
 def _history(answer: Recommendations) -> str:
     shown = ", ".join(item.title for item in answer.history[:_SHOWN_HISTORY])
     n_more = len(answer.history) - _SHOWN_HISTORY
@@ -89,5 +115,10 @@ def _table(answer: Recommendations) -> Table:
     table.add_column("id")
     table.add_column("title")
     for item in answer.items:
-        table.add_row(f"{item.score:.4f}", Text(item.id), Text(item.title))
+        table.add_row(_score(item.score, answer.source), Text(item.id), Text(item.title))
     return table
+
+
+def _score(score: float, source: str) -> str:
+    # Shares of a large catalogue are small.
+    return f"{score:.3%}" if source == POPULARITY else f"{score:.4f}"

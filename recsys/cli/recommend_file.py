@@ -73,8 +73,11 @@ def _sentences(answered: Answered, column: str) -> list[str]:
     if answered.unknown:
         lines.append(
             f"{counted(answered.unknown, 'of them is', 'of them are')} not in the data of the"
-            " bundle: answered as strangers, and marked in the column 'known'."
+            " bundle, and marked in the column 'known'."
         )
+    if answered.sources:
+        found = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
+        lines.append(f"What the answers rest on is in the column 'source': {found}.")
     if answered.rejected_file is not None:
         lines.append(
             f"{counted(answered.rejected, 'row is', 'rows are')} no user id, and kept with the"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from recsys.config.data import DataConfig
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
+from recsys.config.index import IndexConfig
 from recsys.config.model import ModelConfig
-from recsys.config.strict import Name, Strict
+from recsys.config.strict import Name, Share, Strict
 from recsys.config.training import TrainConfig
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
@@ -22,6 +23,15 @@ class ExportConfig(Strict):
 
     k: PositiveInt = 100
     """Most candidates that `recommend` can return."""
+    item_embeddings: Literal["float32", "float16", "int8"] = "float32"
+    """What the SavedModel stores of the items: `float16` is half as large, `int8` a quarter."""
+    min_parity: Share = 0.99
+    """Share of exact float32's best that shorter item embeddings must find [0..1]."""
+    latency_ms: PositiveFloat | None = None
+    """Longest that 99 % of single requests may take before a bundle is refused [ms];
+    `null`: it isn't measured."""
+    index: IndexConfig = IndexConfig()
+    """How `recsys serve` finds the best items."""
 
 
 class PushConfig(Strict):

@@ -33,7 +33,7 @@ def _read(table: Table, kind: ResolvedTable, ids: Any, weights: Any) -> Any:
     known = ops.logical_and(ids >= 0, ids < kind.rows)
     rows = ops.cast(ops.where(known, ids, ops.zeros_like(ids)), "int32")
     places = table.place(rows + table.offset(kind.name))
-    out = ops.cast(ops.take(table.embeddings, places, axis=0), "float32")
+    out = ops.cast(ops.take(table.for_lookups(), places, axis=0), "float32")
     if weights is not None:
         weights = ops.cast(weights, "float32")
         weights = ops.where(ops.isfinite(weights), weights, ops.zeros_like(weights))

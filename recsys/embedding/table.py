@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -41,6 +41,7 @@ class Table(keras.layers.Layer):
         self.rows = sum(member.rows for member in members)
         self.dim = self.kind.dim
         self.optimizer = self.kind.optimizer
+        self._read: Callable[[], Any] | None = None
         self.is_spread = self.kind.placement == "row"
         self.places = spread.padded_rows(self.rows, n_shards) if self.is_spread else self.rows
         if self.places >= 2**31:
@@ -63,6 +64,23 @@ class Table(keras.layers.Layer):
         self.steps = self.add_weight(
             name="steps", shape=(), initializer="zeros", dtype="int32", trainable=False
         )
+
+    def read_from(self, weights: Any, read: Callable[[], Any]) -> None:
+        """Has lookups read `weights` `[rows, dim]`, in the order of rows, and makes none.
+
+        For who serves: the table is built with it, and can't be trained.
+
+        Args:
+            weights: A variable of the backend.
+            read: Returns its numbers, as a tensor that is no copy.
+        """
+        self.embeddings, self.slots, self._read = weights, [], read
+        self.is_spread, self.places = False, self.rows
+        self.built = True
+
+    def for_lookups(self) -> Any:
+        """Returns the weights `[places, dim]` to gather from."""
+        return self.embeddings if self._read is None else self._read()
 
     def _weight(self, name: str, width: int, initializer: Any, dtype: str) -> Any:
         return self.add_weight(

@@ -17,7 +17,7 @@ import importlib.metadata
 import json
 import shutil
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.in_order import chunks_in_order, in_places
 from recsys.embedding.placement import tables_of
-from recsys.embedding.table import Table
+from recsys.embedding.table import WEIGHTS, Table
 from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
 from recsys.model.tower_inputs import TowerInputs
@@ -113,11 +113,13 @@ def save_model(
     (folder / "model.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def load_model(folder: Path) -> SavedModel:
+def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = None) -> SavedModel:
     """Reads a model folder, on whatever backend and mesh is active, to compute with it.
 
     Args:
         folder: What `save_model` wrote.
+        give: Gives a table its weights `[rows, dim]` float32, memory-mapped, before it is
+            built; None: variables of Keras, with all rows in memory.
 
     Raises:
         RecsysError: The folder holds no model, or a damaged one.
@@ -135,12 +137,18 @@ def load_model(folder: Path) -> SavedModel:
     ):
         raise _damaged(folder, "a model of other users, items or features than its folder has")
     model = TwoTower(spec)
+    numbers = {one["path"]: number for number, one in enumerate(summary["variables"])}
+    if give is not None:
+        for own in tables_of(model):
+            number = numbers.pop(_path(model, own), None)
+            if number is None:
+                raise _damaged(folder, f"no weights of the table {own.name!r}")
+            give(own, _read(folder, number, summary, own.shape))
     model.build()
     kept = _kept(model)
-    paths = [variable.path for variable, _ in kept]
-    if paths != [described["path"] for described in summary["variables"]]:
+    if [variable.path for variable, _ in kept] != list(numbers):
         raise _damaged(folder, "other variables than the code has")
-    for number, (variable, table) in enumerate(kept):
+    for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape)
         variable.assign(weights if table is None else in_places(table, weights))
     return SavedModel(model, inputs, stage)
@@ -231,6 +239,11 @@ def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:
     return kept
 
 
+def _path(model: TwoTower, table: Table) -> str:
+    """Returns the path that the weights of a table have once the model is built."""
+    return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
+
+
 def _write(path: Path, variable: Any, table: Table | None, shape: tuple[int, ...]) -> None:
     """Writes a variable, a table chunk by chunk.
 
@@ -256,7 +269,7 @@ def _read(folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, 
     described = tuple(summary["variables"][number]["shape"])
     if weights.shape != described or weights.shape != tuple(shape):
         raise _damaged(path, f"shape {weights.shape} where {described} was written")
-    return np.asarray(weights)
+    return weights
 
 
 def _damaged(path: Path, found: str) -> RecsysError:

@@ -1,13 +1,14 @@
 """Recommends to many users at a time: as the signature `recommend` does, but faster.
 
-The SavedModel is asked for query embeddings and histories alone; the ranking is that of
-the evaluation, by the C kernel, exact over the whole catalogue. Strangers, whom a model
-may answer in ways of its own, are asked for by `recommend`: those of one embedding get
-one answer, so a few questions are enough for all of them.
+The SavedModel is asked for query embeddings and for what each user has seen alone; the
+ranking is that of the evaluation, by the C kernel, exact over the whole catalogue in
+float32. Who is answered by popularity is asked for by the SavedModel: those who have
+seen nothing get one answer, so one question is enough for all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from recsys.data.id_index import IdIndex
 from recsys.errors import RecsysError
 from recsys.evaluation.ranking import DotProducts, rank
 from recsys.ragged import Ragged
+from recsys.serving.catalogue import allowed_items, features_of
 from recsys.serving.contents import check_k, read_contents
+from recsys.serving.input_names import filter_inputs
 from recsys.serving.loading import load_saved_model
 from recsys.serving.signatures import ask
+from recsys.serving.sources import POPULARITY
 
 SCHEMA = pa.schema(
     [
@@ -29,13 +33,13 @@ SCHEMA = pa.schema(
         ("item_ids", pa.list_(pa.string())),
         ("scores", pa.list_(pa.float32())),
         ("known", pa.bool_()),
+        ("source", pa.string()),
     ]
 )
-"""Of an answer: items the best first, fewer than asked for where the catalogue has no more."""
+"""Of an answer: items the best first, fewer than asked for where the catalogue has no more;
+whether the data hold the user; what the answer rests on, see `recsys.serving.sources`."""
 
-# Histories come padded to the longest one of their block.
-_HISTORY_BLOCK = 512
-_STRANGERS_BLOCK = 64
+_ASKED_BLOCK = 64
 
 
 class BatchRecommender:
@@ -43,19 +47,33 @@ class BatchRecommender:
 
     Args:
         bundle: Folder of a bundle, as `recsys.bundle.latest` finds it.
+        exclude_ids: Items that nobody gets.
+        only: Names of tokens by feature; every item of an answer has one of them in each
+            of these features.
 
     Raises:
-        RecsysError: The bundle is damaged or lacks something (R544, R547), or TensorFlow
-            is missing or can't load it.
+        RecsysError: The bundle is damaged or lacks something (R543, R544, R547), or
+            TensorFlow is missing or can't load it.
+        UsageError: There is no such feature (R549).
     """
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        exclude_ids: Sequence[str] = (),
+        only: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         contents = read_contents(bundle)
         self.max_k = contents.max_k
         ids = contents.catalogue["id"].cast(pa.large_string()).combine_chunks()
+        self._only = {name: tuple(tokens) for name, tokens in (only or {}).items() if tokens}
+        self._exclude_ids = tuple(exclude_ids)
+        allowed = allowed_items(bundle, ids, self._exclude_ids, self._only)
         ids = pa.concat_arrays([pa.array([""], pa.large_string()), ids])
         self._item_ids = pc.if_else(pc.equal(ids, ""), pa.scalar(None, pa.large_string()), ids)
-        self._is_item = self._item_ids.is_valid().to_numpy(zero_copy_only=False)
+        is_item = self._item_ids.is_valid().to_numpy(zero_copy_only=False)
+        self._is_candidate = is_item & np.concatenate([[False], allowed])
+        self._inputs = _filter_inputs(bundle, self._exclude_ids, self._only)
         self._index = IdIndex(self._item_ids)
         self._embeddings = _embeddings(bundle, len(ids))
         self._model = load_saved_model(bundle)
@@ -72,77 +90,62 @@ class BatchRecommender:
         """
         check_k(k, self.max_k)
         users = np.asarray(user_ids.to_pylist(), object)
-        known, seen = self._histories(users)
+        query = self._ask("prepare_query", users)
+        seen = Ragged(query["seen_rows"], query["seen_offsets"])
         rows = np.zeros((len(users), k), np.int32)
         scores = np.full((len(users), k), -np.inf, np.float32)
-        if len(users):
-            query = self._embed(users)
-            self._answer_known(np.flatnonzero(known), query, seen, rows, scores)
-            self._answer_strangers(np.flatnonzero(~known), users, query, rows, scores)
-        return self._as_batch(user_ids, rows, scores, known)
+        is_popular = query["source"] == POPULARITY.encode()
+        self._rank(np.flatnonzero(~is_popular), query["embedding"], seen, rows, scores)
+        self._answer_by_popularity(np.flatnonzero(is_popular), users, seen, rows, scores)
+        return self._as_batch(user_ids, rows, scores, query)
 
-    def _answer_known(
+    def _rank(
         self, at: np.ndarray, query: np.ndarray, seen: Ragged, rows: np.ndarray, scores: np.ndarray
     ) -> None:
         """Fills in `rows` and `scores` of the users at places `at` by ranking."""
-        if not len(at):
+        if not len(at) or not self._is_candidate.any():
             return
         nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(at) + 1, np.int64))
         scorer = DotProducts(query[at], self._embeddings)
-        found = rank(scorer, nothing, seen.select(at), self._is_item, rows.shape[1])
+        found = rank(scorer, nothing, seen.select(at), self._is_candidate, rows.shape[1])
         width = found.top.shape[1]  # Fewer where the catalogue is smaller.
         rows[at, :width], scores[at, :width] = found.top, found.top_scores
 
-    def _answer_strangers(
+    def _answer_by_popularity(
         self,
         at: np.ndarray,
         users: np.ndarray,
-        query: np.ndarray,
+        seen: Ragged,
         rows: np.ndarray,
         scores: np.ndarray,
     ) -> None:
         """Fills in `rows` and `scores` of the users at places `at` by asking the model."""
-        _, first, group = np.unique(query[at], axis=0, return_index=True, return_inverse=True)
-        group = group.reshape(-1)
-        for start in range(0, len(first), _STRANGERS_BLOCK):
-            block = first[start : start + _STRANGERS_BLOCK]
-            found_rows, found_scores = self._ask_recommend(users[at[block]], rows.shape[1])
-            mine = (group >= start) & (group < start + len(block))
-            rows[at[mine]] = found_rows[group[mine] - start]
-            scores[at[mine]] = found_scores[group[mine] - start]
+        has_seen = np.diff(seen.offsets)[at] > 0
+        for start in range(0, int(has_seen.sum()), _ASKED_BLOCK):
+            block = at[has_seen][start : start + _ASKED_BLOCK]
+            rows[block], scores[block] = self._ask_recommend(users[block], rows.shape[1])
+        others = at[~has_seen]
+        if len(others):
+            # One answer for them all.
+            rows[others], scores[others] = self._ask_recommend(users[others[:1]], rows.shape[1])
 
     def _ask_recommend(self, users: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        answer = ask(
-            self._model,
-            "recommend",
-            user_id=users,
-            history=np.full((len(users), 1), "", object),
-            exclude_seen=np.ones(len(users), bool),
-        )
+        is_filtered = bool(self._inputs)
+        signature = "recommend_filtered" if is_filtered else "recommend"
+        filters = {name: np.tile(texts, (len(users), 1)) for name, texts in self._inputs.items()}
+        answer = self._ask(signature, users, **filters)
         rows = self._rows(answer["candidate_ids"][:, :k])
         scores = np.where(rows > 0, answer["scores"][:, :k], -np.inf)
         return rows, scores.astype(np.float32)
 
-    def _embed(self, users: np.ndarray) -> np.ndarray:
-        stored = np.full((len(users), 1), "", object)
-        embedding: np.ndarray = ask(self._model, "embed_query", user_id=users, history=stored)[
-            "embedding"
-        ]
-        return embedding
-
-    def _histories(self, users: np.ndarray) -> tuple[np.ndarray, Ragged]:
-        """Returns which users are known `[n]` bool, and the item rows that each has seen."""
-        known, counts, rows = [np.zeros(0, bool)], [np.zeros(0, np.int64)], []
-        for start in range(0, len(users), _HISTORY_BLOCK):
-            block = users[start : start + _HISTORY_BLOCK]
-            answer = ask(self._model, "stored_history", user_id=block)
-            is_item = answer["item_ids"] != b""
-            known.append(answer["known"])
-            counts.append(is_item.sum(axis=1))
-            rows.append(self._rows(answer["item_ids"][is_item]))
-        offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-        return np.concatenate(known), Ragged(
-            np.concatenate([*rows, np.zeros(0, np.int32)]), offsets
+    def _ask(self, signature: str, users: np.ndarray, **more: np.ndarray) -> dict[str, np.ndarray]:
+        return ask(
+            self._model,
+            signature,
+            user_id=users,
+            history=np.full((len(users), 1), "", object),
+            exclude_seen=np.ones(len(users), bool),
+            **more,
         )
 
     def _rows(self, ids: np.ndarray) -> np.ndarray:
@@ -152,7 +155,11 @@ class BatchRecommender:
         return np.maximum(places, 0).astype(np.int32).reshape(ids.shape)
 
     def _as_batch(
-        self, user_ids: pa.Array, rows: np.ndarray, scores: np.ndarray, known: np.ndarray
+        self,
+        user_ids: pa.Array,
+        rows: np.ndarray,
+        scores: np.ndarray,
+        query: Mapping[str, np.ndarray],
     ) -> pa.RecordBatch:
         is_there = rows > 0
         offsets = pa.array(np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]), pa.int32())
@@ -161,9 +168,20 @@ class BatchRecommender:
             user_ids.cast(pa.string()),
             pa.ListArray.from_arrays(offsets, ids),
             pa.ListArray.from_arrays(offsets, pa.array(scores[is_there])),
-            pa.array(known),
+            pa.array(query["known"]),
+            pa.array(query["source"], pa.binary()).cast(pa.string()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _filter_inputs(
+    bundle: Path, exclude_ids: Sequence[str], only: Mapping[str, Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """Returns the inputs of `recommend_filtered` that filter `[1, any]`, for one user."""
+    found = {"exclude_ids": exclude_ids} if exclude_ids else {}
+    inputs = filter_inputs(features_of(bundle)) if only else {}
+    found |= {name: only[feature] for name, feature in inputs.items() if feature in only}
+    return {name: np.asarray([list(texts)], object) for name, texts in found.items()}
 
 
 def _embeddings(bundle: Path, n_rows: int) -> np.ndarray:

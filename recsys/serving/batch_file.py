@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
@@ -20,6 +21,7 @@ from recsys.data import dead_letters
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import SCHEMA
+from recsys.serving.sources import SOURCES
 
 Tell = Callable[[int, int], None]
 """Is told how many users were answered since, and how many bytes of the file are done."""
@@ -49,6 +51,7 @@ class Answered:
         rejected_file: The rows that are no user id, as dead letters; None: there are none.
         users: Users that were answered.
         unknown: Those of them whom the bundle doesn't know.
+        sources: How many answers rest on what, see `recsys.serving.sources`.
         rejected: Rows that are no user id.
         seconds: Time that it took [s].
     """
@@ -57,6 +60,7 @@ class Answered:
     rejected_file: str | None
     users: int
     unknown: int
+    sources: dict[str, int]
     rejected: int
     seconds: float
 
@@ -81,6 +85,7 @@ def recommend_file(
     started = time.monotonic()
     rejected_file = rejected_name(out)
     n_users = n_unknown = n_rejected = 0
+    sources: Counter[str] = Counter()
     with _replacing(out) as file, _replacing(rejected_file) as other:
         with (
             pq.ParquetWriter(file, SCHEMA) as writer,
@@ -95,6 +100,7 @@ def recommend_file(
                     writer.write_batch(answer)
                     n_users += len(ids)
                     n_unknown += pc.sum(pc.invert(answer["known"])).as_py()
+                    sources.update(answer["source"].to_pylist())
                 tell(len(ids), n_bytes)
         _commit(other, rejected_file, is_wanted=n_rejected > 0)
         _commit(file, out, is_wanted=True)
@@ -103,6 +109,7 @@ def recommend_file(
         rejected_file=str(rejected_file) if n_rejected else None,
         users=n_users,
         unknown=n_unknown,
+        sources={name: sources[name] for name in SOURCES if sources[name]},
         rejected=n_rejected,
         seconds=time.monotonic() - started,
     )

@@ -21,6 +21,7 @@ from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import EMBEDDINGS, HISTORIES, USERS
 from recsys.events import emit
 from recsys.process import stage_main
+from recsys.serving.gate_reference import stand_ins
 from recsys.serving.loading import load_saved_model
 
 _STEP = "RetrievalEvaluator"
@@ -54,9 +55,6 @@ class Embedder:
                 `histories.npy`, item rows of the bundle `[n, history]` int32, the newest
                 first, padded with 0; gets `embeddings.npy` `[n, dim]` float32.
         """
-        # Imports TensorFlow, which the loading says kindly if it is missing.
-        from recsys.serving.gates import stand_ins
-
         users = np.asarray(pq.read_table(folder / USERS)["user_id"].to_pylist(), object)
         rows = np.load(folder / HISTORIES, mmap_mode="r", allow_pickle=False)
         id_of_row = stand_ins(self._items, np.unique(rows))

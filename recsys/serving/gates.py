@@ -2,126 +2,84 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError
+from recsys.data.vocabulary import Vocabulary, as_texts
+from recsys.serving.gate_reference import Reference
+from recsys.serving.gate_scores import Answers, compare_scores
+from recsys.serving.slices import read_rows
+from recsys.serving.tolerance import difference, refused
 
-TOLERANCE = 1e-5
 _BATCHES = (0, 1, 7, 512)
-_TRIES = 1 << 16
+
+Tell = Callable[[str], None]
+"""Is told what was checked."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """What the trainer computed.
-
-    Attributes:
-        users: Vocabulary of the users.
-        items: Vocabulary of the items.
-        user_row: User row of each probe `[n]`.
-        history: Item rows of each probe `[n, length]`, the newest first.
-        query: Embedding of each probe `[n, dim]`.
-        candidates: Embedding of each item row `[item rows, dim]`.
-    """
-
-    users: Vocabulary
-    items: Vocabulary
-    user_row: np.ndarray
-    history: np.ndarray
-    query: np.ndarray
-    candidates: np.ndarray
-
-
-def check(model: Any, reference: Reference) -> float:
+def check(model: Any, bundle: Path, reference: Reference, tell: Tell) -> float:
     """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
 
     The embeddings of all probes and all items, the candidates of all probes, in
     batches of 0, 1, 7 and 512, and the same from serialized tf.Examples.
 
+    Args:
+        model: The loaded SavedModel.
+        bundle: The unfinished bundle; vocabulary and item embeddings are read there.
+        reference: What the trainer computed.
+        tell: Is told after each check.
+
     Returns:
         The largest difference of an embedding or of a score.
 
     Raises:
-        RecsysError: A difference is over the tolerance.
+        RecsysError: A difference is over the tolerance (R530 … R533), or short item
+            embeddings find too few (R538).
     """
-    ask = model.signatures
-    probes, n = _raw_probes(reference), len(reference.query)
-    found = _in_batches(lambda part: _answer(ask["embed_query"], probes, part), n)
-    queries = _difference("R530", "query embeddings", found["embedding"], reference.query)
-    items = _items_difference(ask["embed_candidate"], reference)
-    found = _in_batches(lambda part: _answer(ask["recommend"], probes, part), n)
-    scores = _candidates_difference("recommend", found, reference)
-    found = _in_batches(lambda part: ask["serving_default"](examples=_examples(probes, part)), n)
-    return max(queries, items, scores, _candidates_difference("serving_default", found, reference))
+    ask, n = model.signatures, len(reference.query)
+    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+    embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
+    found = _in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
+    worst = difference("R530", "query embeddings", found["embedding"], reference.query)
+    tell(f"{n:,} query embeddings are the trainer's")
+    worst = max(worst, _items_difference(ask["embed_candidate"], items, embeddings))
+    tell(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
+
+    def examples(part: slice) -> dict[str, tf.Tensor]:
+        return ask["serving_default"](examples=_examples(reference, part))
+
+    found = _in_batches(lambda part: _answer(ask["recommend"], reference, part), n)
+    answers = [_answers("recommend", found, items)]
+    answers.append(_answers("serving_default", _in_batches(examples, n), items))
+    worst = max(worst, compare_scores(answers, reference, embeddings, items.has_id()))
+    tell(f"the candidates of {n:,} queries are the trainer's")
+    return worst
 
 
-_Probes = dict[str, np.ndarray]
-
-
-def _raw_probes(reference: Reference) -> _Probes:
-    """Returns user ids, histories and `exclude_seen` of the probes, as a client sends them.
-
-    An unknown id follows each history, so that an empty one is given as empty and
-    not taken for the stored one.
-    """
-    users = stand_ins(reference.users, reference.user_row)
-    items = stand_ins(reference.items, reference.history)
-    unknown = _unknown_id({*users.tolist(), *items.tolist()})
-    if reference.users.first_own_row == 1:
-        users[0] = unknown
-    last = np.full((len(reference.user_row), 1), unknown, object)
-    return {
-        "user_id": users[reference.user_row],
-        "history": np.concatenate([items[reference.history], last], axis=1),
-        "exclude_seen": np.zeros(len(reference.user_row), bool),
-    }
-
-
-def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
-    """Returns an id `[n_rows]` for each of `rows` `[...]`; other shared rows have none.
-
-    A row that unknown ids share has one of them, found by trying.
-    """
-    ids = np.asarray(vocabulary.names_of_rows(), object)
-    is_shared = (rows > 0) & (rows < vocabulary.first_own_row)
-    wanted = np.unique(rows[is_shared])
-    tried = 0
-    while len(wanted):
-        tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
-        found, first = np.unique(vocabulary.rows(tries), return_index=True)
-        hit = np.isin(found, wanted)
-        ids[found[hit]] = np.asarray(tries, object)[first[hit]]
-        wanted = np.setdiff1d(wanted, found)
-        tried += _TRIES
-    return ids
-
-
-def _unknown_id(known: set[str]) -> str:
-    unknown = "?"
-    while unknown in known:
-        unknown += "?"
-    return unknown
-
-
-def _answer(signature: Any, probes: _Probes, part: slice) -> dict[str, tf.Tensor]:
-    """Asks a signature for some probes; raw columns are padding, for what is stored."""
+def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+    """Returns the inputs of a signature for some probes; others are padding, for the stored."""
+    given = {"user_id": reference.user_id[part], "history": reference.history[part]}
+    n = len(given["user_id"])
+    given["exclude_seen"] = np.zeros(n, bool)
+    specs = signature.structured_input_signature[1]
     inputs = {}
-    for name, spec in signature.structured_input_signature[1].items():
-        n = len(probes["user_id"][part])
-        values = probes[name][part] if name in probes else np.full((n, 1), "", object)
+    for name, spec in specs.items():
+        values = given[name] if name in given else np.full((n, 1), "", object)
         inputs[name] = tf.constant(values, spec.dtype, values.shape)
-    return signature(**inputs)
+    return inputs
 
 
-def _examples(probes: _Probes, part: slice) -> tf.Tensor:
+def _answer(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+    return signature(**inputs_of(signature, reference, part))
+
+
+def _examples(reference: Reference, part: slice) -> tf.Tensor:
     serialized = []
-    for user_id, history in zip(probes["user_id"][part], probes["history"][part], strict=True):
+    for user_id, history in zip(reference.user_id[part], reference.history[part], strict=True):
         example = tf.train.Example()
         feature = example.features.feature
         feature["user_id"].bytes_list.value.append(user_id.encode())
@@ -132,8 +90,8 @@ def _examples(probes: _Probes, part: slice) -> tf.Tensor:
 
 
 def _in_batches(ask: Callable[[slice], dict[str, tf.Tensor]], n: int) -> dict[str, np.ndarray]:
-    answers = [ask(part) for part in _parts(n)]
-    return {name: np.concatenate([a[name].numpy() for a in answers]) for name in answers[0]}
+    answers = [{name: t.numpy() for name, t in ask(part).items()} for part in _parts(n)]
+    return {name: np.concatenate([a[name] for a in answers]) for name in answers[0]}
 
 
 def _parts(n: int) -> Iterator[slice]:
@@ -147,62 +105,41 @@ def _parts(n: int) -> Iterator[slice]:
         start += _BATCHES[-1]
 
 
-def _items_difference(signature: Any, reference: Reference) -> float:
+def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
     """Returns the largest difference between the found embeddings of items and the trainer's."""
-    is_item = reference.items.has_id()
-    ids = np.asarray(reference.items.names_of_rows(), object)[is_item]
+    rows = np.flatnonzero(items.has_id())
     raw = set(signature.structured_input_signature[1]) - {"item_id"}
-
-    def embed(part: slice) -> dict[str, tf.Tensor]:
-        n = len(ids[part])
-        columns = {name: tf.fill([n, 1], "") for name in raw}
-        return signature(item_id=tf.constant(ids[part], tf.string, [n]), **columns)
-
-    found = _in_batches(embed, len(ids))["embedding"]
-    return _difference("R531", "item embeddings", found, reference.candidates[is_item])
-
-
-def _candidates_difference(
-    signature: str, found: dict[str, np.ndarray], reference: Reference
-) -> float:
-    """Returns the largest difference between the found scores and the trainer's best.
-
-    Ids are compared by their scores: two items of one score may change places.
-    """
-    scores = reference.query @ reference.candidates.T
-    k = found["scores"].shape[1]
-    is_item = reference.items.has_id()
-    best = -np.sort(-scores[:, is_item], axis=1)[:, :k]
-    subject = f"scores of {signature}"
-    of_best = _difference("R532", subject, found["scores"], best)
-    row_of = {id_.encode(): row for row, id_ in enumerate(reference.items.names_of_rows())}
-    row_of[b""] = 0
-    rows = np.asarray([[row_of[id_] for id_ in ids] for ids in found["candidate_ids"]], np.int64)
-    rows = rows.reshape(-1, k)
-    n_distinct = [len(set(ids)) for ids in rows.tolist()]
-    if (rows == 0).any() or min(n_distinct, default=k) < k:
-        raise _refused("R533", f"candidates of {signature}", "an item twice, or none")
-    of_ids = np.take_along_axis(scores, rows, axis=1)
-    subject = f"scores of the candidates of {signature}"
-    return max(of_best, _difference("R533", subject, of_ids, best))
-
-
-def _difference(code: str, subject: str, found: np.ndarray, expected: np.ndarray) -> float:
-    if found.shape != expected.shape:
-        raise _refused(code, subject, f"shape {found.shape} instead of {expected.shape}")
-    worst = float(np.max(np.abs(found - expected), initial=0.0))
-    # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
-    largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
-        raise _refused(code, subject, f"a difference of {worst:.3g}")
+    worst = 0.0
+    for part in _parts(len(rows)):
+        # Batch by batch: all at once they may be as large as a table.
+        ids = items.ids_of_rows.take(rows[part]).to_pylist()
+        columns = {name: tf.fill([len(ids), 1], "") for name in raw}
+        found = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
+        found = found["embedding"].numpy()
+        expected = _picked(embeddings, rows[part])
+        worst = max(worst, difference("R531", "item embeddings", found, expected))
     return worst
 
 
-def _refused(code: str, subject: str, received: str) -> RecsysError:
-    return RecsysError(
-        code,
-        f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
-        " of the largest number, or of 1.",
-        "Nothing was exported. Train again: recsys run; if it stays, report it as a bug.",
-        received,
-    )
+def _picked(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the embeddings of ascending `rows`, which lie close together."""
+    if not len(rows):
+        return np.zeros((0, embeddings.shape[1]), np.float32)
+    return read_rows(embeddings, rows[0], rows[-1] + 1)[rows - rows[0]]
+
+
+def _answers(signature: str, found: dict[str, np.ndarray], items: Vocabulary) -> Answers:
+    """Returns what a signature answered, in item rows.
+
+    Raises:
+        RecsysError: There is an item twice, or none where there should be one (R533).
+    """
+    ids, place = np.unique(found["candidate_ids"].astype(object), return_inverse=True)
+    places = items.index.find(as_texts([id_.decode() for id_ in ids]))
+    rows = np.where(places >= 0, places + items.first_own_row, 0)[place]
+    rows = rows.reshape(found["candidate_ids"].shape)
+    n_distinct = [len(set(row)) for row in rows.tolist()]
+    k = found["candidate_ids"].shape[1]
+    if (rows == 0).any() or min(n_distinct, default=k) < k:
+        raise refused("R533", f"candidates of {signature}", "an item twice, or none")
+    return Answers(signature, rows, found["scores"], found["source"])

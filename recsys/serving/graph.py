@@ -13,7 +13,11 @@ Conventions of every signature:
 - `exclude_seen` masks what the user did, stored or given.
 - Candidates come best first, always `k` of them: who wants fewer takes the first
   ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
-- `known` tells whether the data hold the user.
+- `known` tells whether the data hold the user, or the item.
+- `source` tells what an answer rests on, see `recsys.serving.sources`. Where nothing is
+  known it is `popularity`, and the scores are the items' shares of all positives.
+- Every item with a row can be recommended, one without a single interaction too: its
+  embedding is made of its features.
 """
 
 from __future__ import annotations
@@ -22,17 +26,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import tensorflow as tf
 
 from recsys.data.histories import ServingHistories
 from recsys.model.saved import SavedModel
+from recsys.serving.candidates import NO_SCORE, Allow, Candidates
+from recsys.serving.constants import constant
+from recsys.serving.filters import ItemFilters
 from recsys.serving.id_table import IdTable, hash_rows
 from recsys.serving.raw_features import RawFeatures, text_columns
-from recsys.serving.towers import Bags, RowTowers
+from recsys.serving.sources import POPULARITY, popularity_shares
+from recsys.serving.stored_embeddings import Kind, stored
+from recsys.serving.stored_users import StoredUsers
+from recsys.serving.towers import Bags, Query, RowTowers
 
-NO_SCORE = float(np.finfo(np.float32).min)
+__all__ = ["NO_SCORE", "Retrieval"]
+
 _Tensors = dict[str, tf.Tensor]
 
 
@@ -46,6 +55,10 @@ class Retrieval(tf.Module):
         raw_items: From raw columns of items to token rows; None where there are none.
         raw_users: The same for users.
         k: Candidates of an answer.
+        kind: What the item embeddings are stored as.
+
+    Raises:
+        RecsysError: The item embeddings can't be stored so (R539).
     """
 
     def __init__(
@@ -56,33 +69,24 @@ class Retrieval(tf.Module):
         raw_items: RawFeatures | None,
         raw_users: RawFeatures | None,
         k: int,
+        kind: Kind = "float32",
     ) -> None:
         super().__init__(name="retrieval")
         # The saved graph finds variables and tables through the attributes of a module.
-        self._towers, self._k = RowTowers(saved), k
+        self._towers = RowTowers(saved)
         self._raw_items, self._raw_users = raw_items, raw_users
         self._tower_variables = list(self._towers.variables)
         is_item = saved.catalogue.is_item
         self._item_table = IdTable(
             [id_ for id_ in saved.catalogue.ids if id_], np.flatnonzero(is_item)
         )
-        self._n_hash_rows = {
-            "user": saved.users.first_own_row - 1,
-            "item": saved.items.first_own_row - 1,
-        }
-        self._item_ids = _constant(np.asarray(saved.catalogue.ids, object), tf.string)
-        self._item_embeddings = _constant(item_embeddings, tf.float32)
-        # Row 0 is masked with what the user did.
-        self._is_item = None if is_item[1:].all() else _constant(is_item, tf.bool)
-        silent = _without_events(saved, histories)
-        ids = [*histories.ids, *silent]
-        self._user_table = IdTable(ids, np.arange(1, len(ids) + 1))
-        # Place 0 is the unknown user, who did nothing.
-        rows = np.concatenate([[0], histories.user_rows, saved.users.rows(silent)])
-        self._user_rows = _constant(rows, tf.int32)
-        ends = np.full(len(silent), histories.offsets[-1])
-        self._history_offsets = _constant(np.concatenate([[0], histories.offsets, ends]), tf.int64)
-        self._history_items = _constant(np.append(histories.item_rows, 0), tf.int32)
+        self._n_item_hash_rows = saved.items.first_own_row - 1
+        self._item_ids = constant(np.asarray(saved.catalogue.ids, object), tf.string)
+        shares = popularity_shares(histories, is_item)
+        self._candidates = Candidates(stored(item_embeddings, kind), is_item, shares, k)
+        bags = self._towers.item_bag_tables
+        self._filters = ItemFilters(saved.catalogue.features, bags)
+        self._users = StoredUsers(saved, histories)
 
     def signatures(self) -> dict[str, Any]:
         """Returns the functions to save, by the name of their signature."""
@@ -92,14 +96,17 @@ class Retrieval(tf.Module):
             "history": tf.TensorSpec([None, None], tf.string, "history"),
             **text_columns(self._raw_users.columns if self._raw_users else ()),
         }
-        exclude_seen = tf.TensorSpec([None], tf.bool, "exclude_seen")
+        seen = {"exclude_seen": tf.TensorSpec([None], tf.bool, "exclude_seen")}
         candidate = {
             "item_id": tf.TensorSpec([None], tf.string, "item_id"),
             **text_columns(self._raw_items.columns if self._raw_items else ()),
         }
+        filters = text_columns(["exclude_ids", *self._filters.inputs])
         return {
             "serving_default": _traced(self.recommend_examples, {"examples": ids}),
-            "recommend": _traced(self.recommend, {**query, "exclude_seen": exclude_seen}),
+            "recommend": _traced(self.recommend, {**query, **seen}),
+            "recommend_filtered": _traced(self.recommend_filtered, {**query, **seen, **filters}),
+            "prepare_query": _traced(self.prepare_query, {**query, **seen}),
             "embed_query": _traced(self.embed_query, query),
             "embed_candidate": _traced(self.embed_candidate, candidate),
             "stored_history": _traced(self.stored_history, {"user_id": ids}),
@@ -108,16 +115,33 @@ class Retrieval(tf.Module):
     def recommend(
         self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor, **raw: tf.Tensor
     ) -> _Tensors:
-        """Returns `candidate_ids` `[b, k]`, `scores` `[b, k]` and `known` `[b]`."""
-        user, given = self._user_table.lookup(user_id), self._items(history)
-        query = self._query(user_id, history, raw)
-        scores = tf.matmul(query, self._item_embeddings, transpose_b=True)
-        if self._is_item is not None:
-            scores = tf.where(self._is_item, scores, NO_SCORE)
-        scores = _mask(scores, self._seen(user, given, exclude_seen))
-        best, rows = tf.math.top_k(scores, self._k)
-        ids = tf.where(best > NO_SCORE, tf.gather(self._item_ids, rows), "")
-        return {"candidate_ids": ids, "scores": best, "known": user > 0}
+        """Returns `candidate_ids` `[b, k]`, `scores` `[b, k]`, `known` and `source` `[b]`."""
+        user, seen = self._seen(user_id, history, exclude_seen)
+        return self._answer(user, self._query(user, user_id, history, raw), seen)
+
+    def recommend_filtered(
+        self,
+        user_id: tf.Tensor,
+        history: tf.Tensor,
+        exclude_seen: tf.Tensor,
+        exclude_ids: tf.Tensor,
+        **others: tf.Tensor,
+    ) -> _Tensors:
+        """Answers as `recommend` does, with some items alone.
+
+        Args:
+            user_id: As in `recommend`.
+            history: As in `recommend`.
+            exclude_seen: As in `recommend`.
+            exclude_ids: Item ids that are left out `[b, any]`, padded with `""`.
+            **others: Raw columns of the users; and `only_<feature>` `[b, any]` for each
+                feature of the items with named tokens, see `ItemFilters.allow`.
+        """
+        only = {name: others.pop(name) for name in self._filters.inputs}
+        user, seen = self._seen(user_id, history, exclude_seen)
+        query = self._query(user, user_id, history, others)
+        hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
+        return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
 
     def recommend_examples(self, examples: tf.Tensor) -> _Tensors:
         """Answers serialized tf.Examples `[b]` as `recommend` does.
@@ -140,79 +164,96 @@ class Retrieval(tf.Module):
         history = parsed["history"].to_tensor("")
         return self.recommend(parsed["user_id"], history, parsed["exclude_seen"] != 0, **raw)
 
+    def prepare_query(
+        self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor, **raw: tf.Tensor
+    ) -> _Tensors:
+        """Returns what is needed to rank elsewhere, exactly as `recommend` does.
+
+        `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to leave out,
+        `seen_rows` `[seen]` int32: those of query `i` are at `seen_offsets[i]` …
+        `seen_offsets[i + 1]`, `[b + 1]` int64. Where `source` is `popularity` the
+        embedding says nothing: ask `recommend`.
+        """
+        user, seen = self._seen(user_id, history, exclude_seen)
+        query = self._query(user, user_id, history, raw)
+        rows = tf.ragged.boolean_mask(seen, seen > 0)
+        return {
+            "embedding": query.embedding,
+            "known": user > 0,
+            "source": query.source,
+            "seen_rows": rows.values,
+            "seen_offsets": rows.row_splits,
+        }
+
     def embed_query(self, user_id: tf.Tensor, history: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
         """Returns the query's `embedding` `[b, dim]`."""
-        return {"embedding": self._query(user_id, history, raw)}
+        query = self._query(self._users.numbers(user_id), user_id, history, raw)
+        return {"embedding": query.embedding}
 
     def embed_candidate(self, item_id: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
-        """Returns the item's `embedding` `[b, dim]`."""
+        """Returns the item's `embedding` `[b, dim]` and whether it is `known` `[b]`.
+
+        One that isn't has the embedding of its features, if raw columns are given.
+        """
         row = self._items(item_id)
         bags = _fresh(self._raw_items, item_id, raw, self._towers.item_bags(row))
-        return {"embedding": self._towers.candidate(row, bags)}
+        return {
+            "embedding": self._towers.candidate(row, bags),
+            "known": self._item_table.lookup(item_id) > 0,
+        }
 
     def stored_history(self, user_id: tf.Tensor) -> _Tensors:
         """Returns `item_ids` `[b, longest]`, the newest first, padded with `""`; `known` `[b]`."""
-        user = self._user_table.lookup(user_id)
-        rows = tf.reverse(self._stored(user), axis=[1]).to_tensor(0)
+        user = self._users.numbers(user_id)
+        rows = tf.reverse(self._users.history(user), axis=[1]).to_tensor(0)
         return {"item_ids": tf.gather(self._item_ids, rows), "known": user > 0}
+
+    def _answer(
+        self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
+    ) -> _Tensors:
+        scores, rows = self._candidates.best(
+            query.embedding, query.source == POPULARITY, hidden, allow
+        )
+        ids = tf.where(scores > NO_SCORE, tf.gather(self._item_ids, rows), "")
+        return {
+            "candidate_ids": ids,
+            "scores": scores,
+            "known": user > 0,
+            "source": query.source,
+        }
 
     def _items(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the item rows of `ids`; 0 for the empty one."""
         rows = self._item_table.lookup(ids)
-        return tf.where(rows > 0, rows, hash_rows(ids, self._n_hash_rows["item"]))
+        return tf.where(rows > 0, rows, hash_rows(ids, self._n_item_hash_rows))
 
-    def _query(self, user_id: tf.Tensor, history: tf.Tensor, raw: _Tensors) -> tf.Tensor:
-        user, given = self._user_table.lookup(user_id), self._items(history)
-        row = tf.where(
-            user > 0,
-            tf.gather(self._user_rows, user),
-            hash_rows(user_id, self._n_hash_rows["user"]),
-        )
-        length = self._towers.history
+    def _query(
+        self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, raw: _Tensors
+    ) -> Query:
+        """Embeds queries; `user` `[b]` holds the users' numbers."""
+        row, length = self._users.rows(user, user_id), self._towers.history
+        # What stands behind is never read.
+        given = self._items(history[:, :length])
+        given = tf.pad(given, [[0, 0], [0, length - tf.shape(given)[1]]])
         is_given = tf.reduce_any(history != "", axis=1)
-        given = tf.pad(given[:, :length], [[0, 0], [0, tf.maximum(length - tf.shape(given)[1], 0)]])
-        rows = tf.where(is_given[:, None], given, self._newest(user, length))
+        rows = tf.where(is_given[:, None], given, self._users.newest(user, length))
         bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
         return self._towers.query(row, rows, bags)
 
-    def _newest(self, user: tf.Tensor, length: int) -> tf.Tensor:
-        """Returns the newest stored item rows `[b, length]`, padded with 0."""
-        start, end = self._slice(user)
-        places = end[:, None] - 1 - tf.range(length, dtype=tf.int64)
-        is_inside = places >= start[:, None]
-        rows = tf.gather(self._history_items, tf.where(is_inside, places, 0))
-        return tf.where(is_inside, rows, 0)
-
-    def _stored(self, user: tf.Tensor) -> tf.RaggedTensor:
-        start, end = self._slice(user)
-        return tf.gather(self._history_items, tf.ragged.range(start, end))
-
-    def _slice(self, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.gather(self._history_offsets, user), tf.gather(self._history_offsets, user + 1)
-
-    def _seen(self, user: tf.Tensor, given: tf.Tensor, exclude_seen: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the item rows to mask of each query; row 0 always."""
-        seen = tf.concat([self._stored(user), given], axis=1)
+    def _seen(
+        self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.RaggedTensor]:
+        """Returns the users' numbers `[b]`, and the item rows to mask; row 0 always."""
+        user = self._users.numbers(user_id)
+        seen = tf.concat([self._users.history(user), self._items(history)], axis=1)
         seen = tf.ragged.boolean_mask(seen, _as_ragged(exclude_seen, seen))
-        return tf.concat([tf.zeros_like(user, tf.int32)[:, None], seen], axis=1)
-
-
-def _without_events(saved: SavedModel, histories: ServingHistories) -> list[str]:
-    """Returns the ids of the users who have a row, for their features, and did nothing."""
-    ids = saved.users.own_ids.drop_null()
-    with_events = pa.array(histories.ids, ids.type)
-    return ids.filter(pc.invert(pc.is_in(ids, value_set=with_events))).to_pylist()
+        return user, tf.concat([tf.zeros_like(user, tf.int32)[:, None], seen], axis=1)
 
 
 def _fresh(
     features: RawFeatures | None, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Bags
 ) -> Bags:
     return features.or_stored(ids, raw, stored) if features else stored
-
-
-def _constant(values: Any, dtype: tf.DType) -> tf.Variable:
-    """Returns a variable, which is saved in a file of its own and not in the graph."""
-    return tf.Variable(tf.convert_to_tensor(values, dtype), trainable=False)
 
 
 def _traced(function: Any, inputs: Mapping[str, tf.TensorSpec]) -> Any:
@@ -222,9 +263,3 @@ def _traced(function: Any, inputs: Mapping[str, tf.TensorSpec]) -> Any:
 def _as_ragged(flags: tf.Tensor, like: tf.RaggedTensor) -> tf.RaggedTensor:
     """Returns each row's flag for each value of the row of `like`."""
     return like.with_values(tf.gather(flags, like.value_rowids()))
-
-
-def _mask(scores: tf.Tensor, rows: tf.RaggedTensor) -> tf.Tensor:
-    places = tf.stack([rows.value_rowids(), tf.cast(rows.values, tf.int64)], axis=1)
-    lowest = tf.fill([tf.shape(places)[0]], tf.constant(NO_SCORE))
-    return tf.tensor_scatter_nd_update(scores, places, lowest)

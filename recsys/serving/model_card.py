@@ -66,18 +66,32 @@ answer = model.signatures["recommend"](
     history=tf.constant([[""]]),  # padding only: the stored history
     exclude_seen=tf.constant([True]),
 )
-answer["candidate_ids"], answer["scores"], answer["known"]
+answer["candidate_ids"], answer["scores"], answer["known"], answer["source"]
 ```"""
 
 _SIGNATURES = [
     (
         "recommend",
         "user_id, history, exclude_seen, and raw user columns, see below",
-        "candidate_ids, scores [b, k], known [b]",
+        "candidate_ids, scores [b, k], known [b], source [b]",
+    ),
+    (
+        "recommend_filtered",
+        "the same, exclude_ids, and only_<feature> of the items, see below",
+        "the same",
     ),
     ("serving_default", "examples: serialized tf.Examples, see below", "the same"),
     ("embed_query", "user_id, history, and raw user columns", "embedding [b, dim]"),
-    ("embed_candidate", "item_id, and raw item columns, see below", "embedding [b, dim]"),
+    (
+        "embed_candidate",
+        "item_id, and raw item columns, see below",
+        "embedding [b, dim], known [b]",
+    ),
+    (
+        "prepare_query",
+        "as recommend",
+        "embedding [b, dim], known [b], source [b], seen_rows [n], seen_offsets [b + 1]",
+    ),
     ("stored_history", "user_id", "item_ids [b, longest], known [b]"),
 ]
 
@@ -89,19 +103,32 @@ user did. The features of a tf.Example are `user_id` (one text), `history` (text
 missing), `exclude_seen` (one integer; 1 where it is missing), and the raw user columns
 (texts; may be missing).
 
+`source` tells what an answer rests on: `user`, a row that training learnt of this user;
+`history`, items with a trained row; `features`; or `popularity`, where nothing is known:
+the scores are then each item's share of all positive interactions.
+
+`exclude_ids` and `only_<feature>` are texts [b, any], padded with the empty string.
+`only_genres` leaves the items with one of the named genres; padding alone leaves all, and
+several features must all hold. `catalogue/items.parquet` has the names. For those who rank
+on their own, `prepare_query` tells which item rows to leave out of answer i: `seen_rows`
+from `seen_offsets[i]` up to `seen_offsets[i + 1]`; item rows are those of
+`item_embeddings.npy`, and of `catalogue/items.parquet` from 1 on.
+
 `user_columns` and `item_columns` in `manifest.json` list the raw columns. Each is text
 [b, any], padded with the empty string: the values of a list one by one, numbers as they are
-written, dates as whole seconds since 1970, UTC. Where all columns of a user or an item are
-empty, the features are those that the bundle holds. Text must be in Unicode's normal form C
-(NFC), as ids must be, for that is what the ingest makes of the raw data."""
+written, dates as whole seconds since 1970, UTC, as years, or in ISO 8601. Where all columns
+of a user or an item are empty, the features are those that the bundle holds. Text must be
+in Unicode's normal form C (NFC), as ids must be, for that is what the ingest makes of the
+raw data."""
 
 _LIMITS = """- It ranks items by what users did in the training data, and repeats the data's biases,
   that for popular items among them.
 - A user without a training interaction is served from history and features; one without
-  either gets the same items as every other such user. `known` is false for users
+  either gets what is popular, as every other such user does. `known` is false for users
   that the data don't hold.
-- An item that came after training is no candidate until the next run; `embed_candidate`
-  embeds it from its features.
+- An item of the catalogue that nobody took yet is recommended by its features alone. One
+  that came after training is no candidate until the next run; `embed_candidate` embeds it
+  from its features.
 - Stored histories are those of the data that it was made from; newer ones must be sent.
 - The evaluation looks back at recorded behaviour; it does not measure what people do when
   they see the recommendations."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -180,38 +179,6 @@ class Pool(Generic[ModelT]):
         self._retired = [one for one in self._retired if one() is not None]
         if self._retired:
             gc.collect()  # A SavedModel refers to itself.
-
-
-class Watcher:
-    """A thread that refreshes a pool again and again.
-
-    Args:
-        pool: The pool.
-        every_s: Time between two looks [s].
-    """
-
-    def __init__(self, pool: Pool[ModelT], every_s: float) -> None:
-        self._pool, self._every_s = pool, every_s
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="recsys-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> bool:
-        """Ends it; returns whether it ended in time [s]: a load can't be stopped."""
-        self._is_over.set()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _watch(self) -> None:
-        while not self._is_over.is_set():
-            try:
-                self._pool.refresh()
-            except OSError as error:
-                _LOG.error("the serving folder can't be read: %s", error)
-            self._is_over.wait(self._every_s)
 
 
 def _identity(path: Path) -> _Identity:

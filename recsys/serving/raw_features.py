@@ -1,13 +1,12 @@
 """The Transform graphs inside the bundle: raw columns to token rows.
 
 A raw column is text `[batch, any]`, padded with the empty string, whatever it holds:
-numbers as people write them, dates as seconds since 1970, UTC.
+numbers as people write them; dates as seconds since 1970, UTC, as years, or in ISO 8601.
+Each is read as the ingest reads it, see `recsys.serving.raw_values`.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from recsys.errors import RecsysError
-
-_OWN_INPUTS = ("user_id", "item_id", "history", "exclude_seen")
+from recsys.serving.input_names import raw_inputs
+from recsys.serving.raw_values import numbers, seconds, trimmed
 
 
 class RawFeatures(tf.Module):
@@ -34,7 +33,7 @@ class RawFeatures(tf.Module):
         self._function = self.graph.transform_fn
         self._specs: dict[str, Any] = self._function.structured_input_signature[0][0]
         self._id_column, self._widths = id_column, dict(widths)
-        self._column_of = _input_names(sorted(set(self._specs) - {id_column}))
+        self._column_of = raw_inputs(sorted(set(self._specs) - {id_column}))
         missing = sorted({id_column, *widths} - set(self._function.structured_outputs))
         if missing:
             raise RecsysError(
@@ -79,19 +78,6 @@ def text_columns(names: Iterable[str]) -> dict[str, tf.TensorSpec]:
     return {name: tf.TensorSpec([None, None], tf.string, name) for name in names}
 
 
-def _input_names(columns: Iterable[str]) -> dict[str, str]:
-    """Returns the column of each input; a name of TensorFlow has letters, digits and `_`."""
-    column_of: dict[str, str] = {}
-    for column in columns:
-        name = re.sub(r"[^A-Za-z0-9]", "_", column)
-        name = name if name[:1].isalpha() else f"column_{name}"
-        taken = {*column_of, *_OWN_INPUTS}
-        numbered = (f"{name}_{number}" for number in itertools.count(2))
-        free = next(one for one in itertools.chain([name], numbered) if one not in taken)
-        column_of[free] = column
-    return column_of
-
-
 def _load(folder: Path) -> Any:
     try:
         return tf.saved_model.load(str(folder / "transform_fn"))
@@ -116,12 +102,11 @@ def _as(column: tf.Tensor, spec: Any) -> Any:
     return tf.reshape(_typed(first, spec.dtype), [-1, *[1] * (spec.shape.rank - 1)])
 
 
-def _typed(text: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Returns what `text` says; for the empty one what the graph knows as missing."""
+def _typed(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns what `texts` say; for the empty one what the graph knows as missing."""
     if dtype == tf.string:
-        return text
-    missing = "nan" if dtype.is_floating else str(dtype.min)
-    return tf.strings.to_number(tf.where(text == "", missing, text), dtype)
+        return trimmed(texts)
+    return numbers(texts, dtype) if dtype.is_floating else seconds(texts)
 
 
 def _padded(bag: tf.Tensor, width: int) -> tf.Tensor:

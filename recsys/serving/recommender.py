@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from recsys.errors import UsageError
 from recsys.serving.contents import check_k, read_contents
 from recsys.serving.loading import load_saved_model
-from recsys.serving.signatures import ask
+from recsys.serving.signatures import ask, needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +33,8 @@ class ScoredItem(Item):
     """An item that is recommended.
 
     Attributes:
-        score: Similarity of the user's and the item's embedding; a cosine is in [-1..1].
+        score: Similarity of the user's and the item's embedding, a cosine is in [-1..1];
+            or the item's share of all positives [0..1].
     """
 
     score: float
@@ -42,12 +46,17 @@ class Recommendations:
 
     Attributes:
         user_id: Id of the user.
+        known: Whether the data of the bundle hold the user.
+        source: What the answer rests on, one of `user`, `history`, `features` and
+            `popularity`; of the last, the scores are the items' shares of all positives.
         history: What the user did, the newest first.
         items: What is recommended, the best first; nothing of the history. Fewer
             than were asked for where the catalogue has no more.
     """
 
     user_id: str
+    known: bool
+    source: str
     history: list[Item]
     items: list[ScoredItem]
 
@@ -60,6 +69,10 @@ class Recommender:
     Args:
         bundle: Folder of a bundle, as `recsys.bundle.latest` finds it.
 
+    Attributes:
+        max_k: Most items of an answer.
+        example_users: A few users that the bundle knows.
+
     Raises:
         RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
     """
@@ -69,47 +82,48 @@ class Recommender:
         self.max_k = contents.max_k
         table = contents.catalogue
         self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
-        self._example_users = contents.example_users
+        self.example_users = contents.example_users
         self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
-        """Returns the best `k` unseen items of each of `user_ids`.
+        """Returns the best `k` unseen items of each of `user_ids`, known or not.
 
         Raises:
-            UsageError: A user is unknown, or `k` is out of range.
+            UsageError: A user id is no text (R540), or `k` is out of range (R541).
         """
         check_k(k, self.max_k)
         if not user_ids:
             return []
-        histories = self._histories(user_ids)
+        ids = [_normal(user_id) for user_id in user_ids]
+        histories = self._histories(ids)
         answer = ask(
             self._model,
             "recommend",
-            user_id=list(user_ids),
-            history=[[""]] * len(user_ids),
-            exclude_seen=[True] * len(user_ids),
+            user_id=ids,
+            history=[[""]] * len(ids),
+            exclude_seen=[True] * len(ids),
         )
-        items = [
-            [
-                ScoredItem(*self._id_and_title(id_), float(score))
-                for id_, score in zip(ids[:k], scores[:k], strict=True)
-                if id_
-            ]
-            for ids, scores in zip(answer["candidate_ids"], answer["scores"], strict=True)
-        ]
+        sources = needed(answer, "recommend", "source")
         return [
-            Recommendations(user_id, history, best)
-            for user_id, history, best in zip(user_ids, histories, items, strict=True)
+            Recommendations(
+                user_id,
+                bool(answer["known"][n]),
+                sources[n].decode(),
+                histories[n],
+                self._items(answer["candidate_ids"][n][:k], answer["scores"][n][:k]),
+            )
+            for n, user_id in enumerate(ids)
+        ]
+
+    def _items(self, ids: np.ndarray, scores: np.ndarray) -> list[ScoredItem]:
+        return [
+            ScoredItem(*self._id_and_title(id_), float(score))
+            for id_, score in zip(ids, scores, strict=True)
+            if id_
         ]
 
     def _histories(self, user_ids: Sequence[str]) -> list[list[Item]]:
-        for user_id in user_ids:
-            if not _is_text(user_id):  # Which the data hold alone.
-                raise self._unknown(user_id)
         answer = ask(self._model, "stored_history", user_id=list(user_ids))
-        for user_id, is_known in zip(user_ids, answer["known"], strict=True):
-            if not is_known:
-                raise self._unknown(user_id)
         return [
             [Item(*self._id_and_title(id_)) for id_ in ids if id_] for ids in answer["item_ids"]
         ]
@@ -118,22 +132,20 @@ class Recommender:
         text = id_.decode()
         return text, self._titles.get(text, text)
 
-    def _unknown(self, user_id: str) -> UsageError:
-        examples = ", ".join(repr(id_) for id_ in self._example_users)
-        return UsageError(
-            "R540",
-            "The user must be in the data of the bundle: with a positive interaction, or"
-            " in the users' file.",
-            f"Take a user id of the interactions, such as {examples};"
-            " after new data came in, run again: recsys run.",
-            user_id,
-        )
 
+def _normal(user_id: str) -> str:
+    """Returns an id as the ingest writes it.
 
-def _is_text(user_id: str) -> bool:
-    """Returns whether an id can be written as UTF-8; what a terminal brings may be none."""
+    Raises:
+        UsageError: It can't be written as UTF-8: what a terminal brings may be no text.
+    """
     try:
         user_id.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise UsageError(
+            "R540",
+            "A user id must be text in UTF-8.",
+            "Write the id as the data have it.",
+            user_id,
+        ) from None
+    return unicodedata.normalize("NFC", user_id.strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,3 +37,19 @@ def ask(model: Any, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
     tensors = {name: tf.constant(value) for name, value in inputs.items()}
     tensors.update({name: tf.fill([n, 1], "") for name in raw})
     return {name: value.numpy() for name, value in function(**tensors).items()}
+
+
+def needed(answer: Mapping[str, np.ndarray], signature: str, name: str) -> np.ndarray:
+    """Returns an output of a signature.
+
+    Raises:
+        RecsysError: The bundle is older than this output (R543).
+    """
+    if name not in answer:
+        raise RecsysError(
+            "R543",
+            f"The signature {signature!r} of a bundle must answer with {name!r}.",
+            "Export the model again: recsys export.",
+            sorted(answer),
+        )
+    return answer[name]

@@ -7,6 +7,9 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+# Beside TensorFlow, as its server knows them.
+from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+
 NOT_NEEDED = {"recsys", "components", "tensorflow_transform", "keras", "keras_rs", "jax"}
 # TensorFlow itself imports some of them.
 IMPORTED_BY_TENSORFLOW = set(sys.modules)
@@ -42,6 +45,23 @@ def ask(model, signature, inputs):
     return {name: text(value.numpy().tolist()) for name, value in answer.items()}
 
 
+def warmed_up(model, file):
+    """Returns the signature and the rows of each warm-up request, once it is answered."""
+    found = []
+    for record in tf.data.TFRecordDataset(str(file)):
+        request = PredictionLog.FromString(record.numpy()).predict_log.request
+        assert request.model_spec.name == "tiny"
+        inputs = {
+            name: tf.constant(tf.make_ndarray(value)) for name, value in request.inputs.items()
+        }
+        answer = model.signatures[request.model_spec.signature_name](**inputs)
+        (rows,) = {len(value) for value in inputs.values()}
+        # Some outputs are flat.
+        assert rows in {len(value) for value in answer.values()}
+        found.append([request.model_spec.signature_name, rows])
+    return found
+
+
 def operations(file):
     graph = SavedModel.FromString(file.read_bytes()).meta_graphs[0].graph_def
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
@@ -58,6 +78,8 @@ def main(folder):
     result = {
         "answers": [ask(model, signature, inputs) for signature, inputs in questions],
         "ops": operations(folder / "bundle" / "saved_model.pb"),
+        "warmup": warmed_up(model, folder / "bundle/assets.extra/tf_serving_warmup_requests"),
+        "signatures": sorted(model.signatures),
         "modules": sorted(top_levels(set(sys.modules) - IMPORTED_BY_TENSORFLOW) & NOT_NEEDED),
     }
     (folder / "answers.json").write_text(json.dumps(result))

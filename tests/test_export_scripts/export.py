@@ -1,6 +1,9 @@
 """Exports as `python -m recsys.export` does, then tries what must be refused."""
 
+import contextlib
+import dataclasses
 import json
+import resource
 import runpy
 import shutil
 import sys
@@ -12,6 +15,9 @@ import numpy as np
 folder = Path(sys.argv[1])
 data, bundle = folder / "data", folder / "bundle"
 bundle.mkdir()  # TFX makes the folder before.
+# What a kill has left.
+(folder / ".bundle.partial" / "variables").mkdir(parents=True)
+(folder / ".bundle.partial" / "variables" / "variables-0-0.index").write_bytes(b"half")
 sys.argv = ["recsys.export", "--config", str(folder / "export.json"), "--data", str(data)]
 sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "item_transform")]
 sys.argv += ["--user-transform", str(folder / "user_transform")]
@@ -20,16 +26,30 @@ runpy.run_module("recsys.export", run_name="__main__")
 
 from recsys.config import ExportStage  # noqa: E402
 from recsys.config_file import load_stage  # noqa: E402
+from recsys.data.histories import serving_histories  # noqa: E402
+from recsys.data.store import InteractionStore  # noqa: E402
+from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.export import Sources, export  # noqa: E402
+from recsys.serving import gates, latency  # noqa: E402
+from recsys.serving.gate_reference import Reference, raw_probes  # noqa: E402
+from recsys.serving.gate_scores import compare_scores  # noqa: E402
+from recsys.serving.loading import load_saved_model  # noqa: E402
+from recsys.serving.sources import popularity_shares  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)
 refused = {}
 
 
 def attempt(name, out="refused", model=folder / "model", data=data, transform=None):
-    try:
+    with noted(name):
         export(stage, Sources(model, data, transform), folder / out)
+
+
+@contextlib.contextmanager
+def noted(name):
+    try:
+        yield
     except RecsysError as error:
         refused[name] = [error.code, str(error)]
 
@@ -41,20 +61,67 @@ def with_bent(name, bend):
     return model
 
 
+@contextlib.contextmanager
+def no_room():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def bend_query(path):
     probe = dict(np.load(path))
     probe["query"][3, 1] += 2e-5
     np.savez(path, **probe)
 
 
-def bend_candidate(path):
-    rows = np.load(path)
-    rows[7, 2] += 2e-5
-    np.save(path, rows)
+def shorten(path):
+    with path.open("rb+") as file:
+        file.truncate(path.stat().st_size - 4)
 
 
+def try_gates():
+    """Asks the gates themselves, in this process: a process for each would take minutes."""
+    model, probe = load_saved_model(bundle), np.load(folder / "model" / "probe.npz")
+    items, users = (
+        Vocabulary.load(bundle / "vocabulary" / f"{side}.parquet") for side in ("items", "users")
+    )
+    ids = raw_probes(users, items, probe["user_row"], probe["history"])
+    histories = serving_histories(InteractionStore.open(data / "store"))
+    popularity = popularity_shares(histories, items.has_id())
+    reference = Reference(*ids, probe["query"], popularity)
+    told = []
+    assert gates.check(model, bundle, reference, told.append) <= 1e-5
+    assert len(told) == 3
+    for name, row in (("candidate", 7), ("last candidate", items.n_rows - 1)):
+        bent = shutil.copytree(bundle, folder / name)
+        rows = np.load(bent / "item_embeddings.npy")
+        rows[row, 2] += 2e-5
+        np.save(bent / "item_embeddings.npy", rows)
+        with noted(name):
+            gates.check(model, bent, reference, told.append)
+    # The scores of the trainer would be others, though every embedding is its own.
+    bent = dataclasses.replace(reference, query=-reference.query)
+    found = gates._in_batches(
+        lambda part: gates._answer(model.signatures["recommend"], reference, part), 5
+    )
+    few = dataclasses.replace(bent, query=bent.query[:5])
+    with noted("scores"):
+        answers = [gates._answers("recommend", found, items)]
+        compare_scores(answers, few, np.load(bundle / "item_embeddings.npy"), items.has_id())
+    with noted("slow"):
+        latency.check(model, reference, 1e-4)
+    quick = latency.check(model, reference, 1e6)
+    assert 0 < quick["p50"] <= quick["p99"]
+
+
+try_gates()
 attempt("query", model=with_bent("probe.npz", bend_query))
-attempt("candidate", model=with_bent("candidates.npy", bend_candidate))
+attempt("short table", model=with_bent("weights/0.npy", shorten))
+with no_room():
+    attempt("full disk")
 attempt("missing file", model=with_bent("training.json", Path.unlink))
 attempt("no transform graph", transform=data)
 other = shutil.copytree(data, folder / "other")
@@ -65,6 +132,8 @@ attempt("taken folder", out="data")
 with mock.patch("keras.config.backend", return_value="jax"):
     attempt("another backend")
 shutil.copytree(bundle, folder / "second")
+stage = stage.model_copy(update={"export": stage.export.model_copy(update={"latency_ms": 1e5})})
 attempt("over a bundle", out="second")
+assert json.loads((folder / "second" / "manifest.json").read_text())["latency_ms"]["p99"] < 1e5
 assert "over a bundle" not in refused
 (folder / "refused.json").write_text(json.dumps(refused))

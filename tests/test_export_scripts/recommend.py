@@ -16,7 +16,8 @@ result = {
     "history": dataclasses.asdict(recommender.recommend(["late0"], 1)[0])["history"],
     "max_k": recommender.max_k,
 }
-questions = {"unknown": (["007", "nobody"], 5), "many": (["007"], 13), "none": (["007"], 0)}
+result["stranger"] = dataclasses.asdict(recommender.recommend(["007", "nobody"], 5)[1])
+questions = {"unknown": (["007", "\udc80"], 5), "many": (["007"], 13), "none": (["007"], 0)}
 for name, (users, k) in questions.items():
     try:
         recommender.recommend(users, k)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
 from recsys.export import Sources, export
-from recsys.serving import graph
+from recsys.serving import graph, stored_users
 
 
 def other_rows(ids, n_hash_rows):
@@ -39,7 +39,10 @@ def main(folder):
     )
     result["answers"] = [[id_.decode() for id_ in row] for row in answer["candidate_ids"].numpy()]
     try:
-        with mock.patch.object(graph, "hash_rows", other_rows):
+        with (
+            mock.patch.object(graph, "hash_rows", other_rows),
+            mock.patch.object(stored_users, "hash_rows", other_rows),
+        ):
             export(stage, sources, folder / "faulty")
     except RecsysError as error:
         result["refused"] = error.code

@@ -1,7 +1,9 @@
 """Loads models with Keras on TensorFlow, computes with them, and exports them."""
 
+import contextlib
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -9,31 +11,48 @@ import tensorflow as tf
 from recsys.config import ExportConfig, ExportStage
 from recsys.export import Sources, export
 from recsys.model import load_model
+from recsys.serving import gates
+from recsys.serving.gate_reference import Reference
+from recsys.serving.loading import load_saved_model
+
+
+def gates_here(bundle, reference):
+    """Runs the gates in this process: to start one for each model would take minutes."""
+    found = gates.check(load_saved_model(bundle), bundle, Reference.load(reference), print)
+    return {"max_difference": found}
 
 
 def main(folder):
+    for number, model in enumerate(sorted(folder.glob("model-*"))):
+        with contextlib.ExitStack() as stack:
+            if number:
+                stack.enter_context(mock.patch("recsys.export.run_gates", gates_here))
+            export_and_ask(folder, model)
+
+
+def export_and_ask(folder, model):
     stage = ExportStage(name="tiny", export=ExportConfig(k=100))
-    for model in sorted(folder.glob("model-*")):
-        saved = load_model(model)
-        probe = np.load(model / "probe.npz")
-        query = saved.inputs.query(probe["user_row"], probe["history"])
-        candidate = saved.inputs.candidate(np.arange(saved.inputs.catalogue.n_rows))
-        bundle = folder / f"bundle-{model.name}"
-        exported = export(stage, Sources(model, folder / "data"), bundle)
-        ask = tf.saved_model.load(str(bundle)).signatures["recommend"]
-        answer = ask(
-            user_id=tf.constant(["u3", "nobody"]),
-            history=tf.constant([["i4", "i5"], ["", ""]]),
-            exclude_seen=tf.constant([False, False]),
-        )
-        np.savez(
-            folder / f"found-{model.name}.npz",
-            query=saved.model.embed_query(query).numpy(),
-            candidate=saved.model.embed_candidate(candidate).numpy(),
-            checked=exported["checked_queries"],
-            ids=answer["candidate_ids"].numpy().astype(str),
-            scores=answer["scores"].numpy(),
-        )
+    saved = load_model(model)
+    probe = np.load(model / "probe.npz")
+    query = saved.inputs.query(probe["user_row"], probe["history"])
+    candidate = saved.inputs.candidate(np.arange(saved.inputs.catalogue.n_rows))
+    bundle = folder / f"bundle-{model.name}"
+    exported = export(stage, Sources(model, folder / "data"), bundle)
+    ask = tf.saved_model.load(str(bundle)).signatures["recommend"]
+    answer = ask(
+        user_id=tf.constant(["u3", "nobody"]),
+        history=tf.constant([["i4", "i5"], ["", ""]]),
+        exclude_seen=tf.constant([False, False]),
+    )
+    np.savez(
+        folder / f"found-{model.name}.npz",
+        query=saved.model.embed_query(query).numpy(),
+        candidate=saved.model.embed_candidate(candidate).numpy(),
+        checked=exported["checked_queries"],
+        source=answer["source"].numpy().astype(str),
+        ids=answer["candidate_ids"].numpy().astype(str),
+        scores=answer["scores"].numpy(),
+    )
 
 
 main(Path(sys.argv[1]))

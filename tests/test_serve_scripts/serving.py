@@ -6,19 +6,20 @@ import socket
 import threading
 import time
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import requesting
 import uvicorn
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.serving.server.app import App
+from recsys.serving.server.item_filters import ItemFilters
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.metrics import Metrics
 from recsys.serving.server.names import Names
-from recsys.serving.server.predict import Served
 from recsys.serving.server.run import server_config
+from recsys.serving.server.served import Served
 from recsys.serving.server.signature import Input, Signature
 
 
@@ -65,6 +66,7 @@ VECTORS = np.array(
 )
 HISTORIES = {b"u1": [1, 2], b"u2": [4], b"\xc3\xbc1": [5]}
 K = 4
+GENRES = [["drama"], ["drama", "noir"], [], ["noir"], ["sea", "noir"], []]  # From row 1 on.
 
 
 def make_names():
@@ -76,7 +78,8 @@ def make_names():
         pc.binary_join_element_wise(ids, titles, pa.scalar(" ", pa.large_string()))
     )
     items = Vocabulary(pa.array(IDS[1:]), np.array([1, 9, 1, 2, 5, 1]))
-    return Names(users, items, titles, lower, VECTORS)
+    features = {"genre": pa.array(GENRES, pa.list_(pa.string()))}
+    return Names(users, items, titles, lower, VECTORS, features)
 
 
 class FakeRecommender:
@@ -85,10 +88,14 @@ class FakeRecommender:
     def __init__(self, version=1):
         self.version, self.names, self.metadata = version, make_names(), {}
         self.most = K
+        self.filters = ItemFilters(self.names.features, len(IDS))
         text, texts = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
         inputs = {"user_id": text, "history": texts, "exclude_seen": Input("DT_BOOL", (-1,))}
         self.signatures = {
             "recommend": Signature({**inputs, "country": texts}),
+            "recommend_filtered": Signature(
+                {**inputs, "country": texts, "exclude_ids": texts, "only_genre": texts}
+            ),
             "stored_history": Signature({"user_id": text}),
         }
         self.asked = []
@@ -105,6 +112,7 @@ class FakeRecommender:
         scores = VECTORS @ (VECTORS[liked[0]] if liked else np.array([1, 1], np.float32))
         scores = scores if self.version == 1 else -scores
         scores[[0, *(liked if inputs["exclude_seen"][0] else [])]] = -np.inf
+        scores[[row for row in range(1, len(IDS)) if not allows(inputs, row)]] = -np.inf
         best = np.argsort(-scores)[:K]
         ids = [IDS[row].encode() if np.isfinite(scores[row]) else b"" for row in best]
         known = np.array([bool(stored)])
@@ -112,7 +120,19 @@ class FakeRecommender:
             "candidate_ids": np.array([ids], object),
             "scores": scores[best][None],
             "known": known,
+            "source": np.array(
+                [b"user" if stored else b"history" if any(given) else b"popularity"], object
+            ),
         }
+
+
+def allows(inputs, row):
+    """Returns whether the filters of the one row of `inputs` let an item through."""
+    excluded, only = (
+        {one.decode() for one in inputs[name][0] if one} if name in inputs else set()
+        for name in ("exclude_ids", "only_genre")
+    )
+    return IDS[row] not in excluded and (not only or bool(only & set(GENRES[row - 1])))
 
 
 class FakePool:
@@ -149,7 +169,7 @@ class Running:
 
     def predict(self, body=None, path="/v1/models/m:predict", **more):
         content = json.dumps({"instances": [1.0]} if body is None else body)
-        return httpx.post(self.url + path, content=content, timeout=30, **more)
+        return requesting.post(self.url + path, content=content, timeout=30, **more)
 
     def connect(self):
         return contextlib.closing(socket.create_connection(self.address, timeout=30))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from recsys.serving.server import schemas
 from recsys.serving.server.asking import Asked
-from recsys.serving.server.predict import Served
+from recsys.serving.server.served import Served
 from recsys.serving.server.work import Work
 
 _LONGEST_ID, _LONGEST_TASTE, _MOST, _MOST_FOUND = 1000, 500, 10_000, 100
@@ -33,6 +33,10 @@ class Wish(pydantic.BaseModel):
     """Ids of items that are liked, the newest first, in place of the user's own."""
     exclude: list[Id] = pydantic.Field([], max_length=_LONGEST_TASTE)
     """Ids of items that are not wanted."""
+    only: dict[Id, Annotated[list[Id], pydantic.Field(max_length=_MOST_FOUND)]] = pydantic.Field(
+        {}, max_length=_MOST_FOUND
+    )
+    """Names of tokens by filter: every item has one of each filter."""
     k: int = pydantic.Field(10, ge=1, le=_MOST)
     """How many items."""
     exclude_seen: bool = True
@@ -53,6 +57,12 @@ class ScoredItem(Item):
     """An item with the score that put it where it is."""
 
     score: float
+
+
+class Token(pydantic.BaseModel):
+    """A token of a feature, by its name."""
+
+    id: str
 
 
 class User(pydantic.BaseModel):
@@ -76,6 +86,12 @@ class Users(Answer):
     users: list[User]
 
 
+class Tokens(Answer):
+    """Tokens that were found, those of the most items first."""
+
+    tokens: list[Token]
+
+
 class Items(Answer):
     """Items that were found, those with the most training events first."""
 
@@ -94,6 +110,9 @@ class Recommended(Answer):
 
     known: bool
     """Whether the model knows the user."""
+    source: str
+    """What the answer rests on: `user`, `history`, `features` or `popularity`; empty where
+    an older bundle doesn't tell."""
     history: list[Item]
     """What the recommendation is made of, the newest first."""
     unknown_items: list[str]
@@ -107,6 +126,8 @@ class About(pydantic.BaseModel):
     name: str
     versions: list[int]
     """Those that are loaded, the newest first."""
+    filters: dict[str, str]
+    """Features that items of the newest version can be filtered by, by filter."""
     most: int
     """Items that all of them can answer with."""
 
@@ -125,7 +146,9 @@ def router(served: Served, work: Work) -> APIRouter:
         served.model()
         models = served.pool.models[::-1]
         most = min(model.most for model in models)
-        return About(name=served.name, versions=[one.version for one in models], most=most)
+        versions = [one.version for one in models]
+        filters = Asked(models[0]).filters()
+        return About(name=served.name, versions=versions, most=most, filters=filters)
 
     @routes.get("/users", response_model=Users)
     async def users(
@@ -143,6 +166,17 @@ def router(served: Served, work: Work) -> APIRouter:
         model = served.model(version)
         return await work.run(lambda: Asked(model).items(words, n))
 
+    @routes.get("/tokens", response_model=Tokens)
+    async def tokens(
+        filter: Annotated[Id, Query()],
+        words: Annotated[Id, Query()] = "",
+        n: Found = 10,
+        version: Version = None,
+    ) -> Any:
+        """Find the names that a filter takes, by words of theirs."""
+        model = served.model(version)
+        return await work.run(lambda: Asked(model).tokens(filter, words, n))
+
     @routes.get("/similar", response_model=Similar)
     async def similar(item: Annotated[Id, Query()], k: Found = 10, version: Version = None) -> Any:
         """Find the items whose embeddings are most like that of one."""
@@ -155,7 +189,12 @@ def router(served: Served, work: Work) -> APIRouter:
         model = served.model(wish.version)
         return await work.run(
             lambda: Asked(model).recommend(
-                wish.user, wish.items, wish.exclude, wish.k, is_new_only=wish.exclude_seen
+                wish.user,
+                wish.items,
+                wish.exclude,
+                wish.only,
+                wish.k,
+                is_new_only=wish.exclude_seen,
             )
         )
 

@@ -16,8 +16,8 @@ from recsys.serving.server import api, page, predict, schemas
 from recsys.serving.server.body import BodyLimits, refuse
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.metrics import Metrics
-from recsys.serving.server.predict import Served
 from recsys.serving.server.refusals import MISDIRECTED, UNAVAILABLE, Refusal
+from recsys.serving.server.served import Served
 from recsys.serving.server.work import Work
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

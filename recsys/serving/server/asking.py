@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import time
 import unicodedata
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from recsys.serving.server.names import Names
+from recsys.serving.server.named_model import NamedModel
 from recsys.serving.server.refusals import BAD_REQUEST, NOT_FOUND, Refusal
-from recsys.serving.server.signature import Arrays, Model
+from recsys.serving.server.signature import Arrays
 
-_RECOMMEND, _HISTORY = "recommend", "stored_history"
+_RECOMMEND, _FILTERED, _HISTORY = "recommend", "recommend_filtered", "stored_history"
 _SHOWN_HISTORY = 100
-
-
-class NamedModel(Model, Protocol):
-    """A model whose users and items have names."""
-
-    @property
-    def names(self) -> Names:
-        """Its users and items."""
-        ...
-
-    @property
-    def most(self) -> int:
-        """Items of an answer."""
-        ...
 
 
 class Asked:
@@ -56,6 +42,16 @@ class Asked:
         """Returns items by words of their titles."""
         return self.answer(items=self.names.find_items(_normal(words), n))
 
+    def tokens(self, filter_: str, words: str, n: int) -> dict[str, Any]:
+        """Returns names of tokens that a filter takes, those of the most items first.
+
+        Raises:
+            Refusal: There is no such filter.
+        """
+        self._check_filters([filter_])
+        found = self.model.filters.tokens(filter_, _normal(words), n)
+        return self.answer(tokens=[{"id": name} for name in found])
+
     def similar(self, item: str, k: int) -> dict[str, Any]:
         """Returns the items most like one.
 
@@ -79,6 +75,7 @@ class Asked:
         user: str,
         taste: Sequence[str],
         exclude: Sequence[str],
+        only: Mapping[str, Sequence[str]],
         k: int,
         *,
         is_new_only: bool,
@@ -89,20 +86,54 @@ class Asked:
             user: Id of the user; empty for nobody.
             taste: Items in place of what is stored of the user, the newest first.
             exclude: Items that are left out of the answer.
+            only: Names of tokens by filter; every item has one of each filter.
             k: How many items.
             is_new_only: Whether what the user did is left out too.
 
         Raises:
-            Refusal: The model can't give so many.
+            Refusal: The model can't give so many, or has no such filter.
         """
+        self._check_filters([name for name, tokens in only.items() if tokens])
         known = self._history(user)
         taste = [_normal(id_) for id_ in taste]
-        outputs = self._ask(
-            _RECOMMEND,
-            user_id=_texts([_normal(user)]),
-            history=_texts([taste or [""]]),
-            exclude_seen=np.array([is_new_only]),
+        outputs = self._recommended(user, taste, exclude, only, is_new_only=is_new_only)
+        kept = self._kept(outputs, {_normal(id_).encode() for id_ in exclude}, k)
+        rows = self.names.item_rows([id_ for id_, _ in kept])
+        of_taste = self.names.item_rows(taste)
+        unknown = [id_ for id_, row in zip(taste, of_taste, strict=True) if not row]
+        return self.answer(
+            known=bool(outputs["known"][0]),
+            source=outputs["source"][0].decode() if "source" in outputs else "",
+            history=self.names.shown(row for row in (of_taste or known) if row),
+            unknown_items=unknown,
+            items=self.names.shown(rows, [score for _, score in kept]),
         )
+
+    def _recommended(
+        self,
+        user: str,
+        taste: Sequence[str],
+        exclude: Sequence[str],
+        only: Mapping[str, Sequence[str]],
+        *,
+        is_new_only: bool,
+    ) -> Arrays:
+        inputs = {
+            "user_id": _texts([_normal(user)]),
+            "history": _texts([list(taste) or [""]]),
+            "exclude_seen": np.array([is_new_only]),
+        }
+        if not (exclude or only) or _FILTERED not in self.model.signatures:
+            return self._ask(_RECOMMEND, **inputs)
+        wanted = {
+            name: _texts([[_normal(token) for token in tokens] or [""]])
+            for name, tokens in only.items()
+        }
+        left_out = _texts([[_normal(id_) for id_ in exclude] or [""]])
+        return self._ask(_FILTERED, **inputs, exclude_ids=left_out, **wanted)
+
+    def _kept(self, outputs: Arrays, left_out: set[bytes], k: int) -> list[tuple[str, float]]:
+        """Returns at most `k` ids with their scores; older bundles leave nothing out."""
         ids, scores = outputs["candidate_ids"][0], outputs["scores"][0]
         if k > len(ids):
             raise Refusal(
@@ -112,18 +143,24 @@ class Asked:
                 "Ask for fewer, or set export.k in the config and run again: recsys run.",
                 k,
             )
-        left_out = {_normal(id_).encode() for id_ in exclude}
         pairs = zip(ids.tolist(), scores.tolist(), strict=True)
-        kept = [(id_.decode(), score) for id_, score in pairs if id_ and id_ not in left_out][:k]
-        rows = self.names.item_rows([id_ for id_, _ in kept])
-        of_taste = self.names.item_rows(taste)
-        unknown = [id_ for id_, row in zip(taste, of_taste, strict=True) if not row]
-        return self.answer(
-            known=bool(outputs["known"][0]),
-            history=self.names.shown(row for row in (of_taste or known) if row),
-            unknown_items=unknown,
-            items=self.names.shown(rows, [score for _, score in kept]),
-        )
+        return [(id_.decode(), score) for id_, score in pairs if id_ and id_ not in left_out][:k]
+
+    def filters(self) -> dict[str, str]:
+        """Returns the feature of each filter."""
+        return self.model.filters.feature_of if _FILTERED in self.model.signatures else {}
+
+    def _check_filters(self, names: Sequence[str]) -> None:
+        known = self.filters()
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise Refusal(
+                BAD_REQUEST,
+                "R567",
+                f"A filter must be one of {', '.join(known) or 'none: the model has none'}.",
+                "GET /api/about lists them.",
+                unknown[0],
+            )
 
     def _history(self, user: str) -> list[int]:
         """Returns the item rows of what is stored of a user, the newest first."""

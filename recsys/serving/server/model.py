@@ -12,7 +12,9 @@ import numpy as np
 from recsys.bundle import read_manifest, verify
 from recsys.errors import RecsysError
 from recsys.serving.loading import load_saved_model
+from recsys.serving.server.item_filters import ItemFilters
 from recsys.serving.server.names import Names
+from recsys.serving.server.ranked import RANKED, RankedAnswers
 from recsys.serving.server.refusals import BAD_REQUEST, UNAVAILABLE, Refusal
 from recsys.serving.server.signature import Arrays, Input, Signature
 
@@ -40,12 +42,21 @@ class BundleModel:
         self.names = Names.open(folder)
         self.most = int(read_manifest(folder)["k"])
         self.signatures = {name: _signature(one) for name, one in definitions.items()}
+        self.filters = ItemFilters(self.names.features, self.names.items.n_rows)
+        self._ranked = RankedAnswers.open(
+            folder, self._ask_graph, self.signatures, self.names, self.filters, self.most
+        )
         for name, signature in self.signatures.items():
             if signature.inputs:
                 self.ask(name, _warm_up(signature))
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
         """See `recsys.serving.server.signature.Model`."""
+        if self._ranked is not None and signature in RANKED:
+            return self._ranked.answer(signature, inputs)
+        return self._ask_graph(signature, inputs)
+
+    def _ask_graph(self, signature: str, inputs: Arrays) -> Arrays:
         import tensorflow as tf
 
         try:

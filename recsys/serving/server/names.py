@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.catalogue import FeatureBags, open_user_features
 from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.serving.catalogue import FILE, features_of
 
 _SHOWN_TOKENS = 12
-_FEATURES = "catalogue"
+_OWN_COLUMNS = 2
+"""Of the catalogue: `id` and `title`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Names:
         titles: Title of each item row `[item rows]` large_string; empty for no item.
         lower_titles: The same in small letters, after the id.
         embeddings: Of each item row `[item rows, dim]`; a memory map.
-        features: What is known of the items by row; may be nothing.
+        features: Names of the tokens of each item row from 1 on, by feature; a
+            feature whose tokens have no names isn't there.
     """
 
     users: pa.Array
@@ -39,7 +42,7 @@ class Names:
     titles: pa.Array
     lower_titles: pa.Array
     embeddings: np.ndarray
-    features: tuple[FeatureBags, ...] = ()
+    features: Mapping[str, pa.ListArray] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, bundle: Path) -> Names:
@@ -59,7 +62,7 @@ class Names:
             titles=titles,
             lower_titles=pc.utf8_lower(pc.binary_join_element_wise(ids, titles, space)),
             embeddings=np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False),
-            features=_features(bundle, items),
+            features=_features(bundle, items.n_rows),
         )
 
     def find_users(self, prefix: str, n: int) -> list[str]:
@@ -104,7 +107,7 @@ class Names:
             {
                 "id": self.items.ids_of_rows[row].as_py(),
                 "title": self.titles[row].as_py(),
-                "features": {one.name: _tokens(one, row) for one in self.features},
+                "features": {name: _tokens(column, row) for name, column in self.features.items()},
             }
             for row in map(int, rows)
         ]
@@ -121,13 +124,24 @@ def _best(rows: np.ndarray, scores: np.ndarray, n: int) -> np.ndarray:
     return rows[np.argsort(-scores, kind="stable")][:n]
 
 
-def _tokens(feature: FeatureBags, row: int) -> list[str]:
-    tokens = feature.bags[row][:_SHOWN_TOKENS].tolist()
-    names = feature.tokens or ()
-    return [names[token] for token in tokens if 0 < token < len(names)]
+def _tokens(column: pa.ListArray, row: int) -> list[str]:
+    """Returns the names of an item's tokens; line 0 of `column` is row 1."""
+    names: list[str] = column[row - 1].as_py() if row else []
+    return names[:_SHOWN_TOKENS]
 
 
-def _features(bundle: Path, items: Vocabulary) -> tuple[FeatureBags, ...]:
-    """Returns the features that have names to show; a bundle may have none."""
-    features = open_user_features(bundle / _FEATURES, items.n_rows)
-    return tuple(feature for feature in features if feature.tokens is not None)
+def _features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
+    """Returns the features of the items whose tokens have names; older bundles tell none."""
+    if not (bundle / FILE).exists():
+        return {}
+    names = features_of(bundle)
+    table = pq.read_table(bundle / FILE)
+    columns = [column.combine_chunks() for column in table.columns[_OWN_COLUMNS:]]
+    if len(table) != n_rows - 1 or not all(pa.types.is_list(one.type) for one in columns):
+        raise RecsysError(
+            "R583",
+            f"{str(bundle / FILE)!r} must have a line for each item row, and lists of names.",
+            "Export the model again: recsys export.",
+            str(table.schema),
+        )
+    return dict(zip(names, columns, strict=True))

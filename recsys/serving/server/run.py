@@ -16,13 +16,14 @@ import uvicorn
 
 from recsys.errors import UsageError
 from recsys.process import stop_signals_to
-from recsys.serving.pool import Pool, Watcher
+from recsys.serving.pool import Pool
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.metrics import Metrics
 from recsys.serving.server.model import BundleModel
-from recsys.serving.server.predict import Served
 from recsys.serving.server.protocol import protocol_class
+from recsys.serving.server.served import Served
+from recsys.serving.watcher import Watcher
 
 _LOG = logging.getLogger("recsys.serve")
 _STDERR = 2

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.refusals import UNAVAILABLE, Refusal, busy
 
 T = TypeVar("T")
+_MOST_TOGETHER = 24
+"""Requests that are answered at once; the C kernel ranks so many at the cost of one."""
+
+
+class _Asked(Generic[T]):
+    """A question that waits for a thread, with those of its kind."""
+
+    def __init__(self, question: Any, answer: Callable[[Sequence[Any]], Sequence[T]]) -> None:
+        self.question, self.answer = question, answer
+        self.future: Future[T] = Future()
 
 
 class Work:
@@ -26,6 +37,8 @@ class Work:
         self._places = limits.threads + limits.queue
         self._answer_s = limits.answer_s
         self._held = 0
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, list[_Asked[Any]]] = {}
 
     @property
     def held(self) -> int:
@@ -48,9 +61,44 @@ class Work:
             Refusal: All places are taken (429), or it took too long (503).
         """
         self.check()
+        return await self._wait_for(self._threads.submit(function))
+
+    async def together(
+        self, kind: Hashable, question: Any, answer: Callable[[Sequence[Any]], Sequence[T]]
+    ) -> T:
+        """Returns the answer to `question`, given with those of its kind that wait for a thread.
+
+        Nobody waits for others to come: who finds a thread free is answered alone.
+
+        Args:
+            kind: Questions of one kind may be answered at once.
+            question: What is asked.
+            answer: Gives an answer for each of several questions of the kind, or raises
+                an error for all of them: then each is asked alone.
+
+        Raises:
+            Refusal: As in `run`.
+        """
+        self.check()
+        asked: _Asked[T] = _Asked(question, answer)
+        with self._lock:
+            self._waiting.setdefault(kind, []).append(asked)
+        self._threads.submit(self._answer_some, kind)
+        return await self._wait_for(asked.future)
+
+    def _answer_some(self, kind: Hashable) -> None:
+        """Answers the first of those who wait; each has brought a call of this with it."""
+        with self._lock:
+            waiting = self._waiting.get(kind, [])
+            some, rest = waiting[:_MOST_TOGETHER], waiting[_MOST_TOGETHER:]
+            self._waiting[kind] = rest
+            if not rest:
+                del self._waiting[kind]
+        _answer([one for one in some if one.future.set_running_or_notify_cancel()])
+
+    async def _wait_for(self, future: Future[T]) -> T:
         loop = asyncio.get_running_loop()
         self._held += 1
-        future = self._threads.submit(function)
         future.add_done_callback(lambda _: self._free_in(loop))
         try:
             # A thread can't be stopped: it keeps its place until it is done.
@@ -79,3 +127,19 @@ class Work:
 
 def _shielded(future: Future[T]) -> asyncio.Future[T]:
     return asyncio.shield(asyncio.wrap_future(future))
+
+
+def _answer(asked: Sequence[_Asked[Any]]) -> None:
+    """Answers all at once; each alone where that fails, as one may be at fault."""
+    if not asked:
+        return
+    try:
+        answers = asked[0].answer([one.question for one in asked])
+        for one, answer in zip(asked, answers, strict=True):
+            one.future.set_result(answer)
+    except BaseException as error:  # noqa: BLE001 whoever waits gets it
+        if len(asked) == 1:
+            asked[0].future.set_exception(error)
+            return
+        for one in asked:
+            _answer([one])

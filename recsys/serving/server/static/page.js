@@ -3,7 +3,13 @@
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 5;
-const state = { user: "", taste: [], out: [], versions: [], asked: 0 };
+const state = { user: "", taste: [], out: [], only: [], versions: [], asked: 0 };
+const SOURCES = {
+  user: "by what the model learnt of this user",
+  history: "by these items",
+  features: "by the user's features alone",
+  popularity: "by popularity: nothing is known of this user",
+};
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -123,7 +129,8 @@ function row(item, inBoth) {
   const made = element("li", { className: inBoth ? "in-both" : "" },
     element("span", { className: "title", textContent: item.title }),
     element("span", { className: "score", textContent: item.score === undefined ? "" : item.score.toFixed(4) }));
-  const features = Object.entries(item.features).map(([name, values]) => `${name}: ${values.join(", ")}`);
+  const features = Object.entries(item.features).filter(([, values]) => values.length)
+    .map(([name, values]) => `${name}: ${values.join(", ")}`);
   made.append(element("span", { className: "more", textContent: [item.id, ...features].join(" · ") }));
   made.append(element("div", { className: "actions" },
     button("Similar", `Similar to ${item.title}`, () => similar(item.id)),
@@ -157,10 +164,18 @@ function chips(list, items, remove) {
 
 function wish(side) {
   return { user: state.user, items: state.taste.map((item) => item.id), version: version(side),
-    exclude: state.out.map((item) => item.id), k: Number($("k").value) || 10 };
+    exclude: state.out.map((item) => item.id), only: wanted(), k: Number($("k").value) || 10 };
+}
+
+// Several names of one filter: any of them; several filters: all must hold.
+function wanted() {
+  const only = {};
+  for (const one of state.only) (only[one.filter] ??= []).push(one.id);
+  return only;
 }
 
 async function recommend() {
+  chips($("filters"), state.only, (one) => { state.only = state.only.filter((other) => other !== one); recommend(); });
   chips($("taste"), state.taste, (item) => { state.taste = without(state.taste, item); recommend(); });
   chips($("hidden-items"), state.out, (item) => { state.out = without(state.out, item); recommend(); });
   remember();
@@ -192,9 +207,10 @@ function show(answers, milliseconds) {
   }
   $("lists").hidden = false;
   const who = state.user ? `for ${state.user}${a.known ? "" : ", whom the model doesn't know,"}` : "for this taste";
+  const source = SOURCES[a.source] ? `, ${SOURCES[a.source]}` : "";
   const times = answers.map((one) => `version ${one.version} in ${one.milliseconds.toFixed(1)} ms`).join(", ");
   const shared = b ? ` ${[...ids[0]].filter((id) => ids[1].has(id)).length} in both.` : "";
-  say(`${a.items.length} items ${who}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}`);
+  say(`${a.items.length} items ${who}${source}: ${times}; ${milliseconds.toFixed(0)} ms with the network.${shared}`);
 }
 
 async function similar(id) {
@@ -219,6 +235,7 @@ function remember() {
   const kept = new URLSearchParams();
   if (state.user) kept.set("user", state.user);
   state.taste.forEach((item) => kept.append("item", item.id));
+  state.only.forEach((one) => kept.append(one.filter, one.id));
   history.replaceState(null, "", `#${kept}`);
 }
 
@@ -230,6 +247,24 @@ async function recall() {
     ask(`/api/items?${new URLSearchParams({ words: id, n: 100 })}`).then((answer) =>
       answer.items.find((item) => item.id === id))));
   state.taste = found.filter((item) => item);
+  state.only = [...$("feature").options].flatMap(({ value, textContent }) =>
+    kept.getAll(value).map((id) => restriction(value, textContent, id)));
+}
+
+function restriction(filter, feature, id) { return { filter, id, title: `${feature}: ${id}` }; }
+
+function fillFilters(filters) {
+  $("feature").replaceChildren(...Object.entries(filters).map(([name, feature]) =>
+    element("option", { value: name, textContent: feature })));
+  $("filter-field").hidden = !$("feature").options.length;
+}
+
+function restrict(one) {
+  const chosen = $("feature").selectedOptions[0];
+  const made = restriction(chosen.value, chosen.textContent, one.id);
+  $("filter").value = "";
+  state.only = [...state.only.filter((other) => other.title !== made.title), made];
+  recommend();
 }
 
 function fillVersions(versions) {
@@ -246,6 +281,10 @@ async function start() {
   new Finder($("item"), $("item-list"),
     async (words) => (await ask(`/api/items?${new URLSearchParams({ words, version: version("a") })}`)).items,
     (one) => { $("item").value = ""; like(one); });
+  new Finder($("filter"), $("filter-list"),
+    async (words) => (await ask(`/api/tokens?${new URLSearchParams({
+      filter: $("feature").value, words, version: version("a") })}`)).tokens,
+    restrict);
   $("wish").addEventListener("submit", (event) => event.preventDefault());
   for (const id of ["k", "version-a", "version-b"]) $(id).addEventListener("change", recommend);
   $("user").addEventListener("input", () => { if (!$("user").value && state.user) { state.user = ""; recommend(); } });
@@ -253,6 +292,7 @@ async function start() {
     const about = await ask("/api/about");
     document.title = $("name").textContent = about.name;
     fillVersions(about.versions);
+    fillFilters(about.filters);
     $("k").max = about.most;
     $("k").value = Math.min(Number($("k").value), about.most);
     await recall();

@@ -1,0 +1,1 @@
+"""Items to search, and the libraries that search them."""

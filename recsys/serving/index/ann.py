@@ -1,0 +1,144 @@
+"""An approximate index: items in lists of alike ones, of which a query looks at the nearest.
+
+FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
+nearest neighbor search", 2011, section 4, each number rounded for itself). Who asks it
+reckons the exact scores of what it finds. Chosen by `python -m benchmarks.index`.
+
+What is kept of it is three plain arrays, and not FAISS's own file: that is read by C++
+that trusts it, while a bundle may be made in bad faith. The rounded vectors are made
+again of the item embeddings when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from recsys.errors import RecsysError
+
+Tell = Callable[[int, int], None]
+"""Is told how many items have their list, and of how many."""
+
+_SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
+_BLOCK = 65_536
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """What an index has learnt of the items.
+
+    Attributes:
+        middles: Of each list `[lists, dim]` float32.
+        ranges: Least value and width of each dimension, one after the other, of which a
+            number of 8 bits is a place `[2 * dim]` float32.
+        list_of: List of each item, in the order of their rows `[items]` int32.
+    """
+
+    middles: np.ndarray
+    ranges: np.ndarray
+    list_of: np.ndarray
+
+
+def learn_lists(
+    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, tell: Tell | None = None
+) -> Lists:
+    """Spreads items over lists by k-means; the same for the same input.
+
+    Args:
+        embeddings: `[item rows, dim]` float32; may be a memory map.
+        rows: Those that are items `[n]`, ascending.
+        n_lists: How many lists; at most `n`.
+        tell: Is told how far it is.
+
+    Raises:
+        RecsysError: FAISS is missing (R580).
+    """
+    faiss = _faiss()
+    index = _empty(n_lists, embeddings.shape[1])
+    index.cp.niter, index.cp.seed = _ROUNDS, _SEED
+    index.cp.min_points_per_centroid = 1  # No warning of small catalogues.
+    n = min(len(rows), _SAMPLES_OF_A_LIST * n_lists)
+    drawn = np.random.default_rng(_SEED).choice(len(rows), n, replace=False)
+    index.train(_floats(embeddings[rows[np.sort(drawn)]]))
+    list_of = np.zeros(len(rows), np.int32)
+    for start in range(0, len(rows), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        list_of[block] = index.quantizer.assign(_floats(embeddings[rows[block]]), 1)[:, 0]
+        if tell is not None:
+            tell(min(start + _BLOCK, len(rows)), len(rows))
+    middles = index.quantizer.reconstruct_n(0, n_lists)
+    return Lists(middles, faiss.vector_to_array(index.sq.trained), list_of)
+
+
+class AnnIndex:
+    """Finds items of large dot products. May be asked from several threads.
+
+    Args:
+        lists: What was learnt of the items.
+        embeddings: `[item rows, dim]` float32; may be a memory map.
+        rows: Those that are items `[n]`, ascending.
+
+    Attributes:
+        n_lists: Lists that there are.
+
+    Raises:
+        RecsysError: FAISS is missing (R580).
+    """
+
+    def __init__(self, lists: Lists, embeddings: np.ndarray, rows: np.ndarray) -> None:
+        faiss = _faiss()
+        self.n_lists = len(lists.middles)
+        self._index = _empty(self.n_lists, embeddings.shape[1])
+        self._index.quantizer.add(_floats(lists.middles))
+        faiss.copy_array_to_vector(_floats(lists.ranges), self._index.sq.trained)
+        self._index.is_trained = True
+        for start in range(0, len(rows), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            self._add(embeddings[rows[block]], rows[block], lists.list_of[block])
+
+    def _add(self, vectors: np.ndarray, rows: np.ndarray, list_of: np.ndarray) -> None:
+        faiss = _faiss()
+        vectors, ids = _floats(vectors), np.ascontiguousarray(rows, np.int64)
+        places = np.ascontiguousarray(list_of, np.int64)
+        pointers = (faiss.swig_ptr(array) for array in (vectors, ids, places))
+        self._index.add_core(len(ids), *pointers)
+
+    def search(self, queries: np.ndarray, n: int, effort: int) -> np.ndarray:
+        """Returns rows `[queries, n]` int64 of large scores, in no order that counts; -1: none.
+
+        Args:
+            queries: `[queries, dim]` float32.
+            n: Rows of each.
+            effort: Lists that are looked through.
+        """
+        faiss = _faiss()
+        # Of this thread alone: it is the requests that run side by side.
+        faiss.omp_set_num_threads(1)
+        parameters = faiss.SearchParametersIVF(nprobe=min(effort, self.n_lists))
+        return np.asarray(self._index.search(_floats(queries), n, params=parameters)[1])
+
+
+def _empty(n_lists: int, dim: int) -> Any:
+    faiss = _faiss()
+    return faiss.index_factory(dim, f"IVF{n_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise RecsysError(
+            "R580",
+            "An approximate index needs FAISS.",
+            "Install it: pip install faiss-cpu; or set export.index.kind to exact and run"
+            " again: recsys run.",
+            str(error),
+        ) from None
+    return faiss

@@ -1,0 +1,28 @@
+"""What the page needs to know of a version, beside its signatures."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from recsys.serving.server.item_filters import ItemFilters
+from recsys.serving.server.names import Names
+from recsys.serving.server.signature import Model
+
+
+class NamedModel(Model, Protocol):
+    """A model whose users and items have names."""
+
+    @property
+    def names(self) -> Names:
+        """Its users and items."""
+        ...
+
+    @property
+    def filters(self) -> ItemFilters:
+        """What its items can be filtered by."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """Items of an answer."""
+        ...

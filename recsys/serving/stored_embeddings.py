@@ -1,0 +1,146 @@
+"""Item embeddings as the SavedModel stores them: whole numbers or short floats, if asked for.
+
+float16 halves them, int8 takes a quarter. An int8 has a scale for each row, symmetric:
+`number = int8 * scale`, `scale = largest of the row / 127` (Krishnamoorthi, "Quantizing
+deep convolutional networks for efficient inference", 2018, section 2.2: symmetric,
+per channel). Numbers are read back block by block, never all of them at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from recsys.errors import RecsysError
+
+Kind = Literal["float32", "float16", "int8"]
+
+BLOCK_ROWS = 65_536
+_QUERIES = 128
+_LARGEST = 127
+# Two items whose exact scores differ by less may change places: float32 sums in any order.
+_ROUNDING = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredEmbeddings:
+    """Embeddings of one of the kinds.
+
+    Attributes:
+        values: `[rows, dim]` float32, float16 or int8.
+        scale: What the int8 of a row are multiplied by `[rows]` float32; None: by 1.
+    """
+
+    values: np.ndarray
+    scale: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def floats(self, rows: slice) -> np.ndarray:
+        """Returns the numbers of some rows `[n, dim]` float32, as the graph reads them."""
+        values = np.asarray(self.values[rows], np.float32)
+        return values if self.scale is None else values * self.scale[rows, None]
+
+
+def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
+    """Returns `embeddings` `[rows, dim]` float32, memory-mapped or not, as `kind`.
+
+    Raises:
+        RecsysError: A number is too large for a float16 (R539).
+    """
+    if kind == "float32":
+        return StoredEmbeddings(embeddings)
+    values = np.empty(embeddings.shape, kind)
+    scale = np.zeros(len(embeddings), np.float32) if kind == "int8" else None
+    for rows in blocks(len(embeddings)):
+        block = np.asarray(embeddings[rows], np.float32)
+        largest = np.abs(block).max(axis=1, initial=0)
+        if scale is not None:
+            scale[rows] = largest / np.float32(_LARGEST)
+            block = np.rint(block / np.where(scale[rows] > 0, scale[rows], 1)[:, None])
+            block = np.clip(block, -_LARGEST, _LARGEST)
+        elif largest.max(initial=0) > np.finfo(np.float16).max:
+            raise _too_large(float(largest.max()))
+        values[rows] = block
+    return StoredEmbeddings(values, scale)
+
+
+def blocks(n: int) -> Iterator[slice]:
+    """Yields slices of 0 … `n` of at most `BLOCK_ROWS`."""
+    for start in range(0, n, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, n))
+
+
+def check_parity(
+    found: np.ndarray,
+    query: np.ndarray,
+    embeddings: np.ndarray,
+    is_item: np.ndarray,
+    least: float,
+) -> float:
+    """Returns the recall of answers against those of exact float32, at their own k.
+
+    An item counts that is as good as the last of the exact k, so that of equal ones any
+    may be there.
+
+    Args:
+        found: Item rows of each answer `[n, k]`, 0: none.
+        query: Embedding of each query `[n, dim]` float32.
+        embeddings: Exact embeddings of the item rows `[rows, dim]` float32.
+        is_item: Which rows are items `[rows]` bool.
+        least: The recall that is asked for [0..1].
+
+    Raises:
+        RecsysError: It is lower (R538).
+    """
+    k = min(found.shape[1], int(is_item.sum()))
+    if not k or not len(found):
+        return 1.0
+    hits = 0
+    for start in range(0, len(query), _QUERIES):
+        part = slice(start, start + _QUERIES)
+        last = _best_scores(query[part], embeddings, is_item, k)[:, -1:]
+        rows = found[part, :k]
+        scores = np.einsum("nd,nkd->nk", query[part], np.asarray(embeddings[rows]))
+        room = _ROUNDING * np.maximum(1, np.abs(last))
+        hits += int(np.sum((rows > 0) & (scores >= last - room)))
+    recall = hits / (k * len(query))
+    if recall < least:
+        raise _not_alike(recall, least, k)
+    return recall
+
+
+def _best_scores(
+    query: np.ndarray, embeddings: np.ndarray, is_item: np.ndarray, k: int
+) -> np.ndarray:
+    """Returns the exact `k` best scores of each query `[n, k]`, the best first."""
+    best = np.full((len(query), 0), -np.inf, np.float32)
+    for rows in blocks(len(embeddings)):
+        scores = query @ np.asarray(embeddings[rows]).T
+        best = np.concatenate([best, scores[:, is_item[rows]]], axis=1)
+        if best.shape[1] > k:
+            best = -np.partition(-best, k - 1, axis=1)[:, :k]
+    return -np.sort(-best, axis=1)
+
+
+def _too_large(largest: float) -> RecsysError:
+    return RecsysError(
+        "R539",
+        f"Item embeddings of float16 must be at most {np.finfo(np.float16).max:g}.",
+        "Set export.item_embeddings to int8 or float32, or model.similarity to cosine.",
+        largest,
+    )
+
+
+def _not_alike(recall: float, least: float, k: int) -> RecsysError:
+    return RecsysError(
+        "R538",
+        f"With short item embeddings, {least:.2%} of the best {k} must be those of exact float32.",
+        "Set export.item_embeddings to float16 or float32, or export.min_parity lower;"
+        " then run again: recsys run.",
+        f"{recall:.4f}",
+    )

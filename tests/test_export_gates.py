@@ -1,0 +1,152 @@
+"""The gates by themselves: what they compare with, what they refuse, and where they run."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.config import VocabularyConfig
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+
+pytest.importorskip("tensorflow")
+from recsys.serving import gate_scores, latency
+from recsys.serving.gate_process import check_absent
+from recsys.serving.gate_reference import Reference, raw_probes
+from recsys.serving.gate_scores import Answers, compare_scores
+
+
+@pytest.mark.parametrize("buckets", [0, 3])
+def test_raw_probes_mean_the_rows_that_they_were_made_of(buckets):
+    config = VocabularyConfig(hash_buckets=buckets)
+    ids = ["?", "a", None, "b\n", "??"]
+    users = Vocabulary(pa.array(ids), np.ones(5), config=config)
+    items = Vocabulary(pa.array(["x", "???"]), np.ones(2), config=config)
+    first = users.first_own_row
+    user_row = np.array([*range(first), first, first + 1, first + 3, first + 4])
+    history = np.array([[items.first_own_row, 0], *[[0, 0]] * (len(user_row) - 1)])
+    user_id, given_ids = raw_probes(users, items, user_row, history)
+    is_id = user_id != ""
+    np.testing.assert_array_equal(users.rows(user_id[is_id].tolist()), user_row[is_id])
+    assert user_row[~is_id].tolist() == ([] if buckets == 0 else [0])
+    assert given_ids[0].tolist() == ["x", "", "????"]
+    assert {row[-1] for row in given_ids} == {"????"}
+
+
+def test_a_reference_is_read_as_it_was_written(tmp_path):
+    reference = make_reference(4, 3, kind="int8", latency_ms=2.5)
+    reference.save(tmp_path)
+    read = Reference.load(tmp_path)
+    for field in dataclasses.fields(Reference):
+        np.testing.assert_array_equal(getattr(read, field.name), getattr(reference, field.name))
+    assert read.query.dtype == np.float32
+
+
+def make_reference(n, dim, n_items=1, **options):
+    rng = np.random.default_rng(n)
+    return Reference(
+        user_id=np.array([f"u\n{i}" for i in range(n)], object),
+        history=np.array([["ü", "", "?"]] * n, object),
+        query=rng.standard_normal((n, dim)).astype(np.float32),
+        popularity=rng.random(n_items).astype(np.float32),
+        **options,
+    )
+
+
+def answered(reference, embeddings, is_item, popular, k):
+    """Returns the best answers, by a full sort."""
+    scores = reference.query @ embeddings.T
+    scores[popular] = reference.popularity
+    scores[:, ~is_item] = -np.inf
+    rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    source = np.where(popular, b"popularity", b"user")
+    return Answers("recommend", rows, np.take_along_axis(scores, rows, axis=1), source)
+
+
+@given(seed=st.integers(0, 2**16), n_items=st.integers(2, 40), k=st.integers(1, 5))
+def test_the_best_answers_pass_whatever_the_blocks(seed, n_items, k):
+    rng = np.random.default_rng(seed)
+    reference = make_reference(6, 3, n_items)
+    embeddings = rng.standard_normal((n_items, 3)).astype(np.float32)
+    is_item = rng.random(n_items) < 0.7
+    is_item[-1] = True
+    k = min(k, int(is_item.sum()))
+    answers = answered(reference, embeddings, is_item, rng.random(6) < 0.3, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate_scores, "_BLOCK_ROWS", 7)
+        assert compare_scores([answers], reference, embeddings, is_item) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("scores", "R532"), ("rows", "R533"), ("source", "R532")]
+)
+def test_answers_that_are_not_the_best_are_refused(what, code):
+    reference = make_reference(6, 3, 30)
+    embeddings = np.random.default_rng(2).standard_normal((30, 3)).astype(np.float32)
+    is_item = np.arange(30) > 0
+    answers = answered(reference, embeddings, is_item, np.zeros(6, bool), 4)
+    wrong = {
+        "scores": answers.scores + np.float32(1e-3),
+        "rows": np.where(answers.rows == answers.rows[0, 0], answers.rows[0, 1], answers.rows),
+        "source": np.full(6, b"popularity"),
+    }
+    bent = dataclasses.replace(answers, **{what: wrong[what]})
+    with pytest.raises(RecsysError, match=code):
+        compare_scores([answers, bent], reference, embeddings, is_item)
+
+
+class Model:
+    """Answers nothing."""
+
+    def __init__(self):
+        self.signatures = {"recommend": self}
+        self.structured_input_signature = ((), {})
+
+    def __call__(self):
+        return {}
+
+
+def test_one_slow_request_in_fifty_is_over_the_budget(monkeypatch):
+    # Two looks at the clock for each request.
+    steps = [0.0005] * 99 + [0.02]
+    clock = itertools.accumulate(itertools.cycle(steps)).__next__
+    monkeypatch.setattr(latency, "time", types.SimpleNamespace(perf_counter=clock))
+    with pytest.raises(RecsysError, match=r"R528.*5 ms.*Received: '20.00 ms'"):
+        latency.check(Model(), make_reference(3, 2), 5.0)
+    found = latency.check(Model(), make_reference(3, 2), 25.0)
+    assert found == {"p50": pytest.approx(0.5), "p99": pytest.approx(20.0)}
+
+
+def test_a_module_that_is_there_is_named():
+    with pytest.raises(RecsysError, match=r"R529.*'json'"):
+        check_absent(["no.such.module", "json"])
+
+
+def test_the_gates_run_where_the_trainers_libraries_cant_be_imported():
+    script = """
+import importlib, sys
+from recsys.serving.gate_process import FORBIDDEN, main
+try:
+    main(["--bundle", "none", "--reference", "none"])
+except FileNotFoundError:
+    pass
+assert "recsys.serving.gates" in sys.modules and "tensorflow" in sys.modules
+for name in (*FORBIDDEN, "recsys.model.saved"):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} can be imported")
+"""
+    environment = {**os.environ, "KERAS_BACKEND": ""}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

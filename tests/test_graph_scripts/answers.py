@@ -1,0 +1,104 @@
+"""Saves the graph of a model in several forms, and asks each in raw ids; no export's gates."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from recsys.bundle import write_manifest
+from recsys.data.histories import serving_histories
+from recsys.data.store import InteractionStore
+from recsys.model.saved import load_model
+from recsys.serving import candidates, checkpoint
+from recsys.serving.batch import BatchRecommender
+from recsys.serving.catalogue import write_catalogue
+from recsys.serving.graph import Retrieval
+
+FORMS = {
+    "whole": ("float32", 1000, 1000),
+    "looped": ("float32", 1, 7),
+    "int8": ("int8", 1, 16),
+}
+"""Kind of the item embeddings, and rows that are scored at once and in a loop."""
+
+
+def make(folder, form, k):
+    """Returns the signatures of a graph; those of the form `whole` are saved and loaded."""
+    kind, one_block, block = FORMS[form]
+    saved = load_model(folder / "model")
+    embeddings = np.load(folder / "model" / "candidates.npy", mmap_mode="r")
+    histories = serving_histories(InteractionStore.open(folder / "data" / "store"))
+    sizes = {"ONE_BLOCK_ROWS": one_block, "BLOCK_ROWS": block, "MOST_SCORES": 60 * block}
+    with mock.patch.multiple(candidates, **sizes):
+        retrieval = Retrieval(saved, embeddings, histories, None, None, k, kind)
+        signatures = retrieval.signatures()
+    if form != "whole":
+        return retrieval, signatures
+    tf.saved_model.save(retrieval, str(folder / form), signatures=signatures)
+    checkpoint.fill(folder / form, retrieval.variables)
+    loaded = tf.saved_model.load(str(folder / form))
+    return loaded, loaded.signatures
+
+
+def batches(folder, asked):
+    """Makes a bundle of the form `whole`, and returns what batches are answered, by filter."""
+    bundle, model = folder / "whole", folder / "model"
+    shutil.copytree(model / "vocabulary", bundle / "vocabulary")
+    shutil.copy(model / "catalogue" / "titles.parquet", bundle)
+    shutil.copy(model / "candidates.npy", bundle / "item_embeddings.npy")
+    write_catalogue(bundle, load_model(model).catalogue)
+    write_manifest(bundle, {"k": asked["k"]})
+    users = pa.array(asked["questions"]["recommend"]["user_id"])
+    return [
+        BatchRecommender(bundle, exclude, only).recommend(users, asked["k"]).to_pydict()
+        for exclude, only in asked["batches"]
+    ]
+
+
+def texts(rows):
+    width = max([len(row) for row in rows], default=0)
+    values = np.asarray([[*row, *[""] * (width + 1 - len(row))] for row in rows], object)
+    return tf.constant(values.reshape(len(rows), width + 1), tf.string)
+
+
+def plain(value):
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def ask(function, questions):
+    inputs = {}
+    for name, values in questions.items():
+        if name in ("user_id", "item_id"):
+            inputs[name] = tf.constant(values, tf.string, [len(values)])
+        elif name == "exclude_seen":
+            inputs[name] = tf.constant(values, tf.bool, [len(values)])
+        else:
+            inputs[name] = texts(values)
+    answer = function(**inputs)
+    return {name: plain(value.numpy().tolist()) for name, value in answer.items()}
+
+
+def main(folder):
+    asked = json.loads((folder / "questions.json").read_text())
+    answers = {}
+    for form in FORMS:
+        keep, signatures = make(folder, form, asked["k"])
+        answers[form] = {
+            name: ask(signatures[name.split(":")[0]], questions)
+            for name, questions in asked["questions"].items()
+        }
+        inputs = signatures["recommend_filtered"].structured_input_signature[1]
+        answers[form]["inputs"] = sorted(inputs)
+        del keep  # It holds the variables.
+    answers["batches"] = batches(folder, asked)
+    (folder / "answers.json").write_text(json.dumps(answers))
+
+
+main(Path(sys.argv[1]))

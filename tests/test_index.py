@@ -1,0 +1,223 @@
+"""The index of a bundle: what it finds, what it leaves out, and what is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("faiss", reason="needs FAISS")
+
+from recsys.config.index import IndexConfig
+from recsys.errors import RecsysError
+from recsys.ragged import Ragged
+from recsys.serving.index import exact as exact_module
+from recsys.serving.index.build import build
+from recsys.serving.index.effort import choose_effort, recall_of
+from recsys.serving.index.queries import judging_queries
+from recsys.serving.index.ranker import Ranker
+from recsys.serving.index.stored import read_index
+
+_N, _DIM, _K = 4000, 16, 20
+
+
+def unit(rng, *shape):
+    vectors = rng.standard_normal(shape).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Items in clusters, of whose rows some are none; and queries near the clusters."""
+    rng = np.random.default_rng(3)
+    middles = unit(rng, 40, _DIM)
+    items = middles[rng.integers(40, size=_N + 1)] + 0.5 * unit(rng, _N + 1, _DIM)
+    queries = middles[rng.integers(40, size=600)] + 0.5 * unit(rng, 600, _DIM)
+    is_item = np.arange(_N + 1) % 7 != 0  # Row 0 among those that are none.
+    return items.astype(np.float32), is_item, queries.astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def built(world, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("index")
+    said = build(folder, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
+    return folder, said
+
+
+@pytest.fixture(scope="module")
+def ranker(world, built):
+    items, is_item, _ = world
+    return Ranker(items, is_item, *read_index(built[0], items, is_item))
+
+
+def by_hand(world, query, hidden, k, allowed=None):
+    """Returns the best rows, by sorting all scores."""
+    items, is_item, _ = world
+    scores = items.astype(np.float64) @ query
+    candidates = is_item.copy() if allowed is None else is_item & allowed
+    candidates[list(hidden)] = False
+    rows = np.flatnonzero(candidates)
+    return rows[np.argsort(-scores[rows], kind="stable")][:k]
+
+
+def test_the_index_finds_what_was_asked_for_and_scores_are_exact(world, built, ranker):
+    items, _, queries = world
+    fresh = queries[::-1][:100] + np.float32(0.01)
+    rows, scores = ranker.best(fresh, Ragged.empty(100), _K)
+    exact = np.stack([by_hand(world, query, [], _K) for query in fresh])
+    assert recall_of(rows, exact) > 0.88
+    np.testing.assert_allclose(scores, np.einsum("qd,qkd->qk", fresh, items[rows]), atol=1e-5)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    said = built[1]
+    assert 0.9 <= said["recall"] <= 1
+    assert 1 <= said["effort"] < said["lists"]
+    assert said["items"] == world[1].sum()
+
+
+def test_what_is_hidden_never_comes_back_and_makes_room_for_the_next(world, ranker):
+    queries = world[2][:8]
+    first, _ = ranker.best(queries, Ragged.empty(8), _K)
+    hidden = Ragged.of([row[:number] for number, row in enumerate(first)])
+    rows, _ = ranker.best(queries, hidden, _K)
+    for number, row in enumerate(rows):
+        assert not set(row) & set(first[number][:number])
+        assert (row > 0).all()
+        # What was found before is found again.
+        assert list(row[: _K - number]) == list(first[number][number:])
+
+
+def test_an_answer_is_exact_and_whole_where_the_index_finds_too_few(world, ranker):
+    _, is_item, queries = world
+    kept = np.flatnonzero(is_item)[::150]
+    hidden = np.setdiff1d(np.flatnonzero(is_item), kept).astype(np.int32)
+    rows, scores = ranker.best(queries[:2], Ragged.of([hidden, hidden[:0]]), len(kept) + 3)
+    assert list(rows[0][: len(kept)]) == list(by_hand(world, queries[0], hidden, len(kept)))
+    assert list(rows[0][len(kept) :]) == [0, 0, 0]
+    assert np.isneginf(scores[0][len(kept) :]).all()
+    assert (rows[1] > 0).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("has_index", [True, False])
+def test_allow_lists_are_exact_however_few_they_allow(world, ranker, share, has_index):
+    items, is_item, queries = world
+    allowed = np.random.default_rng(5).random(len(items)) < share
+    asked = ranker if has_index else Ranker(items, is_item)
+    hidden = Ragged.of([by_hand(world, queries[0], [], 3, allowed).astype(np.int32), []])
+    rows, _ = asked.best(queries[:2], hidden, _K, allowed)
+    for number in range(2):
+        mine = by_hand(world, queries[number], hidden.part(slice(number, number + 1)).rows, _K,
+                       allowed)  # fmt: skip
+        assert list(rows[number][: len(mine)]) == list(mine)
+        assert not rows[number][len(mine) :].any()
+
+
+def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):
+    items, is_item, queries = world
+    hidden = Ragged.of([np.arange(n, dtype=np.int32) for n in range(50)])
+    ranked = Ranker(items, is_item).best(queries[:50], hidden, _K)
+    status = exact_module.native.status()
+    monkeypatch.setattr(
+        exact_module.native, "status", lambda: type(status)(None, "none is wished for")
+    )
+    other = Ranker(items, is_item).best(queries[:50], hidden, _K)
+    np.testing.assert_allclose(ranked[1], other[1], atol=1e-5)
+    assert recall_of(ranked[0], other[0]) > 0.999
+
+
+def test_the_same_input_gives_the_same_files(world, built, tmp_path):
+    build(tmp_path, *world, _K, IndexConfig(kind="ann", min_recall=0.9))
+    for path in sorted((built[0] / "index").iterdir()):
+        assert path.read_bytes() == (tmp_path / "index" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize(
+    ("config", "is_built"),
+    [
+        (IndexConfig(), False),
+        (IndexConfig(exact_up_to=3000), True),
+        (IndexConfig(kind="exact", exact_up_to=1), False),
+    ],
+)
+def test_auto_builds_an_index_where_there_are_too_many_items(world, tmp_path, config, is_built):
+    said = build(tmp_path, *world, _K, config)
+    assert (said is not None, (tmp_path / "index").exists()) == (is_built, is_built)
+
+
+class Blind:
+    """Finds one of two best items, however hard it searches."""
+
+    def best(self, queries, k, effort):
+        return np.tile([1, 9], (len(queries), 1))
+
+
+def test_an_index_that_finds_too_little_is_refused_with_what_it_found():
+    queries, exact = np.zeros((10, 2), np.float32), np.tile([1, 2], (10, 1))
+    with pytest.raises(RecsysError, match=r"\[R581\].*95.0%.*0\.5000 at 50 of 100 lists"):
+        choose_effort(Blind(), queries, exact, 100, 0.95)
+    assert choose_effort(Blind(), queries, exact, 100, 0.3) == (1, 0.5)
+
+
+def test_too_few_queries_are_joined_by_such_as_lie_near_items(world):
+    items, is_item, queries = world
+    rows = np.flatnonzero(is_item)
+    made = judging_queries(np.concatenate([queries[:5], 0 * queries[:5]]), items, rows)
+    assert made.shape == (512, _DIM)
+    np.testing.assert_array_equal(made[:5], queries[:5])
+    assert (np.linalg.norm(made, axis=1) > 0).all()
+    assert len(judging_queries(queries, items, rows)) == 600
+
+
+def _edit(name, change):
+    def damage(folder):
+        found = np.load(folder / name)
+        np.save(folder / name, change(found))
+
+    return damage
+
+
+def _json(**fields):
+    def damage(folder):
+        path = folder / "index.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return damage
+
+
+DAMAGE = {
+    "no-file": lambda folder: (folder / "middles.npy").unlink(),
+    "cut": lambda folder: (folder / "list_of.npy").write_bytes(b"\x93NUMPY"),
+    "pickle": lambda folder: np.save(folder / "ranges.npy", np.array([{}]), allow_pickle=True),
+    "no-json": lambda folder: (folder / "index.json").write_text("{"),
+    "a-list": lambda folder: (folder / "index.json").write_text("[]"),
+    "format": _json(format=2),
+    "effort": _json(effort=0),
+    "effort-high": _json(effort=10**9),
+    "effort-true": _json(effort=True),
+    "list-beyond": _edit("list_of.npy", lambda x: x + 10**6),
+    "list-below": _edit("list_of.npy", lambda x: x - 10**6),
+    "fewer-items": _edit("list_of.npy", lambda x: x[1:]),
+    "narrow": _edit("middles.npy", lambda x: x[:, 1:]),
+    "none": _edit("middles.npy", lambda x: x[:0]),
+    "wide": _edit("middles.npy", lambda x: x.astype(np.float64)),
+    "nan": _edit("ranges.npy", lambda x: x * np.nan),
+    "scalar": _edit("middles.npy", lambda x: x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_what_faiss_would_trust_is_checked_first(world, built, tmp_path, damage):
+    shutil.copytree(built[0], tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / "index")
+    with pytest.raises(RecsysError, match=r"\[R582\]"):
+        read_index(tmp_path, *world[:2])
+
+
+def test_a_bundle_without_an_index_has_none(world, tmp_path):
+    assert read_index(tmp_path, *world[:2]) is None
+
+
+def test_who_lacks_faiss_is_told_what_to_install(world, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(RecsysError, match=r"\[R580\].*pip install faiss-cpu"):
+        build(tmp_path, *world, _K, IndexConfig(kind="ann"))

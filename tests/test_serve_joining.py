@@ -1,0 +1,161 @@
+"""Requests that wait are answered together, each as if it were alone."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+from serving import FakeRecommender, wait_for
+
+from recsys.serving.server.joining import ask_together, may_join
+from recsys.serving.server.limits import Limits
+from recsys.serving.server.question import Question
+from recsys.serving.server.refusals import Refusal
+from recsys.serving.server.work import Work
+
+
+class Echo:
+    """Answers each row with its own inputs, and notes how often it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, signature, inputs):
+        self.asked.append((signature, inputs))
+        rows = zip(inputs["id"], inputs["history"], strict=True)
+        texts = [b"|".join([id_, *given]) for id_, given in rows]
+        return {"text": np.array(texts, object), "seen": inputs["exclude_seen"]}
+
+
+def question(ids, histories, signature="recommend"):
+    inputs = {
+        "id": np.array(ids, object),
+        "history": np.array(histories, object),
+        "exclude_seen": np.arange(len(ids)) % 2 == 0,
+    }
+    return Question(signature, inputs, is_by_row=True)
+
+
+def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():
+    model = Echo()
+    some = [
+        question([b"a"], [[b"x", b"y", b"z"]]),
+        question([b"b", b"c"], [[b""], [b"u"]]),
+        question([b"d"], [[b"a\x00"]]),
+    ]
+    found = ask_together(model, some)
+    assert len(model.asked) == 1
+    assert [one["text"].tolist() for one in found] == [
+        [b"a|x|y|z"],
+        [b"b|||", b"c|u||"],
+        [b"d|a\x00||"],
+    ]
+    assert [one["seen"].tolist() for one in found] == [[True], [True, False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "may"),
+    [
+        (question([b"a"], [[b""]]), True),
+        (question([b"a"], [[b""]], "recommend_filtered"), True),
+        (question([b"a"], [[b""]], "embed_query"), False),
+        (question([b"a"] * 9, [[b""]] * 9), False),
+        (question([], np.zeros((0, 0))), False),
+    ],
+)
+def test_small_recommendations_alone_are_joined(asked, may):
+    assert may_join(asked) is may
+
+
+class Threads:
+    """A `Work` of one thread, held up until it may go on; a loop to ask it from."""
+
+    def __init__(self, **limits):
+        self.work = Work(Limits(threads=1, **limits))
+        self.may_go, self.is_held = threading.Event(), threading.Event()
+
+    def hold(self):
+        self.is_held.set()
+        assert self.may_go.wait(20)
+
+    async def ask(self, kinds, answer):
+        held = asyncio.create_task(self.work.run(self.hold))
+        await asyncio.to_thread(self.is_held.wait, 20)
+        asked = [
+            asyncio.create_task(self.work.together(kind, number, answer))
+            for number, kind in enumerate(kinds)
+        ]
+        await asyncio.sleep(0)
+        self.may_go.set()
+        await held
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+
+def test_those_who_wait_are_answered_at_once_and_kinds_never_mix():
+    threads, calls = Threads(), []
+
+    def answer(questions):
+        calls.append(list(questions))
+        return [10 * number for number in questions]
+
+    found = asyncio.run(threads.ask("aababb" + "a" * 30, answer))
+    assert found == [10 * number for number in range(36)]
+    assert calls[0] == [0, 1, 3, *range(6, 27)]  # As many as are answered at once.
+    assert calls[1:] == [[2, 4, 5], list(range(27, 36))] or sorted(map(len, calls)) == [3, 9, 24]
+    wait_for(lambda: threads.work.held == 0)
+    threads.work.close()
+
+
+def test_one_at_fault_is_refused_and_the_others_are_answered():
+    threads = Threads()
+
+    def answer(questions):
+        if 1 in questions:
+            raise Refusal(400, "R563", "It must be right.", "Correct it.")
+        return list(questions)
+
+    found = asyncio.run(threads.ask("aaa", answer))
+    assert (found[0], found[2]) == (0, 2)
+    assert isinstance(found[1], Refusal)
+    threads.work.close()
+
+
+def test_places_are_counted_for_those_who_are_joined_too():
+    threads = Threads(queue=2)
+    found = asyncio.run(threads.ask("aaaa", list))
+    statuses = [getattr(one, "status", one) for one in found]
+    assert statuses == [0, 1, 429, 429]
+    wait_for(lambda: threads.work.held == 0)
+    threads.work.close()
+
+
+def test_who_waited_too_long_hears_so_and_costs_nobody_an_answer():
+    threads = Threads(answer_s=0.05)
+
+    async def ask():
+        held = asyncio.create_task(threads.work.run(threads.hold))
+        await asyncio.to_thread(threads.is_held.wait, 20)
+        found = await asyncio.gather(threads.work.together("a", 1, list), return_exceptions=True)
+        threads.may_go.set()
+        await asyncio.gather(held, return_exceptions=True)
+        return found
+
+    [found] = asyncio.run(ask())
+    assert found.status == 503
+    wait_for(lambda: threads.work.held == 0)
+    threads.work.close()
+
+
+def test_a_model_that_does_not_answer_by_row_is_asked_one_by_one():
+    class Odd(FakeRecommender):
+        def ask(self, signature, inputs):
+            return {"total": np.zeros(1)}
+
+    with pytest.raises(ValueError, match="not by row"):
+        ask_together(Odd(), [question([b"a"], [[b""]])] * 2)
