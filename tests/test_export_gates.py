@@ -52,12 +52,14 @@ def test_a_reference_is_read_as_it_was_written(tmp_path):
     assert read.query.dtype == np.float32
 
 
-def make_reference(n, dim, n_items=1, **options):
+def make_reference(n, dim, n_items=1, popular=False, **options):
     rng = np.random.default_rng(n)
+    source = np.where(np.broadcast_to(popular, n), "popularity", "user").astype(object)
     return Reference(
         user_id=np.array([f"u\n{i}" for i in range(n)], object),
         history=np.array([["ü", "", "?"]] * n, object),
         query=rng.standard_normal((n, dim)).astype(np.float32),
+        source=source,
         popularity=rng.random(n_items).astype(np.float32),
         **options,
     )
@@ -76,31 +78,36 @@ def answered(reference, embeddings, is_item, popular, k):
 @given(seed=st.integers(0, 2**16), n_items=st.integers(2, 40), k=st.integers(1, 5))
 def test_the_best_answers_pass_whatever_the_blocks(seed, n_items, k):
     rng = np.random.default_rng(seed)
-    reference = make_reference(6, 3, n_items)
+    popular = rng.random(6) < 0.3
+    reference = make_reference(6, 3, n_items, popular)
     embeddings = rng.standard_normal((n_items, 3)).astype(np.float32)
     is_item = rng.random(n_items) < 0.7
     is_item[-1] = True
     k = min(k, int(is_item.sum()))
-    answers = answered(reference, embeddings, is_item, rng.random(6) < 0.3, k)
+    answers = answered(reference, embeddings, is_item, popular, k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate_scores, "_BLOCK_ROWS", 7)
         assert compare_scores([answers], reference, embeddings, is_item) <= 1e-5
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("scores", "R532"), ("rows", "R533"), ("source", "R532")]
+    ("what", "code"),
+    [("scores", "R532"), ("rows", "R533"), ("source", "R533"), ("popularity", "R533")],
 )
 def test_answers_that_are_not_the_best_are_refused(what, code):
     reference = make_reference(6, 3, 30)
     embeddings = np.random.default_rng(2).standard_normal((30, 3)).astype(np.float32)
     is_item = np.arange(30) > 0
     answers = answered(reference, embeddings, is_item, np.zeros(6, bool), 4)
+    # Whoever answers everybody by popularity, and says so, is wrong too.
+    by_popularity = answered(reference, embeddings, is_item, np.ones(6, bool), 4)
     wrong = {
         "scores": answers.scores + np.float32(1e-3),
         "rows": np.where(answers.rows == answers.rows[0, 0], answers.rows[0, 1], answers.rows),
         "source": np.full(6, b"popularity"),
     }
-    bent = dataclasses.replace(answers, **{what: wrong[what]})
+    bent = by_popularity if what == "popularity" else None
+    bent = bent or dataclasses.replace(answers, **{what: wrong[what]})
     with pytest.raises(RecsysError, match=code):
         compare_scores([answers, bent], reference, embeddings, is_item)
 

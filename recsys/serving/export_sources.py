@@ -16,10 +16,11 @@ from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.model.saved import Probe, SavedModel, load_model, read_probe
 from recsys.model.spec import Side
+from recsys.model.tower_inputs import trained_rows
 from recsys.serving.checkpoint import filled_later
 from recsys.serving.gate_reference import Reference, raw_probes
 from recsys.serving.raw_features import RawFeatures
-from recsys.serving.sources import popularity_shares
+from recsys.serving.sources import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +88,27 @@ class Opened:
             user_id=user_id,
             history=history,
             query=probe.query,
+            source=_sources(saved, probe.user_row, probe.history),
             popularity=popularity_shares(self.histories, saved.catalogue.is_item),
             kind=config.item_embeddings,
             min_parity=config.min_parity,
             latency_ms=config.latency_ms,
         )
+
+
+def _sources(saved: SavedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Returns what an answer must rest on `[n]`, of user rows `[n]` and item rows `[n, length]`."""
+    spec = saved.model.spec
+    own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
+    names = {feature.name for feature in spec.of_side("user")}
+    bags = [bag.bags[user_row] for bag in saved.inputs.user_features if bag.name in names]
+    has_features = [(bag > 0).any(axis=1) for bag in bags]
+    has = [
+        own & spec.config.user_id,
+        (trained_rows(history, saved.items) > 0).any(axis=1),
+        np.logical_or.reduce([np.zeros_like(own), *has_features]),
+    ]
+    return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)
 
 
 def _without_rows(table: Table, weights: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """What the trainer computed, as a folder that the process of the gates reads.
 
-    probes.parquet     user_id, history and query of each probe, in raw ids
+    probes.parquet     user_id, history, query and source of each probe, in raw ids
     popularity.npy     what each item row scores for who nothing is known of
     gate.json          how the items are stored, and what is asked of the bundle
 
@@ -22,6 +22,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.serving.stored_embeddings import Kind
 
 PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "gate.json"
+_COLUMNS = ("user_id", "history", "query", "source")
 _TRIES = 1 << 16
 
 
@@ -33,6 +34,8 @@ class Reference:
         user_id: User of each probe `[n]`, text.
         history: Item ids of each probe `[n, length + 1]`, text, the newest first.
         query: Embedding of each probe `[n, dim]` float32.
+        source: What the answer to each must rest on `[n]`, text, one of `SOURCES`: who is
+            answered by popularity is not for the SavedModel to say.
         popularity: What each item row scores for who nothing is known of `[item rows]`
             float32.
         kind: What the SavedModel stores the candidates as.
@@ -43,6 +46,7 @@ class Reference:
     user_id: np.ndarray
     history: np.ndarray
     query: np.ndarray
+    source: np.ndarray
     popularity: np.ndarray
     kind: Kind = "float32"
     min_parity: float = 0.99
@@ -50,7 +54,7 @@ class Reference:
 
     def save(self, folder: Path) -> None:
         """Writes the reference into `folder`, which is there."""
-        probes = {"user_id": self.user_id, "history": self.history, "query": self.query}
+        probes = {name: getattr(self, name) for name in _COLUMNS}
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / PROBES)
         np.save(folder / POPULARITY, self.popularity)
@@ -65,6 +69,7 @@ class Reference:
             user_id=np.asarray(probes["user_id"], object),
             history=np.asarray(probes["history"], object),
             query=np.asarray(probes["query"], np.float32),
+            source=np.asarray(probes["source"], object),
             popularity=np.load(folder / POPULARITY, allow_pickle=False),
             **json.loads((folder / OPTIONS).read_text()),
         )

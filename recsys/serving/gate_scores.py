@@ -11,7 +11,7 @@ from recsys.serving.gate_reference import Reference
 from recsys.serving.slices import read_rows
 from recsys.serving.sources import POPULARITY
 from recsys.serving.stored_embeddings import check_parity, stored
-from recsys.serving.tolerance import difference
+from recsys.serving.tolerance import difference, refused
 
 _BLOCK_ROWS = 8192
 
@@ -24,7 +24,7 @@ class Answers:
         signature: Its name.
         rows: Item rows `[n, k]`, the best first.
         scores: Their scores `[n, k]`.
-        source: What each answer rests on `[n]`, bytes.
+        source: What each answer says that it rests on `[n]`, bytes.
     """
 
     signature: str
@@ -47,12 +47,14 @@ def compare_scores(
         is_item: Which item rows are items `[item rows]` bool.
 
     Raises:
-        RecsysError: A difference is over the tolerance (R532, R533), or short item
+        RecsysError: A difference is over the tolerance (R532, R533), an answer rests on
+            something else than it must (R533), or short item
             embeddings find too few (R538).
     """
     worst = 0.0
+    is_popular = reference.source == POPULARITY
     for one in answers:
-        is_popular = one.source == POPULARITY.encode()
+        _check_sources(one, reference)
         best, of_rows = _expected(one.rows, is_popular, reference, embeddings, is_item)
         subject = f"scores of {one.signature}"
         worst = max(worst, difference("R532", subject, one.scores, best))
@@ -63,6 +65,19 @@ def compare_scores(
         subject = f"scores of the candidates of {one.signature}"
         worst = max(worst, difference("R533", subject, of_rows, best))
     return worst
+
+
+def _check_sources(answers: Answers, reference: Reference) -> None:
+    expected = np.asarray([source.encode() for source in reference.source], object)
+    wrong = np.flatnonzero(answers.source != expected)
+    if len(wrong):
+        first = wrong[0]
+        raise refused(
+            "R533",
+            f"source of the answers of {answers.signature}",
+            f"{len(wrong):,} others, such as {answers.source[first].decode()} for"
+            f" {reference.source[first]}",
+        )
 
 
 def _expected(

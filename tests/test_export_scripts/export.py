@@ -32,6 +32,7 @@ from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.export import Sources, export  # noqa: E402
 from recsys.serving import gates, latency  # noqa: E402
+from recsys.serving.export_sources import Opened  # noqa: E402
 from recsys.serving.gate_reference import Reference, raw_probes  # noqa: E402
 from recsys.serving.gate_scores import compare_scores  # noqa: E402
 from recsys.serving.loading import load_saved_model  # noqa: E402
@@ -91,7 +92,9 @@ def try_gates():
     ids = raw_probes(users, items, probe["user_row"], probe["history"])
     histories = serving_histories(InteractionStore.open(data / "store"))
     popularity = popularity_shares(histories, items.has_id())
-    reference = Reference(*ids, probe["query"], popularity)
+    opened = Opened.open(Sources(folder / "model", data, user_transform=folder / "user_transform"))
+    source = opened.reference(stage.export).source
+    reference = Reference(*ids, probe["query"], source, popularity)
     told = []
     assert gates.check(model, bundle, reference, told.append) <= 1e-5
     assert len(told) == 3
@@ -107,7 +110,7 @@ def try_gates():
     found = gates._in_batches(
         lambda part: gates._answer(model.signatures["recommend"], reference, part), 5
     )
-    few = dataclasses.replace(bent, query=bent.query[:5])
+    few = dataclasses.replace(bent, query=bent.query[:5], source=bent.source[:5])
     with noted("scores"):
         answers = [gates._answers("recommend", found, items)]
         compare_scores(answers, few, np.load(bundle / "item_embeddings.npy"), items.has_id())
