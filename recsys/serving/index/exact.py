@@ -8,8 +8,7 @@ from recsys import native
 from recsys.native import rank as kernel
 from recsys.ragged import Ragged
 
-_BLOCK_SCORES = 2**22
-"""Scores that NumPy holds at a time; 16 MiB."""
+_GROUP = 64
 
 
 class ExactItems:
@@ -25,6 +24,7 @@ class ExactItems:
     def __init__(self, embeddings: np.ndarray, is_item: np.ndarray) -> None:
         self._embeddings = embeddings
         self._bias = np.where(is_item, np.float32(0), np.float32(np.nan))
+        self._no_items = np.flatnonzero(~is_item)
         self._is_native = native.status().available
 
     def best(
@@ -38,10 +38,12 @@ class ExactItems:
             k: How many.
             allowed: Rows that may be among them `[item rows]` bool; None: all items.
         """
-        bias = self._bias if allowed is None else np.where(allowed, self._bias, np.float32(np.nan))
         if self._is_native and len(queries) > 1:  # Of one query BLAS is faster, on all cores.
+            bias = self._bias
+            if allowed is not None:
+                bias = np.where(allowed, bias, np.float32(np.nan))
             return self._by_kernel(np.ascontiguousarray(queries), hidden, k, bias)
-        return self._by_numpy(queries, hidden, k, bias)
+        return self._by_numpy(queries, hidden, k, allowed)
 
     def _by_kernel(
         self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray
@@ -56,17 +58,21 @@ class ExactItems:
         return _padded(out.top, out.top_scores, k)
 
     def _by_numpy(
-        self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray
+        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
+        left_out = self._no_items
+        if allowed is not None:
+            left_out = np.union1d(left_out, np.flatnonzero(~allowed))
         rows = np.zeros((len(queries), k), np.int32)
         scores = np.full((len(queries), k), -np.inf, np.float32)
-        step = max(1, _BLOCK_SCORES // len(bias))
-        for start in range(0, len(queries), step):
-            block = queries[start : start + step] @ self._embeddings.T + bias
-            for number, row in enumerate(np.where(np.isnan(block), -np.inf, block), start):
-                row[hidden.part(slice(number, number + 1)).rows] = -np.inf
-                best = best_of(np.arange(len(row)), row, k)
-                rows[number, : len(best[0])], scores[number, : len(best[0])] = best
+        for number, query in enumerate(queries):
+            # One by one: BLAS reads a matrix for one vector faster than for a batch of one.
+            row = self._embeddings @ query
+            row[left_out] = -np.inf
+            row[hidden.part(slice(number, number + 1)).rows] = -np.inf
+            high = _not_under_the_best(row, k)
+            best = best_of(high, row[high], k)
+            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
         return rows, scores
 
 
@@ -82,6 +88,19 @@ def best_of(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, n
         rows, scores = rows[kept], scores[kept]
     order = np.lexsort((rows, -scores))[:k]
     return rows[order], scores[order]
+
+
+def _not_under_the_best(scores: np.ndarray, k: int) -> np.ndarray:
+    """Returns places of `scores` that hold the best `k`, and few others, in order.
+
+    The k-th highest of the maxima of groups is no higher than the k-th score: so much less
+    than all is sorted.
+    """
+    whole = len(scores) // _GROUP * _GROUP
+    maxima = scores[:whole].reshape(-1, _GROUP).max(axis=1)
+    if len(maxima) < k:
+        return np.arange(len(scores))
+    return np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
 
 
 def _padded(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
