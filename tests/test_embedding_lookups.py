@@ -58,9 +58,17 @@ def batches(features, references, n_parts, n):
 @pytest.mark.parametrize(
     ("mesh", "placement"),
     [
-        ("one device", "row"),
-        *(("2×2", placement) for placement in ("row", "column", "replicated")),
-        *(("8", placement) for placement in ("row", "column")),
+        ("8", "row"),
+        ("2×2", "column"),
+        *(
+            pytest.param(mesh, placement, marks=pytest.mark.thorough)
+            for mesh, placement in (
+                ("one device", "row"),
+                ("2×2", "row"),
+                ("2×2", "replicated"),
+                ("8", "column"),
+            )
+        ),
     ],
 )
 def test_six_kinds_of_features_share_one_table_in_one_step(mesh, placement):

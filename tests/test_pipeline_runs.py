@@ -241,6 +241,7 @@ def test_a_deleted_version_is_published_again(runs, first):
     assert summary(events)["bundle"].endswith(runs.served()[-1])
 
 
+@pytest.mark.thorough
 def test_a_return_to_an_older_config_serves_its_model_again(runs, first):
     runs("train.epochs=3")
     code, events = runs()
@@ -355,6 +356,7 @@ def people(tmp_path_factory):
         yield runs, events
 
 
+@pytest.mark.thorough
 def test_a_run_may_have_features_of_users_and_no_catalogue(people):
     runs, events = people
     done = steps(events)
@@ -367,6 +369,7 @@ def test_a_run_may_have_features_of_users_and_no_catalogue(people):
     assert "empty user id" in (report / "report.html").read_text()
 
 
+@pytest.mark.thorough
 def test_the_data_folder_has_every_user_and_the_items_of_the_ratings(people):
     from recsys.model import TowerInputs
 
@@ -394,6 +397,7 @@ def test_the_data_folder_has_every_user_and_the_items_of_the_ratings(people):
     assert all(not feature.bags[none].any() for feature in bags.values())
 
 
+@pytest.mark.thorough
 def test_a_bundle_recommends_to_a_user_whose_features_alone_are_known(people):
     from recsys.serving.recommender import Recommender
 

@@ -243,7 +243,10 @@ def test_a_step_sends_what_its_compiled_form_sends(placement, optimizer):
     ("placement", "overrides"),
     [
         ("row", ["model.pooling=attention", "model.user_id=false"]),
-        ("row", ["model.pooling=sequence", "model.learn_temperature=true"]),
+        pytest.param(
+            *("row", ["model.pooling=sequence", "model.learn_temperature=true"]),
+            marks=pytest.mark.thorough,
+        ),
         ("replicated", ["model.pooling=attention", "model.widths=[]"]),
     ],
     ids=["attention", "sequence", "replicated"],

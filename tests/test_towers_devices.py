@@ -47,9 +47,12 @@ def after_steps(options, devices):
 @pytest.mark.parametrize(
     "options",
     [
-        {"pooling": "attention", "learn_temperature": True, "dropout": 0.3},
+        pytest.param(
+            {"pooling": "attention", "learn_temperature": True, "dropout": 0.3},
+            marks=pytest.mark.thorough,
+        ),
         {**BARE, **POOLINGS["two blocks"]},
-        {"widths": (6,), "user_id": False, **DROPPED},
+        pytest.param({"widths": (6,), "user_id": False, **DROPPED}, marks=pytest.mark.thorough),
     ],
     ids=["attention", "two blocks", "dropout"],
 )

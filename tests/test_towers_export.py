@@ -37,6 +37,12 @@ _WITHOUT_FEATURES = {
     "sasrec": {**BARE, **POOLINGS["two blocks"]},
 }
 
+_FIRST = ("sequence", "dot", "no-layers")
+_ASKED = [
+    pytest.param(kind, marks=() if kind in _FIRST else pytest.mark.thorough)
+    for kind in (*_KINDS, *_WITHOUT_FEATURES)
+]
+
 
 def write_data(folder, with_features):
     rng = np.random.default_rng(5)
@@ -90,14 +96,21 @@ def write_model(folder, options, data):
     (folder / "training.json").write_text(json.dumps(training))
 
 
+def is_ours(item):
+    return item.path == Path(__file__) and hasattr(item, "callspec")
+
+
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
-    """Returns the folder of each kind of model, all of them computed with and exported."""
+def worlds(request, tmp_path_factory):
+    """Returns the folder of each kind of model that is asked for, computed with and exported."""
+    asked = {item.callspec.params["kind"] for item in request.session.items if is_ours(item)}
     found = {}
     for kinds, with_features in ((_KINDS, True), (_WITHOUT_FEATURES, False)):
         folder = tmp_path_factory.mktemp("towers")
         write_data(folder / "data", with_features)
         for kind, options in kinds.items():
+            if kind not in {*asked, "dot"}:
+                continue
             write_model(folder / f"model-{kind}", options, folder / "data")
             found[kind] = folder
         finished = subprocess.run(
@@ -115,7 +128,7 @@ def worlds(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("kind", [*_KINDS, *_WITHOUT_FEATURES])
+@pytest.mark.parametrize("kind", _ASKED)
 def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     folder = worlds[kind]
     found = np.load(folder / f"found-model-{kind}.npz")
@@ -133,7 +146,7 @@ def popularity(folder):
     return np.bincount(rows, minlength=_ITEMS + 1)[1:] / len(rows)
 
 
-@pytest.mark.parametrize("kind", [*_KINDS, *_WITHOUT_FEATURES])
+@pytest.mark.parametrize("kind", _ASKED)
 def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     folder = worlds[kind]
     saved = load_model(folder / f"model-{kind}")

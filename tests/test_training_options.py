@@ -148,7 +148,11 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
     ("model", "train"),
     [
         ({"pooling": "sequence", "learn_temperature": True}, {"compute_dtype": "bfloat16"}),
-        ({"pooling": "attention", "similarity": "dot", "temperature": 1.0}, {"loss": "bpr"}),
+        pytest.param(
+            {"pooling": "attention", "similarity": "dot", "temperature": 1.0},
+            {"loss": "bpr"},
+            marks=pytest.mark.thorough,
+        ),
         ({"user_id": False, "widths": None}, {"loss": "full_softmax", "accumulate": 4}),
     ],
     ids=["sequence", "bpr", "full-softmax"],
