@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).parent / "test_baselines_scripts"))
 sys.path.append(str(Path(__file__).parent / "test_training_scripts"))
 sys.path.append(str(Path(__file__).parent / "test_report_scripts"))
 sys.path.append(str(Path(__file__).parent / "test_subjects_scripts"))
+sys.path.append(str(Path(__file__).parent / "test_tensorflow_scripts"))
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

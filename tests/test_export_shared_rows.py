@@ -1,14 +1,12 @@
 """A bundle of vocabularies with hash rows and free rows, against the trainer's own towers."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from on_tensorflow import run_on_tensorflow
 
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import Catalogue
@@ -77,18 +75,7 @@ def world(tmp_path_factory):
         "items": [*(f"i{n}" for n in range(30)), *(f"nothing {n}" for n in range(30))],
     }
     (folder / "ids.json").write_text(json.dumps(ids))
-    finished = subprocess.run(
-        [sys.executable, _SCRIPT, folder],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
-            "KERAS_BACKEND": "tensorflow",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_on_tensorflow(_SCRIPT, folder)
     return load_model(folder / "model"), ids, json.loads((folder / "result.json").read_text())
 
 

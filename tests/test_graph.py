@@ -2,14 +2,12 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from on_tensorflow import run_on_tensorflow
 
 from recsys.config import ModelConfig, TrainConfig, TrainStage, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
@@ -233,18 +231,7 @@ def found(tmp_path_factory):
     write_model(folder / "model", folder / "data")
     asked = {"k": _K, "questions": _QUESTIONS, "batches": _BATCHES}
     (folder / "questions.json").write_text(json.dumps(asked))
-    finished = subprocess.run(
-        [sys.executable, _SCRIPT, folder],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
-            "KERAS_BACKEND": "tensorflow",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_on_tensorflow(_SCRIPT, folder)
     return World(folder), json.loads((folder / "answers.json").read_text())
 
 

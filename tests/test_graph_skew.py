@@ -2,12 +2,10 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from on_tensorflow import run_on_tensorflow
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
@@ -102,18 +100,7 @@ def write_files(folder):
 def skew(tmp_path_factory):
     folder = tmp_path_factory.mktemp("skew")
     write_files(folder)
-    finished = subprocess.run(
-        [sys.executable, _SCRIPT, folder],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
-            "KERAS_BACKEND": "tensorflow",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_on_tensorflow(_SCRIPT, folder)
     return json.loads((folder / "skew.json").read_text())
 
 

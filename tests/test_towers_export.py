@@ -1,14 +1,12 @@
 """Every kind of towers, saved on JAX: loaded and exported on TensorFlow it computes the same."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS
 
 from recsys.config import ModelConfig, TrainConfig, TrainStage
@@ -113,18 +111,7 @@ def worlds(request, tmp_path_factory):
                 continue
             write_model(folder / f"model-{kind}", options, folder / "data")
             found[kind] = folder
-        finished = subprocess.run(
-            [sys.executable, _SCRIPT, folder],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(_SCRIPT.parent.parent.parent),
-                "KERAS_BACKEND": "tensorflow",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
+        run_on_tensorflow(_SCRIPT, folder)
     return found
 
 
