@@ -9,6 +9,10 @@ turns, round after round. The lines:
 - `ours/polars csv rows=R`, …: our rows/s over theirs, round by round (over 1: we are faster);
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
+`--spans N` times a night that reads one more span of a window of N instead, against a run
+from scratch over the same window, and against one that is given the files and knows of no
+spans; their stores are held to each other, too.
+
 Who makes the same store (`polars`, `duckdb`) is held to it, digest by digest. `tfx` is
 CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under
 `uv run --script`, which builds their environments at the first run.
@@ -48,6 +52,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--peers", nargs="+", choices=[*PEERS, "all"], default=[], metavar="PEER", help=f"{PEERS}")
     add("--rounds", type=int, default=3)
     add(
+        "--spans",
+        type=int,
+        metavar="N",
+        help="a night that reads one more span of a window of N, instead",
+    )
+    add(
         "--beam",
         nargs="*",
         default=[],
@@ -63,6 +73,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Runs all cases in turns and prints their lines."""
     options = parse()
+    if options.spans is not None:
+        _nights(options)
+        return
     results: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder:
         for kind, rows in itertools.product(options.format, options.rows):
@@ -71,6 +84,34 @@ def main() -> None:
             for kind, rows in itertools.product(options.format, options.rows):
                 _round(Path(folder), turn, kind, rows, options, results)
     _print_results(options, results)
+
+
+def _nights(options: argparse.Namespace) -> None:
+    """Times nights that read one more span, and prints their lines."""
+    os.environ["PYTHONPATH"] = str(_ROOT)
+    for kind, rows in itertools.product(options.format, options.rows):
+        runs, peak = [], 0.0
+        for _ in range(options.rounds):
+            with tempfile.TemporaryDirectory(prefix="recsys-nights-") as out:
+                words = [f"{out}/out", str(rows), str(options.spans), kind]
+                run = watch([sys.executable, "-m", "benchmarks.ingest_case.nights", *words])
+            runs.append(json.loads(run.stdout.splitlines()[-1]))
+            peak = max(peak, run.peak_rss_mib)
+        _print_nights(f"of {options.spans} {kind} rows={rows}", runs, peak)
+
+
+def _print_nights(label: str, runs: list[dict[str, Any]], peak: float) -> None:
+    for who in runs[0]:
+        seconds = [run[who]["seconds"] for run in runs]
+        print_line("ingest", f"{who}, spans {label}", seconds, "s", peak)
+        speeds = [run[who]["read"] / run[who]["seconds"] for run in runs]
+        print_line("ingest", f"{who}, spans {label}", speeds, "rows/s", peak)
+        for phase in runs[0][who]["phases"]:
+            seconds = [run[who]["phases"][phase] for run in runs]
+            print_line("ingest", f"{who}: {phase}, spans {label}", seconds, "s", peak)
+    for who in ("from scratch", "without spans"):
+        ratios = [run[who]["seconds"] / run["one more"]["seconds"] for run in runs]
+        print_line("ingest", f"{who}/one more, spans {label}", ratios, "ratio", peak)
 
 
 def _file(folder: str | Path, kind: str, rows: int) -> Path:

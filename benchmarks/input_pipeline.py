@@ -15,6 +15,10 @@ batches as training does. Cases:
                popularity, and known positives
     validated  `popular`, with a twentieth of the events held back
     feed       `model`, put on the devices by the feed
+
+With `--segments K` each case also reads a store of K segments, as a rolling window makes
+it, in turns with the other; `…/sorted` is its speed over that of the store written at
+once, and `open` the seconds until such a store is one log.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.input_segments import make_segments
 from benchmarks.measure import print_line, watch
 from recsys.config import ModelConfig, TrainConfig, ValidationConfig
 from recsys.data.batches import BatchSource
@@ -57,20 +62,34 @@ def main() -> None:
         print(json.dumps(_speeds(options)))
         return
     with tempfile.TemporaryDirectory(prefix="recsys-input-", dir=options.tmp) as folder:
-        _make_store(Path(folder), options.rows)
+        store, segmented = Path(folder) / "sorted", Path(folder) / "segments"
+        _make_store(store, options.rows)
+        if options.segments:
+            make_segments(segmented, options.rows, options.segments, _N_ITEMS, _EVENTS_OF_A_USER)
         for case in options.case or _CASES:
-            command = [sys.executable, "-m", "benchmarks.input_pipeline", "--store", folder]
-            command += ["--rows", str(options.rows), "--batch", str(options.batch)]
-            command += ["--history", str(options.history), "--case", case]
-            watched = watch(command)
             name = case if case == "ids" else f"{case} {options.history}"
-            print_line(
-                "input_pipeline",
-                f"{options.rows} rows, {name}",
-                json.loads(watched.stdout),
-                "examples/s",
-                watched.peak_rss_mib,
-            )
+            plain = _measure(store, case, f"{options.rows} rows, {name}", options)
+            if not options.segments:
+                continue
+            label = f"{options.rows} rows in {options.segments} segments, {name}"
+            speeds = _measure(segmented / "store", case, label, options)
+            ratios = [a / b for a, b in zip(speeds, plain, strict=True)]
+            print_line("input_pipeline", f"{label} /sorted", ratios, "ratio", 0.0)
+
+
+def _measure(store: Path, case: str, label: str, options: argparse.Namespace) -> list[float]:
+    """Measures a case in a process of its own; prints its line and returns the speeds."""
+    command = [sys.executable, "-m", "benchmarks.input_pipeline", "--store", str(store)]
+    command += ["--rows", str(options.rows), "--batch", str(options.batch)]
+    command += ["--history", str(options.history), "--case", case]
+    watched = watch(command)
+    found = json.loads(watched.stdout)
+    peak = watched.peak_rss_mib
+    print_line("input_pipeline", label, found["speeds"], "examples/s", peak)
+    if options.segments:
+        print_line("input_pipeline", f"{label}, open", [found["open"]], "s", peak)
+    speeds: list[float] = found["speeds"]
+    return speeds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=1_000_000, help="events of the store")
     parser.add_argument("--history", type=int, default=50, help="items of a history")
     parser.add_argument("--batch", type=int, default=4096, help="examples of a batch")
+    parser.add_argument("--segments", type=int, metavar="K", help="a store of K segments, too")
     parser.add_argument("--case", action="append", choices=_CASES, help="measure these alone")
     parser.add_argument("--tmp", type=Path, help="folder for the store; else the system's")
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
@@ -112,9 +132,11 @@ def _events(rng: np.random.Generator, n: int, first_user: int, n_users: int) -> 
     )
 
 
-def _speeds(options: argparse.Namespace) -> list[float]:
-    """Returns the examples/s of each run of one case."""
+def _speeds(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the examples/s of each run of one case, and the seconds of opening the store."""
+    started = time.perf_counter()
     store = InteractionStore.open(options.store)
+    opened = time.perf_counter() - started
     source = _source(store, options)
     n_batches = max(1, min(_EXAMPLES_OF_A_RUN // options.batch, source.steps_per_epoch - 1))
     batches, speeds = iter(_reader(source, options.case[0])), []
@@ -124,7 +146,7 @@ def _speeds(options: argparse.Namespace) -> list[float]:
         for _ in range(n_batches):
             next(batches)
         speeds.append(n_batches * options.batch / (time.perf_counter() - started))
-    return speeds
+    return {"speeds": speeds, "open": opened}
 
 
 def _reader(source: BatchSource, case: str) -> Iterable[Any]:

@@ -1,11 +1,16 @@
 """Exporter: starts `recsys.export` in a process of its own, with Keras on TensorFlow."""
 
+import json
+import tempfile
+from pathlib import Path
+
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelEvaluation, TransformGraph
 
-from components.artifacts import InteractionData, ServingBundle
+from components.artifacts import DeadLetters, InteractionData, ServingBundle
 from components.stage import run_with_config
+from recsys.lineage.origin import describe_source
 
 
 @component
@@ -18,6 +23,12 @@ def Exporter(
     code: Parameter[str],
     item_graph: InputArtifact[TransformGraph] = None,
     user_graph: InputArtifact[TransformGraph] = None,
+    interactions_letters: InputArtifact[DeadLetters] = None,
+    items_letters: InputArtifact[DeadLetters] = None,
+    users_letters: InputArtifact[DeadLetters] = None,
+    interactions_digest: Parameter[str] = "",
+    items_digest: Parameter[str] = "",
+    users_digest: Parameter[str] = "",
 ) -> None:
     """Writes the bundle that serves a model.
 
@@ -30,6 +41,13 @@ def Exporter(
         code: Fingerprint of the code.
         item_graph: How the features of an item become token rows, if it has any.
         user_graph: The same for users.
+        interactions_letters: Dead letters of the interactions, whose counts and files the
+            manifest names.
+        items_letters: The same of the items.
+        users_letters: The same of the users.
+        interactions_digest: Digest of the files of the interactions.
+        items_digest: The same of the items.
+        users_digest: The same of the users.
     """
     del code
     arguments = ["--model", model.uri, "--data", data.uri]
@@ -37,4 +55,18 @@ def Exporter(
     for option, graph in (("--transform", item_graph), ("--user-transform", user_graph)):
         if graph is not None:
             arguments += [option, graph.uri]
-    run_with_config("recsys.export", config, arguments, backend="tensorflow")
+    told = {
+        "interactions": (interactions_letters, interactions_digest),
+        "items": (items_letters, items_digest),
+        "users": (users_letters, users_digest),
+    }
+    data = {
+        what: describe_source(Path(letters.uri), digest)
+        for what, (letters, digest) in told.items()
+        if letters is not None
+    }
+    with tempfile.TemporaryDirectory(prefix="recsys-export-") as folder:
+        file = Path(folder) / "data.json"
+        file.write_text(json.dumps(data), encoding="utf-8")
+        arguments += ["--told-data", str(file)] if data else []
+        run_with_config("recsys.export", config, arguments, backend="tensorflow")

@@ -16,7 +16,7 @@ from tfx.types.standard_artifacts import Examples, TransformGraph
 from components.artifacts import InteractionData, Vocabularies
 from components.catalogue_gen import Transformed, write_catalogue, write_user_features
 from components.entity_gen import EntitySource
-from components.ingest.store import WriteStore
+from components.ingest.store import write_store
 from components.interaction_gen import CUT_PROPERTY
 
 
@@ -52,16 +52,14 @@ def InteractionEncoder(
     del code
     folder, parts = Path(data.uri), Path(data.uri) / "parts"
     shutil.copytree(vocabularies.uri, folder / "vocabulary", dirs_exist_ok=True)
-    store = WriteStore(
+    write_store(
         examples=Path(interactions.uri),
         vocabularies=Path(vocabularies.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
         store=folder / "store",
         work=parts,
+        beam_pipeline=beam_pipeline,
     )
-    with beam_pipeline as pipeline:
-        _ = pipeline | "WriteStore" >> store
-    shutil.rmtree(parts)
     sources = EntitySource.model_validate_json(config)
     of_items = _transformed(item_tokens, item_graph)
     write_catalogue(folder, sources.items, None if items is None else Path(items.uri), of_items)

@@ -14,6 +14,8 @@ from tfx.types.standard_artifacts import Examples
 from components.artifacts import DeadLetters, set_parquet_splits
 from components.ingest.bigquery import stage_query
 from components.ingest.interactions import SPLITS, InteractionSource, ingest
+from components.ingest.spans import ingest_spans
+from recsys.data.segments.window import has_spans
 
 CUT_PROPERTY = "cut"
 """Custom property of the examples: the moment of the split [seconds since 1970, UTC]."""
@@ -25,6 +27,7 @@ def InteractionGen(
     dead_letters: OutputArtifact[DeadLetters],
     config: Parameter[str],
     files_digest: Parameter[str],
+    segments: Parameter[str],
     code: Parameter[str],
     beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
 ) -> None:
@@ -35,16 +38,22 @@ def InteractionGen(
         dead_letters: The bad rows, and the counts of all.
         config: `InteractionSource` as canonical JSON.
         files_digest: Digest of the files' contents.
+        segments: Folder of what is kept of spans from run to run.
         code: Fingerprint of the code.
         beam_pipeline: Runs the work.
     """
-    del files_digest, code
+    del files_digest
     source = InteractionSource.model_validate_json(config)
     if source.interactions.query is not None:
         # Beside the dead letters, which name the rows of these files.
         folder = Path(dead_letters.uri) / "query"
         files = stage_query(source.interactions.query, folder, beam_pipeline.options)
         source = source.with_files(files)
-    summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
+    if has_spans(source.interactions):
+        summary = ingest_spans(
+            source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
+        )
+    else:
+        summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, SPLITS)
     examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])

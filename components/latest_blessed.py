@@ -30,12 +30,7 @@ class LatestBlessedStrategy(ResolverStrategy):
         """Returns the model and the current one; no model where none was blessed."""
         del store
         current = {model.id for model in input_dict["current"]}
-        blessed = {
-            blessing.get_int_custom_property(CURRENT_MODEL)
-            for blessing in input_dict["blessing"]
-            if blessing.get_int_custom_property("blessed") == 1
-        }
-        good = blessed - current - _rolled_back(input_dict["pushed"])
+        good = good_models(input_dict["blessing"], input_dict["pushed"]) - current
         candidates = [model for model in input_dict["model"] if model.id in good]
         newest = sorted(candidates, key=lambda model: model.id)[-1:]
         return {
@@ -44,6 +39,21 @@ class LatestBlessedStrategy(ResolverStrategy):
             "pushed": [],
             "current": list(input_dict["current"]),
         }
+
+
+def good_models(blessings: list[Artifact], pushed: list[Artifact]) -> set[int]:
+    """Returns the ids of the models that were blessed, without those rolled back.
+
+    Args:
+        blessings: What the evaluations said.
+        pushed: What was pushed by them.
+    """
+    blessed = {
+        blessing.get_int_custom_property(CURRENT_MODEL)
+        for blessing in blessings
+        if blessing.get_int_custom_property("blessed") == 1
+    }
+    return blessed - _rolled_back(pushed)
 
 
 def _rolled_back(pushed: list[Artifact]) -> set[int]:

@@ -36,25 +36,38 @@ class PreviousStrategy(ResolverStrategy):
         inputs = {key: list(some) for key, some in input_dict.items() if key != _PREVIOUS}
         chosen = max(by_id, default=None)
         if chosen is not None:
-            made_from = self._made_from(store, chosen, inputs)
+            taken = made_from(store, chosen, inputs, self._parameters, _PREVIOUS)
             # What it was made from may be deleted: then it goes on from itself, not from none.
-            if made_from is not None and all(id_ in by_id for id_ in made_from):
-                chosen = next(iter(made_from), None)
+            if taken is not None and all(id_ in by_id for id_ in taken):
+                chosen = next(iter(taken), None)
         return {_PREVIOUS: [] if chosen is None else [by_id[chosen]], **inputs}
 
-    def _made_from(
-        self, store: mlmd.MetadataStore, artifact: int, inputs: dict[str, list[Artifact]]
-    ) -> list[int] | None:
-        """Returns the previous artifacts of a rerun; None if this is no rerun."""
-        events = store.get_events_by_artifact_ids([artifact])
-        maker = min(event.execution_id for event in events if event.type in _OUTPUTS)
-        (execution,) = store.get_executions_by_id([maker])
-        taken = _inputs(store, maker)
-        now = {key: [one.id for one in some] for key, some in inputs.items() if some}
-        before = {key: ids for key, ids in taken.items() if key in inputs}
-        if now != before or self._parameters != _parameters(execution, self._parameters):
-            return None
-        return taken.get(_PREVIOUS, [])
+
+def made_from(
+    store: mlmd.MetadataStore,
+    artifact: int,
+    inputs: dict[str, list[Artifact]],
+    parameters: dict[str, str],
+    key: str,
+) -> list[int] | None:
+    """Returns what an artifact was made from that equal inputs made; None if others did.
+
+    Args:
+        store: The metadata store.
+        artifact: Id of the artifact.
+        inputs: The inputs of its step now, but for the one asked for.
+        parameters: The step's parameters now.
+        key: The input that is asked for.
+    """
+    events = store.get_events_by_artifact_ids([artifact])
+    maker = min(event.execution_id for event in events if event.type in _OUTPUTS)
+    (execution,) = store.get_executions_by_id([maker])
+    taken = _inputs(store, maker)
+    now = {name: [one.id for one in some] for name, some in inputs.items() if some}
+    before = {name: ids for name, ids in taken.items() if name in inputs}
+    if now != before or parameters != _parameters(execution, parameters):
+        return None
+    return taken.get(key, [])
 
 
 def Previous(

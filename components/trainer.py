@@ -16,6 +16,7 @@ def Trainer(
     config: Parameter[str],
     checkpoints: Parameter[str],
     code: Parameter[str],
+    base: InputArtifact[Model] = None,
 ) -> None:
     """Trains the two towers, from the last checkpoint on where an earlier try left one.
 
@@ -27,7 +28,10 @@ def Trainer(
         checkpoints: Folder of the checkpoints, outside of what one execution writes: a
             killed execution never finds its own folder again.
         code: Fingerprint of the code.
+        base: The model that it goes on from, if there is one.
     """
     del verdict, code
     folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
+    if base is not None:
+        folders += ["--base", base.uri]
     run_with_config("recsys.train", config, folders, backend="jax")

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from recsys.errors import RecsysError
 from recsys.process import storage_error
+from recsys.room import free_bytes
+from recsys.stopping import StoppedError
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
+"""What Beam, TensorFlow, Arrow and SQLite say in errors that have no number."""
+_FULL_BYTES = 1 << 20
+"""Where fewer are free, a failure that nobody can explain is one for want of room: SQLite
+rolls back, and ML Metadata then says that there is no transaction."""
+_NAMED = re.compile(r"[\s'\"](/[^'\";\s]+)")
 
 
-def as_recsys_error(error: BaseException, step: str) -> RecsysError:
-    """Returns the `RecsysError` that caused `error`, or one that says that `step` failed."""
-    cause: BaseException | None = error
-    while cause is not None:
+def as_recsys_error(error: BaseException, step: str, root: Path | None = None) -> RecsysError:
+    """Returns the `RecsysError` that caused `error`, or one that says that `step` failed.
+
+    Args:
+        error: What was raised.
+        step: The step that raised it.
+        root: Where the run writes, for errors that name no file.
+    """
+    causes = list(_chain(error))
+    for cause in causes:
         if isinstance(cause, RecsysError):
             return cause
         if isinstance(cause, OSError) and cause.errno in _STORAGE:
-            return storage_error(cause)
-        cause = cause.__cause__ or cause.__context__
+            return storage_error(cause, root)
+    for cause in causes:
+        if full := _FULL.search(str(cause)):
+            return _full(full, root)
+    free = free_bytes(root)
+    if root is not None and free is not None and free < _FULL_BYTES:
+        return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root)))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RecsysError(
         "R600",
@@ -26,3 +49,34 @@ def as_recsys_error(error: BaseException, step: str) -> RecsysError:
         "The run's log holds the whole story; if the data is in order, report it.",
         f"{type(error).__name__}: {lines[-1] if lines else ''}",
     )
+
+
+def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
+    """Returns what to tell of a run that somebody asked to stop."""
+    said = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
+    where = f" in {step}" if step else ""
+    more = f" {said[0].rule}" if said else ""
+    return RecsysError(
+        "R606",
+        f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}",
+        "The same command goes on from there.",
+    )
+
+
+def _full(found: re.Match[str], root: Path | None) -> RecsysError:
+    """Returns the error of a full disk, with the file that the text names near by, if any."""
+    near = found.string[max(0, found.start() - 300) : found.end() + 300]
+    named = [path for path in _NAMED.findall(near) if Path(path).parent.is_dir()]
+    place = root if root is not None and not named else None
+    error = OSError(errno.ENOSPC, found[0], named[0] if named else None)
+    return storage_error(error, place)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and what caused it, each once."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

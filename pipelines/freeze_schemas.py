@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_metadata as mlmd
-from ml_metadata.proto import metadata_store_pb2
-
 from pipelines.history import History
+from pipelines.metadata_store import open_store
 from recsys.config import Config
 from recsys.config_file import load_config
 from recsys.errors import RecsysError
@@ -60,13 +58,10 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
 
 def last_schemas(config: Config) -> dict[str, Path]:
     """Returns the schema that the last run of `config` had, of each kind of data."""
-    database = Path(config.root) / "metadata.sqlite"
-    if not database.is_file():
+    store = open_store(config)
+    if store is None:
         return {}
-    connection = metadata_store_pb2.ConnectionConfig()
-    connection.sqlite.filename_uri = str(database)
-    connection.sqlite.connection_mode = metadata_store_pb2.SqliteMetadataSourceConfig.READONLY
-    history = History(mlmd.MetadataStore(connection), config.name)
+    history = History(store, config.name)
     found = {what: _last_schema(history, what) for what in _SIDES}
     return {what: file for what, file in found.items() if file is not None and file.is_file()}
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ml_metadata as mlmd
-from ml_metadata.proto.metadata_store_pb2 import Artifact, Context, Event, Execution
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
 
 CACHED = "cached: nothing it depends on has changed"
 CACHED_EARLIER = "cached: an earlier run did the same"
@@ -91,42 +89,6 @@ class History:
         if is_cached:
             return CACHED_EARLIER if changes else CACHED
         return "; ".join(changes) or "its earlier output is gone"
-
-    def sweep(self) -> int:
-        """Marks executions that a killed run left as running, and removes their output.
-
-        Only the holder of the run lock may call this.
-
-        Returns:
-            How many there were.
-        """
-        dead = [
-            execution
-            for step in self._steps()
-            for execution in self._executions(step)
-            if execution.last_known_state in (Execution.NEW, Execution.RUNNING)
-        ]
-        for execution in dead:
-            execution.last_known_state = Execution.FAILED
-            self._remove_pending(execution.id)
-        if dead:
-            self._store.put_executions(dead)
-        return len(dead)
-
-    def _remove_pending(self, execution_id: int) -> None:
-        ids = self._artifact_ids(execution_id, (Event.PENDING_OUTPUT,))
-        artifacts = self._store.get_artifacts_by_id([one for some in ids.values() for one in some])
-        for artifact in artifacts:
-            shutil.rmtree(Path(artifact.uri), ignore_errors=True)
-
-    def _steps(self) -> Iterator[str]:
-        prefix = f"{self._pipeline}."
-        for context in self._contexts():
-            if context.name.startswith(prefix):
-                yield context.name.removeprefix(prefix)
-
-    def _contexts(self) -> list[Context]:
-        return list(self._store.get_contexts_by_type("node"))
 
     def _executions(self, step: str) -> list[Execution]:
         context = self._store.get_context_by_type_and_name("node", f"{self._pipeline}.{step}")

@@ -14,18 +14,30 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from pipelines.failure import stopped_error
+from pipelines.metadata_store import check_metadata, with_password
 from recsys import events
 from recsys.config_file import default_config_path, load_config
 from recsys.data.source_check import check_sources
-from recsys.errors import RecsysError
+from recsys.errors import BusyError, RecsysError
+from recsys.process import storage_error
+from recsys.scratch import scratch_folder, temporary_files_in
+from recsys.stopping import StoppedError
+
+if TYPE_CHECKING:
+    from pipelines.runner import Runner
+    from recsys.config import Config
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"
+_SIGNALLED = 128
 
 
 def main() -> int:
@@ -33,11 +45,23 @@ def main() -> int:
     arguments = _parse(sys.argv[1:])
     path = arguments.config or os.environ.get(CONFIG_VARIABLE) or default_config_path()
     try:
-        _run(Path(path), arguments.overrides)
+        with scratch_folder() as folder, temporary_files_in(folder):
+            _run(Path(path), arguments.overrides)
     except RecsysError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return error.exit_code
+    except OSError as error:
+        _say(str(storage_error(error)))
+        return 1
+    except StoppedError as stopped:
+        _say(f"The run was stopped by {stopped.name}.")
+        return stopped.exit_code
     return 0
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # The log may lie on a full disk.
+        print(sentence, file=sys.stderr)
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -50,23 +74,49 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _run(path: Path, overrides: list[str]) -> None:
-    runner = None
+    config = runner = None
     try:
         config = load_config(path, overrides)
         check_sources(config.data)
+        check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
         from pipelines.retrieval import create_pipeline
         from pipelines.runner import Runner
 
         root = Path(config.root)
-        runner = Runner(root, root / "serving" / config.name)
+        runner = Runner(root, root / "serving" / config.name, with_password(config))
         summary = runner.run(create_pipeline(config))
     except RecsysError as error:
         events.emit("error", error=error.to_json(), step=runner and runner.step)
+        _after(config, runner, error)
+        raise
+    except StoppedError as stopped:
+        step = runner and runner.step
+        events.emit("error", error=stopped_error(stopped, step).to_json(), step=step)
         raise
     if summary is not None:  # `tfx pipeline create` only looks at the pipeline.
-        events.emit("finished", summary=summary)
+        events.emit("finished", summary={**summary, "night": _after(config, runner)})
+
+
+def _after(
+    config: Config | None, runner: Runner | None, error: RecsysError | None = None
+) -> dict[str, Any] | None:
+    """Keeps house and tells people; nobody is told of a run that another one kept from starting."""
+    if config is None or isinstance(error, BusyError):
+        return None
+    from pipelines.after import after_run
+
+    if runner is None:
+        return after_run(config, None, error)
+    return after_run(config, runner.run_id, error, runner.step)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code > _SIGNALLED:
+        # Threads of Beam that were in the midst of something would be waited for.
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

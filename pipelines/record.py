@@ -50,13 +50,15 @@ class Recorder:
         tell: Callable[[], Mapping[str, Any]],
         error: RecsysError | None = None,
         step: str | None = None,
+        state: str = "failed",
     ) -> Path | None:
         """Writes what came of the run, and the page of all runs.
 
         Args:
             tell: Returns what is known of data, model and report.
-            error: Why it failed, if it did.
+            error: Why it failed or was stopped, if it did or was.
             step: The step that failed, or the last one.
+            state: What a run with an error is: `failed` or `stopped`.
 
         Returns:
             The path of the page; None if it couldn't be written.
@@ -65,7 +67,7 @@ class Recorder:
             "name": self._name,
             "started": self._started,
             "seconds": round(time.monotonic() - self._clock, 1),
-            "state": "finished" if error is None else "failed",
+            "state": "finished" if error is None else state,
         }
         if error is not None:
             result |= {"error": str(error), "step": step}
@@ -77,6 +79,6 @@ class Recorder:
 def _tried(write: Callable[[], _T]) -> _T | None:
     try:
         return write()
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 ML Metadata has errors of its own; none counts
         logging.warning("The record of the run is not whole: %s", error)
         return None

@@ -11,10 +11,7 @@ from typing import Any
 
 from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
-from tfx.dsl.compiler.constants import PIPELINE_RUN_ID_PARAMETER_NAME
 from tfx.dsl.components.base.base_node import BaseNode
-from tfx.orchestration import metadata
-from tfx.orchestration.data_types import RuntimeParameter
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import transform_pb2
 from tfx.types import BaseChannel
@@ -27,14 +24,14 @@ from components.ingest.entities import SPLIT, STEPS
 from components.ingest.interactions import InteractionSource
 from components.interaction_encoder import InteractionEncoder
 from components.interaction_gen import InteractionGen
-from components.latest_blessed import LatestBlessed
-from components.previous import Previous
 from components.pusher import Pusher, PushTarget
 from components.reporter import Reporter
 from components.retrieval_evaluator import RetrievalEvaluator
 from components.trainer import Trainer
 from components.transform_features import PREPROCESSING_FN
 from components.vocabulary_gen import VocabularyGen
+from pipelines.metadata_store import connection_config
+from pipelines.platforms import LOCAL, Platform
 from pipelines.validation import Validated, validate
 from recsys.config import (
     BeamConfig,
@@ -47,6 +44,7 @@ from recsys.config import (
     stage_of,
 )
 from recsys.data.entities import EntityConfig, example_columns, id_column
+from recsys.data.segments.window import has_spans, window_digest
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
 from recsys.report.runs import RUNS
@@ -84,21 +82,25 @@ class _Entities:
         return self.gen.outputs["dead_letters"]
 
 
-def create_pipeline(config: Config) -> Pipeline:
+def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     """Returns the pipeline of `config`.
+
+    Args:
+        config: The whole config.
+        platform: What runs it.
 
     Raises:
         RecsysError: A raw file or a schema that the config names is missing.
     """
     root = Path(config.root)
     data = config.data
-    interactions = _interactions(config)
+    interactions = _interactions(config, platform)
     examples = interactions.outputs["examples"]
     valid = validate(
-        "interactions", examples, config, ids=("user_id", "item_id"), moving=("timestamp",)
+        "interactions", examples, config, ("user_id", "item_id"), ("timestamp",), platform
     )
-    items = None if data.items is None else _entities("items", data.items, config)
-    users = None if data.users is None else _entities("users", data.users, config)
+    items = None if data.items is None else _entities("items", data.items, config, platform)
+    users = None if data.users is None else _entities("users", data.users, config, platform)
 
     gate = DataGate(
         interaction_validation=valid.validation,
@@ -114,7 +116,8 @@ def create_pipeline(config: Config) -> Pipeline:
     )
     verdict = gate.outputs["verdict"]
     known = _given(items=items and items.examples, users=users and users.examples)
-    previous, vocabularies = _vocabularies(config, interactions=examples, verdict=verdict, **known)
+    known |= {"interactions": examples, "verdict": verdict}
+    previous, vocabularies = _vocabularies(config, platform, **known)
     transforms = [side.transform for side in (items, users) if side and side.transform]
     for transform in transforms:
         transform.add_upstream_node(gate)
@@ -133,14 +136,9 @@ def create_pipeline(config: Config) -> Pipeline:
         config=canonical_json(EntitySource(items=data.items, users=data.users)),
         code=code_fingerprint("components.interaction_encoder"),
     )
-    trainer = Trainer(
-        data=encoder.outputs["data"],
-        verdict=verdict,
-        config=canonical_json(stage_of(config, TrainStage)),
-        checkpoints=str(root / "checkpoints"),
-        code=code_fingerprint("components.trainer", "recsys.train"),
-    )
-    blessed = LatestBlessed(trainer.outputs["model"])
+    trained_on = {"data": encoder.outputs["data"], "verdict": verdict}
+    warm_base, trainer = _trainer(config, platform, **trained_on)
+    blessed = platform.latest_blessed(trainer.outputs["model"])
     evaluator = RetrievalEvaluator(
         model=trainer.outputs["model"],
         data=encoder.outputs["data"],
@@ -152,6 +150,7 @@ def create_pipeline(config: Config) -> Pipeline:
         model=trainer.outputs["model"],
         data=encoder.outputs["data"],
         **_given(item_graph=item_graph, user_graph=user_graph),
+        **_told(interactions=interactions, items=items and items.gen, users=users and users.gen),
         evaluation=evaluator.outputs["evaluation"],
         config=canonical_json(stage_of(config, ExportStage)),
         code=code_fingerprint("components.exporter", "recsys.export"),
@@ -176,45 +175,49 @@ def create_pipeline(config: Config) -> Pipeline:
         pushed=pusher.outputs["pushed"],
         config=canonical_json(config),
         records=str(root / RUNS),
-        run_id=RuntimeParameter(name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str),
+        run_id=platform.run_id,
         code=code_fingerprint("components.reporter"),
     )
     read = [interactions, *valid.steps, *(s for side in (items, users) if side for s in side.steps)]
-    encoded = [gate, previous, vocabularies, *transforms, encoder]
-    steps = [*read, *encoded, trainer, blessed, evaluator, exporter, pusher, reporter]
+    encoded = [gate, *previous, vocabularies, *transforms, encoder]
+    trained = [*warm_base, trainer]
+    steps = [*read, *encoded, *trained, blessed, evaluator, exporter, pusher, reporter]
     _set_beam_args(steps, config.beam)
     return Pipeline(
         pipeline_name=config.name,
-        pipeline_root=str(root / "artifacts"),
+        pipeline_root=platform.artifact_root(root / "artifacts"),
         components=steps,
-        enable_cache=True,
-        metadata_connection_config=metadata.sqlite_metadata_connection_config(
-            str(root / "metadata.sqlite")
-        ),
+        enable_cache=platform.is_cached,
+        metadata_connection_config=connection_config(config),
         beam_pipeline_args=_beam_args(config.beam.args),
     )
 
 
-def _interactions(config: Config) -> BaseNode:
+def _interactions(config: Config, platform: Platform) -> BaseNode:
     """Returns the step that reads the interactions."""
     data = config.data
     source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
+    if has_spans(data.interactions):
+        share = data.gate.max_rejected_share
+        source = source.model_copy(update={"max_rejected_share": share})
+    segments = Path(config.root) / "segments"
     return InteractionGen(
         config=canonical_json(source),
-        files_digest=_interactions_digest(data.interactions),
+        files_digest=platform.digest(lambda: _interactions_digest(data.interactions, segments)),
+        segments=str(segments),
         code=code_fingerprint("components.interaction_gen"),
     )
 
 
-def _entities(what: str, source: EntityConfig, config: Config) -> _Entities:
+def _entities(what: str, source: EntityConfig, config: Config, platform: Platform) -> _Entities:
     """Returns the steps of `items` or of `users`."""
     gen = EntityGen(
         config=canonical_json(EntitySource.model_validate({what: source})),
-        files_digest=files_digest(match_files(source, what)),
+        files_digest=platform.digest(lambda: files_digest(match_files(source, what))),
         code=code_fingerprint("components.entity_gen"),
     ).with_id(STEPS[what])
     examples = gen.outputs["examples"]
-    valid = validate(what, examples, config, ids=(id_column(source), "title"))
+    valid = validate(what, examples, config, (id_column(source), "title"), (), platform)
     transform = _transform(what, source, examples, valid.schema) if source.features else None
     return _Entities(gen, valid, transform)
 
@@ -248,22 +251,53 @@ def _transformed(side: _Entities | None) -> tuple[BaseChannel | None, BaseChanne
     return outputs["transform_graph"], outputs["transformed_examples"]
 
 
-def _vocabularies(config: Config, **inputs: BaseChannel) -> tuple[BaseNode, BaseNode]:
-    """Returns the step that gives ids their rows, and the one that finds what it goes on from."""
+def _vocabularies(
+    config: Config, platform: Platform, **inputs: BaseChannel
+) -> tuple[list[BaseNode], BaseNode]:
+    """Returns the step that gives ids their rows, and what finds those that it goes on from."""
     parameters = {
         "config": canonical_json(config.data.vocabulary),
         "code": code_fingerprint("components.vocabulary_gen"),
     }
-    previous = Previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
+    previous = platform.previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
+    if previous is None:
+        return [], VocabularyGen(**inputs, **parameters)
     vocabularies = VocabularyGen(previous=previous.outputs["previous"], **inputs, **parameters)
-    return previous, vocabularies
+    return [previous], vocabularies
 
 
-def _interactions_digest(source: InteractionsConfig) -> str:
+def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
     """Returns a digest of what the files hold; of a query nobody knows what it will return."""
     if source.query is not None:
         return f"asked at {dt.datetime.now(dt.UTC).isoformat()}"
+    if has_spans(source):
+        return window_digest(source, segments)
     return files_digest(match_files(source, "interactions"))
+
+
+def _trainer(
+    config: Config, platform: Platform, **inputs: BaseChannel
+) -> tuple[list[BaseNode], BaseNode]:
+    """Returns the step that trains, and what finds the model that it goes on from, if any."""
+    parameters = {
+        "config": canonical_json(stage_of(config, TrainStage)),
+        "checkpoints": str(Path(config.root) / "checkpoints"),
+        "code": code_fingerprint("components.trainer", "recsys.train"),
+    }
+    if config.warm_start is None:
+        return [], Trainer(**inputs, **parameters)
+    base = platform.warm_base(parameters, **inputs)
+    return [base], Trainer(**inputs, base=base.outputs["model"], **parameters)
+
+
+def _told(**readers: BaseNode | None) -> dict[str, Any]:
+    """Returns what the bundle tells of its raw data, by the steps that read it."""
+    told: dict[str, Any] = {}
+    for what, reader in readers.items():
+        if reader is not None:
+            told[f"{what}_letters"] = reader.outputs["dead_letters"]
+            told[f"{what}_digest"] = reader.exec_properties["files_digest"]
+    return told
 
 
 def _given(**channels: BaseChannel | None) -> dict[str, Any]:

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+import threading
 import time
-import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from absl import logging
+from ml_metadata.proto import metadata_store_pb2
 from ml_metadata.proto.metadata_store_pb2 import Execution
 from tfx.dsl.compiler import constants
 from tfx.orchestration import metadata
 from tfx.orchestration.local import local_dag_runner, runner_utils
-from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter_utils
+from tfx.orchestration.portable import inputs_utils, runtime_parameter_utils
 from tfx.proto.orchestration import pipeline_pb2
 
 from components.pusher import DESTINATION, WITHDRAWN
-from pipelines.failure import as_recsys_error
+from pipelines.clear_up import clear_up
+from pipelines.failure import as_recsys_error, stopped_error
+from pipelines.ghosts import cancel
 from pipelines.history import History
-from pipelines.lock import run_lock
+from pipelines.metadata_owner import claim_name
 from pipelines.record import Recorder, new_run_id
+from pipelines.roomy_launcher import RoomyLauncher
 from pipelines.summary import summarize, told
 from recsys import events
 from recsys.bundle import versions
 from recsys.errors import RecsysError
+from recsys.process import log_traceback
+from recsys.run_lock import RunLock, run_lock
+from recsys.stopping import SIGNALS, StoppedError, raise_if_asked, signals_raised
 
 _PUSHER, _REPORTER = "Pusher", "Reporter"
-_RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies")
+_RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +48,22 @@ class _Run:
     deployment: Any
     connection: metadata.Metadata
     recorder: Recorder
+    lock: RunLock
 
     @property
     def name(self) -> str:
         """Name of the pipeline."""
         return str(self.pipeline.pipeline_info.id)
+
+
+class _Launcher(RoomyLauncher):
+    """Publishes nothing any more once the lock is lost."""
+
+    lock: RunLock
+
+    def _publish_successful_execution(self, *args: Any, **kwargs: Any) -> None:
+        self.lock.check()
+        super()._publish_successful_execution(*args, **kwargs)
 
 
 class Runner(local_dag_runner.LocalDagRunner):
@@ -51,14 +72,24 @@ class Runner(local_dag_runner.LocalDagRunner):
     Args:
         root: Folder of everything that the run writes.
         serving: Folder of the served versions.
+        database: Where ML Metadata is kept, with a password if it needs one; None: as
+            the pipeline has it.
     """
 
-    def __init__(self, root: Path, serving: Path) -> None:
+    def __init__(
+        self,
+        root: Path,
+        serving: Path,
+        database: metadata_store_pb2.ConnectionConfig | None = None,
+    ) -> None:
         super().__init__()
         self._root = root
         self._serving = serving
+        self._database = database
         self.step: str | None = None
         """The step that runs, or the last one that did."""
+        self.run_id: str | None = None
+        """Id of the run, once it has one."""
 
     def run_with_ir(
         self,
@@ -73,55 +104,101 @@ class Runner(local_dag_runner.LocalDagRunner):
 
         Raises:
             RecsysError: A step failed, or another run holds the root.
+            StoppedError: Somebody asked the run to stop, and it has.
         """
         del run_options, kwargs
-        with run_lock(self._root):
-            return self._run_steps(pipeline)
+        with run_lock(self._root) as lock, _stop_signals_raised():
+            _tell_taken_over(lock)
+            try:
+                run = self._start(pipeline, lock)
+            except Exception as error:
+                log_traceback()
+                raise as_recsys_error(error, "start", self._root) from error
+            return self._run_steps(run)
 
-    def _run_steps(self, pipeline: pipeline_pb2.Pipeline) -> dict[str, Any]:
-        run = self._start(pipeline)
+    def _run_steps(self, run: _Run) -> dict[str, Any]:
         ended: dict[str, int] = {}
         try:
-            for node in pipeline.nodes:
+            for node in run.pipeline.nodes:
+                run.lock.check()
+                raise_if_asked()
                 step = node.pipeline_node
                 ended[step.node_info.id] = self._run_step(step, run)
         except RecsysError as error:
             self._finish(ended, run, error)
             raise
-        return self._finish(ended, run)
+        except StoppedError as stopped:
+            for signum in SIGNALS:  # It is ending; a second wish changes nothing.
+                signal.signal(signum, signal.SIG_IGN)
+            run.lock.check()
+            self._stop(ended, run, stopped)
+            raise
+        try:
+            return self._finish(ended, run)
+        except Exception as error:
+            log_traceback()
+            raise as_recsys_error(error, "end", self._root) from error
 
-    def _start(self, pipeline: pipeline_pb2.Pipeline) -> _Run:
+    def _stop(self, ended: dict[str, int], run: _Run, stopped: StoppedError) -> None:
+        """Records a run that was asked to stop."""
+        with contextlib.suppress(Exception), run.connection as handle:
+            cancel(handle.store, run.name)
+        self._finish(ended, run, stopped_error(stopped, self.step), "stopped")
+
+    def _start(self, pipeline: pipeline_pb2.Pipeline, lock: RunLock) -> _Run:
         """Gives the run its id, tells of it, and clears up after one that was killed."""
         run_id, name = new_run_id(), pipeline.pipeline_info.id
+        self.run_id = run_id
         runtime_parameter_utils.substitute_runtime_parameter(
             pipeline, {constants.PIPELINE_RUN_ID_PARAMETER_NAME: run_id}
         )
         deployment = runner_utils.extract_local_deployment_config(pipeline)
-        database = deployment.metadata_connection_config
-        connection = metadata.Metadata(getattr(database, database.WhichOneof("connection_config")))
+        connection = self._connection(deployment, name)
         steps = [node.pipeline_node.node_info.id for node in pipeline.nodes]
         events.emit("run_started", steps=steps, root=str(self._root), name=name)
+        with connection as handle:
+            # In a database that roots share, ours is what has our name.
+            own = name if connection.connection_config.HasField("mysql") else None
+            cleared = clear_up(self._root, self._serving, handle.store, own)
+        if cleared:
+            events.emit("note", step=steps[0], text=cleared.told())
         recorder = Recorder(self._root, run_id, name)
         recorder.start(steps)
-        with connection as handle:
-            n_dead = History(handle.store, name).sweep()
-        if n_dead:
-            logging.warning("%d executions of a killed run were marked as failed.", n_dead)
-        return _Run(pipeline, deployment, connection, recorder)
+        return _Run(pipeline, deployment, connection, recorder, lock)
+
+    def _connection(self, deployment: Any, name: str) -> metadata.Metadata:
+        """Returns the connection that was given, or the compiled one; `name` is ours there."""
+        compiled = deployment.metadata_connection_config
+        kind = compiled.WhichOneof("connection_config")
+        connection = metadata.Metadata(self._database or getattr(compiled, kind))
+        if connection.connection_config.HasField("mysql"):
+            with connection as handle:
+                claim_name(handle.store, name, self._root)
+        return connection
 
     def _finish(
-        self, ended: dict[str, int], run: _Run, error: RecsysError | None = None
+        self,
+        ended: dict[str, int],
+        run: _Run,
+        error: RecsysError | None = None,
+        state: str = "failed",
     ) -> dict[str, Any]:
         """Writes the record of the run; returns the summary of one that ended well."""
+        if error is not None:
+            run.recorder.end(lambda: self._told(ended, run), error, self.step, state)
+            return {}
+        index = run.recorder.end(lambda: self._told(ended, run))
         with run.connection as handle:
             history = History(handle.store, run.name)
             executions = {step: history.execution(id_) for step, id_ in ended.items()}
-            index = run.recorder.end(
-                lambda: told(executions, history, self._root), error, self.step
-            )
-            if error is not None:
-                return {}
             return {**summarize(executions, history), "index": index and str(index)}
+
+    def _told(self, ended: dict[str, int], run: _Run) -> dict[str, Any]:
+        """Returns what the record holds of the steps that ended well."""
+        with run.connection as handle:
+            history = History(handle.store, run.name)
+            executions = {step: history.execution(id_) for step, id_ in ended.items()}
+            return told(executions, history, self._root)
 
     def _run_step(self, node: pipeline_pb2.PipelineNode, run: _Run) -> int:
         """Runs a step and returns the id of its execution."""
@@ -132,19 +209,21 @@ class Runner(local_dag_runner.LocalDagRunner):
         try:
             if step == _PUSHER and not self._is_served(node, run.name, run.connection):
                 node.execution_options.caching_options.enable_cache = False
-            info = launcher.Launcher(
+            launched = _Launcher(
                 pipeline_node=node,
                 mlmd_connection=run.connection,
                 pipeline_info=run.pipeline.pipeline_info,
                 pipeline_runtime_spec=run.pipeline.runtime_spec,
                 executor_spec=runner_utils.extract_executor_spec(run.deployment, step),
                 custom_driver_spec=runner_utils.extract_custom_driver_spec(run.deployment, step),
-            ).launch()
+            )
+            launched.lock = run.lock
+            info = launched.launch()
             state, reason = _outcome(node, run.name, info.execution_id, run.connection)
         except Exception as error:
             seconds = time.monotonic() - started
-            traceback.print_exc()
-            ours = as_recsys_error(error, step)
+            log_traceback()
+            ours = as_recsys_error(error, step, self._root)
             _tell(run, step, "failed", str(ours), seconds)
             raise ours from error
         _tell(run, step, state, reason, time.monotonic() - started)
@@ -174,6 +253,21 @@ class Runner(local_dag_runner.LocalDagRunner):
             # What was rolled back may have been brought back since.
             return same and not withdrawn
         return same and [Path(pushed)] == versions(self._serving)[-1:]
+
+
+@contextlib.contextmanager
+def _stop_signals_raised() -> Iterator[None]:
+    """Raises `StoppedError` in the main thread, which alone hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with signals_raised():
+        yield
+
+
+def _tell_taken_over(lock: RunLock) -> None:
+    if lock.taken_over is not None:
+        logging.warning("The lock was taken over from %s.", lock.taken_over.described())
 
 
 def _tell(run: _Run, step: str, state: str, reason: str, seconds: float) -> None:

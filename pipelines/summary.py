@@ -11,9 +11,11 @@ from typing import Any
 from ml_metadata.proto.metadata_store_pb2 import Execution
 
 from pipelines.history import History
+from pipelines.told_data import output_folder, told_of_data
 
 _EVALUATION = "evaluation.json"
 _READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}
+_COUNTED = ("read", "rejected", "duplicates")
 _MEASURED = (
     "query",
     "mask_seen",
@@ -46,6 +48,8 @@ def summarize(executions: Mapping[str, Execution], history: History) -> dict[str
         "report": str(_report(executions, history)),
         "metrics": {**evaluation["metrics"], "baselines": evaluation["baselines"]},
         "evaluation": str(evaluation_file),
+        "data": str(_folder(executions, history, "InteractionEncoder", "data")),
+        "model": str(_folder(executions, history, "Trainer", "model")),
         "sharding": training["sharding"],
     }
 
@@ -59,6 +63,10 @@ def told(executions: Mapping[str, Execution], history: History, root: Path) -> d
         root: Paths are given from here.
     """
     found: dict[str, Any] = {"rejected": _rejected(executions, history)}
+    found |= told_of_data(executions, history)
+    if "Trainer" in executions:
+        training = _folder(executions, history, "Trainer", "model") / "training.json"
+        found["carried"] = json.loads(training.read_text()).get("warm_start")
     if "RetrievalEvaluator" in executions:
         folder = _folder(executions, history, "RetrievalEvaluator", "evaluation")
         found |= _measured(json.loads((folder / _EVALUATION).read_text()))
@@ -77,17 +85,21 @@ def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "deciding": verdict.get("metric"),
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
+        "against": {
+            name: one.get(verdict.get("metric"))
+            for name, one in (evaluation.get("comparisons") or {}).items()
+        },
     }
 
 
 def _rejected(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
-    """Returns the rows read and rejected of each kind of data."""
+    """Returns the rows read, rejected and left out as duplicates of each kind of data."""
     found = {}
     for step, what in _READERS.items():
         if step in executions:
             file = _folder(executions, history, step, "dead_letters") / "summary.json"
             summary = json.loads(file.read_text())
-            found[what] = {"read": summary["read"], "rejected": summary["rejected"]}
+            found[what] = {name: summary.get(name) for name in _COUNTED}
     return found
 
 
@@ -103,4 +115,4 @@ def _report(executions: Mapping[str, Execution], history: History) -> Path:
 
 
 def _folder(executions: Mapping[str, Execution], history: History, step: str, key: str) -> Path:
-    return Path(history.output(executions[step], key).uri)
+    return output_folder(executions, history, step, key)

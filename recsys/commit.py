@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,8 +20,13 @@ def commit_folder(temporary: Path, final: Path) -> None:
 def commit_text(text: str, final: Path) -> None:
     """Writes a text file in one step, over an older one; it is on the disk on return."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    commit_file(temporary, final)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        commit_file(temporary, final)
+    except BaseException:
+        with suppress(OSError):  # A full disk gets its space back.
+            temporary.unlink()
+        raise
 
 
 def commit_file(temporary: Path, final: Path) -> None:

@@ -26,6 +26,9 @@ _PATH_KEYS = (
     ("data", "items", "files"),
     ("data", "users", "files"),
     ("data", "gate", "schema_dir"),
+    ("metadata", "mysql", "ssl", "ca"),
+    ("metadata", "mysql", "ssl", "cert"),
+    ("metadata", "mysql", "ssl", "key"),
 )
 
 
@@ -221,7 +224,7 @@ def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError
             "R105",
             f"Config {str(path)!r}: there is no key {where!r}{more}.",
             f"{hint}Allowed here: {', '.join(allowed)}.",
-            first["input"],
+            _shown_input(first),
         )
     if first["type"] == "missing":
         return ConfigError(
@@ -234,8 +237,14 @@ def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError
         "R107",
         f"Config {str(path)!r}: {subject}{first['msg']}{more}.",
         f"Correct {where or 'it'} in the file, or with --set.",
-        ... if not where else first["input"],
+        ... if not where else _shown_input(first),
     )
+
+
+def _shown_input(problem: Mapping[str, Any]) -> Any:
+    """Returns what was received, but for what may be a password: it would go into a log."""
+    key = str(problem["loc"][-1]).lower()
+    return "(not shown)" if "password" in key else problem["input"]
 
 
 def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:

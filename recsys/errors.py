@@ -47,7 +47,8 @@ class RecsysError(Exception):
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RecsysError:
         """Returns the error that `to_json` described."""
-        kind = UsageError if fields.get("exit_code") == 2 else RecsysError
+        kinds = {kind.exit_code: kind for kind in (UsageError, BusyError)}
+        kind = kinds.get(fields.get("exit_code", 1), RecsysError)
         error = kind(fields["code"], fields["rule"], fields["cure"])
         error.received = fields.get("received")
         error.args = (error._text(),)
@@ -58,6 +59,12 @@ class UsageError(RecsysError):
     """What the user typed or wrote in the config is wrong (exit code 2)."""
 
     exit_code = 2
+
+
+class BusyError(RecsysError):
+    """Somebody else is at it; later it may do (exit code 75, `EX_TEMPFAIL` of sysexits.h)."""
+
+    exit_code = 75
 
 
 class ConfigError(UsageError):

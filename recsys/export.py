@@ -26,7 +26,9 @@ from recsys.config_file import load_stage
 from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
 from recsys.fingerprint import code_fingerprint
+from recsys.lineage.origin import describe_origin
 from recsys.process import stage_main
+from recsys.room import free_there
 from recsys.serving import checkpoint, warmup
 from recsys.serving.catalogue import write_catalogue
 from recsys.serving.export_sources import Opened, Sources
@@ -73,7 +75,8 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
     except OSError as error:
         raise RecsysError(
             "R525",
-            f"The export must be able to read or write {Path(error.filename or out).name!r}.",
+            f"The export must be able to read or write {Path(error.filename or out).name!r} in"
+            f" {str(out.parent)!r}{free_there(out)}.",
             "Free some space, correct the permissions, or run again: recsys run.",
             str(error),
         ) from None
@@ -98,6 +101,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     fields |= {
         "name": stage.name,
         "metrics": evaluation["metrics"] if evaluation else None,
+        "lineage": describe_origin(sources.model, evaluation, sources.told_data),
         "config": {**stage.model_dump(mode="json"), **trained_with},
         "code": code_fingerprint("recsys.export", "recsys.train"),
         "versions": {name: metadata.version(name) for name in _VERSIONS},
@@ -146,8 +150,11 @@ def _save_model(
         k,
         stage.export.item_embeddings,
     )
-    with checkpoint.written_whole():
-        tf.saved_model.save(retrieval, str(folder), signatures=retrieval.signatures())
+    with checkpoint.written_whole(folder):
+        # With gradients in it, TensorFlow never lets a loaded model go.
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        signatures = retrieval.signatures()
+        tf.saved_model.save(retrieval, str(folder), signatures=signatures, options=options)
         checkpoint.fill(folder, retrieval.variables, _tell_written)
         warmup.write_warmup(folder, stage.name, reference)
 
@@ -196,10 +203,16 @@ def _main() -> dict[str, Any]:
     parser.add_argument("--transform", type=Path, help="Transform's output for the items")
     parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
     parser.add_argument("--evaluation", type=Path)
+    parser.add_argument("--told-data", type=Path, help="what the manifest tells of the raw data")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     sources = Sources(
-        given.model, given.data, given.transform, given.user_transform, given.evaluation
+        given.model,
+        given.data,
+        given.transform,
+        given.user_transform,
+        given.evaluation,
+        given.told_data and _json(given.told_data),
     )
     return export(load_stage(given.config, ExportStage), sources, given.out.absolute())
 

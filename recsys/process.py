@@ -15,11 +15,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO, Any, NoReturn
 
 from recsys.errors import RecsysError
+from recsys.parent import as_parent
+from recsys.room import free_there
+from recsys.stopping import StoppedError, is_raised, signals_to
 
 # A training step takes and frees arrays of many megabytes. By default glibc gives each
 # back to the kernel and faults it in anew: half of a step's time on a CPU.
@@ -49,6 +52,8 @@ def run_stage(
 ) -> dict[str, Any]:
     """Runs `python -m module arguments` and returns what it printed last.
 
+    The stage ends with this process, however that ends.
+
     Args:
         module: A module whose `__main__` calls `stage_main`.
         arguments: Command line of the stage.
@@ -58,11 +63,12 @@ def run_stage(
 
     Raises:
         RecsysError: The stage failed; its own error where it gave one.
+        StoppedError: This process was asked to stop meanwhile, where that is raised.
     """
     with (
         subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, **as_parent()},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -71,11 +77,16 @@ def run_stage(
     ):
         said, _ = stage.communicate()
     result = last_json_line(said)
-    if stage.returncode == 0 and result is not None:
+    is_good = stage.returncode == 0 and result is not None
+    if not is_good and result is not None and "error" in result:
+        error = RecsysError.from_json(result["error"])
+    else:
+        error = _no_result(module, stage.returncode, passed_on)
+    if passed_on and is_raised(passed_on[0]):
+        raise StoppedError(passed_on[0]) from (None if is_good else error)
+    if is_good and result is not None:
         return result
-    if result is not None and "error" in result:
-        raise RecsysError.from_json(result["error"])
-    raise _no_result(module, stage.returncode, passed_on)
+    raise error
 
 
 def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:
@@ -95,22 +106,6 @@ def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:
 
 
 @contextmanager
-def stop_signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
-    """Gives SIGTERM and SIGINT to `handler` while it is open; the main thread alone may.
-
-    Yields who had them before, and has them again afterwards.
-    """
-    before: dict[int, Any] = {
-        signum: signal.signal(signum, handler) for signum in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield before
-    finally:
-        for signum, earlier in before.items():
-            signal.signal(signum, earlier)
-
-
-@contextmanager
 def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
     """Passes on what asks this process to stop: the stage may have something to save.
 
@@ -125,7 +120,7 @@ def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield passed_on
         return
-    with stop_signals_to(ask):
+    with signals_to(ask):
         yield passed_on
 
 
@@ -140,21 +135,33 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
     print(json.dumps(result), flush=True)
 
 
-def storage_error(error: OSError) -> RecsysError:
-    """Returns what to tell of a file that couldn't be read or written."""
-    what = "its files" if error.filename is None else repr(str(error.filename))
+def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
+    """Returns what to tell of a file that couldn't be read or written.
+
+    Args:
+        error: What the system said.
+        place: Where the work was, for an error that names no file.
+    """
+    path = place if error.filename is None else os.fsdecode(error.filename)
+    what = "its files" if path is None else repr(str(path))
     return RecsysError(
         "R603",
-        f"The program must be able to read and write {what}.",
+        f"The program must be able to read and write {what}{free_there(path)}.",
         "Free some space or mend the permissions, and run again; what was served still is.",
         error.strerror or str(error),
     )
 
 
 def _fail(error: RecsysError) -> NoReturn:
-    traceback.print_exc()
+    log_traceback()
     print(json.dumps({"error": error.to_json()}), flush=True)
     sys.exit(error.exit_code)
+
+
+def log_traceback() -> None:
+    """Prints the traceback of what is being handled on stderr, which may be a full disk."""
+    with suppress(OSError):
+        traceback.print_exc()
 
 
 def last_json_line(text: str) -> dict[str, Any] | None:

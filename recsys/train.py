@@ -29,12 +29,26 @@ from recsys.process import stage_main
 from recsys.training import launcher, processes
 from recsys.training.folders import Folders
 from recsys.training.setup import Prepared, prepare
+from recsys.warm_start.choice import Choice, begun_anew, choose, config_of
+from recsys.warm_start.fit import CHANGED
+from recsys.warm_start.state import (
+    State,
+    drop_state,
+    fingerprint,
+    save_state,
+    trained_until,
+    updates_of,
+)
 
 _PROBES = 1000
 
 
 def train(
-    stage: TrainStage, data: Path, out: Path, checkpoints: Path | None = None
+    stage: TrainStage,
+    data: Path,
+    out: Path,
+    checkpoints: Path | None = None,
+    base: Path | None = None,
 ) -> dict[str, Any] | None:
     """Trains a model and writes its folder.
 
@@ -44,6 +58,9 @@ def train(
         out: Model folder to write.
         checkpoints: Folder of the checkpoints of all runs, each in a folder of its own;
             `checkpoints` beside `out` by default.
+        base: Model folder that it goes on from, unless that has seen what is evaluated,
+            is damaged or kept no state (see `recsys.warm_start.choice`); None: it begins
+            anew.
 
     Returns:
         What `training.json` holds; None if several processes trained, of which one
@@ -52,21 +69,67 @@ def train(
     Raises:
         RecsysError: The data are damaged or too few, a table isn't placed as
             planned, the loss is no number, or somebody asked the run to stop.
+        UsageError: The config asks for another model than `base` is, and
+            `warm_start.changed` is `refuse`.
     """
     store = InteractionStore.open(data / "store", verify=True)
     inputs = TowerInputs.open(data)
-    folders = Folders.of_run(checkpoints or Folders.root_beside(out), stage, data)
-    with prepare(stage, store, inputs, folders) as prepared:
-        prepared.train()
-        model = prepared.model
-        if jax.process_count() > 1:
-            return None
-        # Whom validation held back altogether is nobody that the model was trained on.
-        inputs = prepared.inputs
-        save_model(out, model, stage, data, inputs)
-        np.save(out / "candidates.npy", embed_catalogue(model, inputs))
-        _write_probe(out, model, store, inputs)
-        return _write_summary(out, prepared, stage)
+    choice = choose(base, stage, store, inputs)
+    run = _Run(stage, data, out, checkpoints or Folders.root_beside(out), store, inputs)
+    try:
+        return run.train(choice)
+    except UsageError as error:
+        # The code makes other variables than it did, which no config shows.
+        is_other = choice.base is not None and error.code == CHANGED
+        if base is None or not is_other or config_of(stage).changed == "refuse":
+            raise
+        return run.train(begun_anew(base, error.rule))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a training reads, and where it writes."""
+
+    stage: TrainStage
+    data: Path
+    out: Path
+    checkpoints: Path
+    store: InteractionStore
+    inputs: TowerInputs
+
+    def train(self, choice: Choice) -> dict[str, Any] | None:
+        """Trains from what was chosen on, and writes the model folder; see `train`."""
+        base, out, stage = choice.base, self.out, self.stage
+        of_base = None if base is None else base.fingerprint
+        folders = Folders.of_run(self.checkpoints, stage, self.data, of_base)
+        with prepare(stage, self.store, self.inputs, folders, base) as prepared:
+            prepared.train()
+            model = prepared.model
+            if jax.process_count() > 1:
+                return None
+            # Whom validation held back altogether is nobody that the model was trained on.
+            inputs = prepared.inputs
+            drop_state(out)
+            save_model(out, model, stage, self.data, inputs)
+            save_state(out, model, _state(prepared, self.store))
+            np.save(out / "candidates.npy", embed_catalogue(model, inputs))
+            _write_probe(out, model, self.store, inputs)
+            return _write_summary(out, prepared, stage, choice.cold)
+
+
+def _state(prepared: Prepared, store: InteractionStore) -> State:
+    """Returns how far a training is that has ended."""
+    until = trained_until(prepared.source.events)
+    before = State(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
+    if prepared.base is not None:
+        before = prepared.base.state
+    return State(
+        cut=store.cut,
+        trained_until=max(until, before.trained_until),
+        updates=updates_of(prepared.model),
+        steps=before.steps + prepared.run.progress.step,
+        warm_starts=before.warm_starts + 1,
+    )
 
 
 def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: TowerInputs) -> None:
@@ -89,7 +152,9 @@ def _untrained_users(inputs: TowerInputs) -> np.ndarray:
     return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 
 
-def _write_summary(out: Path, prepared: Prepared, stage: TrainStage) -> dict[str, Any]:
+def _write_summary(
+    out: Path, prepared: Prepared, stage: TrainStage, cold: str | None
+) -> dict[str, Any]:
     progress, folders = prepared.run.progress, prepared.folders
     examples = progress.step * stage.train.batch_size
     summary = {
@@ -103,6 +168,8 @@ def _write_summary(out: Path, prepared: Prepared, stage: TrainStage) -> dict[str
         "resumed_at": progress.resumed_at,
         "best_step": progress.best_step,
         "validation": progress.looks,
+        "warm_start": progress.warm_start,
+        "cold": cold,
         "checkpoints": str(folders.checkpoints),
         "tensorboard": str(folders.tensorboard),
         "sharding": [dataclasses.asdict(placement) for placement in prepared.placements],
@@ -119,19 +186,25 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
+    parser.add_argument("--base", type=Path, help="model folder to go on from")
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
     options = parser.parse_args(arguments)
     _check_backend()
     words = [f"--{k}={getattr(options, k)}" for k in ("config", "data", "out")]
     checkpoints = options.checkpoints or Folders.root_beside(options.out)
     words.append(f"--checkpoints={checkpoints}")
+    base: Path | None = options.base
+    if base is not None:
+        words.append(f"--base={base}")
     stage = load_stage(options.config, TrainStage)
     if options.processes > 1 and processes.COORDINATOR not in os.environ:
-        last = Folders.of_run(checkpoints, stage, options.data).last
+        # With a base that can't be used the run begins anew, and saves where such a run does.
+        bases = {None, None if base is None else fingerprint(base)}
+        last = [Folders.of_run(checkpoints, stage, options.data, one).last for one in bases]
         return launcher.launch(words, options.processes, last)
     processes.join()
     with processes.failing_at_once():
-        summary = train(stage, options.data, options.out, checkpoints)
+        summary = train(stage, options.data, options.out, checkpoints, base)
     if summary is None:
         if processes.is_primary():
             processes.go_on_alone(words)

@@ -386,7 +386,7 @@ def test_json_is_one_line_of_stdout_with_the_figures(child, small, capfd, blesse
     [line] = capfd.readouterr().out.splitlines()
     result = json.loads(line)
     assert result.pop("seconds") >= 0
-    assert result == {**SUMMARY, "blessed": blessed}
+    assert result == {**SUMMARY, "blessed": blessed, "night": None}
 
 
 def test_the_child_gets_the_config_and_the_overrides(child, small, capfd, tmp_path):
@@ -406,7 +406,9 @@ def test_a_failed_run_is_one_sentence_and_the_path_of_the_log(child, small, capf
     """)
     assert run_main("run", str(small), "--json") == 1
     printed = capfd.readouterr()
-    assert printed.out == ""
+    told = json.loads(printed.out)
+    assert told["blessed"] is None
+    assert (told["night"]["state"], told["night"]["error"]) == ("failed", "[R320] A. B.")
     log, sentence = printed.err.splitlines()
     assert log.startswith(f"Log: {tmp_path / 'runs' / 'logs'}")
     assert sentence == "[R320] A. B."

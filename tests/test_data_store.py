@@ -235,7 +235,7 @@ def described(path):
     if calls[0] == 3:
         os.kill(os.getpid(), 9)
     return {"bytes": 0, "sha256": ""}
-shard._describe = described
+shard.describe = described
 events = pa.table({"user_id": ["a"], "user_row": pa.array([1], pa.int32()),
                    "item_row": pa.array([1], pa.int32()), "timestamp": [1]})
 shard.write_shard(folder, "train", 0, events)

@@ -410,6 +410,13 @@ def test_the_model_card_has_the_header_and_the_figures(exported):
 def test_a_client_needs_tensorflow_alone(exported):
     assert exported.graph["modules"] == []
     assert "XlaCallModule" not in exported.graph["ops"]
+    # By one of them TensorFlow keeps the whole model for ever, once it was loaded.
+    assert exported.graph["gradients"] == 0
+
+
+def test_no_variable_is_copied_whenever_it_is_read(exported):
+    assert exported.graph["copied"] == []
+    assert exported.graph["copied_of_wasteful"]
 
 
 def test_warm_up_requests_ask_every_signature_and_are_answered(exported):

@@ -12,8 +12,10 @@ from recsys.config.index import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import Ragged
 from recsys.serving.index import exact as exact_module
+from recsys.serving.index import ranker as ranker_module
 from recsys.serving.index.build import build
 from recsys.serving.index.effort import choose_effort, recall_of
+from recsys.serving.index.exact import ExactItems
 from recsys.serving.index.queries import judging_queries
 from recsys.serving.index.ranker import Ranker
 from recsys.serving.index.stored import read_index
@@ -46,8 +48,11 @@ def built(world, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranker(world, built):
+    """Asks the index, however many of its lists it looks through."""
     items, is_item, _ = world
-    return Ranker(items, is_item, *read_index(built[0], items, is_item))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranker_module, "_MOST_LISTS", 1)
+        return Ranker(items, is_item, *read_index(built[0], items, is_item))
 
 
 def by_hand(world, query, hidden, k, allowed=None):
@@ -110,6 +115,19 @@ def test_allow_lists_are_exact_however_few_they_allow(world, ranker, share, has_
                        allowed)  # fmt: skip
         assert list(rows[number][: len(mine)]) == list(mine)
         assert not rows[number][len(mine) :].any()
+
+
+def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built):
+    items, is_item, queries = world
+    index, _ = read_index(built[0], items, is_item)
+    by_effort = [Ranker(items, is_item, index, n) for n in (1, index.n_lists // 4)]
+    can_look = ExactItems(items, is_item).is_rounded
+    assert [one.is_exact for one in by_effort] == [False, can_look]
+    all_looked_at = Ranker(items, is_item).best(queries[:50], Ragged.empty(50), _K)[0]
+    few, many = (recall_of(one.best(queries[:50], Ragged.empty(50), _K)[0], all_looked_at)
+                 for one in by_effort)  # fmt: skip
+    assert few < 0.9
+    assert many == 1 or not can_look
 
 
 def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):

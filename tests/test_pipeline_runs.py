@@ -202,8 +202,8 @@ def test_each_run_leaves_a_record_and_its_report_tells_of_it(runs, first):
     assert {line["step"]: (line["state"], line["reason"]) for line in lines} == steps(events)
     assert result["state"] == "finished"
     assert result["rejected"] == {
-        "interactions": {"read": N_EVENTS + 6, "rejected": 5},
-        "items": {"read": N_ITEMS, "rejected": 0},
+        "interactions": {"read": N_EVENTS + 6, "rejected": 5, "duplicates": 1},
+        "items": {"read": N_ITEMS, "rejected": 0, "duplicates": 0},
     }
     assert result["deciding"] == "auc"
     assert runs.folder / "run" / result["report"] == Path(summary(events)["report"])

@@ -95,7 +95,7 @@ def test_runs_stand_newest_first_with_what_came_of_them(root: Root) -> None:
     page = root.page()
     third, second, first = rows(page)
     assert first == (
-        "2026-02-02 01:00 UTC report ✓ blessed recall@10 is 0.12; blessed"
+        "2026-02-02 01:00 UTC report ✓ blessed version 1 recall@10 is 0.12; blessed"
         " 0.120 0.100 … 0.140 recall@10 1 min 37 s 13 of 110,579 rows"
     )
     assert "0.126 0.106 … 0.146 recall@10 +5.0 % 1 min 37 s" in second
@@ -147,6 +147,34 @@ def test_a_folder_without_a_record_is_named(root: Root) -> None:
     text = text_of(root.page())
     assert "runs/mine The run left no record of its steps." in text
     assert "notes.txt" not in text
+
+
+def test_spans_and_how_the_training_began_are_shown(root: Root) -> None:
+    late = {"name": "2026-01-30", "state": "read", "new": True, "late": True}
+    broken = {"name": "2026-01-31", "state": "set_aside", "new": False, "late": False}
+    root.record(1, result(0.12, carried=None, spans=[]))
+    root.record(2, result(0.121, carried={"base": "x"}, spans=[late, broken]))
+    root.record(3, result(0.122, carried=None, spans=[{**late, "late": False}]))
+    page = root.page()
+    third, second, first = rows(page)
+    assert "new: 2026-01-30 late: 2026-01-30 set aside: 2026-01-31 report" in second
+    assert "✓ blessed version 1 warm" in second
+    assert "new: 2026-01-30 report ✓ blessed version 1 cold" in third
+    assert "2026-02-02 01:00 UTC report ✓ blessed version 1 cold" in first
+    events = re.findall(r'<g class="event (.*?)">', page)
+    assert set(events) == {"cold"}
+    assert "C: trained from the beginning" in text_of(page)
+
+
+def test_a_year_of_nights_stays_readable(root: Root) -> None:
+    for day in range(1, 71):
+        root.record(day, result(0.12), n_steps=0)
+    page = root.page()
+    assert page.count('class="cards runs"') == 2
+    assert len(rows(page)) == 60
+    assert "10 earlier runs" in text_of(page)
+    assert page.index("<details><summary>10") > page.index('class="cards runs"')
+    assert page.count('<th scope="row">') == 70
 
 
 def test_no_run_at_all_makes_a_page(root: Root) -> None:

@@ -18,7 +18,15 @@ DAYS = 30
 _CHUNK = 2_000_000
 
 
-def write_events(file: Path, rows: int, kind: Format, seed: int = 0) -> None:
+def write_events(
+    file: Path,
+    rows: int,
+    kind: Format,
+    seed: int = 0,
+    first_s: int = FIRST_S,
+    days: int = DAYS,
+    ids_of: int | None = None,
+) -> None:
     """Writes an event log.
 
     There are as many users as a 50th of the rows and as many items as a 200th, both
@@ -29,8 +37,11 @@ def write_events(file: Path, rows: int, kind: Format, seed: int = 0) -> None:
         rows: Events of the file.
         kind: Its format.
         seed: Seed of the events.
+        first_s: First time of an event [seconds since 1970, UTC].
+        days: Days that they lie in.
+        ids_of: There are as many users and items as for so many rows; None: `rows`.
     """
-    chunks = _chunks(rows, seed)
+    chunks = _chunks(rows, seed, first_s, days, ids_of or rows)
     if kind == "parquet":
         with pq.ParquetWriter(file, _SCHEMA) as writer:
             for chunk in chunks:
@@ -46,14 +57,14 @@ def write_events(file: Path, rows: int, kind: Format, seed: int = 0) -> None:
 _SCHEMA = pa.schema([("user", pa.string()), ("item", pa.string()), ("timestamp", pa.int64())])
 
 
-def _chunks(rows: int, seed: int) -> Iterator[pa.Table]:
+def _chunks(rows: int, seed: int, first_s: int, days: int, ids_of: int) -> Iterator[pa.Table]:
     random = np.random.default_rng(seed)
-    users, items = max(2, rows // 50), max(2, rows // 200)
+    users, items = max(2, ids_of // 50), max(2, ids_of // 200)
     for start in range(0, rows, _CHUNK):
         n = min(_CHUNK, rows - start)
         user = _power_law(random, users, n)
         item = _power_law(random, items, n)
-        time = FIRST_S + random.integers(0, DAYS * 86_400, n)
+        time = first_s + random.integers(0, days * 86_400, n)
         again = np.flatnonzero(random.random(n - 1) < 0.001) + 1
         for column in (user, item, time):
             column[again] = column[again - 1]

@@ -38,6 +38,8 @@ class InteractionSource(Strict):
     """Who did what to which item, and when."""
     eval_share: Share
     """Share of the newest positives that is held out [0..1]."""
+    max_rejected_share: Share = 1.0
+    """Highest share of rejected rows of one span that isn't broken [0..1]."""
 
     def with_files(self, files: Sequence[str]) -> InteractionSource:
         """Returns the same with Parquet files in the place of the query."""
@@ -85,13 +87,13 @@ def ingest(
         plan.clean()
     summary = unique.read_summary(letters)
     if not summary["good"]:
-        unique.refuse_empty(summary, "interactions", _unit_cure(pieces[0], config))
+        unique.refuse_empty(summary, "interactions", unit_cure(pieces[0], config))
     if summary["cut"] is None:
         raise too_few_days(summary["positives"], summary["positive_days"])
     return summary
 
 
-def _unit_cure(piece: Piece, config: InteractionsConfig) -> str:
+def unit_cure(piece: Piece, config: InteractionsConfig) -> str:
     """Returns what to do if the times are in another unit than the config says."""
     batches = (batch for batch in read_piece(piece) if batch.columns.num_rows)
     found = next((suggest_unit(one, config, int(time.time())) for one in batches), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from components.ingest.shuffle import Spill, SpillWriter, read_spills
 from components.ingest.unique import ToOne
 from recsys.data import encode
 from recsys.data.examples import example_files, read_examples
+from recsys.data.segments.linked import has_segments
+from recsys.data.segments.store import write_segmented_store
 from recsys.data.shard import ShardInfo, write_shard
 from recsys.data.shards import (
     TrainShards,
@@ -28,6 +31,35 @@ from recsys.data.vocabulary import Vocabulary
 _STEP = "InteractionEncoder"
 _Key = tuple[str, int]
 """Split and shard."""
+
+
+def write_store(
+    examples: Path,
+    vocabularies: Path,
+    cut: int,
+    store: Path,
+    work: Path,
+    beam_pipeline: beam.Pipeline,
+) -> None:
+    """Writes the store of a run: of segments where the examples are made of them.
+
+    Args:
+        examples: Examples of the interactions, the splits `train` and `eval`.
+        vocabularies: Folder of the vocabularies.
+        cut: The moment of the split [seconds since 1970, UTC].
+        store: Folder to write.
+        work: Folder of what only the work needs; it is gone at the end.
+        beam_pipeline: Runs the work.
+    """
+    if has_segments(examples):
+        users, items = (
+            Vocabulary.load(vocabularies / f"{name}.parquet") for name in ("users", "items")
+        )
+        write_segmented_store(store, examples, users, items, cut)
+        return
+    with beam_pipeline as pipeline:
+        _ = pipeline | "WriteStore" >> WriteStore(examples, vocabularies, cut, store, work)
+    shutil.rmtree(work)
 
 
 class WriteStore(beam.PTransform):

@@ -78,7 +78,7 @@ class Ingestion:
 
     def clean(self) -> None:
         """Removes what only the work needed."""
-        shutil.rmtree(self.work, ignore_errors=True)
+        remove(self.work)
 
 
 class ReadUnique(beam.PTransform):
@@ -138,7 +138,7 @@ class _ReadPiece(beam.DoFn):
     def process(self, element: tuple[int, Piece]) -> Iterator[tuple[int, Part]]:
         number, piece = element
         spills = SpillWriter(self._spills)
-        letters = _LetterFile(self._letters / f"letters-{number:05d}.parquet")
+        letters = LetterFile(self._letters / f"letters-{number:05d}.parquet")
         read: Tally = {"read": 0, "read_by_file": {piece.file: 0}}
         for batch in read_piece(piece):
             rows, rejected = self._parse(batch, piece.file_index)
@@ -152,8 +152,12 @@ class _ReadPiece(beam.DoFn):
         self._progress.advance(f"piece-{number}", f"{piece.file} read")
 
 
-class _LetterFile:
-    """Dead letters of a piece: a file where there are any, and their tally."""
+class LetterFile:
+    """Dead letters of a piece: a file where there are any, and their tally.
+
+    Args:
+        file: The file, which is there whole or not at all.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -162,6 +166,7 @@ class _LetterFile:
         self._token = uuid.uuid4().hex  # Two tries of a task write two files.
 
     def add(self, letters: pa.RecordBatch) -> None:
+        """Writes letters."""
         if not letters.num_rows:
             return
         if self._writer is None:
@@ -171,6 +176,7 @@ class _LetterFile:
         self._tallies.append(letters_tally(letters))
 
     def close(self) -> Tally:
+        """Ends the file; returns what was counted."""
         if self._writer is not None:
             self._writer.close()
             # Whole or not there: Beam may run the task again.
@@ -222,11 +228,26 @@ def write_split(table: pa.Table, uri: str, split: str, bucket: int, n_buckets: i
     temporary.replace(file)
 
 
-def write_summary(tallies: Iterable[Tally], uri: str, files: Sequence[str]) -> Tally:
-    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+def remove(folder: Path) -> None:
+    """Removes a folder, where there is one."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_json(file: Path) -> Any:
+    """Returns what a pipeline of Beam has written as JSON."""
+    return json.loads(file.read_text())
+
+
+def zero_summary(tallies: Iterable[Tally]) -> Tally:
+    """Returns the sum of what workers counted, with zeros for what nobody did."""
     zero: Tally = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
     nothing: Tally = {"by_reason": {}, "examples": {}}
-    summary = {**add_up([zero, nothing, *tallies]), "files": list(files)}
+    return add_up([zero, nothing, *tallies])
+
+
+def write_summary(tallies: Iterable[Tally], uri: str, files: Sequence[str]) -> Tally:
+    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+    summary = {**zero_summary(tallies), "files": list(files)}
     (Path(uri) / "dead_letters").mkdir(parents=True, exist_ok=True)
     (Path(uri) / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary

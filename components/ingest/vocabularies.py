@@ -20,6 +20,7 @@ from recsys.config import VocabulariesConfig
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import example_files, read_examples, read_split
 from recsys.data.id_counts import count_ids, merge_counts
+from recsys.data.segments.linked import counts_of, has_segments
 from recsys.data.vocabulary import Vocabulary
 from recsys.data.vocabulary_growth import grow
 from recsys.errors import RecsysError
@@ -41,6 +42,8 @@ def make_vocabularies(
 ) -> None:
     """Counts ids by Beam, and lets both vocabularies grow.
 
+    Segments know how often they hold each id: of them nothing is counted again.
+
     Args:
         interactions: Examples, the splits `train` and `eval`.
         cut: The moment of the split [seconds since 1970, UTC].
@@ -54,11 +57,18 @@ def make_vocabularies(
         RecsysError: No item gets a row, or the previous rows would move.
     """
     work = out / "work"
-    _count(interactions, work, beam_pipeline)
+    is_counted = has_segments(interactions)
+    if not is_counted:
+        _count(interactions, work, beam_pipeline)
     diffs = {}
     for name in _ID_COLUMNS:
         before = None if previous is None else Vocabulary.load(previous / f"{name}.parquet")
-        counted = {split: _read_counts(work, name, split) for split in SPLITS}
+        counted = {
+            split: counts_of(interactions, split, f"{name}.parquet")
+            if is_counted
+            else _read_counts(work, name, split)
+            for split in SPLITS
+        }
         vocabulary, diff = grow(
             before,
             counted["train"],
@@ -71,7 +81,7 @@ def make_vocabularies(
         vocabulary.save(out / f"{name}.parquet")
         diffs[name] = diff.to_json()
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
-    shutil.rmtree(work)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _refuse_empty(name: str, vocabulary: Vocabulary, min_count: int) -> None:

@@ -70,11 +70,60 @@ def run(config: ConfigArgument = None, sets: SetOption = None, as_json: JsonOpti
     """Run the whole pipeline: ingest, train, evaluate, export, push, report.
 
     Exits with 0 when the run came to its end, a refused model included; with 1
-    when a step failed, with 2 when the config or the command is wrong.
+    when a step failed, with 2 when the config or the command is wrong, with 75 when
+    another run holds the root.
     """
     from recsys.cli import run as command
 
     command.run(config, sets or [], as_json=as_json)
+
+
+@app.command()
+def runs(
+    config: ConfigArgument = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder of the runs, instead of the config's.")
+    ] = None,
+    most: Annotated[int, typer.Option("-n", min=1, help="How many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs, the newest first: verdict, metric, data, and what was pushed."""
+    from recsys.cli import runs as command
+
+    command.runs(config, root, most, as_json=as_json)
+
+
+@app.command()
+def lineage(
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A bundle, or a version that was pushed.")
+    ],
+    config: ConfigOption = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder of the run that made it.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which data, code, config, vocabulary and earlier models made a bundle."""
+    from recsys.cli import lineage as command
+
+    command.lineage(bundle, config, root, as_json=as_json)
+
+
+@app.command()
+def clean(
+    config: ConfigArgument = None,
+    sets: SetOption = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Remove what would go.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what of earlier runs can go by `keep` in the config; with --apply, remove it.
+
+    What the next run, a rollback or the served model needs stays in any case.
+    """
+    from recsys.cli import clean as command
+
+    raise typer.Exit(command.clean(config, sets or [], apply=apply, as_json=as_json))
 
 
 @app.command()
@@ -212,6 +261,10 @@ def train(
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="Processes on this machine.")
     ] = 1,
+    base: Annotated[
+        Path | None,
+        typer.Option("--base", metavar="MODEL", help="Model folder to go on from."),
+    ] = None,
 ) -> None:
     """Train a model, without TFX; prints the result as JSON.
 
@@ -219,7 +272,7 @@ def train(
     """
     from recsys.cli import stages
 
-    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes))
+    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes, base))
 
 
 @app.command()
@@ -336,6 +389,39 @@ def synth(
     from recsys.cli import synth as command
 
     command.synth(users, items, interactions, out, seed)
+
+
+@app.command()
+def simulate_nights(
+    out: OutOption,
+    config: ConfigArgument = None,
+    by: Annotated[
+        str, typer.Option("--by", help="What a night stands for: day, week or month.")
+    ] = "month",
+    nights: Annotated[
+        int | None, typer.Option("--nights", min=2, help="Nights; half of what there is.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="Newest spans a night reads; all.")
+    ] = None,
+    broken: Annotated[
+        int, typer.Option("--broken", min=0, help="Spans that come broken, and whole later.")
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of which ones.")] = 0,
+    arms: Annotated[
+        bool, typer.Option("--arms/--no-arms", help="Also train anew each night, and never.")
+    ] = True,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay dated data night by night through the pipeline: warm against cold against frozen.
+
+    A simulation that was stopped goes on when the same command is started again.
+    """
+    from recsys.cli import nights as command
+
+    options = command.Options(command.period(by), nights, window, broken, seed, arms)
+    command.simulate(config, sets or [], out, options, as_json=as_json)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import importlib.util
 import json
 import os
@@ -11,10 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -23,21 +23,25 @@ from recsys import events
 from recsys.cli.failure import print_error
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
+from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import BusyError, RecsysError, UsageError
+from recsys.parent import as_parent
+from recsys.process import storage_error
+from recsys.room import free_bytes
+from recsys.run_lock import refuse_if_held
+from recsys.scratch import scratch_folder
+from recsys.stopping import StoppedError, signals_raised
+from recsys.telling.night import night_summary
+from recsys.telling.past import read_nights
 
 RUNNER = "pipelines.local_runner"
 _POLL_S = 0.1
 _GRACE_S = 30.0  # A training saves where it is.
+_ROOM_FOR_WORDS = 1 << 20
+"""Bytes; where fewer are free a child may not have been able to say what went wrong."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics")
-
-
-class _StoppedError(BaseException):
-    """A signal asks the run to end; no `Exception`, so that nothing swallows it."""
-
-    def __init__(self, signum: int) -> None:
-        self.signum = signum
 
 
 def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
@@ -51,18 +55,47 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
     Raises:
         RecsysError: The run failed, with its own error where it gave one.
     """
-    started = time.monotonic()
+    started, began = time.monotonic(), time.time()
     path = path or default_config_path()
     config = load_config(path, overrides)
     require_pipeline()
+    refuse_if_held(Path(config.root))
     log = new_log(Path(config.root))
     words = [RUNNER, str(path), *(word for one in overrides for word in ("--set", one))]
-    summary = follow(words, log, Console(stderr=True, highlight=False))
+    try:
+        summary = follow(words, log, Console(stderr=True, highlight=False))
+    except RecsysError as error:
+        if as_json and not isinstance(error, BusyError):
+            print(json.dumps(_failed(config, error, began)))
+        raise
     seconds = round(time.monotonic() - started, 1)
     show_result(_console(stderr=as_json), summary, seconds, log)
     if as_json:
         result = {key: summary.get(key) for key in _RESULT_KEYS}
-        print(json.dumps({**result, "seconds": seconds}))
+        print(json.dumps({**result, "seconds": seconds, "night": summary.get("night")}))
+
+
+def _failed(config: Config, error: RecsysError, began: float) -> dict[str, Any]:
+    """Returns what `--json` tells of a run that failed: no figures, and its summary.
+
+    Args:
+        config: The config of the run.
+        error: Why it failed.
+        began: When the command was given [seconds since 1970].
+    """
+    root = Path(config.root)
+    newest, _ = read_nights(root, 1)
+    known = newest and newest[0]["name"] == config.name and _since(newest[0], began)
+    known_error = {"name": config.name, "state": "failed", "error": str(error)}
+    night = newest[0] if known else night_summary(None, known_error, root)
+    keys: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)
+    return {**keys, "seconds": round(time.time() - began, 1), "night": night}
+
+
+def _since(night: Mapping[str, Any], began: float) -> bool:
+    """Returns whether a run started after the command that may have started it."""
+    started = night["started"]
+    return started is not None and dt.datetime.fromisoformat(started).timestamp() >= int(began)
 
 
 def require_pipeline() -> None:
@@ -83,6 +116,8 @@ def new_log(root: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(exist_ok=False)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(error) from None
         raise UsageError(
             "R902",
             f"The folder {str(root)!r} must be writable, for everything that a run writes.",
@@ -112,23 +147,38 @@ def follow(words: Sequence[str], log: Path, console: Console) -> dict[str, Any]:
     view = RunView(console)
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="recsys-") as folder,
-            _signals_raised(),
-            _child(words, log, Path(folder) / "events.jsonl") as (child, reader),
+            scratch_folder() as folder,
+            signals_raised(_STOP_SIGNALS),
+            _child(words, log, folder / "events.jsonl") as (child, reader),
             view,
         ):
             _watch(child, reader, view)
-    except _StoppedError as stopped:
-        _leave(stopped.signum, log)
+    except StoppedError as stopped:
+        _leave(stopped, log)
+    except OSError as error:
+        raise storage_error(error, log.parent) from None
     if child.returncode == 0 and view.summary is not None:
         return view.summary
     print(f"Log: {log}", file=sys.stderr)
-    raise view.error or RecsysError(
-        "R903",
-        "The process of the pipeline must end with a result.",
-        f"Read the end of {log}; out of memory ends a process with -9.",
-        f"exit code {child.returncode}",
+    raise (
+        view.error
+        or _no_room(log)
+        or RecsysError(
+            "R903",
+            "The process of the pipeline must end with a result.",
+            f"Read the end of {log}; out of memory ends a process with -9.",
+            f"exit code {child.returncode}",
+        )
     )
+
+
+def _no_room(log: Path) -> RecsysError | None:
+    """Returns what is wrong where a child couldn't even say so: there is no room for a word."""
+    for place in (log.parent, Path(tempfile.gettempdir())):
+        free = free_bytes(place)
+        if free is not None and free < _ROOM_FOR_WORDS:
+            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
+    return None
 
 
 def _watch(child: subprocess.Popen[bytes], reader: events.EventReader, view: RunView) -> None:
@@ -145,9 +195,13 @@ def _watch(child: subprocess.Popen[bytes], reader: events.EventReader, view: Run
 def _child(
     words: Sequence[str], log: Path, event_file: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], events.EventReader]]:
-    """Starts the child in a session of its own; at the end no process of it is left."""
+    """Starts the child in a session of its own; at the end no process of it is left.
+
+    Nor is any where this process is killed: the child ends with it.
+    """
     environment = {
         **os.environ,
+        **as_parent(),
         events.ENVIRONMENT_VARIABLE: str(event_file),
         "PYTHONUNBUFFERED": "1",
         # A module in the current folder must not stand in for one of ours.
@@ -197,29 +251,10 @@ def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
     return True
 
 
-@contextmanager
-def _signals_raised() -> Iterator[None]:
-    """Turns the signals that end a program into `_StoppedError`."""
-
-    def stop(signum: int, _frame: FrameType | None) -> NoReturn:
-        raise _StoppedError(signum)
-
-    before = {signum: signal.getsignal(signum) for signum in _STOP_SIGNALS}
-    for signum, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(signum, stop)
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _leave(signum: int, log: Path) -> NoReturn:
-    name = signal.Signals(signum).name
-    print_error(f"Stopped by {name}; every process of the run is ended.")
+def _leave(stopped: StoppedError, log: Path) -> NoReturn:
+    print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
     print(f"Log: {log}", file=sys.stderr)
-    sys.exit(128 + signum)
+    sys.exit(stopped.exit_code)
 
 
 def _console(*, stderr: bool) -> Console:

@@ -35,6 +35,7 @@ def train(
     out: Path,
     checkpoints: Path | None = None,
     processes: int = 1,
+    base: Path | None = None,
 ) -> dict[str, Any]:
     """Trains on the data folder `data` and writes the model folder `out`; shows how it goes.
 
@@ -45,10 +46,11 @@ def train(
         out: Model folder to write.
         checkpoints: Folder of the checkpoints; `checkpoints` beside `out` by default.
         processes: Processes on this machine.
+        base: Model folder that it goes on from.
     """
     folders = {"--data": data, "--out": out}
-    if checkpoints is not None:
-        folders["--checkpoints"] = checkpoints
+    given = {"--checkpoints": checkpoints, "--base": base}
+    folders |= {option: folder for option, folder in given.items() if folder is not None}
     more = ("--processes", str(processes))
     with _followed():
         return _run("recsys.train", "jax", config_of(path, overrides), folders, more)

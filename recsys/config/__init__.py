@@ -30,7 +30,10 @@ from recsys.config.evaluation import (
     EvaluateConfig,
     metric_names,
 )
+from recsys.config.keep import KeepConfig
+from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
 from recsys.config.model import LEARNED_TEMPERATURE, Dropout, ModelConfig, SequenceConfig
+from recsys.config.notify import NotifyConfig
 from recsys.config.run import (
     BeamConfig,
     Config,
@@ -52,6 +55,7 @@ from recsys.config.training import (
     TrainConfig,
     ValidationConfig,
 )
+from recsys.config.warm_start import WarmStartConfig
 
 __all__ = [
     "BASELINES",
@@ -78,8 +82,13 @@ __all__ = [
     "InteractionsConfig",
     "ItemColumns",
     "ItemsConfig",
+    "KeepConfig",
+    "MetadataConfig",
     "ModelConfig",
+    "MysqlConfig",
+    "MysqlSslConfig",
     "Name",
+    "NotifyConfig",
     "PushConfig",
     "ScheduleConfig",
     "SequenceConfig",
@@ -95,6 +104,7 @@ __all__ = [
     "ValidationConfig",
     "VocabulariesConfig",
     "VocabularyConfig",
+    "WarmStartConfig",
     "canonical_json",
     "json_schema",
     "metric_names",

@@ -92,6 +92,9 @@ class InteractionsConfig(SourceConfig):
     """Kinds of event that are positives; empty: the kind decides nothing."""
     spans: PositiveInt | None = None
     """Newest spans that are read, where `files` has `{SPAN}` or a date; `null`: all."""
+    bad_spans: Literal["stop", "set_aside"] = "stop"
+    """What a broken span does, one that can't be read or with more rejected rows than
+    `gate.max_rejected_share`: end the run, or be left out of it, and reported."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:

@@ -11,9 +11,13 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from recsys.config.data import DataConfig
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
 from recsys.config.index import IndexConfig
+from recsys.config.keep import KeepConfig
+from recsys.config.metadata import MetadataConfig
 from recsys.config.model import ModelConfig
+from recsys.config.notify import NotifyConfig
 from recsys.config.strict import Name, Share, Strict
 from recsys.config.training import TrainConfig
+from recsys.config.warm_start import WarmStartConfig
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 
@@ -64,6 +68,8 @@ class Config(Strict):
     """The two towers."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
+    warm_start: WarmStartConfig | None = None
+    """How a training goes on from the last good model; `null`: each begins anew."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """The evaluation over the whole catalogue."""
     bless: BlessConfig = BlessConfig()
@@ -76,6 +82,12 @@ class Config(Strict):
     """Ids of users whose recommendations are shown; empty: three are chosen."""
     beam: BeamConfig = BeamConfig()
     """How Beam runs."""
+    metadata: MetadataConfig = MetadataConfig()
+    """Where ML Metadata is kept."""
+    keep: KeepConfig = KeepConfig()
+    """What of earlier runs stays on the disk."""
+    notify: NotifyConfig = NotifyConfig()
+    """Whom a run tells of what came of it."""
 
     @model_validator(mode="after")
     def _rules_can_be_judged(self) -> Self:
@@ -102,6 +114,8 @@ class TrainStage(Strict):
     """The two towers."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
+    warm_start: WarmStartConfig | None = None
+    """How a training goes on from the last good model; `null`: each begins anew."""
 
 
 class EvaluateStage(Strict):

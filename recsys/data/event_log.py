@@ -75,7 +75,7 @@ class EventShard:
             item_row=item_row[order].astype(np.int32, copy=False),
             timestamp=time,
             weight=None if weight is None else weight[order].astype(np.float32, copy=False),
-            tied=_count_tied(user[order], time),
+            tied=count_tied(user[order], time),
             offsets=offsets,
         )
 
@@ -195,8 +195,8 @@ def newest_first(
     return rows
 
 
-def _count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
-    """Returns for each sorted event how many before it share its user and second."""
+def count_tied(user: np.ndarray, timestamp: np.ndarray) -> np.ndarray:
+    """Returns for each sorted event `[n]` int32 how many before it share its user and second."""
     is_first = np.ones(len(timestamp), bool)
     is_first[1:] = (user[1:] != user[:-1]) | (timestamp[1:] != timestamp[:-1])
     position = np.arange(len(timestamp), dtype=np.int32)

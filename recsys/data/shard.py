@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ PARTS = ("train", "eval")
 
 _USERS = "users.parquet"
 _SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
+_ONE_HEADER = threading.Lock()
+"""NumPy parses a header by `ast`, which in Python 3.11 fails now and then in two threads at
+once: "AST constructor recursion depth mismatch" (gh-106905)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,13 +114,13 @@ def open_shard(folder: Path, info: ShardInfo, verify: bool) -> EventShard:
     """
     path = folder / info.name
     for name, described in info.files.items():
-        _check(path / name, described, verify)
+        check_file(path / name, described, verify)
     columns: dict[str, np.ndarray | None] = {
-        name: _map_column(path / f"{name}.npy", dtype, info.events)
+        name: map_column(path / f"{name}.npy", dtype, info.events)
         for name, dtype in COLUMNS.items()
         if f"{name}.npy" in info.files
     }
-    offsets = _map_column(path / "offsets.npy", np.int64, info.users + 1)
+    offsets = map_column(path / "offsets.npy", np.int64, info.users + 1)
     if offsets[0] != 0 or offsets[-1] != info.events:
         raise _damaged(path / "offsets.npy", f"an end of {offsets[-1]}", f"{info.events}")
     return EventShard(**{"weight": None, **columns, "offsets": offsets})  # type: ignore[arg-type]
@@ -124,10 +128,19 @@ def open_shard(folder: Path, info: ShardInfo, verify: bool) -> EventShard:
 
 def read_users(folder: Path, info: ShardInfo) -> pa.Table:
     """Returns `id` and `user_row` of each user of a shard, in order."""
+    return read_users_file(folder / info.name / _USERS)
+
+
+def read_users_file(path: Path) -> pa.Table:
+    """Returns `id` and `user_row` of each user of a file, in order.
+
+    Raises:
+        RecsysError: It can't be read.
+    """
     try:
-        return pq.read_table(folder / info.name / _USERS, schema=_SCHEMA)
+        return pq.read_table(path, schema=_SCHEMA)
     except (OSError, pa.ArrowException) as error:
-        raise _damaged(folder / info.name / _USERS, str(error), "a Parquet file") from None
+        raise _damaged(path, str(error), "a Parquet file") from None
 
 
 def _number_users(events: pa.Table, by_row: bool) -> tuple[np.ndarray, pa.Table]:
@@ -151,7 +164,7 @@ def _write_files(folder: Path, shard: EventShard, users: pa.Table) -> dict[str, 
         if column is not None:
             np.save(folder / f"{name}.npy", column)
     pq.write_table(users, folder / _USERS)
-    return {path.name: _describe(path) for path in sorted(folder.iterdir())}
+    return {path.name: describe(path) for path in sorted(folder.iterdir())}
 
 
 def _put(temporary: Path, final: Path) -> None:
@@ -165,28 +178,48 @@ def _put(temporary: Path, final: Path) -> None:
         commit_folder(temporary, final)
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def describe(path: Path) -> dict[str, Any]:
+    """Returns the `bytes` and the `sha256` of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _check(path: Path, described: Mapping[str, Any], verify: bool) -> None:
+def check_file(path: Path, described: Mapping[str, Any], verify: bool) -> None:
+    """Raises an error if a file is not as a manifest describes it.
+
+    Args:
+        path: The file.
+        described: Its `bytes` and `sha256`.
+        verify: Whether its bytes are read and compared, not their number alone.
+    """
     try:
         n_bytes = path.stat().st_size
         if n_bytes != described["bytes"]:
             raise _damaged(path, f"{n_bytes} bytes", f"{described['bytes']}")
-        if verify and (found := _describe(path)["sha256"]) != described["sha256"]:
+        if verify and (found := describe(path)["sha256"]) != described["sha256"]:
             raise _damaged(path, f"sha256 {found[:16]}…", f"{described['sha256'][:16]}…")
     except OSError as error:
         raise _damaged(path, str(error), "a file") from None
 
 
-def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
+def map_column(path: Path, dtype: Any, length: int | None) -> np.ndarray:
+    """Maps a column into memory, read-only.
+
+    Args:
+        path: The file.
+        dtype: What its values are.
+        length: How many they are; None: any number of them, at least one.
+
+    Raises:
+        RecsysError: It is another column, or none.
+    """
     try:
-        column = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
+        with _ONE_HEADER:
+            column = np.load(path, mmap_mode=None if length == 0 else "r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error), "a whole .npy column") from None
+    length = column.size if length is None else length
     if column.dtype != dtype or column.shape != (length,):
         raise _damaged(path, f"{column.dtype} {column.shape}", f"{np.dtype(dtype)} ({length},)")
     # A plain view: indexing a `np.memmap` takes longer. It keeps the map alive.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from recsys.config import DataConfig
+from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
+from recsys.data.segments.broken import unreadable_span
+from recsys.data.segments.window import has_spans, read_window, restrict
 from recsys.data.sources.pieces import check_files
+from recsys.errors import RecsysError, UsageError
+
+_EMPTY = "R202"
 
 
 def check_sources(data: DataConfig) -> None:
     """Looks at the start of every raw file.
+
+    A span without rows is none that is broken, and one that may be set aside stops nothing.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another
@@ -16,9 +23,24 @@ def check_sources(data: DataConfig) -> None:
         UsageError: The config describes no format or no span.
     """
     if data.interactions.query is None:
-        columns = interactions.interaction_columns(data.interactions)
-        check_files(data.interactions, "interactions", columns)
+        _check_interactions(data.interactions)
     if data.items is not None:
         check_files(data.items, "items", entities.raw_columns(data.items))
     if data.users is not None:
         check_files(data.users, "users", entities.raw_columns(data.users))
+
+
+def _check_interactions(config: InteractionsConfig) -> None:
+    columns = interactions.interaction_columns(config)
+    if not has_spans(config):
+        check_files(config, "interactions", columns)
+        return
+    for span in read_window(config):
+        for path in span.paths:
+            try:
+                check_files(restrict(config, [path]), "interactions", columns)
+            except UsageError:
+                raise
+            except RecsysError as error:
+                if error.code != _EMPTY and config.bad_spans == "stop":
+                    raise unreadable_span(span.name, path, error) from error

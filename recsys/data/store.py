@@ -6,6 +6,8 @@ before it. Layout of a store (docs/store.md):
     store.json           the cut, and the shards of both parts with the sha256 of each file
     train/00000/ …       a shard of events, see `recsys.data.shard`
     eval/00000/ …
+
+A store of segments (`recsys.data.segments.store`) is opened as one log, too.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import pyarrow as pa
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex
+from recsys.data.segments.store import FORMAT as OF_SEGMENTS
+from recsys.data.segments.store import SegmentedPart
 from recsys.data.shard import PARTS, ShardInfo, open_shard, read_users, write_shard
 from recsys.errors import RecsysError
 
@@ -53,24 +57,59 @@ class LogUsers:
         return IdIndex(self.ids)
 
 
+@dataclasses.dataclass(frozen=True)
+class _SortedPart:
+    """A part whose shards hold all events of their users.
+
+    Attributes:
+        folder: Folder of the part.
+        shards: Its shards, in order.
+    """
+
+    folder: Path
+    shards: tuple[ShardInfo, ...]
+
+    @classmethod
+    def from_json(cls, folder: Path, described: Sequence[Mapping[str, Any]]) -> _SortedPart:
+        return cls(folder, tuple(ShardInfo.from_json(shard) for shard in described))
+
+    def open(self, verify: bool) -> EventLog:
+        def opened(info: ShardInfo) -> Any:
+            return open_shard(self.folder, info, verify)
+
+        # Hashing lets other threads run.
+        with ThreadPoolExecutor(_READERS) as pool:
+            return EventLog(tuple(pool.map(opened, self.shards)))
+
+    def users(self) -> pa.Table:
+        none = pa.table({"id": pa.array([], pa.large_string()), "user_row": np.zeros(0, np.int32)})
+        tables = [read_users(self.folder, info) for info in self.shards]
+        return pa.concat_tables([none, *tables])
+
+
+_KINDS: dict[int, type[_SortedPart] | type[SegmentedPart]] = {
+    _FORMAT: _SortedPart,
+    OF_SEGMENTS: SegmentedPart,
+}
+
+
 class InteractionStore:
     """A store, opened.
 
     Args:
-        folder: Folder of the store.
-        parts: The shards of each part, in order.
+        parts: `train` and `eval`.
         cut: The moment of the split [seconds since 1970, UTC].
         verify: Whether every byte is compared with the manifest.
     """
 
     def __init__(
-        self, folder: Path, parts: Mapping[str, Sequence[ShardInfo]], cut: int, verify: bool
+        self, parts: Mapping[str, _SortedPart | SegmentedPart], cut: int, verify: bool
     ) -> None:
-        self._folder, self._parts = folder, parts
+        self._parts = parts
         self.cut = cut
-        self.train = self._open("train", verify)
+        self.train = parts["train"].open(verify)
         """Events before the cut."""
-        self.eval = self._open("eval", verify)
+        self.eval = parts["eval"].open(verify)
         """Events from the cut on."""
 
     @classmethod
@@ -87,12 +126,10 @@ class InteractionStore:
         """
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != _FORMAT:
-                raise ValueError(f"format {manifest['format']} where {_FORMAT} is read")
-            parts: dict[str, list[ShardInfo]] = {
-                part: [ShardInfo.from_json(shard) for shard in manifest["parts"][part]]
-                for part in PARTS
-            }
+            if manifest["format"] not in _KINDS:
+                raise ValueError(f"format {manifest['format']} where {list(_KINDS)} are read")
+            kind = _KINDS[manifest["format"]]
+            parts = {part: kind.from_json(folder / part, manifest["parts"][part]) for part in PARTS}
             cut = int(manifest["cut"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecsysError(
@@ -101,7 +138,7 @@ class InteractionStore:
                 "Name the folder that the InteractionEncoder wrote, or run again.",
                 f"{type(error).__name__}: {error}",
             ) from None
-        return cls(folder, parts, cut, verify)
+        return cls(parts, cut, verify)
 
     @functools.cached_property
     def train_users(self) -> LogUsers:
@@ -118,18 +155,8 @@ class InteractionStore:
         """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
         return self.train_users.find(self.eval_users.ids)
 
-    def _open(self, part: str, verify: bool) -> EventLog:
-        def opened(info: ShardInfo) -> Any:
-            return open_shard(self._folder / part, info, verify)
-
-        # Hashing lets other threads run.
-        with ThreadPoolExecutor(_READERS) as pool:
-            return EventLog(tuple(pool.map(opened, self._parts[part])))
-
     def _users(self, part: str) -> LogUsers:
-        tables = [read_users(self._folder / part, info) for info in self._parts[part]]
-        none = pa.table({"id": pa.array([], pa.large_string()), "user_row": np.zeros(0, np.int32)})
-        table = pa.concat_tables([none, *tables]).combine_chunks()
+        table = self._parts[part].users().combine_chunks()
         ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
         return LogUsers(ids, table["user_row"].to_numpy())
 

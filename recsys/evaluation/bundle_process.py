@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.errors import RecsysError
+from recsys.parent import as_parent
 from recsys.process import last_json_line, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
@@ -43,7 +44,7 @@ class BundleProcess:
     def __init__(self, bundle: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, "--bundle", str(bundle.resolve())],
-            env={**os.environ, **stage_environment("tensorflow"), **_NO_DEVICES},
+            env={**os.environ, **stage_environment("tensorflow"), **_NO_DEVICES, **as_parent()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -8,6 +8,8 @@ user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
 probe.npz         queries and their embeddings, which an export must reproduce
 training.json     loss curve, speed, placement of the tables
+training_state/   what a later training goes on from, see `recsys.warm_start.state`;
+                  nothing here reads it
 """
 
 from __future__ import annotations
@@ -99,9 +101,9 @@ def save_model(
         inputs.users.save(folder / "vocabulary" / "users.parquet")
         inputs.items.save(folder / "vocabulary" / "items.parquet")
     described = []
-    for number, (variable, table) in enumerate(_kept(model)):
+    for number, (variable, table) in enumerate(kept_weights(model)):
         shape = variable.shape if table is None else (table.rows, table.dim)
-        _write(folder / "weights" / f"{number}.npy", variable, table, shape)
+        write_variable(folder / "weights" / f"{number}.npy", variable, table, shape)
         described.append({"path": variable.path, "shape": list(shape)})
     summary = {
         "format": 1,
@@ -145,7 +147,7 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
                 raise _damaged(folder, f"no weights of the table {own.name!r}")
             give(own, _read(folder, number, summary, own.shape))
     model.build()
-    kept = _kept(model)
+    kept = kept_weights(model)
     if [variable.path for variable, _ in kept] != list(numbers):
         raise _damaged(folder, "other variables than the code has")
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
@@ -222,7 +224,7 @@ def _relative_difference(trained: np.ndarray, now: np.ndarray) -> float:
     return float(np.abs(trained - now).max(initial=0.0)) / largest
 
 
-def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:
+def kept_weights(model: TwoTower) -> list[tuple[Any, Table | None]]:
     """Returns the variables that a model computes with, and the table that each belongs to.
 
     Slots, step counts and accumulated gradients are the trainer's own.
@@ -244,20 +246,29 @@ def _path(model: TwoTower, table: Table) -> str:
     return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
 
 
-def _write(path: Path, variable: Any, table: Table | None, shape: tuple[int, ...]) -> None:
-    """Writes a variable, a table chunk by chunk.
+def write_variable(
+    path: Path, variable: Any, table: Table | None, shape: tuple[int, ...], dtype: str = "<f4"
+) -> None:
+    """Writes a variable as a `.npy`, that of a table in the order of its rows, chunk by chunk.
 
     By plain writes: a full disk is an error there, and ends the process in a memory map.
+
+    Args:
+        path: The file.
+        variable: The variable.
+        table: The table that it belongs to, as its weights or one of its slots; None: to none.
+        shape: Its shape, without padding.
+        dtype: Type of the numbers in the file.
     """
     if table is None:
         chunks: Iterable[np.ndarray] = [keras.ops.convert_to_numpy(variable.value)]
     else:
         chunks = chunks_in_order(table, variable)
     with path.open("wb") as file:
-        described = {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+        described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(file, described)
         for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, "<f4").tobytes())
+            file.write(np.ascontiguousarray(chunk, dtype).tobytes())
 
 
 def _read(folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:

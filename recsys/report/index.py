@@ -14,8 +14,10 @@ from recsys.report.evaluated import metric_title
 from recsys.report.index_pictures import draw_histories
 from recsys.report.page import read_part, render
 from recsys.report.past_runs import Run, read_runs
+from recsys.report.spans import spans_in_words
 
 INDEX = "index.html"
+_MOST_OPEN = 60
 
 _STATES = {
     "blessed": "✓",
@@ -43,6 +45,9 @@ class ShownRun:
     rejected: str
     read: str
     report: str
+    spans: list[str]
+    start: str
+    version: str
 
 
 def write_index(root: Path) -> Path:
@@ -63,7 +68,8 @@ def write_index(root: Path) -> Path:
     page = render(
         "index.html.jinja",
         names=list(dict.fromkeys(run.name for run in runs if run.name)),
-        runs=[_shown(run, runs[i + 1 :]) for i, run in enumerate(runs)],
+        parts=_parts([_shown(run, runs[i + 1 :]) for i, run in enumerate(runs)]),
+        has_starts=any(run.start == "warm" for run in runs),
         n_runs=count(len(runs)),
         damaged=damaged,
         histories=read_part(functools.partial(draw_histories, runs)),
@@ -71,6 +77,15 @@ def write_index(root: Path) -> Path:
     path = root / INDEX
     commit_text(page.encode("utf-8", "replace").decode("utf-8"), path)
     return path
+
+
+def _parts(shown: Sequence[ShownRun]) -> list[tuple[str, Sequence[ShownRun]]]:
+    """Returns the runs that are seen at once, and the earlier ones, with what those are called."""
+    n_earlier = len(shown) - _MOST_OPEN
+    if n_earlier <= 0:
+        return [("", shown)] if shown else []
+    earlier = counted(n_earlier, "earlier run", "earlier runs")
+    return [("", shown[:_MOST_OPEN]), (earlier, shown[_MOST_OPEN:])]
 
 
 def _shown(run: Run, earlier: Sequence[Run]) -> ShownRun:
@@ -93,6 +108,9 @@ def _shown(run: Run, earlier: Sequence[Run]) -> ShownRun:
         read=f"of {counted(run.rejected[1], 'row', 'rows')}" if run.rejected else "",
         # A path is no address: it may hold what means something else there.
         report=quote(run.report),
+        spans=spans_in_words(run.spans),
+        start=run.start if run.metric else "",
+        version=run.version,
     )
 
 

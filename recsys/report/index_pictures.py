@@ -85,8 +85,19 @@ def _picture(metric: str, runs: Sequence[Run]) -> Picture:
         f" last {figure(values[-1])}, best {figure(max(values))}."
     )
     lines = Lines(series, _days(runs), "", caption, margin=0.5)
-    words = [(float(x), run.state) for x, run in enumerate(runs) if run.state != "blessed"]
+    words = [(float(x), word) for x, word in enumerate(_words(runs)) if word]
     return Picture(title, lines.draw(*_WIDE, words), lines.draw(*_NARROW, words), caption)
+
+
+def _words(runs: Sequence[Run]) -> list[str]:
+    """Returns what is marked under the axis of each run; empty for a blessed one like others."""
+    some_are_warm = any(run.start == "warm" for run in runs)
+    return [
+        run.state
+        if run.state != "blessed"
+        else ("cold" if some_are_warm and run.start == "cold" else "")
+        for run in runs
+    ]
 
 
 def _value(run: Run, subject: str, metric: str) -> float | None:

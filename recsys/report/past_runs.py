@@ -12,6 +12,7 @@ from recsys.formats import count, is_number
 from recsys.report.evaluated import MODEL, Evaluated
 from recsys.report.page import read_part
 from recsys.report.runs import RUNS, read_result, read_steps
+from recsys.report.spans import spans_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Run:
         query: The protocol.
         rejected: Rows rejected, and rows read; None where that isn't known.
         report: Path of its report from the root; empty where there is none.
+        spans: Names of its spans that are `new`, `late` and the like; None without spans.
+        start: `warm` or `cold`; empty where nothing was trained.
+        version: Number of the version that was pushed; empty where none was.
     """
 
     id: str
@@ -43,6 +47,9 @@ class Run:
     query: str
     rejected: tuple[float, float] | None
     report: str
+    spans: dict[str, list[str]] | None = None
+    start: str = ""
+    version: str = ""
 
     @property
     def value(self) -> float | None:
@@ -101,10 +108,22 @@ def _ended(folder: Path, result: Mapping[str, Any], root: Path) -> Run:
         query=_protocol(result),
         rejected=_rejected(result.get("rejected")),
         report=report if report and (root / report).is_file() else "",
+        spans=spans_of(result.get("spans")),
+        start=_start(result),
+        version=str(result.get("pushed") or "").rpartition("/")[2],
     )
 
 
+def _start(result: Mapping[str, Any]) -> str:
+    """Returns whether the training went on from an earlier model; empty of earlier records."""
+    if "carried" not in result:
+        return ""
+    return "warm" if result["carried"] else "cold"
+
+
 def _state(result: Mapping[str, Any]) -> str:
+    if result.get("state") in ("killed", "stopped"):
+        return "interrupted"
     if result.get("error"):
         return "failed"
     blessed = result.get("blessed")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from recsys.report.against import read_against, read_over_k
 from recsys.report.artifacts import Artifacts
+from recsys.report.carried import read_carried
 from recsys.report.exposure import read_exposure
 from recsys.report.features import read_features
 from recsys.report.glance import read_glance
@@ -22,6 +23,7 @@ from recsys.report.page import read_part, render
 from recsys.report.people import read_people, read_unknown_people
 from recsys.report.provenance import config_text, read_bundle, read_fingerprints, read_versions
 from recsys.report.slices import read_slices
+from recsys.report.spans import read_spans
 from recsys.report.steps import read_run_steps
 from recsys.report.training import read_sharding, read_training
 from recsys.report.validation import copy_pages, read_validations
@@ -42,8 +44,10 @@ _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "unknown_people": read_unknown_people,
     "neighbours": read_neighbours,
     "training": read_training,
+    "carried": read_carried,
     "sharding": read_sharding,
     "sources": read_sources,
+    "spans": read_spans,
     "split": read_split,
     "growths": read_growths,
     "features": read_features,

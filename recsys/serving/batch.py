@@ -1,13 +1,14 @@
 """Recommends to many users at a time: as the signature `recommend` does, but faster.
 
 The SavedModel is asked for query embeddings and for what each user has seen alone; the
-ranking is that of the evaluation, by the C kernel, exact over the whole catalogue in
-float32. Who is answered by popularity is asked for by the SavedModel: those who have
+ranking is exact over the whole catalogue in float32, by the C kernels where they can be
+had. Who is answered by popularity is asked for by the SavedModel: those who have
 seen nothing get one answer, so one question is enough for all of them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from recsys.evaluation.ranking import DotProducts, rank
 from recsys.ragged import Ragged
 from recsys.serving.catalogue import allowed_items, features_of
 from recsys.serving.contents import check_k, read_contents
+from recsys.serving.index.exact import ExactItems
 from recsys.serving.input_names import filter_inputs
 from recsys.serving.loading import load_saved_model
 from recsys.serving.signatures import ask
@@ -39,7 +41,12 @@ SCHEMA = pa.schema(
 """Of an answer: items the best first, fewer than asked for where the catalogue has no more;
 whether the data hold the user; what the answer rests on, see `recsys.serving.sources`."""
 
+ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
+"""`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
+
 _ASKED_BLOCK = 64
+_LARGE = 1e15
+"""Rounded items are no larger either; the product of two such is far from float32's end."""
 
 
 class BatchRecommender:
@@ -76,10 +83,13 @@ class BatchRecommender:
         self._inputs = _filter_inputs(bundle, self._exclude_ids, self._only)
         self._index = IdIndex(self._item_ids)
         self._embeddings = _embeddings(bundle, len(ids))
+        self._exact = ExactItems(self._embeddings, self._is_candidate)
         self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
-        """Returns the best `k` unseen items of each of `user_ids`, in the columns of `SCHEMA`.
+        """Returns the best `k` unseen items of each of `user_ids`, in the columns of `ENCODED`.
+
+        May be called from several threads.
 
         Args:
             user_ids: Ids `[n]` string, without null; unknown ones may be among them.
@@ -90,7 +100,7 @@ class BatchRecommender:
         """
         check_k(k, self.max_k)
         users = np.asarray(user_ids.to_pylist(), object)
-        query = self._ask("prepare_query", users)
+        query = self._prepare(users)
         seen = Ragged(query["seen_rows"], query["seen_offsets"])
         rows = np.zeros((len(users), k), np.int32)
         scores = np.full((len(users), k), -np.inf, np.float32)
@@ -99,15 +109,24 @@ class BatchRecommender:
         self._answer_by_popularity(np.flatnonzero(is_popular), users, seen, rows, scores)
         return self._as_batch(user_ids, rows, scores, query)
 
+    def _prepare(self, users: np.ndarray) -> dict[str, np.ndarray]:
+        return self._ask("prepare_query", users)
+
     def _rank(
         self, at: np.ndarray, query: np.ndarray, seen: Ragged, rows: np.ndarray, scores: np.ndarray
     ) -> None:
         """Fills in `rows` and `scores` of the users at places `at` by ranking."""
         if not len(at) or not self._is_candidate.any():
             return
-        nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(at) + 1, np.int64))
-        scorer = DotProducts(query[at], self._embeddings)
-        found = rank(scorer, nothing, seen.select(at), self._is_candidate, rows.shape[1])
+        if len(at) < len(query):
+            query, seen = query[at], seen.select(at)
+        if self._exact.is_rounded and _is_ordinary(query):
+            k, cores = rows.shape[1], len(os.sched_getaffinity(0))
+            rows[at], scores[at] = self._exact.best(query, seen, k, threads=cores)
+            return
+        # Says what is wrong with numbers that are out of range.
+        scorer = DotProducts(query, self._embeddings)
+        found = rank(scorer, Ragged.empty(len(at)), seen, self._is_candidate, rows.shape[1])
         width = found.top.shape[1]  # Fewer where the catalogue is smaller.
         rows[at, :width], scores[at, :width] = found.top, found.top_scores
 
@@ -163,7 +182,7 @@ class BatchRecommender:
     ) -> pa.RecordBatch:
         is_there = rows > 0
         offsets = pa.array(np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]), pa.int32())
-        ids = self._item_ids.take(pa.array(rows[is_there])).cast(pa.string())
+        ids = self._encoded(rows[is_there])
         columns = [
             user_ids.cast(pa.string()),
             pa.ListArray.from_arrays(offsets, ids),
@@ -171,7 +190,21 @@ class BatchRecommender:
             pa.array(query["known"]),
             pa.array(query["source"], pa.binary()).cast(pa.string()),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        return pa.RecordBatch.from_arrays(columns, schema=ENCODED)
+
+    def _encoded(self, rows: np.ndarray) -> pa.DictionaryArray:
+        """Returns the ids of item rows `[n]`, each of them once, and its number for the rows."""
+        number = np.zeros(len(self._item_ids), np.int32)
+        number[rows] = 1
+        used = np.flatnonzero(number)
+        number[used] = np.arange(len(used), dtype=np.int32)
+        ids = self._item_ids.take(pa.array(used)).cast(pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(number[rows]), ids)
+
+
+def _is_ordinary(query: np.ndarray) -> bool:
+    """Returns whether no score can be too large, or NaN."""
+    return bool(np.abs(query).max(initial=0) < _LARGE)
 
 
 def _filter_inputs(
@@ -185,7 +218,7 @@ def _filter_inputs(
 
 
 def _embeddings(bundle: Path, n_rows: int) -> np.ndarray:
-    """Returns the item embeddings `[item rows, dim]`, which are read where they lie."""
+    """Returns the item embeddings `[item rows, dim]` float32, read where they lie if they are."""
     found: Any = None
     try:
         found = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
@@ -199,4 +232,4 @@ def _embeddings(bundle: Path, n_rows: int) -> np.ndarray:
             "Export the model again: recsys export.",
             str(error),
         ) from None
-    return np.asarray(found)
+    return np.ascontiguousarray(found, np.float32)

@@ -7,8 +7,9 @@ import dataclasses
 import fcntl
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -20,7 +21,7 @@ from recsys.commit import commit_file
 from recsys.data import dead_letters
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.asked_users import AskedUsers
-from recsys.serving.batch import SCHEMA
+from recsys.serving.batch import ENCODED, SCHEMA
 from recsys.serving.sources import SOURCES
 
 Tell = Callable[[int, int], None]
@@ -32,6 +33,12 @@ BLOCK = 8192
 _MOST_ITEMS = 1 << 20
 """Of a block; their ids fit into one array."""
 
+_AT_ONCE = 2
+"""Blocks that are answered at once: what one thread does alone leaves the other cores."""
+
+_MOST_ID_BYTES = 1 << 26
+"""Of the ids of a block that Parquet writes once, and numbers for the lists."""
+
 
 class Answerer(Protocol):
     """Who answers, as `BatchRecommender` does."""
@@ -39,7 +46,7 @@ class Answerer(Protocol):
     max_k: int
 
     def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
-        """Returns the answers in the columns of `SCHEMA`."""
+        """Returns the answers in the columns of `SCHEMA`, or `ENCODED`; asked by threads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +79,7 @@ def recommend_file(
 
     Args:
         recommender: Answers.
-        users: The users; any number, one block of them is in memory.
+        users: The users; any number, a few blocks of them are in memory.
         out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
         k: Items for each.
         block: Users that are answered at a time.
@@ -88,20 +95,20 @@ def recommend_file(
     sources: Counter[str] = Counter()
     with _replacing(out) as file, _replacing(rejected_file) as other:
         with (
-            pq.ParquetWriter(file, SCHEMA) as writer,
+            _writer(file) as writer,
             pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
         ):
-            for ids, letters, n_bytes in _blocks(users, min(block, max(1, _MOST_ITEMS // k))):
+            blocks = _blocks(users, min(block, max(1, _MOST_ITEMS // k)))
+            for answer, letters, n_bytes in _answers(recommender, blocks, k):
                 if letters.num_rows:
                     rejects.write_batch(letters)
                     n_rejected += letters.num_rows
-                if len(ids):
-                    answer = recommender.recommend(ids, k)
+                if answer.num_rows:
                     writer.write_batch(answer)
-                    n_users += len(ids)
+                    n_users += answer.num_rows
                     n_unknown += pc.sum(pc.invert(answer["known"])).as_py()
                     sources.update(answer["source"].to_pylist())
-                tell(len(ids), n_bytes)
+                tell(answer.num_rows, n_bytes)
         _commit(other, rejected_file, is_wanted=n_rejected > 0)
         _commit(file, out, is_wanted=True)
     return Answered(
@@ -112,6 +119,51 @@ def recommend_file(
         sources={name: sources[name] for name in SOURCES if sources[name]},
         rejected=n_rejected,
         seconds=time.monotonic() - started,
+    )
+
+
+def _writer(file: IO[bytes]) -> pq.ParquetWriter:
+    """Writes what reads as `SCHEMA`: how it was encoded isn't told."""
+    encoded = ["item_ids.list.element", "source"]
+    return pq.ParquetWriter(
+        file, ENCODED, use_dictionary=encoded, dictionary_pagesize_limit=_MOST_ID_BYTES,
+        store_schema=False,
+        # The least and the greatest id of lists help nobody, and take longer than the rest.
+        write_statistics=["user_id"],
+    )  # fmt: skip
+
+
+def _answers(
+    recommender: Answerer, blocks: Iterable[tuple[pa.Array, pa.RecordBatch, int]], k: int
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
+    """Yields `blocks` in their order, with answers in place of ids."""
+    nobody = pa.RecordBatch.from_pylist([], SCHEMA)
+    waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
+
+    def first() -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
+        answer, letters, n_bytes = waiting.popleft()
+        return (_encoded(answer.result()) if answer else nobody), letters, n_bytes
+
+    threads = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        for ids, letters, n_bytes in blocks:
+            asked = threads.submit(recommender.recommend, ids, k) if len(ids) else None
+            waiting.append((asked, letters, n_bytes))
+            if len(waiting) > _AT_ONCE:
+                yield first()
+        while waiting:
+            yield first()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _encoded(answer: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns an answer in the columns of `ENCODED`."""
+    if answer.schema.equals(ENCODED):
+        return answer
+    return pa.RecordBatch.from_arrays(
+        [column.cast(field.type) for column, field in zip(answer.columns, ENCODED, strict=True)],
+        schema=ENCODED,
     )
 
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from recsys.errors import RecsysError
+from recsys.room import free_there
 from recsys.serving.slices import SLICE_BYTES, slices
 
 SMALL_BYTES = 1 << 20
@@ -66,13 +67,16 @@ def fill(folder: Path, variables: Iterable[tf.Variable], tell: Tell | None = Non
     """
     prefix = folder / "variables" / "variables"
     sources = [v for v in variables if getattr(v, _SOURCE, None) is not None]
-    with written_whole():
+    with written_whole(folder):
         _rewrite(prefix, sources, tell or _silent)
 
 
 @contextlib.contextmanager
-def written_whole() -> Iterator[None]:
+def written_whole(folder: Path) -> Iterator[None]:
     """Says in a sentence why TensorFlow couldn't write.
+
+    Args:
+        folder: Where it writes.
 
     Raises:
         RecsysError: As on a full disk (R526).
@@ -82,7 +86,7 @@ def written_whole() -> Iterator[None]:
     except tf.errors.OpError as error:
         raise RecsysError(
             "R526",
-            "The SavedModel must be written whole.",
+            f"The SavedModel must be written whole{free_there(folder)}.",
             "Free some space, correct the permissions, or run again: recsys run.",
             error.message,
         ) from None

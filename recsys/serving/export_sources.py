@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -35,6 +36,7 @@ class Sources:
         user_transform: Output of the Transform of the users; without it queries are
             made of ids and histories alone.
         evaluation: The model's evaluation folder, for card and manifest.
+        told_data: What the manifest tells of the raw data (`recsys.lineage.origin`).
     """
 
     model: Path
@@ -42,6 +44,7 @@ class Sources:
     transform: Path | None = None
     user_transform: Path | None = None
     evaluation: Path | None = None
+    told_data: dict[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ def load_saved_model(bundle: Path) -> Any:
         with _without_chatter():
             import tensorflow as tf
 
-            return tf.saved_model.load(str(bundle))
+            with _without_gradients():
+                return tf.saved_model.load(str(bundle))
     except ImportError as error:
         raise RecsysError(
             "R542",
@@ -39,6 +40,22 @@ def load_saved_model(bundle: Path) -> Any:
             "Run again with the TensorFlow that this project installs: recsys run.",
             f"{type(error).__name__}: {error}",
         ) from None
+
+
+@contextlib.contextmanager
+def _without_gradients() -> Iterator[None]:
+    """Forgets the gradients that TensorFlow registers while it is open.
+
+    It would never: a model that was loaded, and with it all its weights, would stay in memory
+    for ever. Who serves takes no gradients.
+    """
+    from tensorflow.python.framework import ops
+
+    known = getattr(getattr(ops, "gradient_registry", None), "_registry", {})
+    before = set(known)
+    yield
+    for name in set(known) - before:
+        del known[name]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class Border:
         source: The batches.
         stage: The model and the training loop.
         folders: Where the lists are kept.
+        since: See `Validation`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Border:
         source: BatchSource,
         stage: TrainStage,
         folders: Folders,
+        since: int | None = None,
     ) -> None:
         self.source, self._towers, self._folders = source, Inference(model), folders
         self._inputs = inputs
@@ -48,12 +50,23 @@ class Border:
         self._validation = None
         if stage.train.validation is not None:
             self._validation = Validation(
-                source.events, inputs, stage.model, stage.train.validation
+                source.events, inputs, stage.model, stage.train.validation, since
             )
 
     def look(self) -> dict[str, float]:
         """Returns the validation's metrics of the model as it is; none without one."""
         return {} if self._validation is None else self._validation.metrics(self._towers)
+
+    def begin(self, step: int, feed: Feed) -> None:
+        """Feeds the hard negatives of the epoch that `step` is in, if it has any.
+
+        A model that went on from an earlier one has some before its first step.
+        """
+        epochs = step // self.source.steps_per_epoch
+        if step:
+            self.resume(epochs, feed)
+        else:
+            self.refresh(epochs, feed)
 
     def refresh(self, epochs: int, feed: Feed) -> None:
         """Looks for hard negatives after `epochs` epochs, and feeds them from now on."""

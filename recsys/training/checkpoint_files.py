@@ -11,26 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from recsys.commit import commit_folder, commit_text
+from recsys.training import sealed
 from recsys.training.checkpoint_arrays import Form
+from recsys.training.sealed import DamageError as DamageError
 
 FORMAT = "1"
 MANIFEST = "checkpoint.json"
 _DEBRIS = re.compile(r"\d+\.(writing.*|old)")
-_BLOCK_BYTES = 2**22
-
-
-class DamageError(Exception):
-    """A checkpoint isn't as it was written; the text says what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +82,8 @@ def seal(root: Path, contents: Mapping[str, Any]) -> None:
         contents: What `Contents.to_json` returned.
     """
     writing = writing_folder(root, contents["step"])
-    files = {name: _summary(writing / name) for name in _names(writing)}
-    commit_text(_encoded({**contents, "files": files}), writing / MANIFEST)
+    files = sealed.sums(writing, sealed.names_in(writing))
+    commit_text(sealed.encoded({**contents, "files": files}), writing / MANIFEST)
     commit_folder(writing, folder_of(root, contents["step"]))
 
 
@@ -99,7 +93,7 @@ def contents_in(folder: Path) -> Contents:
     Raises:
         DamageError: Its manifest isn't as it was written.
     """
-    return Contents.from_json(_manifest(folder))
+    return Contents.from_json(sealed.read_manifest(folder / MANIFEST))
 
 
 def check_files(folder: Path) -> None:
@@ -108,12 +102,7 @@ def check_files(folder: Path) -> None:
     Raises:
         DamageError: A file is missing, or isn't as it was written.
     """
-    files = _manifest(folder)["files"]
-    with ThreadPoolExecutor() as readers:
-        found = readers.map(lambda name: _readable_summary(folder, name), files)
-        for name, now in zip(files, found, strict=True):
-            if now != files[name]:
-                raise DamageError(_difference(name, files[name], now))
+    sealed.check_files(folder, sealed.read_manifest(folder / MANIFEST)["files"])
 
 
 def set_aside(root: Path, step: int) -> None:
@@ -144,64 +133,3 @@ def sweep(root: Path) -> None:
     for path in root.iterdir():
         if _DEBRIS.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _names(folder: Path) -> list[str]:
-    """Returns the files under `folder`, relative to it."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in files)
-
-
-def _readable_summary(folder: Path, name: str) -> list[int]:
-    try:
-        return _summary(folder / name)
-    except OSError as error:
-        raise DamageError(f"{name} can't be read: {error.strerror}") from None
-
-
-def _summary(path: Path) -> list[int]:
-    """Returns size and CRC-32 of a file; no size is -1, for a file that isn't there.
-
-    A CRC guards against accidents, not against forgers, and finds every burst of up to
-    32 bits; zlib's reads 3 GB/s on a core, where SHA-256 reads 0.4 to 1.8.
-    """
-    if not path.is_file():
-        return [-1, 0]
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            crc = zlib.crc32(block, crc)
-        return [os.fstat(file.fileno()).st_size, crc]
-
-
-def _difference(name: str, then: list[int], now: list[int]) -> str:
-    if now[0] < 0:
-        return f"{name} is missing"
-    if now[0] != then[0]:
-        return f"{name} has {now[0]:,} bytes, written were {then[0]:,}"
-    return f"{name} has other bytes than were written"
-
-
-def _encoded(manifest: Mapping[str, Any]) -> str:
-    """Returns the text of a manifest, which holds its own checksum."""
-    text = json.dumps(manifest, sort_keys=True)
-    return f'{{"crc32": {zlib.crc32(text.encode())}, "manifest": {text}}}\n'
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DamageError(f"{MANIFEST} is missing") from None
-    except OSError as error:
-        raise DamageError(f"{MANIFEST} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DamageError(f"{MANIFEST} has other bytes than were written") from None
-    try:
-        manifest: dict[str, Any] = json.loads(text)["manifest"]
-        is_whole = text == _encoded(manifest)
-    except (ValueError, TypeError, KeyError):
-        is_whole = False
-    if not is_whole:
-        raise DamageError(f"{MANIFEST} has other bytes than were written")
-    return manifest

@@ -45,15 +45,16 @@ class Folders:
     tensorboard: Path
 
     @classmethod
-    def of_run(cls, root: Path, stage: TrainStage, data: Path) -> Self:
+    def of_run(cls, root: Path, stage: TrainStage, data: Path, base: str | None = None) -> Self:
         """Returns the folders of a run.
 
         Args:
             root: Folder of the checkpoints of all runs.
             stage: The model and the training loop.
             data: Data folder of the InteractionEncoder.
+            base: Fingerprint of the model that it goes on from; None: it begins anew.
         """
-        parts = identity(stage, data)
+        parts = identity(stage, data, base)
         name = folder_name(parts)
         return cls(parts, root / name, root.parent / "tensorboard" / name)
 
@@ -92,7 +93,8 @@ class Folders:
                 found = json.loads((path / _IDENTITY).read_text())
             except (OSError, ValueError):
                 continue
-            return path, [part for part in self.identity if found.get(part) != self.identity[part]]
+            parts = dict.fromkeys([*self.identity, *found])
+            return path, [part for part in parts if found.get(part) != self.identity.get(part)]
         return None
 
     def remove_others(self) -> list[Path]:

@@ -15,8 +15,10 @@ _PARTS = ("vocabulary", "catalogue", "user_features")
 _CHANGES_NOTHING = ("checkpoint", "profile_steps")
 
 
-def identity(stage: TrainStage, data: Path) -> dict[str, str]:
+def identity(stage: TrainStage, data: Path, base: str | None = None) -> dict[str, str]:
     """Returns the fingerprints of `config`, `data` and `code`, each a sha256 in hex.
+
+    That of the `base` is among them where a training goes on from an earlier model.
 
     Two runs with the same ones compute the same, so one may go on from the other's
     checkpoint. How often checkpoints are written, for example, is no part of them.
@@ -24,6 +26,7 @@ def identity(stage: TrainStage, data: Path) -> dict[str, str]:
     Args:
         stage: The model and the training loop.
         data: Data folder of the InteractionEncoder.
+        base: Fingerprint of the model that it goes on from; None: it begins anew.
 
     Raises:
         RecsysError: A file of the data can't be read.
@@ -31,9 +34,14 @@ def identity(stage: TrainStage, data: Path) -> dict[str, str]:
     described = stage.model_dump(mode="json")
     for key in _CHANGES_NOTHING:
         del described["train"][key]
+    # Of no consequence to a training that begins anew.
+    warm_start = described.pop("warm_start")
+    more = {} if base is None else {"base": base}
+    if base is not None:
+        described["warm_start"] = warm_start
     config = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     code = code_fingerprint("recsys.train")
-    return {"config": config, "data": _data_fingerprint(data), "code": code}
+    return {"config": config, "data": _data_fingerprint(data), "code": code, **more}
 
 
 def folder_name(parts: dict[str, str]) -> str:

@@ -21,7 +21,9 @@ from types import FrameType
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.process import last_json_line, stop_signals_to
+from recsys.parent import as_parent
+from recsys.process import last_json_line
+from recsys.stopping import signals_to
 from recsys.training.checkpoint_files import steps_in
 from recsys.training.processes import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE
 from recsys.training.stopping import Wish
@@ -31,13 +33,14 @@ _POLL_S = 0.1
 _TRIES_WITHOUT_A_STEP = 3
 
 
-def launch(arguments: Sequence[str], n_processes: int, last: Path) -> dict[str, Any]:
+def launch(arguments: Sequence[str], n_processes: int, last: Sequence[Path]) -> dict[str, Any]:
     """Trains in `n_processes` processes, which are started again when one dies.
 
     Args:
         arguments: Command line of `python -m recsys.train` for each of them.
         n_processes: How many.
-        last: Folder of the run's newest checkpoints, to see whether it gets anywhere.
+        last: Folders that the run's newest checkpoints may lie in, to see whether it gets
+            anywhere.
 
     Returns:
         The result of the first process, with `restarts`.
@@ -49,13 +52,14 @@ def launch(arguments: Sequence[str], n_processes: int, last: Path) -> dict[str, 
     restarts, in_vain = 0, 0
     with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
         while True:
-            saved = _newest(last)
+            saved = [_newest(folder) for folder in last]
             with _started(arguments, n_processes, Path(scratch)) as group:
                 result = group.result()
             if result is not None:
                 return {**result, "restarts": restarts}
             restarts += 1
-            in_vain = 0 if _newest(last) != saved else in_vain + 1
+            is_further = [_newest(folder) for folder in last] != saved
+            in_vain = 0 if is_further else in_vain + 1
             if in_vain >= _TRIES_WITHOUT_A_STEP:
                 raise RecsysError(
                     "R377",
@@ -136,7 +140,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
     children: list[subprocess.Popen[bytes]] = []
     outputs = [scratch / f"{index}.out" for index in range(n_processes)]
     group = _Group(children, outputs)
-    with stop_signals_to(group.ask_to_stop), _all_ended(children):
+    with signals_to(group.ask_to_stop), _all_ended(children):
         for index, output in enumerate(outputs):
             own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
             own[LOCAL_DEVICE] = str(index)
@@ -144,7 +148,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
                 children.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "recsys.train", *arguments],
-                        env={**os.environ, **own},
+                        env={**os.environ, **own, **as_parent()},
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         process_group=0,  # Ctrl-C comes to them through `ask_to_stop`.

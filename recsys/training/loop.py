@@ -71,7 +71,7 @@ class TrainingRun:
         if not self.is_over():
             self.progress.machine = _machine()
             stop = StopRequest()
-            self.border.resume(self.progress.step // self.steps_per_epoch, feed)
+            self.border.begin(self.progress.step, feed)
             steps = _Steps(self, feed, recorder, stop)
             with stop.listening():
                 self.model.fit(

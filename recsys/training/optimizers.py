@@ -26,6 +26,9 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         end: Share of `peak` at the end [0..1].
         accumulate: Steps that are counted as one update: Keras' optimizers ask for the
             rate by steps, tables by updates.
+        start: Step that the way begins with. A run that goes on from an earlier model
+            counts its steps on, as the bias correction of Adam must, and begins the
+            way anew.
     """
 
     def __init__(
@@ -36,13 +39,14 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
         warmup: int = 0,
         end: float = 0.0,
         accumulate: int = 1,
+        start: int = 0,
     ) -> None:
         self.peak, self.updates, self.kind = peak, updates, kind
-        self.warmup, self.end, self.accumulate = warmup, end, accumulate
+        self.warmup, self.end, self.accumulate, self.start = warmup, end, accumulate, start
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of `step`, 0 for the first one, a scalar float32."""
-        step = ops.floor(ops.cast(step, "float32") / self.accumulate)
+        """Returns the rate of `step`, `start` for the first one, a scalar float32."""
+        step = ops.floor(ops.cast(step - self.start, "float32") / self.accumulate)
         grown = ops.minimum(1.0, (step + 1.0) / max(1, self.warmup))
         span = max(1, self.updates - self.warmup)
         done = ops.clip((step - self.warmup) / span, 0.0, 1.0)
@@ -55,25 +59,27 @@ class WarmupAndDecay(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("peak", "updates", "kind", "warmup", "end", "accumulate")
+        names = ("peak", "updates", "kind", "warmup", "end", "accumulate", "start")
         return {name: getattr(self, name) for name in names}
 
 
-def table_optimizers(train: TrainConfig, updates: int) -> tuple[RowOptimizer, RowOptimizer]:
+def table_optimizers(
+    train: TrainConfig, updates: int, start: int = 0
+) -> tuple[RowOptimizer, RowOptimizer]:
     """Returns the optimizer of the tables' rows, and that of the users' own rows.
 
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
+        start: Updates before the run, of the model that it goes on from.
     """
-    rate = train.table_learning_rate
-    return _of_rows(train, rate, updates), _of_rows(
-        train, train.user_learning_rate or rate, updates
-    )
+    rates = (train.table_learning_rate, train.user_learning_rate or train.table_learning_rate)
+    items, users = (_of_rows(train, rate, updates, start) for rate in rates)
+    return items, users
 
 
-def _of_rows(train: TrainConfig, peak: float, updates: int) -> RowOptimizer:
-    rate = _rate(peak, train, updates)
+def _of_rows(train: TrainConfig, peak: float, updates: int, start: int) -> RowOptimizer:
+    rate = _rate(peak, train, updates, start)
     return dataclasses.replace(
         row_optimizer(train.table_optimizer),
         learning_rate=rate,
@@ -81,12 +87,13 @@ def _of_rows(train: TrainConfig, peak: float, updates: int) -> RowOptimizer:
     )
 
 
-def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimizer:
+def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.optimizers.Optimizer:
     """Returns the optimizer of the towers, which clips and accumulates for the tables too.
 
     Args:
         train: The training loop.
         updates: Updates of the run, for the schedule.
+        start: Updates before the run, of the model that it goes on from.
     """
     more: dict[str, Any] = {}
     if train.accumulate > 1:
@@ -97,7 +104,7 @@ def tower_optimizer(train: TrainConfig, updates: int) -> keras.optimizers.Optimi
         more["weight_decay"] = train.tower_weight_decay
     settings = {
         "name": "towers",  # Part of the paths in a checkpoint.
-        "learning_rate": _rate(train.tower_learning_rate, train, updates, train.accumulate),
+        "learning_rate": _rate(train.tower_learning_rate, train, updates, start, train.accumulate),
         "global_clipnorm": train.clip_norm,
         **more,
     }
@@ -122,10 +129,12 @@ def exclude_vectors(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
 
 
 def _rate(
-    peak: float, train: TrainConfig, updates: int, accumulate: int = 1
+    peak: float, train: TrainConfig, updates: int, start: int, accumulate: int = 1
 ) -> float | WarmupAndDecay:
     schedule = train.schedule
     if schedule.kind == "constant" and not schedule.warmup_steps:
         return peak
     warmup = -(-schedule.warmup_steps // train.accumulate)
-    return WarmupAndDecay(peak, updates, schedule.kind, warmup, schedule.end, accumulate)
+    return WarmupAndDecay(
+        peak, updates, schedule.kind, warmup, schedule.end, accumulate, start * accumulate
+    )

@@ -21,6 +21,7 @@ class Progress:
         best_step: Step of the look that was best; None before the first.
         resumed_at: Steps that attempts went on from.
         machine: Where it ran, and what the compiled step was found to hold.
+        warm_start: What was taken over from an earlier model; None: it began anew.
     """
 
     step: int = 0
@@ -31,6 +32,7 @@ class Progress:
     best_step: int | None = None
     resumed_at: list[int] = dataclasses.field(default_factory=list)
     machine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    warm_start: dict[str, Any] | None = None
 
     @property
     def wait_share(self) -> float:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import jax
 
@@ -30,6 +31,9 @@ from recsys.training.scalars import Scalars
 from recsys.training.told import note, note_once
 from recsys.training.validation import trained_inputs
 from recsys.training.variables import kept_variables
+from recsys.warm_start.base import Base
+from recsys.warm_start.carry import carry_over
+from recsys.warm_start.choice import going_on, of_batches
 
 
 @dataclasses.dataclass
@@ -43,6 +47,7 @@ class Prepared:
         run: The loop.
         folders: Where it writes beside the model.
         inputs: What is known of users and items to a model that was trained on these events.
+        base: The earlier model that it goes on from; None: it begins anew.
     """
 
     model: TwoTower
@@ -51,6 +56,7 @@ class Prepared:
     run: TrainingRun
     folders: Folders
     inputs: TowerInputs
+    base: Base | None = None
 
     def train(self) -> None:
         """Trains to the end; see `TrainingRun.run`."""
@@ -74,20 +80,28 @@ class Prepared:
 
 @contextmanager
 def prepare(
-    stage: TrainStage, store: InteractionStore, inputs: TowerInputs, folders: Folders
+    stage: TrainStage,
+    store: InteractionStore,
+    inputs: TowerInputs,
+    folders: Folders,
+    base: Base | None = None,
 ) -> Iterator[Prepared]:
     """Yields a run that goes on from its last checkpoint, if it has one.
+
+    Else it goes on from an earlier model, if it has one.
 
     Args:
         stage: The model and the training loop.
         store: The events.
         inputs: What is known of users and items.
         folders: Where checkpoints and logs go.
+        base: The earlier model; None: there is none.
 
     Raises:
         RecsysError: The data are too few, a table isn't placed as planned, or no
             checkpoint is whole.
     """
+    stage = going_on(stage, base)
     check_divides(stage.train, jax.device_count())
     events = training_events(store.train, stage.train)
     remarks = check_events(events, inputs.catalogue, stage.model.history_of)
@@ -97,11 +111,12 @@ def prepare(
         events,
         inputs.catalogue,
         stage.model,
-        stage.train,
+        of_batches(stage.train, base),
         inputs.user_features,
         multiple=jax.device_count(),
     )
-    model, placements = _built(stage, inputs, len(source))
+    updates_before = 0 if base is None else base.state.updates
+    model, placements = _built(stage, inputs, len(source), updates_before)
     rows = spread_rows(tables_of(model))
     with ExitStack() as stack:
         if is_primary():
@@ -113,41 +128,75 @@ def prepare(
         best = CheckpointStore(folders.best, folders.identity, 2, rows)
         stack.callback(best.close)
         progress = _restored(model, last, len(source))
+        if progress is None:
+            progress = _begun(model, base, inputs, stage)
         if is_primary():
-            _settle_others(folders, is_new=not progress.step)
+            _settle_others(folders, is_new=not progress.step and base is None)
         inputs = trained_inputs(inputs, events)
-        border = Border(model, inputs, source, stage, folders)
+        since = None if base is None else base.state.trained_until
+        border = Border(model, inputs, source, stage, folders, since)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
-        yield Prepared(model, placements, source, run, folders, inputs)
+        yield Prepared(model, placements, source, run, folders, inputs, base)
 
 
 def _built(
-    stage: TrainStage, inputs: TowerInputs, steps: int
+    stage: TrainStage, inputs: TowerInputs, steps: int, updates_before: int
 ) -> tuple[TwoTower, list[TablePlacement]]:
     """Returns the model, compiled, with its tables where they were planned to be."""
     spec = ModelSpec.for_data(
         stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
     )
     updates = steps // stage.train.accumulate
-    tables = model_tables(spec, *table_optimizers(stage.train, updates))
+    tables = model_tables(spec, *table_optimizers(stage.train, updates, updates_before))
     layout = table_layout(list(tables.values()))
     activate(layout)
     train = stage.train
     model = TwoTower(spec, tables, train.seed, train.loss, compute_dtype=train.compute_dtype)
     model.build()
     placements = prove_placement(model, layout)
-    optimizer = tower_optimizer(train, updates)
+    optimizer = tower_optimizer(train, updates, updates_before)
     exclude_vectors(optimizer, model)
     model.compile(optimizer=optimizer, jit_compile=True)
     optimizer.build(model.trainable_variables)
     return model, placements
 
 
-def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress:
-    """Returns where the run of `steps` steps stands, with the model as it was there."""
+def _begun(model: TwoTower, base: Base | None, inputs: TowerInputs, stage: TrainStage) -> Progress:
+    """Returns the beginning of a run, with the model as `base` was, if there is one."""
+    progress = Progress()
+    if base is not None:
+        progress.warm_start = {
+            "base": str(base.folder),
+            "fingerprint": base.fingerprint,
+            "cut": base.state.cut,
+            "trained_until": base.state.trained_until,
+            "steps_before": base.state.steps,
+            "warm_starts": base.state.warm_starts + 1,
+            "epochs": stage.train.epochs,
+            "carried": carry_over(base, model, inputs, stage),
+        }
+        note_once(f"Goes on from the model in {base.folder}: {_in_words(progress.warm_start)}.")
+    return progress
+
+
+def _in_words(told: dict[str, Any]) -> str:
+    """Returns what was taken over, for people."""
+    tables = [
+        f"{name} {one['kept']:,} kept, {one['new'] + one['reset']:,} new"
+        f" ({one['neighbours']:,} from neighbours), {one['dropped']:,} dropped"
+        for name, one in told["carried"].items()
+    ]
+    return "; ".join(tables)
+
+
+def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress | None:
+    """Returns where the run of `steps` steps stands, with the model as it was there.
+
+    None if it has no checkpoint.
+    """
     restored = last.restore(kept_variables(model))
     if restored is None:
-        return Progress()
+        return None
     for sentence in restored.damaged:
         note_once(sentence)
     progress = Progress.from_json(restored.state)

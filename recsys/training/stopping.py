@@ -14,7 +14,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from recsys.errors import RecsysError
-from recsys.process import stop_signals_to
+from recsys.stopping import signals_to
 
 _TOGETHER_S = 1.0
 
@@ -66,7 +66,7 @@ class StopRequest:
         if jax.process_count() > 1 or not is_ours:
             yield
             return
-        with stop_signals_to(self._ask) as self._before:
+        with signals_to(self._ask) as self._before:
             yield
 
     def _ask(self, signum: int, _frame: FrameType | None) -> None:

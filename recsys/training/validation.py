@@ -30,6 +30,8 @@ class Validation:
         inputs: What is known of users and items, as `trained_inputs` returns it.
         model: What a history is, and how long.
         config: The metric, and how many queries.
+        since: Answers are asked for from this moment on: an earlier model that the run
+            goes on from has seen those before [seconds since 1970, UTC].
 
     Raises:
         RecsysError: Nothing is held back.
@@ -41,8 +43,9 @@ class Validation:
         inputs: TowerInputs,
         model: ModelConfig,
         config: ValidationConfig,
+        since: int | None = None,
     ) -> None:
-        self.queries = held_back_queries(events, model, config.max_queries)
+        self.queries = held_back_queries(_since(events, since), model, config.max_queries)
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
         k = config.metric.rpartition("@")[2]
@@ -70,6 +73,14 @@ class Validation:
         return {
             name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
         }
+
+
+def _since(events: KeptEvents, since: int | None) -> KeptEvents:
+    """Returns events of which those before `since` aren't held back, and so are known."""
+    if since is None:
+        return events
+    is_new = np.asarray(events.log.timestamp[events.held]) >= since
+    return KeptEvents(events.log, events.held[is_new])
 
 
 def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Queries:

@@ -41,6 +41,27 @@ def weights_of(model: SparseModel) -> dict[str, keras.Variable]:
     return {path: v for path, v in kept_variables(model).items() if id(v) not in own}
 
 
+def moments_of(model: SparseModel) -> dict[str, keras.Variable]:
+    """Returns what the towers' optimizer has learned of their gradients, by path.
+
+    Not its count of steps, its learning rate, its moving averages of the weights, nor
+    gradients that wait to be added up.
+    """
+    optimizer = model.optimizer
+    others = [optimizer._iterations, optimizer._learning_rate]
+    for name in ("_model_variables_moving_average", "_accumulated_gradients"):
+        others += getattr(optimizer, name, [])
+    left_out = {id(variable) for variable in others}
+    return {v.path: v for v in optimizer.variables if id(v) not in left_out}
+
+
+def seeds_of(model: SparseModel) -> dict[str, keras.Variable]:
+    """Returns the random state of dropout, by path."""
+    optimizers = {id(v) for v in model.optimizer.variables}
+    known = optimizers | {id(v) for v in model.weights}
+    return {path: v for path, v in kept_variables(model).items() if id(v) not in known}
+
+
 def values_of(variables: dict[str, keras.Variable]) -> dict[str, jax.Array]:
     """Returns the arrays that variables hold, by the same names."""
     return {path: variable.value for path, variable in variables.items()}

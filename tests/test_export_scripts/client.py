@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 # Beside TensorFlow, as its server knows them.
 from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
+from variable_reads import read_both_ways
 
 NOT_NEEDED = {"recsys", "components", "tensorflow_transform", "keras", "keras_rs", "jax"}
 # TensorFlow itself imports some of them.
@@ -62,8 +64,35 @@ def warmed_up(model, file):
     return found
 
 
-def operations(file):
-    graph = SavedModel.FromString(file.read_bytes()).meta_graphs[0].graph_def
+class Wasteful(tf.Module):
+    """Gathers from a variable in a branch, and reads it whole in a function that it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.other = tf.Variable(tf.ones([9, 2])), tf.Variable(tf.ones([9, 2]))
+
+    @tf.function
+    def whole(self):
+        return tf.reduce_sum(self.table)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def some(self, rows):
+        table = tf.cond(tf.size(rows) > 3, lambda: tf.gather(self.table, rows), lambda: self.other)
+        return {"sum": tf.reduce_sum(table) + self.whole()}
+
+
+def wasteful_graph():
+    with tempfile.TemporaryDirectory() as folder:
+        module = Wasteful()
+        tf.saved_model.save(module, folder, {"some": module.some})
+        return graph_of(Path(folder) / "saved_model.pb")
+
+
+def graph_of(file):
+    return SavedModel.FromString(file.read_bytes()).meta_graphs[0].graph_def
+
+
+def operations(graph):
     nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
     return sorted({node.op for node in nodes})
 
@@ -74,10 +103,14 @@ def top_levels(modules):
 
 def main(folder):
     model = tf.saved_model.load(str(folder / "bundle"))
+    graph = graph_of(folder / "bundle" / "saved_model.pb")
     questions = json.loads((folder / "questions.json").read_text())
     result = {
         "answers": [ask(model, signature, inputs) for signature, inputs in questions],
-        "ops": operations(folder / "bundle" / "saved_model.pb"),
+        "ops": operations(graph),
+        "gradients": len(graph.library.registered_gradients),
+        "copied": read_both_ways(graph),
+        "copied_of_wasteful": read_both_ways(wasteful_graph()),
         "warmup": warmed_up(model, folder / "bundle/assets.extra/tf_serving_warmup_requests"),
         "signatures": sorted(model.signatures),
         "modules": sorted(top_levels(set(sys.modules) - IMPORTED_BY_TENSORFLOW) & NOT_NEEDED),

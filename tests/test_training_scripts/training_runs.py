@@ -39,12 +39,12 @@ def write_data(folder):
 class Run:
     """A training that can be started again and again."""
 
-    def __init__(self, folder, data, stage=STAGE, devices=2, processes=1):
+    def __init__(self, folder, data, stage=STAGE, devices=2, processes=1, base=None):
         self.folder, self.devices, self.processes = folder, devices, processes
         folder.mkdir(exist_ok=True)
         (folder / "stage.json").write_text(json.dumps(stage))
         self._words = ["--config", folder / "stage.json", "--data", data, "--out", self.model]
-        self._words += ["--processes", processes]
+        self._words += ["--processes", processes, *([] if base is None else ["--base", base])]
 
     @property
     def model(self):

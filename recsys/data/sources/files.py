@@ -52,31 +52,47 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         RecsysError: A pattern matches no file, or a file can't be read.
         UsageError: A pattern's spans are wrong.
     """
+    return [SourceFile(path, file_size(path)) for path, _ in match_paths(source, what)]
+
+
+def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, int] | None]]:
+    """Returns the paths of a source as `match_files` does, with the span and version of each.
+
+    Args:
+        source: What to read.
+        what: The part of `data` in the config that it is, for errors.
+
+    Raises:
+        RecsysError: A pattern matches no file.
+        UsageError: A pattern's spans are wrong.
+    """
     n_spans = source.spans if isinstance(source, InteractionsConfig) else 1
-    found: list[str] = []
+    found: list[tuple[str, tuple[int, int] | None]] = []
     spanned: list[tuple[str, tuple[int, int]]] = []
-    for pattern in _patterns(source.files):
+    for pattern in patterns(source.files):
         spans = span_pattern(pattern)
         if spans is None:
-            found += _match(pattern, pattern, what)
+            found += [(path, None) for path in _match(pattern, pattern, what)]
             continue
         ours = spans.newest(_match(spans.as_glob, pattern, what))
         if not ours:
             raise _no_file(pattern, what, "no file with such a span")
         # Versions count within their pattern, the window of spans over all of them.
         spanned += ours
-    kept = _window(spanned, n_spans)
-    return [SourceFile(path, file_size(path)) for path in [*found, *kept]]
+    return [*found, *_window(spanned, n_spans)]
 
 
-def _patterns(files: Files) -> tuple[str, ...]:
+def patterns(files: Files) -> tuple[str, ...]:
+    """Returns the patterns that a config gives, one or several."""
     return (files,) if isinstance(files, str) else files
 
 
-def _window(spanned: list[tuple[str, tuple[int, int]]], n_spans: int | None) -> list[str]:
+def _window(
+    spanned: list[tuple[str, tuple[int, int]]], n_spans: int | None
+) -> list[tuple[str, tuple[int, int]]]:
     spans = sorted({span for _, (span, _) in spanned})
     kept = set(spans if n_spans is None else spans[-n_spans:])
-    return [path for path, (span, _) in spanned if span in kept]
+    return [one for one in spanned if one[1][0] in kept]
 
 
 def _match(pattern: str, named: str, what: str) -> list[str]:
@@ -202,11 +218,16 @@ def files_digest(files: Iterable[SourceFile]) -> str:
     """Returns a digest of the names and contents of files; of remote ones the file system's."""
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.path.rpartition("/")[2].encode() + b"\0" + _content_digest(file))
+        digest.update(file.path.rpartition("/")[2].encode() + b"\0" + content_digest(file))
     return digest.hexdigest()
 
 
-def _content_digest(file: SourceFile) -> bytes:
+def content_digest(file: SourceFile) -> bytes:
+    """Returns a digest of what a file holds; of a remote one what its file system says.
+
+    Raises:
+        RecsysError: The file can't be read.
+    """
     if is_remote(file.path):
         return f"{file.size} {_filesystems().checksum(file.path)}".encode()
     try:

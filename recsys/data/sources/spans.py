@@ -34,6 +34,11 @@ class SpanPattern:
     as_glob: str
     regex: re.Pattern[str]
 
+    @property
+    def has_dates(self) -> bool:
+        """Whether a span is a day."""
+        return "YYYY" in self.regex.groupindex
+
     def span_of(self, path: str) -> tuple[int, int] | None:
         """Returns span and version of a path; `None` if it has none."""
         match = self.regex.fullmatch(path)
@@ -73,6 +78,11 @@ class SpanPattern:
         if match is None or "VERSION" not in match.groupdict():
             return ""
         return path[: match.start("VERSION")]
+
+
+def day_name(span: int) -> str:
+    """Returns the date of a span that is a day, as ISO 8601 has it."""
+    return (_EPOCH + dt.timedelta(days=span)).isoformat()
 
 
 def span_pattern(pattern: str) -> SpanPattern | None:

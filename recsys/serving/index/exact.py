@@ -1,19 +1,25 @@
-"""Every item looked at: for several queries by the C kernel where it can be had, else by NumPy."""
+"""Every item looked at: by the C kernels where they can be had, else by NumPy."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from recsys import native
 from recsys.native import rank as kernel
+from recsys.native import rank_top
 from recsys.ragged import Ragged
 
 _GROUP = 64
 
 
 class ExactItems:
-    """Ranks all items of a bundle for a few queries at a time, in the thread that asks.
+    """Ranks all items of a bundle for a few queries at a time.
 
+    Where the processor multiplies bytes fast, items are first looked at in 8 bits, and
+    few of them exactly; the answer is the same to the last bit (`recsys.native.rank_top`).
     Of items with one score the one with the smaller row comes first.
 
     Args:
@@ -26,9 +32,20 @@ class ExactItems:
         self._bias = np.where(is_item, np.float32(0), np.float32(np.nan))
         self._no_items = np.flatnonzero(~is_item)
         self._is_native = native.status().available
+        self._rounded = _rounded(embeddings, is_item) if self._is_native else None
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether items are looked at in 8 bits first."""
+        return self._rounded is not None
 
     def best(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None = None
+        self,
+        queries: np.ndarray,
+        hidden: Ragged,
+        k: int,
+        allowed: np.ndarray | None = None,
+        threads: int = 1,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best rows `[queries, k]` int32, 0: none, and their scores float32.
 
@@ -37,23 +54,62 @@ class ExactItems:
             hidden: Rows that each query leaves out.
             k: How many.
             allowed: Rows that may be among them `[item rows]` bool; None: all items.
+            threads: That share the queries; 1: that which asks alone.
         """
-        if self._is_native and len(queries) > 1:  # Of one query BLAS is faster, on all cores.
-            bias = self._bias
-            if allowed is not None:
-                bias = np.where(allowed, bias, np.float32(np.nan))
-            return self._by_kernel(np.ascontiguousarray(queries), hidden, k, bias)
-        return self._by_numpy(queries, hidden, k, allowed)
+        queries = np.ascontiguousarray(queries)
+        if self._rounded is not None and self._rounded.takes(k):
+            return self._by_rough_look(self._rounded, queries, hidden, k, allowed, threads)
+        return self._by_all(queries, hidden, k, allowed)
+
+    def _by_rough_look(
+        self,
+        rounded: rank_top.RoundedItems,
+        queries: np.ndarray,
+        hidden: Ragged,
+        k: int,
+        allowed: np.ndarray | None,
+        threads: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        out = rank_top.Best.empty(len(queries), k)
+        steps = rounded.allowing(allowed)
+
+        def job(block: slice) -> None:
+            rounded.best(block, queries[block], hidden, steps, out)
+
+        blocks = list(_blocks(len(queries), rank_top.QUERIES_OF_A_JOB))
+        if threads == 1 or len(blocks) == 1:
+            for block in blocks:
+                job(block)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(job, blocks))
+        rest = np.flatnonzero(out.is_given_up)
+        if len(rest):
+            found = self._by_all(queries[rest], hidden.select(rest), k, allowed)
+            out.top[rest], out.top_scores[rest] = found
+        return out.top, out.top_scores
+
+    def _by_all(
+        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what `best` does, by all products of floats."""
+        # Without a rough look BLAS, on all cores, is faster for one query; with one the
+        # answer must not depend on who is given up.
+        if not self._is_native or (len(queries) == 1 and self._rounded is None):
+            return self._by_numpy(queries, hidden, k, allowed)
+        bias = self._bias
+        if allowed is not None:
+            bias = np.where(allowed, bias, np.float32(np.nan))
+        return self._by_kernel(queries, hidden, k, bias)
 
     def _by_kernel(
         self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        nothing = Ragged(np.zeros(0, np.int32), np.zeros(len(queries) + 1, np.int64))
+        nothing = Ragged.empty(len(queries))
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
         out = kernel.Results.empty(0, len(queries), width)
-        for start in range(0, len(queries), kernel.QUERIES_STEP):
-            block = slice(start, min(start + kernel.QUERIES_STEP, len(queries)))
+        for block in _blocks(len(queries), kernel.QUERIES_STEP):
             kernel.rank_queries(block, queries[block], self._embeddings, bias, nothing, hidden, out)
         return _padded(out.top, out.top_scores, k)
 
@@ -74,6 +130,20 @@ class ExactItems:
             best = best_of(high, row[high], k)
             rows[number, : len(best[0])], scores[number, : len(best[0])] = best
         return rows, scores
+
+
+def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> rank_top.RoundedItems | None:
+    if not rank_top.is_fast():
+        return None
+    try:
+        return rank_top.RoundedItems(embeddings, is_item)
+    except ValueError:  # Numbers, or dimensions, that are out of its range.
+        return None
+
+
+def _blocks(n: int, size: int) -> Iterator[slice]:
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
 
 
 def best_of(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,6 @@ from typing import Any
 import uvicorn
 
 from recsys.errors import UsageError
-from recsys.process import stop_signals_to
 from recsys.serving.pool import Pool
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
@@ -24,6 +23,7 @@ from recsys.serving.server.model import BundleModel
 from recsys.serving.server.protocol import protocol_class
 from recsys.serving.server.served import Served
 from recsys.serving.watcher import Watcher
+from recsys.stopping import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
 _STDERR = 2
@@ -90,7 +90,7 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
     watcher.start()
     # A signal may come before uvicorn listens to it. And it raises what it caught once
     # more when it is done: that must not kill us.
-    with stop_signals_to(lambda *_: setattr(server, "should_exit", True)):
+    with signals_to(lambda *_: setattr(server, "should_exit", True)):
         ready(_url(listener))
         server.run(sockets=[listener])
         app.work.close()

@@ -1,0 +1,1 @@
+"""What `python -m benchmarks.crash` kills, starves and sets against itself."""

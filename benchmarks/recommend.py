@@ -1,0 +1,107 @@
+"""`python -m benchmarks.recommend`: a file of users answered into a Parquet file.
+
+`recsys recommend --users FILE --out FILE.parquet` on a bundle of `--items` items, with
+what users did left out of their lists. The lines, for each `--items`:
+
+- `rate`: users answered a second, from the first byte read to the last one written,
+  without the loading of the bundle;
+- `load`: the rest of the process [s];
+- `part …`: share of a part where they run one after the other: `query`, the SavedModel;
+  `rank`; `encode`, to Arrow; `rest`: reading, writing and all else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measure import Watched, print_line, watch
+from benchmarks.serve_case.server import make_world
+from recsys.publish import publish
+
+BENCH = "recommend"
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options of a command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recommend",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--items", type=int, nargs="+", default=[100_000])
+    add("--users", type=int, default=10_000, help="of the bundle")
+    add("--asked", type=int, default=200_000, help="rows of the file, users drawn at random")
+    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
+    add("-k", type=int, default=100, help="items of an answer")
+    add("--batch", type=int, default=8192, help="users that are answered at a time")
+    add("--clusters", type=int, default=0, help="of the items; 0: embeddings as drawn")
+    add("--runs", type=int, default=3)
+    add("--bundle", type=Path, help="one that is there, made for --users and one of --items")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Runs from the command line."""
+    options = parse(words)
+    for n_items in options.items:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(options, n_items, Path(folder))
+
+
+def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
+    """Measures one size."""
+    bundle = options.bundle
+    if bundle is None:
+        bundle = folder / "bundle"
+        sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
+        make_world(bundle, **sizes, clusters=options.clusters)
+    root = folder / "root"
+    publish(bundle, root / "serving" / "world", keep=1)
+    users = folder / "users.txt"
+    numbers = np.random.default_rng(0).integers(1, options.users + 1, options.asked)
+    users.write_text("\n".join(f"u{number}" for number in numbers))
+    case = f"items={n_items} dim={options.dim} k={options.k} users={options.asked}"
+    measure_whole(options, case, ["--root", str(root)], users)
+    measure_parts(options, case, root / "serving" / "world" / "1", users)
+
+
+def measure_whole(
+    options: argparse.Namespace, case: str, words: Sequence[str], users: Path
+) -> None:
+    """Prints the rate of the command, and what it takes beside."""
+    out = users.with_name("out.parquet")
+    command = [sys.executable, "-m", "recsys", "recommend", *words, "--json"]
+    command += ["--users", str(users), "--out", str(out)]
+    command += ["-k", str(options.k), "--batch", str(options.batch)]
+    found = [watch(command) for _ in range(options.runs)]
+    said = [json.loads(one.stdout) for one in found]
+    peak = max(one.peak_rss_mib for one in found)
+    rates = [one["users"] / one["seconds"] for one in said]
+    print_line(BENCH, f"rate {case}", rates, "users/s", peak)
+    rest = [one.seconds - own["seconds"] for one, own in zip(found, said, strict=True)]
+    print_line(BENCH, f"load {case}", rest, "s", peak)
+
+
+def measure_parts(options: argparse.Namespace, case: str, bundle: Path, users: Path) -> None:
+    """Prints the share of each part."""
+    command = [sys.executable, "-m", "benchmarks.recommend_case.parts", "--bundle", str(bundle)]
+    command += ["--users", str(users), "--out", str(users.with_name("parts.parquet"))]
+    command += ["-k", str(options.k), "--batch", str(options.batch)]
+    found: list[Watched] = [watch(command) for _ in range(options.runs)]
+    parts = [json.loads(one.stdout)["seconds"] for one in found]
+    peak = max(one.peak_rss_mib for one in found)
+    for name in parts[0]:
+        shares = [one[name] / sum(one.values()) for one in parts]
+        print_line(BENCH, f"part {name} {case}", shares, "share", peak)
+
+
+if __name__ == "__main__":
+    main()

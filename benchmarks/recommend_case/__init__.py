@@ -1,0 +1,1 @@
+"""A file of users answered, with the time of each part."""

@@ -1,0 +1,143 @@
+"""A span of a night: whether it is kept, has to be read, is empty or is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from components.ingest.span_read import BrokenSpanError, plan_span
+from components.ingest.tally import Tally
+from recsys.config import InteractionsConfig
+from recsys.data.segments.broken import bad_rows, unreadable_span
+from recsys.data.segments.kept import Kept, KeptFolder, key_of
+from recsys.data.segments.span_rows import totals
+from recsys.data.segments.window import Digests, SpanFiles
+from recsys.data.sources.pieces import Piece
+from recsys.errors import RecsysError, UsageError
+
+
+@dataclasses.dataclass(eq=False)
+class NightSpan:
+    """A span of a night.
+
+    Attributes:
+        files: Its files.
+        key: Equal for equal files, config and code.
+        kept: What was made of it; None if it has to be read, is empty, or can't be.
+        pieces: What has to be read of it.
+        is_reused: Whether an earlier run has read it.
+        broken: What is wrong with it, if anything is.
+        error: The error that says so.
+    """
+
+    files: SpanFiles
+    key: str
+    kept: KeptFolder | None = None
+    pieces: tuple[Piece, ...] = ()
+    is_reused: bool = False
+    broken: str | None = None
+    error: RecsysError | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its kept folder."""
+        return f"span-{self.key}"
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is a span, and not the files that have none."""
+        return self.files.span is not None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it isn't broken; it may be empty."""
+        return self.broken is None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was said of it when it was read."""
+        return self.kept.facts if self.kept is not None else {}
+
+    @property
+    def path(self) -> Path:
+        """Its kept folder."""
+        if self.kept is None:
+            raise ValueError(f"{self.name} isn't kept")
+        return self.kept.path
+
+    @property
+    def tally(self) -> Tally:
+        """What was counted of its rows."""
+        return dict(self.facts.get("tally", {}))
+
+    @property
+    def n_good(self) -> int:
+        """Its good rows, without those that are duplicates within it."""
+        return sum(totals(self.facts.get("days", [])).values())
+
+    @property
+    def n_buckets(self) -> int:
+        """Buckets that its rows lie in."""
+        return len(self.facts["days"])
+
+    def fail(self, file: str, error: RecsysError) -> None:
+        """Says that a file of it can't be read."""
+        self.broken, self.error = f"{file}: {error}", unreadable_span(self.files.name, file, error)
+
+    def judge(self, max_rejected_share: float) -> None:
+        """Calls it broken if too many of its rows were rejected."""
+        read, rejected = self.tally.get("read", 0), self.tally.get("rejected", 0)
+        if rejected <= max_rejected_share * read:
+            return
+        by_reason = sorted(self.tally["by_reason"].items(), key=lambda one: -one[1])
+        reason = by_reason[0][0]
+        first = self.tally["examples"][reason][0]
+        self.broken = (
+            f"{rejected / read:.2%} of its rows were rejected ({rejected} of {read}), at most"
+            f" {max_rejected_share:.2%} may be; most often: {reason}, first in"
+            f" {first['file']}, line {first['line']}: {first['row'][:80]!r}"
+        )
+        self.error = bad_rows(self.files.name, self.broken)
+
+
+def look_at(
+    files: SpanFiles,
+    config: InteractionsConfig,
+    settings: Sequence[str],
+    digests: Digests,
+    kept: Kept,
+    now: int,
+) -> NightSpan:
+    """Returns a span with what is kept of it, or with what has to be read.
+
+    Args:
+        files: Its files.
+        config: Which column holds what.
+        settings: What else decides what its rows become.
+        digests: Digests of files.
+        kept: What earlier runs have kept.
+        now: The latest time that a row may have [seconds since 1970, UTC].
+
+    Raises:
+        UsageError: The config describes no format.
+    """
+    try:
+        span = NightSpan(files, key_of("span", list(settings), digests.of_span(files)))
+    except UsageError:
+        raise
+    except RecsysError as error:
+        span = NightSpan(files, key_of("span", files.name, str(error)))
+        span.fail(", ".join(files.paths[:1]), error)
+        return span
+    found = kept.find(span.name)
+    # A row whose time was to come is a good one when it has come.
+    if found is not None and (found.facts["future"] is None or found.facts["future"] > now):
+        span.kept, span.is_reused = found, True
+        return span
+    try:
+        span.pieces = tuple(plan_span(config, files.paths))
+    except BrokenSpanError as broken:
+        span.fail(broken.file, broken.error)
+    return span

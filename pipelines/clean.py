@@ -1,0 +1,145 @@
+"""`python -m pipelines.clean`: removes what retention lets go, and tells ML Metadata first.
+
+An artifact is marked as deleted before its folder goes: TFX's cache and every resolver
+take live artifacts alone, so a kill in between leaves a folder that nobody uses, and
+that the next cleaning removes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_metadata as mlmd
+from absl import logging
+from ml_metadata.proto import metadata_store_pb2 as proto
+
+from pipelines.known import read_known
+from pipelines.lock import run_lock
+from pipelines.metadata_store import open_store, with_password
+from recsys.config import Config
+from recsys.config_file import load_config
+from recsys.errors import RecsysError
+from recsys.events import emit
+from recsys.house.files import plan_files, served_versions
+from recsys.house.known import Known
+from recsys.house.needed import REPORT, needed
+from recsys.house.plan import EXAMPLES, Plan, Thing, plan_artifacts, sized
+from recsys.house.remove import remove
+from recsys.house.runs import kept_runs, records_since
+from recsys.house.segments import plan_segments
+from recsys.process import stage_main
+from recsys.report.index import write_index
+
+_STEP = "clean"
+
+
+def clean(config: Config, *, apply: bool) -> dict[str, Any]:
+    """Plans, and where `apply` is set removes, while no run holds the root.
+
+    Returns:
+        The plan as JSON, `applied`, and `failed`: what could not be removed, and why.
+
+    Raises:
+        RecsysError: A run holds the root (R601), or it can't be written.
+    """
+    root = Path(config.root)
+    if not root.is_dir():
+        return {**Plan([], []).to_json(), "applied": False, "failed": []}
+    with run_lock(root):
+        store = open_store(config)
+        known = Known((), (), {}) if store is None else read_known(store, config.name)
+        del store
+        plan = make_plan(config, known, time.time())
+        failed = _apply(config, plan) if apply else []
+    return {**plan.to_json(), "applied": apply, "failed": failed}
+
+
+def make_plan(config: Config, known: Known, now: float) -> Plan:
+    """Returns what goes and what stays.
+
+    Args:
+        config: The config of the runs.
+        known: What ML Metadata knows of them.
+        now: Seconds since 1970.
+    """
+    root, keep = Path(config.root), config.keep
+    versions = served_versions(root / "serving" / config.name)
+    since = records_since(known.runs, keep)
+    reasons = needed(known, kept_runs(known, keep, now), versions)
+    reports = _reports(known, since)
+    goes, stays = plan_artifacts(known, reasons, root / "artifacts", reports_stay=reports)
+    more, others = plan_files(root, config.name, known.runs, keep, since)
+    unused, used = plan_segments(root, [one.path for one in stays if one.name == EXAMPLES], keep)
+    return Plan(sized([*goes, *more, *unused]), sized([*stays, *others, *used]))
+
+
+def clean_after_run(config: Config) -> dict[str, Any] | None:
+    """Cleans after a run if the config says so; never fails the run over it.
+
+    Returns:
+        How many things went, what was freed [bytes], and how many could not be removed;
+        None where the config keeps everything, or nothing could be done.
+    """
+    if not config.keep.is_set:
+        return None
+    try:
+        done = clean(config, apply=True)
+    except (RecsysError, OSError, mlmd.errors.StatusError) as error:
+        logging.warning("Nothing was cleaned: %s", error)
+        return None
+    return {
+        "removed": len(done["goes"]) - len(done["failed"]),
+        "freed": done["freed"],
+        "failed": len(done["failed"]),
+    }
+
+
+def _reports(known: Known, since: float | None) -> set[int]:
+    """Returns the ids of the reports whose run's record stays."""
+    young = {run.id for run in known.runs if since is None or run.started >= since}
+    reports = {one.id for one in known.of_kind(REPORT)}
+    return {id_ for one in known.executions if one.run in young for id_ in one.artifacts} & reports
+
+
+def _apply(config: Config, plan: Plan) -> list[list[str]]:
+    """Marks, removes, and writes the page of all runs anew; returns what failed, and why."""
+    marked = [thing.artifact for thing in plan.goes if thing.artifact is not None]
+    if marked:
+        _mark(mlmd.MetadataStore(with_password(config)), marked)
+    done = 0
+
+    def tell(thing: Thing) -> None:
+        nonlocal done
+        done += 1
+        emit("progress", step=_STEP, done=done, total=len(plan.goes), text=str(thing.path))
+
+    root = Path(config.root)
+    _, failed = remove(root, plan.goes, tell)
+    if plan.goes and (root / "runs").is_dir():
+        write_index(root)  # A report that is gone has no link there.
+    return [[str(thing.path), why] for thing, why in failed]
+
+
+def _mark(store: mlmd.MetadataStore, ids: Sequence[int]) -> None:
+    """Marks artifacts as deleted, all of them or none."""
+    found = store.get_artifacts_by_id(ids)
+    for artifact in found:
+        artifact.state = proto.Artifact.DELETED
+    store.put_artifacts(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Cleans as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.clean")
+    parser.add_argument("--config", type=Path, required=True, help="config file (YAML)")
+    parser.add_argument("--apply", action="store_true", help="remove what the plan says")
+    options = parser.parse_args(arguments)
+    return clean(load_config(options.config), apply=options.apply)
+
+
+if __name__ == "__main__":
+    stage_main(main)

@@ -1,0 +1,142 @@
+"""The connection to ML Metadata: SQLite under the root, or MySQL by config.
+
+TFX compiles the connection into the pipeline, and what is compiled is copied and shown.
+So the password is not part of it: it is added where somebody connects.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import ml_metadata as mlmd
+from ml_metadata.proto import metadata_store_pb2
+
+from recsys.config import Config
+from recsys.config.metadata import MysqlConfig
+from recsys.errors import RecsysError, UsageError
+
+DATABASE_NAME = "metadata.sqlite"
+_TIMEOUT_S = 10.0
+
+
+def connection_config(config: Config) -> metadata_store_pb2.ConnectionConfig:
+    """Returns where ML Metadata of `config` is kept, without a password."""
+    connection = metadata_store_pb2.ConnectionConfig()
+    mysql = config.metadata.mysql
+    if mysql is None:
+        connection.sqlite.filename_uri = str(Path(config.root) / DATABASE_NAME)
+        connection.sqlite.connection_mode = (
+            metadata_store_pb2.SqliteMetadataSourceConfig.READWRITE_OPENCREATE
+        )
+        return connection
+    server = connection.mysql
+    server.host, server.port = mysql.host, mysql.port
+    server.database, server.user = mysql.database, mysql.user
+    server.skip_db_creation = True  # A slip in the name would start a history anew.
+    if mysql.ssl is not None:
+        server.ssl_options.ca = mysql.ssl.ca
+        server.ssl_options.verify_server_cert = mysql.ssl.verify_server
+        if mysql.ssl.cert is not None and mysql.ssl.key is not None:
+            server.ssl_options.cert, server.ssl_options.key = mysql.ssl.cert, mysql.ssl.key
+    return connection
+
+
+def with_password(config: Config) -> metadata_store_pb2.ConnectionConfig:
+    """Returns `connection_config` with the password of the environment.
+
+    Raises:
+        UsageError: There is a server, and the variable of its password is not set.
+    """
+    connection = connection_config(config)
+    mysql = config.metadata.mysql
+    if mysql is not None:
+        password = os.environ.get(mysql.password_env)
+        if password is None:
+            raise UsageError(
+                "R615",
+                f"The environment variable {mysql.password_env} must hold the password of"
+                f" {mysql.user!r} on {mysql.host}.",
+                "Set it, empty if there is none, or name another one in"
+                " metadata.mysql.password_env.",
+            )
+        connection.mysql.password = password
+    return connection
+
+
+def check_metadata(config: Config) -> None:
+    """Connects once to the server of `config`, if it has one, before any work is begun.
+
+    Raises:
+        RecsysError: The server can't be reached, or refuses us.
+    """
+    mysql = config.metadata.mysql
+    if mysql is None:
+        return
+    connection = with_password(config)
+    try:
+        # The client of MySQL would wait for minutes.
+        socket.create_connection((mysql.host, mysql.port), _TIMEOUT_S).close()
+    except OSError as error:
+        raise RecsysError(
+            "R612",
+            f"The MySQL server {mysql.host}:{mysql.port} of ML Metadata must answer within"
+            f" {_TIMEOUT_S:.0f} s.",
+            "Start it, or correct metadata.mysql; nothing was run.",
+            error.strerror or str(error),
+        ) from None
+    try:
+        mlmd.MetadataStore(connection)
+    except (RuntimeError, mlmd.errors.StatusError) as error:
+        raise _refused(mysql, str(error)) from None
+
+
+def open_store(config: Config) -> mlmd.MetadataStore | None:
+    """Returns the store of `config` to look things up in; None before the first run.
+
+    Raises:
+        RecsysError: As `check_metadata`.
+    """
+    if config.metadata.mysql is not None:
+        check_metadata(config)
+        return mlmd.MetadataStore(with_password(config))
+    connection = connection_config(config)
+    if not Path(connection.sqlite.filename_uri).is_file():
+        return None
+    connection.sqlite.connection_mode = metadata_store_pb2.SqliteMetadataSourceConfig.READONLY
+    return mlmd.MetadataStore(connection)
+
+
+def _refused(mysql: MysqlConfig, said: str) -> RecsysError:
+    """Returns what to tell of a server that answered, and did not let us in.
+
+    What ML Metadata passes on of the server's own error is its text, or nothing.
+    """
+    found = re.search(r"errno: (.*?),? *error:", said)
+    text = found[1].strip() if found else said.strip()
+    where = f"on {mysql.host}:{mysql.port}"
+    if not text or "Access denied" in text:
+        return RecsysError(
+            "R613",
+            f"MySQL {where} must let {mysql.user!r} use the database {mysql.database!r} with the"
+            f" password that {mysql.password_env} holds.",
+            "Correct the variable, metadata.mysql.user or metadata.mysql.ssl, or grant the"
+            " rights; nothing was run.",
+            text or ...,
+        )
+    if "Unknown database" in text:
+        return RecsysError(
+            "R614",
+            f"The database {mysql.database!r} must be there {where}.",
+            "Create it (docs/schedule/README.md has the lines), or correct"
+            " metadata.mysql.database; nothing was run.",
+            text,
+        )
+    return RecsysError(
+        "R619",
+        f"ML Metadata must be able to use the database {mysql.database!r} {where}.",
+        "What was received says what MySQL or ML Metadata made of it; nothing was run.",
+        text,
+    )

@@ -1,0 +1,97 @@
+"""What a pipeline asks of the platform that it runs on.
+
+Here it can look into ML Metadata and at its files when it is built. Elsewhere, as on
+Kubeflow (`pipelines.kubeflow_platform`), it can't, and a platform says what is done instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from tfx.dsl.compiler.constants import PIPELINE_RUN_ID_PARAMETER_NAME
+from tfx.dsl.components.common.resolver import Resolver
+from tfx.orchestration.data_types import RuntimeParameter
+from tfx.types import Artifact, BaseChannel
+
+from components.earlier_statistics import EarlierStatistics
+from components.latest_blessed import LatestBlessed
+from components.previous import Previous
+from components.warm_base import WarmBase
+from pipelines.schemas import pin_schema
+
+
+class Platform(Protocol):
+    """What runs a pipeline."""
+
+    @property
+    def run_id(self) -> RuntimeParameter | str:
+        """What becomes the id of a run when it starts."""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether what a step made is used again where nothing has changed."""
+
+    def artifact_root(self, folder: Path) -> str:
+        """Returns the address of the artifacts' folder."""
+
+    def digest(self, of_now: Callable[[], str]) -> str:
+        """Returns what the cache knows the raw files by; `of_now` looks at them now."""
+
+    def schema_file(self, file: Path, root: Path) -> Path:
+        """Returns the file that the committed schema `file` is read from in a run."""
+
+    def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
+        """Returns the node of `EarlierStatistics`; None where nobody knows of earlier ones."""
+
+    def previous(
+        self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
+    ) -> Resolver | None:
+        """Returns the node of `Previous`; None where nobody knows of an earlier one."""
+
+    def latest_blessed(self, current: BaseChannel) -> Resolver:
+        """Returns the node of `LatestBlessed`, or what comes next to it."""
+
+    def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
+        """Returns the node of `WarmBase`, or what comes next to it."""
+
+
+class LocalPlatform:
+    """This machine, by our own runner."""
+
+    run_id = RuntimeParameter(name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str)
+    is_cached = True
+
+    def artifact_root(self, folder: Path) -> str:
+        """Returns the folder."""
+        return str(folder)
+
+    def digest(self, of_now: Callable[[], str]) -> str:
+        """Returns the digest of the files as they are now."""
+        return of_now()
+
+    def schema_file(self, file: Path, root: Path) -> Path:
+        """Returns a copy whose path changes with its content."""
+        return pin_schema(file, root)
+
+    def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
+        """Returns the node that asks ML Metadata."""
+        return EarlierStatistics(what, current)
+
+    def previous(
+        self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
+    ) -> Resolver | None:
+        """Returns the node that asks ML Metadata."""
+        return Previous(name, kind, parameters, **inputs)
+
+    def latest_blessed(self, current: BaseChannel) -> Resolver:
+        """Returns the node that asks ML Metadata."""
+        return LatestBlessed(current)
+
+    def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
+        """Returns the node that asks ML Metadata."""
+        return WarmBase(parameters, **inputs)
+
+
+LOCAL: Platform = LocalPlatform()

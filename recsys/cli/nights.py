@@ -1,0 +1,247 @@
+"""`recsys simulate-nights`: dated data, night by night, through the pipeline itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recsys.cli import stages
+from recsys.cli.run import RUNNER, follow, new_log, require_pipeline
+from recsys.config import Config, canonical_json
+from recsys.errors import RecsysError, UsageError
+from recsys.fingerprint import code_fingerprint
+from recsys.formats import change, count, duration, figure
+from recsys.nights.arms import Arms, evaluated, of_training
+from recsys.nights.broken import BREAKS, draw_broken
+from recsys.nights.calendar import Period
+from recsys.nights.journal import Journal
+from recsys.nights.page import write_page
+from recsys.nights.replay import Replay, replayed
+from recsys.nights.results import ARMS, WARM, summarize
+from recsys.report.evaluated import MODEL
+from recsys.report.index import INDEX
+
+_LEAST_NIGHTS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is simulated.
+
+    Attributes:
+        by: What a night stands for.
+        nights: Nights; None: half of the periods of the data.
+        window: Newest spans that a night reads; None: all.
+        broken: Spans that come broken, and whole one night later.
+        seed: Seed of which ones.
+        arms: Whether models are trained anew and left frozen, to compare with.
+    """
+
+    by: Period
+    nights: int | None
+    window: int | None
+    broken: int
+    seed: int
+    arms: bool
+
+
+def period(word: str) -> Period:
+    """Returns what a night stands for.
+
+    Raises:
+        UsageError: It is none of the periods.
+    """
+    known: dict[str, Period] = {"day": "day", "week": "week", "month": "month"}
+    if word not in known:
+        raise UsageError("R914", "--by must be day, week or month.", "Try --by week.", word)
+    return known[word]
+
+
+def simulate(
+    path: Path | None, overrides: Sequence[str], out: Path, options: Options, *, as_json: bool
+) -> None:
+    """Replays the data of a config, and shows what came of it.
+
+    Args:
+        path: Config file; the one of the shipped data by default.
+        overrides: `a.b=value` each.
+        out: Folder of the simulation; one that holds part of the same one is gone on with.
+        options: What is simulated.
+        as_json: Print one line of JSON on stdout, and the table on stderr.
+
+    Raises:
+        RecsysError: The data can't be read, or `out` holds something else. A night whose run
+            fails is part of the simulation.
+    """
+    require_pipeline()
+    talk = Console(stderr=True, highlight=False)
+    simulation = _Simulation(stages.config_of(path, overrides), out.resolve(), options, talk)
+    simulation.run()
+    page = simulation.write_page()
+    nights = simulation.journal.nights
+    _show(Console(stderr=as_json, highlight=False), simulation.config.bless.metric, nights, page)
+    if as_json:
+        print(json.dumps({**summarize(nights), "page": str(page), "nights_file": str(out)}))
+
+
+class _Simulation:
+    """A simulation on its way."""
+
+    def __init__(self, config: Config, out: Path, options: Options, talk: Console) -> None:
+        self._out, self._options, self._talk = out, options, talk
+        self._replay = Replay.read(config, options.by, options.nights)
+        _check(len(self._replay), options)
+        self.config = _of_nights(config, out, options)
+        self._broken = draw_broken(len(self._replay), options.broken, options.seed)
+        self._arms = Arms(self.config, out)
+        plan = {
+            "config": json.loads(canonical_json(self.config)),
+            "options": dataclasses.asdict(options),
+            "spans": [day.isoformat() for day in self._replay.days],
+            "code": code_fingerprint("recsys.train"),
+        }
+        self.journal = Journal(out, plan)
+
+    def run(self) -> None:
+        """Replays the nights that have not been yet."""
+        done = len(self.journal.nights)
+        if self._replay.n_rejected:
+            self._talk.print(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
+        if done:
+            self._talk.print(f"Goes on after night {done} of {len(self._replay)}.")
+        for number in range(done, len(self._replay)):
+            night = self._night(number)
+            self.journal.add(night)
+            self.write_page()
+            self._talk.print(Text(_line(night, number, len(self._replay))), soft_wrap=True)
+
+    def write_page(self) -> Path:
+        """Writes the page of the nights so far; returns its path."""
+        index = Path(self.config.root) / INDEX
+        metric = self.config.bless.metric
+        return write_page(self._out, self.config.name, metric, self.journal.nights, index)
+
+    def _night(self, number: int) -> dict[str, Any]:
+        """Lets the span of a night arrive, and runs what runs at night."""
+        started = time.monotonic()
+        night = {
+            "span": self._replay.days[number].isoformat(),
+            "events": self._replay.events[number].num_rows,
+            "broken": self._broken.get(number),
+            "repaired": self._arrive(number),
+        }
+        night |= self._run()
+        return {**night, "seconds": round(time.monotonic() - started, 1)}
+
+    def _arrive(self, number: int) -> list[str]:
+        """Writes the files of a night; returns the days of the spans that came again, whole."""
+        before = number - 1
+        repaired = [before] if before in self._broken else []
+        for one in repaired:
+            self._replay.write_span(self._out, one)
+        file = self._replay.write_span(self._out, number)
+        if number in self._broken:
+            BREAKS[self._broken[number]](file)
+        self._replay.write_entities(self._out, number)
+        return [self._replay.days[one].isoformat() for one in repaired]
+
+    def _run(self) -> dict[str, Any]:
+        """Runs the pipeline and the other arms; a run that fails is what came of the night."""
+        config = self._out / "config.yaml"
+        config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
+        quiet = Console(quiet=True)
+        log = new_log(Path(self.config.root))
+        try:
+            summary = follow([RUNNER, str(config)], log, quiet)
+        except RecsysError as error:
+            return {"state": "failed", "error": str(error)}
+        warm = self._measured(summary)
+        model = Path(summary["model"])
+        last = self.journal.nights[-1] if self.journal.nights else {}
+        if str(model) == last.get("model"):
+            return {"state": "nothing new", "model": str(model), WARM: warm}
+        state = "blessed" if summary["blessed"] else "refused"
+        self._arms.freeze(model)
+        others = self._arms.measure(Path(summary["data"])) if self._options.arms else {}
+        return {"state": state, "model": str(model), WARM: warm, **others}
+
+    def _measured(self, summary: dict[str, Any]) -> dict[str, Any]:
+        metric = self.config.bless.metric
+        found = evaluated(Path(summary["evaluation"]), metric)
+        ends = found.interval(metric)
+        told = {"value": found.figure(MODEL, metric), "interval": ends and list(ends)}
+        return {**told, **of_training(Path(summary["model"]))}
+
+
+def _of_nights(config: Config, out: Path, options: Options) -> Config:
+    """Returns the config of the pipeline that runs every night."""
+    raw = config.model_dump(mode="json")
+    raw["data"] = replayed(config, out)
+    raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}
+    # Rules of the raw files' columns and of their time don't hold for a part of them.
+    raw["data"]["gate"] |= {"schema_dir": None}
+    raw |= {"root": str(out / "run"), "name": config.name}
+    raw["warm_start"] = raw["warm_start"] or {}
+    return Config.model_validate_json(json.dumps(raw))
+
+
+def _check(n_spans: int, options: Options) -> None:
+    if n_spans < (options.nights or _LEAST_NIGHTS):
+        raise UsageError(
+            "R912",
+            f"There must be data for at least {options.nights or _LEAST_NIGHTS} nights.",
+            "Ask for fewer --nights, for shorter ones (--by day), or name more data.",
+            f"{n_spans} {options.by}s",
+        )
+    if not 0 <= options.broken <= (n_spans - 2) // 2:
+        raise UsageError(
+            "R913",
+            "Spans that come broken must leave a whole one before and after each of them.",
+            f"Ask for at most {(n_spans - 2) // 2} of {n_spans} nights.",
+            options.broken,
+        )
+
+
+def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
+    parts = [f"night {number + 1} of {n_nights}", night["span"], night["state"]]
+    parts += [f"{arm} {figure(night[arm]['value'])}" for arm in ARMS if night.get(arm)]
+    if night.get("broken"):
+        parts.append(f"its span came broken: {night['broken']}")
+    parts += [f"{day} came again" for day in night["repaired"]]
+    if night.get("error"):
+        parts.append(night["error"])
+    return " · ".join([*parts, duration(night["seconds"])])
+
+
+def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page: Path) -> None:
+    found = summarize(nights)
+    table = Table(title=Text(f"{metric} over {len(nights)} nights", "bold"), title_justify="left")
+    table.add_column("warm against")
+    for name in ("difference", "95 % interval", "nights"):
+        table.add_column(name, justify="right")
+    rows = {
+        "cold": "warm_over_cold",
+        "cold, in the last quarter": "warm_over_cold_at_the_end",
+        "frozen, in the last quarter": "warm_over_frozen_at_the_end",
+        "cold, in steps of training": "steps_of_warm_over_cold",
+        "cold, in seconds of training": "train_seconds_of_warm_over_cold",
+    }
+    for text, name in rows.items():
+        one = found[name]
+        if one is not None:
+            ends = " … ".join(change(end - 1) for end in one["interval"])
+            table.add_row(text, change(one["ratio"] - 1), ends, str(one["nights"]))
+    console.print(table)
+    for state, n in found["states"].items():
+        console.print(f"{state}: {n}")
+    console.print(Text(f"page     {page}"), soft_wrap=True)
+    console.print(f"seconds  {found['seconds']}  ({dt.timedelta(seconds=round(found['seconds']))})")

@@ -1,0 +1,169 @@
+"""Folders that are kept from run to run, each named by what made it.
+
+A folder is written under a hidden name and renamed when it is whole and on the disk; it
+is read again only if every byte is as its manifest says. Files go into artifacts as hard
+links, so that what many nights share is on the disk once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recsys.commit import commit_folder
+from recsys.data.shard import describe
+
+MANIFEST = "manifest.json"
+UNUSED_FOR_S = 7 * 86_400
+"""How long a folder that no run uses stays, where nothing else is asked [seconds]."""
+
+_READERS = 4
+_DAMAGED = ".damaged-"
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptFolder:
+    """A kept folder that is whole.
+
+    Attributes:
+        path: Where it lies.
+        facts: What its writer said of it, plain JSON.
+        files: `bytes` and `sha256` of each file, by its path in the folder.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+
+class Kept:
+    """The kept folders under a root.
+
+    Args:
+        root: Their folder, made where there is none.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.damaged: list[str] = []
+        """Names of those that were found damaged, and set aside."""
+        root.mkdir(parents=True, exist_ok=True)
+
+    def find(self, name: str) -> KeptFolder | None:
+        """Returns a folder, if it is there and every byte of it is as it was written.
+
+        A damaged one is set aside, under a hidden name, and counts as not there.
+        """
+        path = self.root / name
+        if not path.is_dir():
+            return None
+        try:
+            found = _read(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            path.rename(self.root / f"{_DAMAGED}{name}-{uuid.uuid4().hex[:8]}")
+            self.damaged.append(name)
+            return None
+        os.utime(path)  # What says when it was used last.
+        return found
+
+    def begin(self, name: str) -> Path:
+        """Returns a new hidden folder to write `name` into."""
+        path = self.root / f".{name}-{uuid.uuid4().hex}"
+        path.mkdir()
+        return path
+
+    def commit(self, temporary: Path, name: str, facts: Mapping[str, Any]) -> KeptFolder:
+        """Makes a folder that `begin` gave the kept folder `name`, whole and on the disk."""
+        described = _describe_all(temporary)
+        body = {"facts": dict(facts), "files": described}
+        text = json.dumps({"sha256": _digest_of(body), **body}, indent=1)
+        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
+        final = self.root / name
+        shutil.rmtree(final, ignore_errors=True)
+        commit_folder(temporary, final)
+        return KeptFolder(final, json.loads(text)["facts"], described)
+
+    def clear_debris(self) -> None:
+        """Removes what writers that were killed have left."""
+        for path in self.root.glob(".*-*"):
+            if path.is_dir() and not path.name.startswith(_DAMAGED):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(
+    root: Path, keep: Iterable[str], *, unused_for_s: float = UNUSED_FOR_S, dry_run: bool = False
+) -> dict[str, int]:
+    """Removes kept folders that nobody uses; artifacts that link to their files stay whole.
+
+    Args:
+        root: Folder of the kept folders; nothing happens where there is none.
+        keep: Names of those in use, as `segments_in_use` gives them.
+        unused_for_s: Only what wasn't used for so long is removed [seconds].
+        dry_run: Say what would be removed, and leave it.
+
+    Returns:
+        The bytes of each folder that was removed, or would be, by name.
+    """
+    if not root.is_dir():
+        return {}
+    kept, oldest = set(keep), time.time() - unused_for_s
+    removed: dict[str, int] = {}
+    for path in sorted(root.iterdir()):
+        if not path.is_dir() or path.name in kept or path.stat().st_mtime > oldest:
+            continue
+        removed[path.name] = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        if not dry_run:
+            shutil.rmtree(path)
+    return removed
+
+
+def link(source: Path, target: Path) -> None:
+    """Puts a kept file into an artifact: a hard link, or a copy where there can't be one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)  # Never write through a link that another try has made.
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another device, or a file system without links.
+        shutil.copyfile(source, target)
+
+
+def key_of(*parts: object) -> str:
+    """Returns one short text for equal parts, which are plain JSON."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _describe_all(folder: Path) -> dict[str, dict[str, Any]]:
+    names = [
+        path.relative_to(folder).as_posix()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    ]
+    # Hashing lets other threads run.
+    with ThreadPoolExecutor(_READERS) as pool:
+        described = pool.map(lambda name: describe(folder / PurePosixPath(name)), names)
+        return dict(zip(names, described, strict=True))
+
+
+def _read(path: Path) -> KeptFolder:
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    body = {"facts": manifest["facts"], "files": manifest["files"]}
+    if manifest["sha256"] != _digest_of(body) or _describe_all(path) != manifest["files"]:
+        raise ValueError("not as it was written")
+    return KeptFolder(path, manifest["facts"], manifest["files"])
+
+
+def _digest_of(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

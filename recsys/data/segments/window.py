@@ -1,0 +1,172 @@
+"""The spans of a rolling window: their files, and digests of what these hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recsys.commit import commit_text
+from recsys.config import InteractionsConfig
+from recsys.data.segments.kept import key_of
+from recsys.data.sources.files import (
+    SourceFile,
+    content_digest,
+    file_size,
+    is_remote,
+    match_paths,
+    patterns,
+)
+from recsys.data.sources.spans import day_name, span_pattern
+from recsys.errors import RecsysError, UsageError
+
+_DIGESTS = "digests.json"
+_SETTLED_NS = 2_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanFiles:
+    """The files of one span.
+
+    Attributes:
+        span: Its number; None for files whose pattern has no spans, which are one span.
+        name: Its date, or its number as text.
+        version: The newest version among its files.
+        paths: Its files, in the order that they are read in.
+        places: Place of each file among all files of the window, ascending.
+    """
+
+    span: int | None
+    name: str
+    version: int
+    paths: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+def has_spans(config: InteractionsConfig) -> bool:
+    """Returns whether a pattern of the interactions has spans."""
+    return any(span_pattern(pattern) is not None for pattern in patterns(config.files))
+
+
+def has_days(config: InteractionsConfig) -> bool:
+    """Returns whether the spans are days, so that one may be missing."""
+    found = [span_pattern(pattern) for pattern in patterns(config.files)]
+    return all(pattern.has_dates for pattern in found if pattern is not None)
+
+
+def read_window(config: InteractionsConfig) -> list[SpanFiles]:
+    """Returns the spans that a run reads, the oldest first, files without a span before them.
+
+    Raises:
+        RecsysError: A pattern matches no file.
+        UsageError: A pattern's spans are wrong.
+    """
+    named = has_days(config)
+    groups: dict[int | None, list[tuple[int, str, int]]] = {}
+    for place, (path, span) in enumerate(match_paths(config, "interactions")):
+        number, version = (None, 0) if span is None else span
+        groups.setdefault(number, []).append((place, path, version))
+    ordered = sorted(groups.items(), key=lambda one: (one[0] is not None, one[0] or 0))
+    return [_span(number, files, named) for number, files in ordered]
+
+
+def restrict(config: InteractionsConfig, paths: Sequence[str]) -> InteractionsConfig:
+    """Returns the same with these files alone."""
+    return config.model_copy(update={"files": tuple(paths), "spans": None})
+
+
+class Digests:
+    """Digests of files; those of local files are remembered while the files are untouched.
+
+    Args:
+        root: Folder that remembers them; None: nothing is remembered.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._file = None if root is None else root / _DIGESTS
+        self._known = {} if self._file is None else _read(self._file)
+        self._used: dict[str, list[Any]] = {}
+
+    def of_span(self, span: SpanFiles) -> str:
+        """Returns a digest of the paths and contents of a span's files.
+
+        Raises:
+            RecsysError: A file can't be read.
+        """
+        return key_of([[path, self.of_file(path)] for path in span.paths])
+
+    def of_file(self, path: str) -> str:
+        """Returns the digest of a file."""
+        if is_remote(path) or self._file is None:
+            return content_digest(SourceFile(path, file_size(path))).hex()
+        now = time.time_ns()
+        found = _stamp(path)
+        known = self._known.get(path)
+        if known is not None and known[:-1] == found:
+            digest = str(known[-1])
+        else:
+            digest = content_digest(SourceFile(path, file_size(path))).hex()
+        # What changed a moment ago may change again within one tick of the clock.
+        if found[-1] < now - _SETTLED_NS:
+            self._used[path] = [*found, digest]
+        return digest
+
+    def save(self) -> None:
+        """Remembers the digests of the files that were asked for, and no others."""
+        if self._file is not None and self._used != self._known:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            commit_text(json.dumps(self._used) + "\n", self._file)
+
+
+def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
+    """Returns a digest of what all files of the window hold; a file that can't be read is told.
+
+    Args:
+        config: What to read.
+        root: Folder of the kept segments, which remembers digests of untouched files.
+
+    Raises:
+        RecsysError: A pattern matches no file.
+        UsageError: A pattern's spans are wrong.
+    """
+    digests = Digests(root)
+    parts = []
+    for span in read_window(config):
+        try:
+            parts.append([span.span, span.version, digests.of_span(span)])
+        except UsageError:
+            raise
+        except RecsysError as error:
+            parts.append([span.span, span.version, str(error)])
+    digests.save()
+    return key_of(parts)
+
+
+def _span(number: int | None, files: list[tuple[int, str, int]], named: bool) -> SpanFiles:
+    name = "files" if number is None else day_name(number) if named else str(number)
+    return SpanFiles(
+        span=number,
+        name=name,
+        version=max(version for _, _, version in files),
+        paths=tuple(path for _, path, _ in files),
+        places=tuple(place for place, _, _ in files),
+    )
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return [-1, -1, -1, time.time_ns()]
+    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _read(file: Path) -> dict[str, list[Any]]:
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}

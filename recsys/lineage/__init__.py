@@ -1,0 +1,1 @@
+"""What made a bundle: what its manifest tells, wherever it lies, and what ML Metadata adds."""

@@ -1,0 +1,111 @@
+"""What a bundle's manifest tells of its origin, so that a copy elsewhere still tells.
+
+Nothing of it depends on where or when it was made: the same data, code and config give
+the same manifest, by which what was rolled back is known again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recsys.data.vocabulary import Vocabulary
+
+FORMAT = 1
+_STATE = "training_state/state.json"  # As `recsys.warm_start.state` has it.
+_COUNTED = ("read", "good", "rejected", "duplicates", "cut", "positives")
+_OF_SPAN = ("span", "name", "version", "state", "rows", "rejected")
+_OF_BASE = ("fingerprint", "cut", "trained_until", "steps_before", "warm_starts", "carried")
+
+
+def describe_source(letters: Path, digest: str) -> dict[str, Any]:
+    """Returns what is told of one kind of raw data.
+
+    Args:
+        letters: Folder of its dead letters, with the counts.
+        digest: Digest of the names and contents of its files; of a query, when it was
+            asked.
+
+    Returns:
+        `digest`, `files` (names below the folder that all of them share), `counts`, and
+        `spans` where it has any.
+    """
+    summary = json.loads((letters / "summary.json").read_text(encoding="utf-8"))
+    files = [str(name) for name in summary.get("files") or []]
+    told: dict[str, Any] = {
+        "digest": digest,
+        "files": _below_common(files),
+        "counts": {name: summary[name] for name in _COUNTED if name in summary},
+    }
+    spans = letters / "spans.json"
+    if spans.is_file():
+        listed = json.loads(spans.read_text(encoding="utf-8"))
+        told["spans"] = [{name: one.get(name) for name in _OF_SPAN} for one in listed]
+    return told
+
+
+def describe_origin(
+    model: Path, evaluation: Mapping[str, Any] | None, data: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the field `lineage` of a manifest.
+
+    Args:
+        model: The model folder.
+        evaluation: `evaluation.json`, if the model was evaluated.
+        data: What `describe_source` tells of each kind of raw data; None where nobody
+            knows, as after `recsys export`.
+
+    Returns:
+        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint),
+        `base` (the model that its training went on from), `evaluation`.
+    """
+    training = json.loads((model / "training.json").read_text(encoding="utf-8"))
+    base = training.get("warm_start")
+    return {
+        "format": FORMAT,
+        "data": data,
+        "vocabulary": {
+            name: Vocabulary.load(model / "vocabulary" / f"{name}.parquet").fingerprint()
+            for name in ("users", "items")
+        },
+        "model": model_fingerprint(model),
+        "base": None if base is None else {n: base[n] for n in _OF_BASE if n in base},
+        "evaluation": None if evaluation is None else _evaluation(evaluation),
+    }
+
+
+def model_fingerprint(model: Path) -> str:
+    """Returns a sha256 in hex of a model folder.
+
+    What a later training goes on from has one, by which that training names it; of a
+    folder without, that of the names and contents of its weights.
+    """
+    state = model / _STATE
+    if state.is_file():
+        # It names the checksum of all that a later training reads.
+        return hashlib.sha256(state.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted((model / "weights").rglob("*.npy")):
+        digest.update(file.relative_to(model).as_posix().encode() + b"\0")
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    verdict = evaluation.get("verdict") or {}
+    known = {name: evaluation.get(name) for name in ("query", "users", "queries", "candidates")}
+    return {**known, **{name: verdict.get(name) for name in ("metric", "blessed", "sentence")}}
+
+
+def _below_common(files: list[str]) -> list[str]:
+    """Returns the files from the folder on that all of them share."""
+    if any("://" in file for file in files):
+        return files
+    paths = [Path(file).absolute() for file in files]
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [path.relative_to(common).as_posix() for path in paths]

@@ -1,0 +1,1 @@
+"""`recsys simulate-nights`: a year of nights, replayed from dated data through the pipeline."""

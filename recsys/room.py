@@ -1,0 +1,32 @@
+"""How much room there is where something is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
+    """Returns the bytes that are free where `path` is, or would be; None where that isn't told.
+
+    Args:
+        path: A file or folder; it need not be there. None: nowhere.
+    """
+    if path is None:
+        return None
+    place = Path(path).absolute()
+    for one in (place, *place.parents):
+        try:
+            return shutil.disk_usage(one).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def free_there(path: str | os.PathLike[str] | None) -> str:
+    """Returns the end of a sentence that says how much is free where `path` is, or nothing."""
+    free = free_bytes(path)
+    return "" if free is None else f"; {free:,} bytes are free there"

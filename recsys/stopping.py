@@ -1,0 +1,79 @@
+"""A program that is asked to stop by SIGTERM or SIGINT, and ends what it started first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_asked: list[int] = []
+"""The signals that `signals_raised` has heard."""
+
+
+class StoppedError(BaseException):
+    """A signal asks the program to end; no `Exception`, so that nothing swallows it.
+
+    Attributes:
+        signum: The signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def name(self) -> str:
+        """Name of the signal."""
+        return signal.Signals(self.signum).name
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a program that a signal ended."""
+        return 128 + self.signum
+
+
+@contextmanager
+def signals_to(
+    handler: Callable[[int, FrameType | None], Any], signals: Sequence[int] = SIGNALS
+) -> Iterator[dict[int, Any]]:
+    """Gives `signals` to `handler` while it is open; the main thread alone may.
+
+    Yields who had them before, and has them again afterwards.
+    """
+    before: dict[int, Any] = {signum: signal.signal(signum, handler) for signum in signals}
+    try:
+        yield before
+    finally:
+        for signum, earlier in before.items():
+            signal.signal(signum, earlier)
+
+
+@contextmanager
+def signals_raised(signals: Sequence[int] = SIGNALS) -> Iterator[None]:
+    """Turns the signals that end a program into `StoppedError`; the main thread alone may.
+
+    One that is ignored, as under nohup, stays so.
+    """
+    _asked.clear()
+    heard = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
+    with signals_to(_raise, heard):
+        yield
+
+
+def is_raised(signum: int) -> bool:
+    """Returns whether `signum` raises `StoppedError` now."""
+    return signal.getsignal(signum) is _raise
+
+
+def raise_if_asked() -> None:
+    """Raises `StoppedError` where a signal came whose error was lost, as in a callback of C."""
+    if _asked:
+        raise StoppedError(_asked[0])
+
+
+def _raise(signum: int, _frame: FrameType | None) -> NoReturn:
+    _asked.append(signum)
+    raise StoppedError(signum)

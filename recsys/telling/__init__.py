@@ -1,0 +1,1 @@
+"""Telling people what came of a night: its summary, and a webhook."""

@@ -1,0 +1,113 @@
+"""Real runs that are killed, stopped, or started twice: some of `benchmarks.crash`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.crash_case.checks import breaches, wait_until_ended
+from benchmarks.crash_case.full_disks import full_disks
+from benchmarks.crash_case.kills import killed_once
+from benchmarks.crash_case.pairs import pairs
+from benchmarks.crash_case.runs import World
+
+pytestmark = [pytest.mark.faults, pytest.mark.pipeline]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    made = World(tmp_path_factory.mktemp("crash"))
+    try:
+        made.prepare()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("step", "moment", "whom"),
+    [
+        ("VocabularyGen", "inside", "group"),
+        ("Trainer", "inside", "runner"),
+        ("Trainer", "inside", "stage"),
+        ("LatestBlessed", "after", "group"),
+        ("Exporter", "after", "group"),
+        ("Pusher", "after", "runner"),
+        ("Pusher", "published", "group"),
+    ],
+)
+def test_a_killed_run_is_finished_by_the_same_command(world, step, moment, whom):
+    world.put_back(step)
+    seconds = world.seconds[step]
+    plant = {"step": step, "moment": moment, "whom": whom, "seed": 1, "seconds": seconds}
+    assert killed_once(world, plant)[1] == []
+
+
+def command(world):
+    """Starts `recsys run`, as people do, and waits until its Trainer has begun."""
+    world.put_back("Trainer")
+    before = set((world.root / "runs").iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recsys", "run", str(world.config)],
+        env={**os.environ, **world.environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 300
+    while not any("recsys.train" in words(pid) for pid in world.processes()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    (run,) = set((world.root / "runs").iterdir()) - before
+    return process, run
+
+
+def words(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_nothing_outlives_a_command_that_is_killed(world):
+    process, _ = command(world)
+    process.kill()
+    process.wait()
+    assert wait_until_ended(world) == []
+    again = world.run()
+    assert again.code == 0
+    assert world.model_of(again) == world.digest
+    assert breaches(world, 1) == []
+
+
+@pytest.mark.parametrize("of_all", [True, False], ids=["command", "runner"])
+def test_a_stopped_run_says_so_and_is_finished_by_the_same_command(world, of_all):
+    process, run = command(world)
+    (runner,) = (pid for pid in world.processes() if "local_runner" in words(pid))
+    os.kill(process.pid if of_all else runner, signal.SIGTERM)
+    code = process.wait(timeout=120)
+    assert code == (128 + signal.SIGTERM if of_all else 1)
+    assert wait_until_ended(world) == []
+    assert json.loads((run / "run.json").read_text())["state"] == "stopped"
+    again = world.run()
+    assert again.code == 0
+    assert world.model_of(again) == world.digest
+    assert breaches(world, 0) == []
+
+
+def test_of_two_runs_at_once_one_is_refused(world):
+    assert [wrong for _, _, wrong in pairs(world, 3)] == [[]] * 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a file system of its own")
+def test_a_full_disk_is_said_and_leaves_all_whole(world):
+    results = full_disks(world, 4, 0)
+    assert len(results) >= 3
+    assert [result for result in results if result[2]] == []

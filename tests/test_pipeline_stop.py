@@ -1,0 +1,134 @@
+"""A runner that is asked to stop, or loses its lock, in the midst of a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("tfx", reason="needs the extra `pipeline`")
+
+import ml_metadata as mlmd
+from ml_metadata.proto import metadata_store_pb2 as proto
+
+from pipelines import runner as module
+from pipelines.failure import as_recsys_error, stopped_error
+from pipelines.ghosts import ENDED
+from pipelines.record import Recorder
+from recsys.errors import RecsysError
+from recsys.run_lock import LOCK_NAME, run_lock
+from recsys.stopping import StoppedError
+
+
+@pytest.fixture
+def store():
+    config = proto.ConnectionConfig()
+    config.fake_database.SetInParent()
+    return mlmd.MetadataStore(config)
+
+
+class Steps(module.Runner):
+    """A runner whose steps are given, in place of TFX's."""
+
+    def __init__(self, root, store, steps):
+        super().__init__(root, root / "serving")
+        self.steps, self.root = steps, root
+        recorder = Recorder(root, "r1", "tiny")
+        recorder.start(list(steps))
+        nodes = [
+            SimpleNamespace(pipeline_node=SimpleNamespace(node_info=SimpleNamespace(id=name)))
+            for name in steps
+        ]
+        pipeline = SimpleNamespace(nodes=nodes, pipeline_info=SimpleNamespace(id="tiny"))
+        connection = nullcontext(SimpleNamespace(store=store))
+        self.parts = (pipeline, None, connection, recorder)
+
+    def _run_step(self, node, run):
+        self.step = node.node_info.id
+        self.steps[self.step]()
+        return 0
+
+    def start(self):
+        with run_lock(self.root) as lock, module._stop_signals_raised():
+            self._run_steps(module._Run(*self.parts, lock))
+
+    def result(self):
+        return json.loads((self.root / "runs/r1/run.json").read_text())
+
+
+def execution(store):
+    """Puts an execution that runs."""
+    kinds = {
+        name: store.put_context_type(proto.ContextType(name=name))
+        for name in ("pipeline", "pipeline_run")
+    }
+    step = store.put_execution_type(proto.ExecutionType(name="step"))
+    contexts = [
+        proto.Context(type_id=kinds["pipeline"], name="tiny"),
+        proto.Context(type_id=kinds["pipeline_run"], name="r1"),
+    ]
+    made = proto.Execution(type_id=step, last_known_state=proto.Execution.RUNNING)
+    return store.put_execution(made, [], contexts)[0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped_says_so_in_its_record_and_in_the_metadata(tmp_path, store, signum):
+    running = execution(store)
+    runner = Steps(
+        tmp_path, store, {"A": int, "B": lambda: os.kill(os.getpid(), signum), "C": pytest.fail}
+    )
+    with pytest.raises(StoppedError) as stopped:
+        runner.start()
+    assert stopped.value.exit_code == 128 + signum
+    result = runner.result()
+    assert (result["state"], result["step"]) == ("stopped", "B")
+    assert f"[R606] The run was stopped by {signal.Signals(signum).name} in B" in result["error"]
+    (found,) = store.get_executions_by_id([running])
+    assert found.last_known_state == proto.Execution.CANCELED
+    assert found.custom_properties[ENDED].string_value == "stopped"
+
+
+def test_a_run_whose_lock_was_taken_over_stops_before_the_next_step(tmp_path, store):
+    runner = Steps(tmp_path, store, {"A": (tmp_path / LOCK_NAME).unlink, "B": pytest.fail})
+    with pytest.raises(RecsysError, match="R604"):
+        runner.start()
+    assert runner.result()["state"] == "failed"
+
+
+def test_what_the_stage_said_last_is_told_of_a_stop():
+    stopped = StoppedError(signal.SIGTERM)
+    stopped.__cause__ = RecsysError("R375", "It has saved: step 5 of 9.", "Go on.")
+    text = str(stopped_error(stopped, "Trainer"))
+    assert "in Trainer" in text
+    assert "It has saved: step 5 of 9." in text
+
+
+def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):
+    beam = RuntimeError(
+        f"OSError: [Errno 28] No space left on device: '{tmp_path}/a/part-0' [while running 'x']"
+    )
+    (tmp_path / "a").mkdir()
+    wrapped = ValueError("the step")
+    wrapped.__cause__ = beam
+    for error, place in (
+        (wrapped, f"{tmp_path}/a/part-0"),
+        (mlmd.errors.InternalError("database or disk is full"), str(tmp_path)),
+        (OSError(28, "No space left on device"), str(tmp_path)),
+        (OSError(28, "No space left on device", f"{tmp_path}/b"), f"{tmp_path}/b"),
+    ):
+        told = as_recsys_error(error, "Step", tmp_path)
+        assert told.code == "R603"
+        assert f"'{place}'; " in told.rule
+        assert "bytes are free there" in told.rule
+    assert as_recsys_error(ValueError("else"), "Step", tmp_path).code == "R600"
+
+
+def test_what_nobody_can_explain_on_a_full_disk_is_told_as_that(tmp_path, monkeypatch):
+    rolled_back = mlmd.errors.InternalError("cannot commit - no transaction is active")
+    assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R600"
+    monkeypatch.setattr("pipelines.failure.free_bytes", lambda _: 4096)
+    assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R603"
