@@ -52,6 +52,8 @@ def test_a_copy_needs_its_size(tmp_path):
     assert need("Pusher", Reads({"bundle": [bundle]})) == 10**6
     model, data = folder_of(tmp_path / "model", 10**6), folder_of(tmp_path / "data", 10**5)
     assert need("Exporter", Reads({"model": [model], "data": [data]})) == 3.1 * 10**6
+    folder_of(model / "training_state", 10**7)  # No part of a bundle.
+    assert need("Exporter", Reads({"model": [model], "data": [data]})) == 3.1 * 10**6
 
 
 def test_a_training_needs_its_tables_for_every_checkpoint(tmp_path):
@@ -60,8 +62,8 @@ def test_a_training_needs_its_tables_for_every_checkpoint(tmp_path):
     config = {"model": {"dim": 32}, "train": {"checkpoint": {"keep": 3}}}
     wanted = need("Trainer", Reads({"data": [data]}, config=config))
     tables = 40_000 * 32 * 4
-    # Three checkpoints and one in writing, with slots; the model three times over.
-    assert wanted == pytest.approx(tables * 3 * 4 + 3 * tables + copied)
+    # Three checkpoints and one in writing, with slots; the model three times over, and its slots.
+    assert wanted == pytest.approx(tables * 3 * 4 + 5 * tables + copied)
     assert wanted > need("Trainer", Reads({"data": [data]}, config={"model": {"dim": 32}}))
 
 

@@ -22,7 +22,7 @@ from recsys.errors import UsageError
 
 pytestmark = pytest.mark.pipeline
 sys.path.append(str(Path(__file__).parent / "test_schedule_scripts"))
-IMAGE = "europe-docker.pkg.dev/p/recsys/pipeline:1"
+IMAGE = "registry.example/recsys/pipeline:1"
 RESOLVERS = {"EarlierStatistics", "PreviousVocabularies", "LatestBlessed", "WarmBase"}
 
 

@@ -1,8 +1,9 @@
 """How much a step will write, reckoned from the sizes of what it reads.
 
-Each formula is an upper bound of what was measured on MovieLens and on synthetic data,
-times `SAFETY`; docs/runs.md lists them. They err on the side of too much: a step that is
-refused costs a look at the disk, one that fails for want of space costs the night.
+Each formula counts what the step puts there, generously, and is taken times `SAFETY`;
+docs/runs.md lists them. They were tried on small data alone. They err on the side of too
+much: a step that is refused costs a look at the disk, one that fails for want of space
+costs the night.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".snappy")
 _SMALL = 32 * _MB
 _FLOAT = 4
 _SLOTS = 2
+_SLOTS_OF_MODEL = "training_state"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,19 +85,21 @@ def _encode(reads: Reads) -> float:
 def _train(reads: Reads) -> float:
     """Checkpoints with slots, one more while it is written, and the model folder.
 
-    That has the tables, the candidates' embeddings, and what it copies of the data.
+    That has the tables and their slots, the candidates' embeddings, and what it copies of
+    the data.
     """
     model, train = (reads.config.get(name) or {} for name in ("model", "train"))
     checkpoints = int((train.get("checkpoint") or {}).get("keep", 2)) + 1
     rows = sum(_n_rows(path) for folder in reads.folders.get("data", ()) for path in _ids(folder))
     tables = rows * int(model.get("dim", 64)) * _FLOAT
     copied = reads.size("data")
-    return tables * (1 + _SLOTS) * checkpoints + 3 * tables + copied
+    return tables * (1 + _SLOTS) * checkpoints + (3 + _SLOTS) * tables + copied
 
 
 def _export(reads: Reads) -> float:
-    """The variables, the embeddings, an index and the histories: thrice the model, and the data."""
-    return 3 * reads.size("model") + reads.size("data")
+    """Variables, embeddings, an index: thrice the model without its slots; and histories."""
+    slots = sum(tree_size(model / _SLOTS_OF_MODEL) for model in reads.folders.get("model", ()))
+    return 3 * (reads.size("model") - slots) + reads.size("data")
 
 
 def _push(reads: Reads) -> float:
