@@ -1,6 +1,7 @@
 """The tone of all tests: the backend, several devices, and warnings that count."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -25,11 +26,20 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ.pop("RECSYS_EVENTS", None)
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile(
     "recsys", deadline=None, max_examples=50, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("recsys")
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
+def heard_signal(request):
+    """A signal that ends a program; it may be ignored, as under nohup, but not in the test."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
 
 
 def pytest_collection_modifyitems(items):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from pipelines import clean as module
 from pipelines.clean import clean, clean_after_run
 from pipelines.known import read_known
 from recsys.cli import main
@@ -200,21 +200,31 @@ def test_what_goes_is_marked_and_gone_and_all_else_is_as_it_was(store, nights):
     assert clean(config_of(store.root, runs=2), apply=True)["goes"] == []
 
 
+# Dies as by kill -9: nothing is flushed, no lock given back.
+KILLED = """
+import os, shutil, sys
+from pipelines import clean as module
+from recsys.config import Config
+
+def die(*_, **__):
+    os._exit(9)
+
+moment, config = sys.argv[1], Config.model_validate_json(sys.argv[2])
+of, name = {"before": (module, "_mark"), "between": (module, "remove")}.get(
+    moment, (shutil, "rmtree")
+)
+assert hasattr(of, name)
+setattr(of, name, die)
+module.clean(config, apply=True)
+"""
+
+
 @pytest.mark.parametrize("moment", ["before", "between", "inside"])
-def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, monkeypatch, moment):
+def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
     config = config_of(store.root, runs=1)
     planned = {thing["artifact"] for thing in clean(config, apply=False)["goes"]}
-    pid = os.fork()
-    if pid == 0:  # Dies as by kill -9: nothing is flushed, no lock given back.
-        if moment == "before":
-            monkeypatch.setattr(module, "_mark", lambda *_: os._exit(9))
-        elif moment == "between":
-            monkeypatch.setattr(module, "remove", lambda *_: os._exit(9))
-        else:
-            monkeypatch.setattr("shutil.rmtree", lambda *_: os._exit(9))
-        clean(config, apply=True)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    command = [sys.executable, "-c", KILLED, moment, config.model_dump_json()]
+    assert subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode == 9
     deleted = {id_ for id_, one in store.states().items() if one == proto.Artifact.DELETED}
     assert deleted == (set() if moment == "before" else planned)
     assert clean(config, apply=True)["failed"] == []

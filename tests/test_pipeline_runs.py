@@ -179,6 +179,9 @@ def test_a_rerun_with_nothing_changed_is_cached_and_says_so(runs, first):
     assert set(made(events).values()) == {("cached", "cached: nothing it depends on has changed")}
     now, before = summary(events), summary(first)
     assert now.pop("report") != before.pop("report")
+    tonight, then = now.pop("night"), before.pop("night")
+    assert tonight["run"] != then["run"]
+    assert tonight["metrics"] == then["metrics"]
     assert now == before
 
 
@@ -288,7 +291,7 @@ def test_a_second_run_on_a_locked_root_is_refused(runs, first):
 
     with run_lock(runs.folder / "run"):
         code, events = runs()
-    assert code == 1
+    assert code == 75
     assert [event["kind"] for event in events] == ["error"]
     assert error(events)["code"] == "R601"
 

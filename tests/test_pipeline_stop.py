@@ -75,9 +75,10 @@ def execution(store):
     return store.put_execution(made, [], contexts)[0]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped_says_so_in_its_record_and_in_the_metadata(tmp_path, store, signum):
-    running = execution(store)
+def test_a_run_that_is_stopped_says_so_in_its_record_and_in_the_metadata(
+    tmp_path, store, heard_signal
+):
+    signum, running = heard_signal, execution(store)
     runner = Steps(
         tmp_path, store, {"A": int, "B": lambda: os.kill(os.getpid(), signum), "C": pytest.fail}
     )

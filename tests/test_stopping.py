@@ -46,9 +46,8 @@ except StoppedError as stopped:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_raised_and_its_number_is_the_exit_code(signum):
-    before = signal.getsignal(signum)
+def test_a_signal_is_raised_and_its_number_is_the_exit_code(heard_signal):
+    signum, before = heard_signal, signal.getsignal(heard_signal)
     with pytest.raises(StoppedError) as caught, signals_raised():
         signal.raise_signal(signum)
     assert caught.value.exit_code == 128 + signum

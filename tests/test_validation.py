@@ -222,11 +222,14 @@ class Nights:
 class QuietRunner(Runner):
     """Keeps the state of each step; there is no summary of a pipeline without a report."""
 
-    def _run_steps(self, pipeline):
+    def _run_steps(self, run):
         self.states = {}
         try:
-            return super()._run_steps(pipeline)
-        except KeyError:  # The summary looks for steps that this pipeline lacks.
+            return super()._run_steps(run)
+        except RecsysError as error:
+            # The summary looks for steps that this pipeline lacks.
+            if not isinstance(error.__cause__, KeyError):
+                raise
             return {}
 
     def _run_step(self, node, *rest):

@@ -432,7 +432,7 @@ def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, without_mesh
 
 
 def test_a_base_that_is_not_there_is_a_mistake(tmp_path, today, without_mesh):
-    with pytest.raises(RecsysError, match=r"R391.*nowhere"):
+    with pytest.raises(RecsysError, match="R391"):
         chosen(tmp_path / "nowhere", today)
 
 
