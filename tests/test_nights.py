@@ -202,6 +202,7 @@ def test_the_sum_is_over_the_nights_that_can_be_compared() -> None:
     assert found["warm_over_cold"]["interval"] == [2.0, 2.0]
     assert found["steps_of_warm_over_cold"]["ratio"] == 0.25
     assert found["warm_over_cold_at_the_end"]["nights"] == 2
+    assert found["warm_over_cold_at_the_end"]["interval"] is None  # Of two nights.
     assert found["warm_over_frozen_at_the_end"]["ratio"] == 4.0
 
 

@@ -238,7 +238,7 @@ def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page:
     for text, name in rows.items():
         one = found[name]
         if one is not None:
-            ends = " … ".join(change(end - 1) for end in one["interval"])
+            ends = " … ".join(change(end - 1) for end in one["interval"] or ()) or "too few"
             table.add_row(text, change(one["ratio"] - 1), ends, str(one["nights"]))
     console.print(table)
     for state, n in found["states"].items():

@@ -71,8 +71,10 @@ def _compared(found: Mapping[str, Any] | None) -> str:
     """Returns a ratio as what it differs from 1 by."""
     if found is None:
         return ABSENT
-    ends = [end - 1 for end in found["interval"]]
-    return f"{change(found['ratio'] - 1)} ({change(ends[0])} … {change(ends[1])})"
+    if found["interval"] is None:
+        return f"{change(found['ratio'] - 1)} (of {counted(found['nights'], 'night', 'nights')})"
+    ends = [change(end - 1) for end in found["interval"]]
+    return f"{change(found['ratio'] - 1)} ({ends[0]} … {ends[1]})"
 
 
 def _part(found: Mapping[str, Any] | None) -> str:

@@ -16,6 +16,8 @@ ARMS = (WARM, COLD, FROZEN)
 _RESAMPLES = 2_000
 _CONFIDENCE = 0.95
 _LAST_SHARE = 0.25
+_LEAST = 5
+"""Nights without which there is no interval."""
 
 Nights = Sequence[Mapping[str, Any]]
 
@@ -57,17 +59,25 @@ def is_warm(night: Mapping[str, Any]) -> bool:
 
 
 def _ratio(nights: Nights, name: str, other: str = COLD) -> dict[str, Any] | None:
-    """Returns the ratio of the warm arm's sum to another's, and its interval."""
+    """Returns the ratio of the warm arm's sum to another's, and its interval.
+
+    Of few nights there is none: a bootstrap over two says that it is sure of anything.
+    """
     pairs = [(value(night, WARM, name), value(night, other, name)) for night in nights]
     known = np.array([pair for pair in pairs if None not in pair], np.float64).reshape(-1, 2)
     if not len(known) or known[:, 1].sum() <= 0:
         return None
-    draws = np.random.default_rng(0).integers(0, len(known), (_RESAMPLES, len(known)))
-    sums = known[draws].sum(axis=1)
-    ratios = sums[:, 0] / np.maximum(sums[:, 1], np.finfo(np.float64).tiny)
-    tail = (1 - _CONFIDENCE) / 2
     return {
         "ratio": round(float(known[:, 0].sum() / known[:, 1].sum()), 4),
-        "interval": [round(float(x), 4) for x in np.quantile(ratios, [tail, 1 - tail])],
+        "interval": _interval(known) if len(known) >= _LEAST else None,
         "nights": len(known),
     }
+
+
+def _interval(pairs: np.ndarray) -> list[float]:
+    """Returns the ends of the interval of the ratio of sums of `pairs` `[nights, 2]`."""
+    draws = np.random.default_rng(0).integers(0, len(pairs), (_RESAMPLES, len(pairs)))
+    sums = pairs[draws].sum(axis=1)
+    ratios = sums[:, 0] / np.maximum(sums[:, 1], np.finfo(np.float64).tiny)
+    tail = (1 - _CONFIDENCE) / 2
+    return [round(float(x), 4) for x in np.quantile(ratios, [tail, 1 - tail])]
