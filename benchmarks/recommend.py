@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import Watched, print_line, watch
-from benchmarks.serve_case.server import make_world
+from benchmarks.serve_case.server import bundle_of
 from recsys.publish import publish
 
 BENCH = "recommend"
@@ -58,13 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
     """Measures one size."""
-    bundle = options.bundle
-    if bundle is None:
-        bundle = folder / "bundle"
-        sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
-        make_world(bundle, **sizes, clusters=options.clusters)
     root = folder / "root"
-    publish(bundle, root / "serving" / "world", keep=1)
+    publish(bundle_of(options, n_items, folder), root / "serving" / "world", keep=1)
     users = folder / "users.txt"
     numbers = np.random.default_rng(0).integers(1, options.users + 1, options.asked)
     users.write_text("\n".join(f"u{number}" for number in numbers))

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.measure import print_line
 from benchmarks.serve_case.recall import recall_of
-from benchmarks.serve_case.server import Server, finished, make_world, publish, running
+from benchmarks.serve_case.server import Server, bundle_of, finished, publish, running
 
 BENCH = "serve"
 _OVER = 5
@@ -67,11 +67,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
     """Measures one size."""
-    bundle, case = options.bundle, f"items={n_items} dim={options.dim} k={options.k}"
-    if bundle is None:
-        bundle = folder / "bundle"
-        sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
-        make_world(bundle, **sizes, clusters=options.clusters)
+    case = f"items={n_items} dim={options.dim} k={options.k}"
+    bundle = bundle_of(options, n_items, folder)
     served = folder / "serving"
     shutil.copytree(bundle, served / "world" / "1")
     bundle = served / "world" / "1"

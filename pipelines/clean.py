@@ -18,7 +18,6 @@ from absl import logging
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.known import read_known
-from pipelines.lock import run_lock
 from pipelines.metadata_store import open_store, with_password
 from recsys.config import Config
 from recsys.config_file import load_config
@@ -33,6 +32,7 @@ from recsys.house.runs import kept_runs, records_since
 from recsys.house.segments import plan_segments
 from recsys.process import stage_main
 from recsys.report.index import write_index
+from recsys.run_lock import run_lock
 
 _STEP = "clean"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -100,6 +101,15 @@ def make_world(out: Path, **sizes: int) -> None:
     command = [sys.executable, "-m", "benchmarks.serve_case.world", *words, "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(out.parent / f"{out.name}.work")
+
+
+def bundle_of(options: argparse.Namespace, n_items: int, folder: Path) -> Path:
+    """Returns the bundle that a benchmark was given, or one made for it in `folder`."""
+    if options.bundle is not None:
+        return Path(options.bundle)
+    sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
+    make_world(folder / "bundle", **sizes, clusters=options.clusters)
+    return folder / "bundle"
 
 
 def publish(bundle: Path, folder: Path, version: int) -> None:

@@ -90,7 +90,15 @@ def simulate(
     nights = simulation.journal.nights
     _show(Console(stderr=as_json, highlight=False), simulation.config.bless.metric, nights, page)
     if as_json:
-        print(json.dumps({**summarize(nights), "page": str(page), "nights_file": str(out)}))
+        print(
+            json.dumps(
+                {
+                    **summarize(nights),
+                    "page": str(page),
+                    "nights_file": str(simulation.journal.file),
+                }
+            )
+        )
 
 
 class _Simulation:

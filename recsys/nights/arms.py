@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from recsys.commit import commit_folder
 from recsys.config import BlessConfig, Config, EvaluateStage, TrainStage, canonical_json, stage_of
 from recsys.process import run_stage, stage_environment
 from recsys.report.artifacts import read_json
@@ -39,7 +40,7 @@ class Arms:
             temporary = self.frozen.with_name(".frozen.writing")
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.copytree(model, temporary)
-            temporary.rename(self.frozen)
+            commit_folder(temporary, self.frozen)
 
     def measure(self, data: Path) -> dict[str, dict[str, Any]]:
         """Trains a model anew on the data of a night and measures it, and the frozen one.

@@ -26,7 +26,8 @@ class Journal:
     """
 
     def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
-        self._file = out / _NIGHTS
+        self.file = out / _NIGHTS
+        """Its file."""
         out.mkdir(parents=True, exist_ok=True)
         written = out / _PLAN
         text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
@@ -45,19 +46,19 @@ class Journal:
 
     def add(self, night: Mapping[str, Any]) -> None:
         """Writes down a night; it is on the disk on return."""
-        with self._file.open("a", encoding="utf-8") as file:
+        with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(night) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.nights.append(dict(night))
 
     def _read(self) -> list[dict[str, Any]]:
-        if not self._file.exists():
+        if not self.file.exists():
             return []
-        text = self._file.read_text("utf-8")
+        text = self.file.read_text("utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:  # Killed while it wrote: that night is replayed.
-            commit_text(whole, self._file)
+            commit_text(whole, self.file)
         return [json.loads(line) for line in whole.splitlines()]
 
 
