@@ -15,6 +15,7 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,13 @@ def _run(path: Path, overrides: list[str]) -> None:
         check_sources(config.data)
         check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
+        from pipelines.after import tell_of_killed
         from pipelines.retrieval import create_pipeline
         from pipelines.runner import Runner
 
         root = Path(config.root)
-        runner = Runner(root, root / "serving" / config.name, with_password(config))
+        serving, database = root / "serving" / config.name, with_password(config)
+        runner = Runner(root, serving, database, partial(tell_of_killed, config))
         summary = runner.run(create_pipeline(config))
     except RecsysError as error:
         events.emit("error", error=error.to_json(), step=runner and runner.step)
@@ -92,14 +95,19 @@ def _run(path: Path, overrides: list[str]) -> None:
         raise
     except StoppedError as stopped:
         step = runner and runner.step
-        events.emit("error", error=stopped_error(stopped, step).to_json(), step=step)
+        said = stopped_error(stopped, step)
+        events.emit("error", error=said.to_json(), step=step)
+        _after(config, runner, said, "stopped")
         raise
     if summary is not None:  # `tfx pipeline create` only looks at the pipeline.
         events.emit("finished", summary={**summary, "night": _after(config, runner)})
 
 
 def _after(
-    config: Config | None, runner: Runner | None, error: RecsysError | None = None
+    config: Config | None,
+    runner: Runner | None,
+    error: RecsysError | None = None,
+    state: str = "failed",
 ) -> dict[str, Any] | None:
     """Keeps house and tells people; nobody is told of a run that another one kept from starting."""
     if config is None or isinstance(error, BusyError):
@@ -107,8 +115,8 @@ def _after(
     from pipelines.after import after_run
 
     if runner is None:
-        return after_run(config, None, error)
-    return after_run(config, runner.run_id, error, runner.step)
+        return after_run(config, None, error, state=state)
+    return after_run(config, runner.run_id, error, runner.step, state)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Runner(local_dag_runner.LocalDagRunner):
         serving: Folder of the served versions.
         database: Where ML Metadata is kept, with a password if it needs one; None: as
             the pipeline has it.
+        tell_killed: Is given the ids of the runs that were found killed, if there are any.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class Runner(local_dag_runner.LocalDagRunner):
         root: Path,
         serving: Path,
         database: metadata_store_pb2.ConnectionConfig | None = None,
+        tell_killed: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         super().__init__()
         self._root = root
         self._serving = serving
         self._database = database
+        self._tell_killed = tell_killed
         self.step: str | None = None
         """The step that runs, or the last one that did."""
         self.run_id: str | None = None
@@ -162,6 +165,8 @@ class Runner(local_dag_runner.LocalDagRunner):
             cleared = clear_up(self._root, self._serving, handle.store, own)
         if cleared:
             events.emit("note", step=steps[0], text=cleared.told())
+        if cleared.runs and self._tell_killed:
+            self._tell_killed(cleared.runs)
         recorder = Recorder(self._root, run_id, name)
         recorder.start(steps)
         return _Run(pipeline, deployment, connection, recorder, lock)

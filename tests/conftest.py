@@ -6,13 +6,19 @@ import sys
 from pathlib import Path
 
 # What several files of tests share.
-sys.path.append(str(Path(__file__).parent / "test_embedding_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_batches_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_baselines_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_training_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_report_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_subjects_scripts"))
-sys.path.append(str(Path(__file__).parent / "test_tensorflow_scripts"))
+sys.path.extend(
+    str(Path(__file__).parent / f"test_{name}_scripts")
+    for name in (
+        "embedding",
+        "batches",
+        "baselines",
+        "training",
+        "report",
+        "subjects",
+        "tensorflow",
+        "telling",
+    )
+)
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from webhook_server import Server
 
 from benchmarks.crash_case.checks import breaches, wait_until_ended
 from benchmarks.crash_case.full_disks import full_disks
@@ -50,23 +51,28 @@ def test_a_killed_run_is_finished_by_the_same_command(world, step, moment, whom)
     assert killed_once(world, plant)[1] == []
 
 
-def command(world):
+def command(world, *words_, **environment):
     """Starts `recsys run`, as people do, and waits until its Trainer has begun."""
     world.put_back("Trainer")
-    before = set((world.root / "runs").iterdir())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "recsys", "run", str(world.config)],
-        env={**os.environ, **world.environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process, run = start(world, *words_, **environment)
     deadline = time.monotonic() + 300
     while not any("recsys.train" in words(pid) for pid in world.processes()):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.1)
-    (run,) = set((world.root / "runs").iterdir()) - before
-    return process, run
+    return process, run()
+
+
+def start(world, *words_, **environment):
+    """Starts `recsys run`; returns its process, and what gives the folder of its record."""
+    before = set((world.root / "runs").iterdir())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recsys", "run", str(world.config), *words_],
+        env={**os.environ, **world.environment, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    return process, lambda: (set((world.root / "runs").iterdir()) - before).pop()
 
 
 def words(pid):
@@ -100,6 +106,27 @@ def test_a_stopped_run_says_so_and_is_finished_by_the_same_command(world, of_all
     assert again.code == 0
     assert world.model_of(again) == world.digest
     assert breaches(world, 0) == []
+
+
+def test_a_webhook_is_told_of_a_stopped_run_and_by_the_next_one_of_a_killed_run(world):
+    asked = ("--set", "notify.webhook_env=NIGHT_HOOK")
+    with Server(200) as server:
+        hook = {"NIGHT_HOOK": f"http://{server.host}/"}
+        stopped, first = command(world, *asked, **hook)
+        stopped.terminate()
+        assert stopped.wait(timeout=120) == 128 + signal.SIGTERM
+        assert [(b["run"], b["state"]) for b in server.bodies] == [(first.name, "interrupted")]
+        assert "stopped by SIGTERM in Trainer" in server.bodies[0]["text"]
+
+        killed, second = command(world, *asked, **hook)
+        killed.kill()
+        killed.wait()
+        assert wait_until_ended(world) == []
+        again, third = start(world, *asked, **hook)
+        assert again.wait(timeout=300) == 0
+    told = [(body["run"], body["state"]) for body in server.bodies[1:]]
+    assert told == [(second.name, "interrupted"), (third().name, server.bodies[2]["state"])]
+    assert server.bodies[2]["state"] in ("blessed", "refused")
 
 
 def test_of_two_runs_at_once_one_is_refused(world):

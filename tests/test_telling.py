@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
+import datetime as dt
 import json
 import socket
 import threading
 import time
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from webhook_server import Server
 
 from recsys.cli import main
 from recsys.config.notify import NotifyConfig
@@ -152,55 +153,6 @@ def test_the_runs_are_listed_for_people_and_for_programs(tmp_path, capsys, monke
     assert "No run has left a record" in capsys.readouterr().out
 
 
-class Server:
-    """A webhook on loopback that answers as its script says.
-
-    Args:
-        script: Status, or what is done with the connection, of each request; the last
-            one for all that follow.
-    """
-
-    def __init__(self, *script: Any) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[Any] = []
-        server = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                n = len(server.bodies)
-                length = int(self.headers["Content-Length"])
-                server.bodies.append(json.loads(self.rfile.read(length)))
-                server.headers.append(self.headers)
-                step = script[min(n, len(script) - 1)]
-                if callable(step):
-                    with contextlib.suppress(OSError):
-                        step(self)
-                    self.close_connection = True
-                    return
-                self.send_response(step)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"ok")
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self.host = f"127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-
-    def __enter__(self) -> Server:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Waits of milliseconds, and no proxy."""
@@ -256,6 +208,46 @@ def test_a_webhook_that_goes_on_failing_is_given_up(monkeypatch, status, n_asked
     assert found["error"].startswith(error)
     assert (found["attempts"], len(server.bodies)) == (n_asked, n_asked)
     assert other.bodies == []
+
+
+def after(value: str) -> Any:
+    def busy(handler: Any) -> None:
+        handler.send_response(503)
+        handler.send_header("Retry-After", value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return busy
+
+
+def test_a_webhook_that_asks_to_be_left_alone_is_left_alone_that_long(monkeypatch):
+    began = time.monotonic()
+    with Server(after("1"), 200) as server:
+        found = told(monkeypatch, f"http://{server.host}/")
+    assert (found["sent"], found["attempts"]) == (True, 2)
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_webhook_that_asks_for_longer_than_there_is_is_given_up(monkeypatch):
+    began = time.monotonic()
+    with Server(after("3600"), 200) as server:
+        found = told(monkeypatch, f"http://{server.host}/", total_s=600.0)
+    assert (found["sent"], found["attempts"], found["error"]) == (False, 1, "status 503")
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    "value", ["", "soon", "-5", "1.5", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 99 Oct 2015", "²"]
+)
+def test_a_time_that_is_none_or_past_is_no_reason_to_wait(monkeypatch, value):
+    with Server(after(value), 200) as server:
+        assert told(monkeypatch, f"http://{server.host}/")["sent"] is True
+
+
+def test_a_date_is_waited_for():
+    then = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=90)
+    for text in (format_datetime(then, usegmt=True), f"{then:%a, %d %b %Y %H:%M:%S}"):
+        assert 80 < webhook._seconds_until(text) <= 90
 
 
 gone = threading.Event()

@@ -13,7 +13,8 @@ pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
 
 from pipelines import after
-from pipelines.after import after_run
+from pipelines.after import after_run, tell_of_killed
+from pipelines.killed import record_killed
 from pipelines.told_data import told_of_data
 from recsys.config import Config
 from recsys.errors import RecsysError
@@ -73,6 +74,38 @@ def test_a_run_that_failed_is_told_and_nothing_is_cleaned(tmp_path, calls, run_i
     assert night["error"] == "[R201] No file. Mend."
     assert calls["cleaned"] == 0
     assert calls["told"][0]["state"] == "failed"
+
+
+def test_a_run_that_was_stopped_is_told_as_such_in_ten_seconds_at_most(tmp_path, monkeypatch):
+    limits = []
+
+    def tell(night: dict[str, Any], notify: Any) -> None:
+        limits.append((night["state"], notify.total_s))
+
+    monkeypatch.setattr(after, "tell", tell)
+    stopped = RecsysError("R606", "The run was stopped.", "Go on.")
+    for run_id in (None, RUN):
+        night = after_run(config_of(tmp_path), run_id, stopped, "A", "stopped")
+        assert (night["state"], night["cleaned"]) == ("interrupted", None)
+    assert limits == [("interrupted", 10.0)] * 2
+
+
+def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
+    for name in (RUN, "b"):
+        RunRecord(tmp_path / "runs" / name).start("tiny", ["A"], 1.0)
+    ended = record_killed(tmp_path)
+    (tmp_path / "runs" / "b" / "run.json").write_text("{")  # What it was is known all the same.
+    tell_of_killed(config_of(tmp_path), ended)
+    assert [(night["run"], night["state"]) for night in calls["told"]] == [
+        (RUN, "interrupted"),
+        ("b", "interrupted"),
+    ]
+    assert "The run was killed in A, after 0 of 1 steps" in calls["told"][0]["error"]
+
+
+def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(after, "tell", lambda *_: 1 / 0)
+    tell_of_killed(config_of(tmp_path), [RUN, "b"])
 
 
 def test_a_damaged_record_fails_no_run(tmp_path, calls):

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from recsys.config.strict import Strict
 
-Told = Literal["blessed", "refused", "failed"]
+Told = Literal["blessed", "refused", "failed", "interrupted"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
@@ -18,8 +18,9 @@ class NotifyConfig(Strict):
     webhook_env: VariableName | None = None
     """Environment variable that holds the URL of a webhook; the URL is a secret, and the
     config is not. `null`: nobody is told."""
-    on: tuple[Told, ...] = ("blessed", "refused", "failed")
-    """Runs that it is told of, by what came of them."""
+    on: tuple[Told, ...] = ("blessed", "refused", "failed", "interrupted")
+    """Runs that it is told of, by what came of them; `interrupted` are those that were stopped
+    or killed."""
     timeout_s: Annotated[PositiveFloat, Field(le=120.0)] = 10.0
     """Longest that one attempt may take [s]."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 4

@@ -10,6 +10,7 @@ No redirect is followed: none leads to another host, and none takes the message 
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -34,7 +36,11 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 
 class _AgainError(Exception):
-    """An attempt failed, and another one may not."""
+    """An attempt failed, and another one may not, `after_s` seconds later at the soonest."""
+
+    def __init__(self, text: str, after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.after_s = after_s
 
 
 class _RefusedError(Exception):
@@ -82,7 +88,7 @@ def _send(url: str, host: str, body: bytes, config: NotifyConfig) -> dict[str, A
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(config.attempts)
         | tenacity.stop_before_delay(config.total_s),
-        wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
+        wait=_wait_s,
         retry=tenacity.retry_if_exception_type(_AgainError),
         reraise=True,
     )
@@ -96,6 +102,13 @@ def _send(url: str, host: str, body: bytes, config: NotifyConfig) -> dict[str, A
     except (_AgainError, _RefusedError) as error:
         return {**told, "error": str(error)}
     return {**told, "sent": True}
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    """Returns how long to wait [s]: a random time that grows, and what the answer asks for."""
+    drawn = tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S)
+    error = state.outcome.exception() if state.outcome else None
+    return max(drawn(state), error.after_s if isinstance(error, _AgainError) else 0.0)
 
 
 def _within(timeout_s: float, url: str, body: bytes) -> None:
@@ -146,14 +159,28 @@ def _post(url: str, body: bytes, timeout_s: float) -> None:
     request = urllib.request.Request(bare, body, headers, method="POST")  # noqa: S310 http(s)
     with _opener().open(request, timeout=timeout_s) as answer:
         status = int(answer.status)
+        after = str(answer.headers.get("Retry-After") or "").strip()
         answer.read(_LONGEST_ANSWER)
     if 200 <= status < 300:
         return
     if status in _AGAIN:
-        raise _AgainError(f"status {status}")
+        raise _AgainError(f"status {status}", _seconds_until(after))
     if 300 <= status < 400:
         raise _RefusedError(f"status {status}: redirects are not followed")
     raise _RefusedError(f"status {status}")
+
+
+def _seconds_until(retry_after: str) -> float:
+    """Returns the seconds that a header `Retry-After` asks for (RFC 9110, 10.2.3); 0 if none."""
+    if retry_after.isascii() and retry_after.isdecimal():
+        return float(retry_after[:9])
+    try:
+        then = parsedate_to_datetime(retry_after)
+    except (TypeError, ValueError):
+        return 0.0
+    # A date without a zone is one in UTC there.
+    then = then if then.tzinfo else then.replace(tzinfo=dt.UTC)
+    return max(0.0, (then - dt.datetime.now(dt.UTC)).total_seconds())
 
 
 def _without_login(url: str) -> tuple[str, str]:
