@@ -17,6 +17,7 @@ import ml_metadata as mlmd
 from absl import logging
 from ml_metadata.proto import metadata_store_pb2 as proto
 
+from pipelines.debris import sweep_empty
 from pipelines.known import read_known
 from pipelines.metadata_store import open_store, with_password
 from recsys.config import Config
@@ -119,6 +120,7 @@ def _apply(config: Config, plan: Plan) -> list[list[str]]:
 
     root = Path(config.root)
     _, failed = remove(root, plan.goes, tell)
+    sweep_empty(root / "artifacts")
     if plan.goes and (root / "runs").is_dir():
         write_index(root)  # A report that is gone has no link there.
     return [[str(thing.path), why] for thing, why in failed]

@@ -52,6 +52,12 @@ def sweep_records(root: Path) -> list[Path]:
     return [path for path in unfinished if _remove(path)]
 
 
+def sweep_empty(artifacts: Path) -> int:
+    """Removes the empty folders that TFX leaves, one for each execution; returns how many."""
+    executions = (step / _SYSTEM / _EXECUTIONS for step in _folders(artifacts))
+    return sum(_remove_empty(path) for folder in executions for path in _folders(folder))
+
+
 def _debris(artifacts: Path, dead: Collection[int]) -> Iterator[Path]:
     names = {str(id_) for id_ in dead}
     for step in _folders(artifacts):
@@ -72,6 +78,14 @@ def _folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+
+
+def _remove_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:  # Something is in it.
+        return False
+    return True
 
 
 def _remove(path: Path) -> bool:

@@ -200,6 +200,16 @@ def test_what_goes_is_marked_and_gone_and_all_else_is_as_it_was(store, nights):
     assert clean(config_of(store.root, runs=2), apply=True)["goes"] == []
 
 
+def test_the_empty_folders_of_executions_go_and_those_with_something_in_them_stay(store):
+    system = store.root / "artifacts" / "Trainer" / ".system" / "executor_execution"
+    (system / "7").mkdir(parents=True)
+    (system / "8" / "executor_output.pb").mkdir(parents=True)
+    clean(config_of(store.root), apply=False)
+    assert (system / "7").is_dir()
+    clean(config_of(store.root), apply=True)
+    assert [path.name for path in system.iterdir()] == ["8"]
+
+
 # Dies as by kill -9: nothing is flushed, no lock given back.
 KILLED = """
 import os, shutil, sys

@@ -55,15 +55,16 @@ def write(folder, bucket, **changes):
     return load_config(path, [f"{key}={value}" for key, value in changes.items()])
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+@pytest.fixture(scope="module", params=[{}, {"warm_start": "{}"}], ids=["cold", "warm"])
+def compiled(request, tmp_path_factory):
     """The compiled job, as written, and the same pipeline as it runs here."""
+    changes = request.param
     folder = tmp_path_factory.mktemp("kubeflow")
     (folder / "ratings.csv").write_text("user,item,time\n")
     (folder / "films.csv").write_text("id,name,genres\n")
     job = folder / "pipeline.json"
-    kubeflow_runner.compile_pipeline(write(folder, "gs://bucket"), IMAGE, job)
-    local = create_pipeline(write(folder, str(folder)))
+    kubeflow_runner.compile_pipeline(write(folder, "gs://bucket", **changes), IMAGE, job)
+    local = create_pipeline(write(folder, str(folder), **changes))
     return json.loads(job.read_text()), {node.id: node for node in local.components}
 
 
@@ -145,15 +146,19 @@ def test_every_parameter_is_there_and_names_no_folder_of_this_machine(compiled, 
     assert reporter["run_id"].runtime_value.constant.string_value == "{{$.pipeline_job_name}}"
 
 
-def test_the_model_is_compared_with_the_latest_blessed_one(compiled):
-    job, _ = compiled
+def test_the_model_is_compared_with_and_goes_on_from_the_latest_blessed_one(compiled):
+    job, local = compiled
     spec, deployment = parsed(job)
-    given = spec.root.dag.tasks["RetrievalEvaluator"].inputs.artifacts["blessed_model"]
-    resolver = given.task_output_artifact.producer_task
-    label = spec.components[spec.root.dag.tasks[resolver].component_ref.name].executor_label
-    query = deployment.executors[label].resolver.output_artifact_queries["model"].filter
-    assert 'schema_title="tfx.Model"' in query
-    assert "current_model_id" in query
+    asked = [("RetrievalEvaluator", "blessed_model")]
+    asked += [("Trainer", "base")] if "WarmBase" in local else []
+    assert ("base" in spec.root.dag.tasks["Trainer"].inputs.artifacts) == (len(asked) == 2)
+    for step, key in asked:
+        given = spec.root.dag.tasks[step].inputs.artifacts[key]
+        resolver = given.task_output_artifact.producer_task
+        label = spec.components[spec.root.dag.tasks[resolver].component_ref.name].executor_label
+        query = deployment.executors[label].resolver.output_artifact_queries["model"].filter
+        assert 'schema_title="tfx.Model"' in query
+        assert "current_model_id" in query
 
 
 def test_at_home_our_types_keep_their_names(compiled):
@@ -216,7 +221,7 @@ def test_the_compiled_job_runs_two_nights(tmp_path, monkeypatch):
 
     write_data(tmp_path / "gcs/bucket")
     job = tmp_path / "pipeline.json"
-    kubeflow_runner.compile_pipeline(write(tmp_path, "gs://bucket"), IMAGE, job)
+    kubeflow_runner.compile_pipeline(write(tmp_path, "gs://bucket", warm_start="{}"), IMAGE, job)
     text = job.read_text().replace("/gcs/bucket", str(tmp_path / "gcs/bucket"))
     monkeypatch.setenv("RECSYS_GCS_MOUNT", str(tmp_path / "gcs"))
     world = []
@@ -225,7 +230,10 @@ def test_the_compiled_job_runs_two_nights(tmp_path, monkeypatch):
         (blessing,) = made["RetrievalEvaluator", "blessing"]
         (model,) = made["Trainer", "model"]
         assert blessing["metadata"]["current_model_id"] == model["name"]
-    # The second one was compared with the first one.
+        training = tmp_path / "gcs" / model["uri"].removeprefix("gs://") / "training.json"
+        warm = json.loads(training.read_text())["warm_start"]
+        assert (warm is not None and "base" in warm) == (night == "night-2")
+    # The second one was compared with the first one, and went on from it.
     (first,) = [one for one in world if "night-1-Trainer-model" in one["name"]]
     assert blessing["metadata"]["baseline_model_id"] == first["name"]
     served = tmp_path / "gcs/bucket/recsys/serving/tiny"
