@@ -155,6 +155,8 @@ def _of_raw_files(config: Config, widths: Mapping[str, int]) -> TableRows:
     except RecsysError as error:
         cure = f"{error.cure} Or say the rows of all tables: --rows users=N --rows items=N …"
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
-    rows = {name: n + 1 for name, n in counts.items()}
+    rows = {name: n + 1 for name, n in counts.rows.items()}
     source = "counted in the raw files, of which training may use fewer"
+    if counts.left_out:
+        source += f"; the broken spans {', '.join(counts.left_out)} are left out"
     return TableRows(rows, widths, source, _features_of_users(config.data))

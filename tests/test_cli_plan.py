@@ -97,7 +97,7 @@ def test_the_shipped_data_are_counted_as_python_counts_them():
     with Path(data.items.files).open(newline="") as file:
         movies = list(csv.DictReader(file))
     words = Counter(w for m in movies for w in re.findall(r"\w+", m["title"].lower()))
-    assert count_raw(data) == {
+    assert count_raw(data).rows == {
         "users": len({e["userId"] for e in events}),
         "items": len({m["movieId"] for m in movies} | {e["movieId"] for e in events}),
         "genres": len({g for m in movies for g in m["genres"].split("|")}),
@@ -109,6 +109,40 @@ def test_counting_does_not_depend_on_the_blocks_of_a_file(config, monkeypatch):
     whole = count_raw(load_config(config).data)
     monkeypatch.setattr("recsys.data.raw_counts._LOOSE", 0)
     assert count_raw(load_config(config).data) == whole
+
+
+def write_spans(config, tmp_path, **files):
+    """Makes the interactions files of spans, and returns the overrides that say so."""
+    rows = Path(load_config(config).data.interactions.files).read_text().splitlines()
+    for number, (day, text) in enumerate(files.items()):
+        lines = rows if text == "whole" else [rows[0]] if text == "empty" else [text]
+        if text == "part":
+            lines = [rows[0], rows[1 + number]]
+        (tmp_path / f"2026-01-{day[1:]}.csv").write_text("\n".join(lines) + "\n")
+    return [f"data.interactions.files={tmp_path}/{{YYYY}}-{{MM}}-{{DD}}.csv"]
+
+
+def test_empty_spans_hold_nothing_and_broken_ones_are_left_out_where_a_run_leaves_them(
+    config, tmp_path
+):
+    whole = count_raw(load_config(config).data).rows
+    spans = write_spans(config, tmp_path, _01="whole", _02="empty", _03="a,b", _04="part")
+    with pytest.raises(RecsysError, match=r"R203.*2026-01-03"):
+        count_raw(load_config(config, spans).data)
+    spans += ["data.interactions.bad_spans=set_aside"]
+    found = count_raw(load_config(config, spans).data)
+    assert (found.rows, found.left_out) == (whole, ("2026-01-03",))
+    assert (
+        "the broken spans 2026-01-03 are left out"
+        in find_rows(load_config(config, spans), {}).source
+    )
+
+
+def test_spans_that_hold_nothing_at_all_are_an_error(config, tmp_path):
+    spans = write_spans(config, tmp_path, _01="empty", _02="a,b")
+    spans += ["data.interactions.bad_spans=set_aside"]
+    with pytest.raises(RecsysError, match=r"R203.*2026-01-02"):
+        count_raw(load_config(config, spans).data)
 
 
 def test_a_data_folder_goes_before_the_last_run_and_that_before_the_raw_files(config, tmp_path):

@@ -7,13 +7,14 @@ vocabulary is never larger than these counts say, and mostly little smaller.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import DataConfig, Feature, SourceConfig
+from recsys.config import DataConfig, Feature, InteractionsConfig, SourceConfig
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -21,22 +22,39 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.segments.broken import unreadable_span
+from recsys.data.segments.window import has_spans, read_window, restrict
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import to_ids
 from recsys.data.tokens import has_vocabulary, table_rows
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 
 _LOOSE = 1 << 20
+_EMPTY = "R202"
 _NO_WORD = r"[^\pL\pM\pN_]+"  # As in components.transform_features.
 
 
-def count_raw(data: DataConfig) -> dict[str, int]:
-    """Returns how many users, items and tokens of each feature there are, by table.
+@dataclasses.dataclass(frozen=True)
+class RawCounts:
+    """What raw files hold.
+
+    Attributes:
+        rows: Users, items and tokens of each feature, by table.
+        left_out: Names of spans that are broken, which a run would set aside.
+    """
+
+    rows: dict[str, int]
+    left_out: tuple[str, ...] = ()
+
+
+def count_raw(data: DataConfig) -> RawCounts:
+    """Returns how many users, items and tokens of each feature there are.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another
-            format, or lacks a column; or a query takes the place of files.
+            format, or lacks a column; or a query takes the place of files. A span may be
+            empty, and broken where a run would set it aside, but not all of them.
     """
     if data.interactions.query is not None:
         raise RecsysError(
@@ -50,11 +68,43 @@ def count_raw(data: DataConfig) -> dict[str, int]:
         tokens |= _count_side(data.items, "items", items)
     if data.users is not None:
         tokens |= _count_side(data.users, "users", Distinct())
-    columns = data.interactions.columns
-    for batch in _batches(data.interactions, "interactions", [columns.user, columns.item]):
-        users.add(to_ids(batch.columns.column(columns.user)))
-        items.add(to_ids(batch.columns.column(columns.item)))
-    return {"users": len(users), "items": len(items), **tokens}
+    left_out = _count_interactions(data.interactions, users, items)
+    return RawCounts({"users": len(users), "items": len(items), **tokens}, left_out)
+
+
+def _count_interactions(
+    config: InteractionsConfig, users: Distinct, items: Distinct
+) -> tuple[str, ...]:
+    """Adds the ids of the interactions; returns the names of the spans that can't be read."""
+    if not has_spans(config):
+        _count_ids(config, users, items)
+        return ()
+    left_out: list[str] = []
+    last: RecsysError | None = None
+    for span in read_window(config):
+        for path in span.paths:
+            try:
+                _count_ids(restrict(config, [path]), users, items)
+            except UsageError:
+                raise
+            except RecsysError as error:
+                last = error
+                if error.code == _EMPTY:
+                    continue
+                if config.bad_spans == "stop":
+                    raise unreadable_span(span.name, path, error) from error
+                left_out.append(span.name)
+                break
+    if last is not None and not len(users):
+        raise last
+    return tuple(left_out)
+
+
+def _count_ids(config: InteractionsConfig, users: Distinct, items: Distinct) -> None:
+    user, item = config.columns.user, config.columns.item
+    for batch in _batches(config, "interactions", [user, item]):
+        users.add(to_ids(batch.columns.column(user)))
+        items.add(to_ids(batch.columns.column(item)))
 
 
 def _count_side(config: EntityConfig, what: str, ids: Distinct) -> dict[str, int]:
