@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.ingest.span_look import unread_files
 from recsys.config import InteractionsConfig, ItemsConfig, SourceConfig, UsersConfig
+from recsys.data.segments.window import has_spans
 from recsys.data.sources.files import match_files
 from recsys.errors import RecsysError
 from recsys.formats import size
@@ -45,7 +47,7 @@ def check_room(
         return
     config = _config(parameters or {})
     folders = {key: [Path(one.uri) for one in some] for key, some in inputs.items()}
-    wanted = bytes_of(step, Reads(folders, _raw_files(step, config), config))
+    wanted = bytes_of(step, Reads(folders, _raw_files(step, config, parameters or {}), config))
     free = free_bytes(root)
     if free is not None and wanted > free:
         raise RecsysError(
@@ -66,12 +68,21 @@ def _config(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _raw_files(step: str, config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Returns the raw files that a step reads, with their sizes [bytes]; none of a query."""
+def _raw_files(
+    step: str, config: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> list[tuple[str, int]]:
+    """Returns the raw files that a step reads, with their sizes [bytes]; none of a query.
+
+    What an earlier night has read of a window of spans isn't read again.
+    """
     what, kind = _READERS.get(step, ("", SourceConfig))
     if not config.get(what):
         return []
     source = kind.model_validate_json(json.dumps(config[what]))
     if isinstance(source, InteractionsConfig) and source.query is not None:
         return []
-    return [(file.path, file.size) for file in match_files(source, what)]
+    files = [(file.path, file.size) for file in match_files(source, what)]
+    if isinstance(source, InteractionsConfig) and has_spans(source):
+        unread = set(unread_files(source, Path(parameters["segments"]), parameters["code"]))
+        files = [(path, n_bytes) for path, n_bytes in files if path in unread]
+    return files

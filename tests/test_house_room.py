@@ -10,7 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from components.ingest.span_look import settings_of
 from pipelines import room
+from recsys.config import InteractionsConfig
+from recsys.data.segments.kept import key_of
+from recsys.data.segments.window import Digests, read_window
 from recsys.errors import RecsysError
 from recsys.house.room import SAFETY, Reads, bytes_of
 
@@ -56,6 +60,14 @@ def test_a_copy_needs_its_size(tmp_path):
     assert need("Exporter", Reads({"model": [model], "data": [data]})) == 3.1 * 10**6
 
 
+def test_a_store_of_segments_needs_less_than_one_that_is_shuffled(tmp_path):
+    examples, items = folder_of(tmp_path / "examples", 10**6), folder_of(tmp_path / "items", 10**5)
+    reads = Reads({"interactions": [examples], "items": [items]})
+    assert need("InteractionEncoder", reads) == 6.3 * 10**6
+    (examples / "segments.json").touch()
+    assert need("InteractionEncoder", reads) == 1.3 * 10**6
+
+
 def test_a_training_needs_its_tables_for_every_checkpoint(tmp_path):
     data = data_of(tmp_path, 30_000, 10_000)
     copied = sum(file.stat().st_size for file in tmp_path.rglob("*.parquet"))
@@ -65,6 +77,30 @@ def test_a_training_needs_its_tables_for_every_checkpoint(tmp_path):
     # Three checkpoints and one in writing, with slots; the model three times over, and its slots.
     assert wanted == pytest.approx(tables * 3 * 4 + 5 * tables + copied)
     assert wanted > need("Trainer", Reads({"data": [data]}, config={"model": {"dim": 32}}))
+
+
+def test_of_a_window_only_what_no_night_has_read_needs_room(monkeypatch, tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        (tmp_path / f"{day}.csv").write_bytes(b"x" * 10**6)
+    source = {
+        "files": str(tmp_path / "{YYYY}-{MM}-{DD}.csv"),
+        "columns": ROLES["InteractionGen"][1],
+    }
+    config = InteractionsConfig.model_validate_json(json.dumps(source))
+    kept = tmp_path / "segments"
+    read = key_of(
+        "span", settings_of(config, "code"), Digests(None).of_span(read_window(config)[0])
+    )
+    (kept / f"span-{read}").mkdir(parents=True)
+    given = {"config": json.dumps({"interactions": source, "eval_share": 0.2})}
+    given |= {"segments": str(kept), "code": "code"}
+    for code, n_files in (("code", 1), ("other", 2)):
+        wanted = FLOOR + round(SAFETY * 3 * n_files * 10**6)
+        monkeypatch.setattr(room, "free_bytes", lambda _path, free=wanted: free)
+        room.check_room("InteractionGen", {}, tmp_path, {**given, "code": code})
+        monkeypatch.setattr(room, "free_bytes", lambda _path, free=wanted - 1: free)
+        with pytest.raises(RecsysError, match="R620"):
+            room.check_room("InteractionGen", {}, tmp_path, {**given, "code": code})
 
 
 def test_damaged_vocabularies_are_reckoned_as_they_can(tmp_path):

@@ -20,6 +20,7 @@ from components.ingest import segment_make, span_read
 from components.ingest import spans as spans_module
 from components.ingest.interactions import InteractionSource, ingest
 from components.ingest.segment_make import MakeSegments
+from components.ingest.span_look import unread_files
 from components.ingest.spans import ingest_spans
 from components.ingest.store import write_store
 from components.ingest.vocabularies import make_vocabularies
@@ -85,6 +86,11 @@ class World:
             code,
         )
         return out, summary
+
+    def unread(self, config=None, code="code"):
+        """What a night would have to read, by the folders of its spans."""
+        files = unread_files(config or self.config, self.root / "segments", code)
+        return [Path(file).parents[1].name[-2:] for file in files]
 
 
 def rows_of(day, n, seed=0, spill=0):
@@ -251,7 +257,9 @@ def test_each_night_reads_what_is_new_and_equals_a_run_from_scratch(world):
     assert {one["new"] for one in told(out)} == {True}
     for day in range(3, 7):
         world.write(day, rows_of(day, 40, spill=3))
+        assert world.unread() == [f"{day + 1:02}"]
         out, summary = world.night()
+        assert world.unread() == []
         before = check(out, summary, before)
         found = list(states(out).values())
         assert found == [*["reused"] * (len(found) - 1), "read"]
@@ -509,7 +517,9 @@ def test_a_sweep_leaves_what_is_in_use_and_what_was_used_lately(world):
 def test_what_other_code_or_another_config_made_is_not_used(world):
     for day in range(4):
         world.write(day, rows_of(day, 30))
+    assert world.unread() == ["01", "02", "03", "04"]
     world.night()
+    assert world.unread(code="other") == ["01", "02", "03", "04"]
     assert world.night(code="other")[1]["segments"]["made"] == 4
     stricter = world.config.model_copy(update={"positive_at_least": 4.0})
     assert world.night(stricter)[1]["segments"]["made"] == 4

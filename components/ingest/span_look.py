@@ -9,11 +9,11 @@ from typing import Any
 
 from components.ingest.span_read import BrokenSpanError, plan_span
 from components.ingest.tally import Tally
-from recsys.config import InteractionsConfig
+from recsys.config import InteractionsConfig, canonical_json
 from recsys.data.segments.broken import bad_rows, unreadable_span
 from recsys.data.segments.kept import Kept, KeptFolder, key_of
 from recsys.data.segments.span_rows import totals
-from recsys.data.segments.window import Digests, SpanFiles
+from recsys.data.segments.window import Digests, SpanFiles, read_window
 from recsys.data.sources.pieces import Piece
 from recsys.errors import RecsysError, UsageError
 
@@ -43,7 +43,7 @@ class NightSpan:
     @property
     def name(self) -> str:
         """Name of its kept folder."""
-        return f"span-{self.key}"
+        return _name(self.key)
 
     @property
     def is_numbered(self) -> bool:
@@ -102,6 +102,37 @@ class NightSpan:
         self.error = bad_rows(self.files.name, self.broken)
 
 
+def settings_of(config: InteractionsConfig, code: str) -> list[str]:
+    """Returns what decides, beside the files of a span, what its rows become.
+
+    Args:
+        config: Which column holds what.
+        code: Fingerprint of the code.
+    """
+    free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
+    return [code, canonical_json(config.model_copy(update=free))]
+
+
+def unread_files(config: InteractionsConfig, kept: Path, code: str) -> list[str]:
+    """Returns the files of the window that a run will read, as far as can be told at once.
+
+    Args:
+        config: What to read; its files have spans.
+        kept: Folder of what is kept from run to run.
+        code: Fingerprint of the code.
+    """
+    settings, digests = settings_of(config, code), Digests(kept)
+    unread: list[str] = []
+    for files in read_window(config):
+        try:
+            name = _name(key_of("span", settings, digests.of_span(files)))
+        except RecsysError:  # It can't be read.
+            continue
+        if not (kept / name).is_dir():
+            unread += files.paths
+    return unread
+
+
 def look_at(
     files: SpanFiles,
     config: InteractionsConfig,
@@ -141,3 +172,7 @@ def look_at(
     except BrokenSpanError as broken:
         span.fail(broken.file, broken.error)
     return span
+
+
+def _name(key: str) -> str:
+    return f"span-{key}"

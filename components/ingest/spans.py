@@ -16,11 +16,10 @@ import apache_beam as beam
 from components.ingest import unique
 from components.ingest.interactions import InteractionSource, unit_cure
 from components.ingest.segment_make import MakeSegments, SegmentPlan
-from components.ingest.span_look import NightSpan, look_at
+from components.ingest.span_look import NightSpan, look_at, settings_of
 from components.ingest.span_output import SegmentOfNight, SpanOutput
 from components.ingest.span_read import ReadSpans, SpanPlan
 from components.ingest.tally import Tally
-from recsys.config import canonical_json
 from recsys.data.segments.blocks import Segment, SpanDays, plan_segments, split_segment
 from recsys.data.segments.kept import Kept, key_of, sweep
 from recsys.data.segments.seen import Seen
@@ -79,9 +78,7 @@ class _Night:
         self._source, self._config = source, source.interactions
         self._letters, self._work = letters, letters / "work"
         self._beam, self._kept = beam_pipeline, kept
-        free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
-        made_by = self._config.model_copy(update=free)
-        self._settings = [code, canonical_json(made_by)]
+        self._settings = settings_of(self._config, code)
         self._now = int(time.time())
 
     def clean(self) -> None:

@@ -3,7 +3,7 @@
 Each formula counts what the step puts there, generously, and is taken times `SAFETY`;
 docs/runs.md lists them. They were tried on small data alone. They err on the side of too
 much: a step that is refused costs a look at the disk, one that fails for want of space
-costs the night.
+costs the night. Of a window of spans, what is kept of earlier nights costs nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recsys.data.segments.linked import has_segments
 from recsys.house.plan import tree_size
 
 SAFETY = 1.25
@@ -78,8 +79,13 @@ def _transform(reads: Reads) -> float:
 
 
 def _encode(reads: Reads) -> float:
-    """A store without compression, and its shuffle: six times the interactions, and the rest."""
-    return 6 * reads.size("interactions") + 3 * reads.size() - 3 * reads.size("interactions")
+    """A store without compression, and its shuffle: six times the interactions, and the rest.
+
+    Of segments it writes rows alone, and shuffles nothing.
+    """
+    folders = reads.folders.get("interactions", ())
+    events = sum((1 if has_segments(path) else 6) * tree_size(path) for path in folders)
+    return events + 3 * (reads.size() - reads.size("interactions"))
 
 
 def _train(reads: Reads) -> float:
