@@ -26,6 +26,7 @@ from recsys.data.interactions import OUT_OF_TIME, interaction_columns, parse_int
 from recsys.data.segments.span_rows import write_span_rows
 from recsys.data.segments.window import restrict
 from recsys.data.sources.files import file_size, unreadable
+from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import to_times
@@ -93,7 +94,7 @@ def plan_span(config: InteractionsConfig, paths: Sequence[str]) -> list[Piece]:
         except UsageError:
             raise
         except RecsysError as error:
-            if error.code != "R202":
+            if error.code != EMPTY:
                 raise BrokenSpanError(path, error) from error
             empty.append((path, error))
             continue

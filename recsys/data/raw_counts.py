@@ -24,6 +24,7 @@ from recsys.data.entities import (
 )
 from recsys.data.segments.broken import unreadable_span
 from recsys.data.segments.window import has_spans, read_window, restrict
+from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import to_ids
@@ -31,7 +32,6 @@ from recsys.data.tokens import has_vocabulary, table_rows
 from recsys.errors import RecsysError, UsageError
 
 _LOOSE = 1 << 20
-_EMPTY = "R202"
 _NO_WORD = r"[^\pL\pM\pN_]+"  # As in components.transform_features.
 
 
@@ -89,7 +89,7 @@ def _count_interactions(
                 raise
             except RecsysError as error:
                 last = error
-                if error.code == _EMPTY:
+                if error.code == EMPTY:
                     continue
                 if config.bad_spans == "stop":
                     raise unreadable_span(span.name, path, error) from error

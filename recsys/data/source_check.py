@@ -6,10 +6,9 @@ from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
 from recsys.data.segments.broken import unreadable_span
 from recsys.data.segments.window import has_spans, read_window, restrict
+from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import check_files
 from recsys.errors import RecsysError, UsageError
-
-_EMPTY = "R202"
 
 
 def check_sources(data: DataConfig) -> None:
@@ -42,5 +41,5 @@ def _check_interactions(config: InteractionsConfig) -> None:
             except UsageError:
                 raise
             except RecsysError as error:
-                if error.code != _EMPTY and config.bad_spans == "stop":
+                if error.code != EMPTY and config.bad_spans == "stop":
                     raise unreadable_span(span.name, path, error) from error

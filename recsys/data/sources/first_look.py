@@ -28,6 +28,9 @@ from recsys.data.sources.text import (
 )
 from recsys.errors import RecsysError, UsageError
 
+EMPTY = "R202"
+"""Code of the error that a file without rows is; of several files one may be."""
+
 _LOOK_BYTES = 8 << 20
 # What compressed text comes to, about.
 _GROWTH = 4
@@ -160,7 +163,7 @@ def _check_dialect(csv: CsvFormat, what: str) -> None:
 
 def _empty(file: str) -> RecsysError:
     return RecsysError(
-        "R202",
+        EMPTY,
         f"{file!r} must hold rows.",
         "Write the data into it, or name another file.",
         "an empty file",

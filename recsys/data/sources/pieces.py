@@ -12,7 +12,7 @@ from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable
 from recsys.data.sources.csv_source import read_csv
 from recsys.data.sources.files import SourceFile, is_remote
-from recsys.data.sources.first_look import has_rows, look_at_files
+from recsys.data.sources.first_look import EMPTY, has_rows, look_at_files
 from recsys.data.sources.growth import finished_stop, unfinished
 from recsys.data.sources.jsonl import read_jsonl
 from recsys.data.sources.line_cuts import cut_lines
@@ -135,7 +135,7 @@ def _cut(head: Piece, piece_bytes: int) -> list[Piece]:
 
 def _no_rows(file: str) -> RecsysError:
     return RecsysError(
-        "R202",
+        EMPTY,
         f"{file!r}, or another file of its source, must hold rows below its header.",
         "Write the data into it, or name another file.",
         "a header alone",
