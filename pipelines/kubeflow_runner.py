@@ -22,6 +22,7 @@ from pipelines.kubeflow_platform import OUR_TYPES, KubeflowPlatform, for_kubeflo
 from pipelines.retrieval import create_pipeline
 from recsys.config import Config
 from recsys.config_file import load_config
+from recsys.distribution import install_extra
 from recsys.errors import UsageError
 from recsys.process import stage_main
 
@@ -53,7 +54,7 @@ def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
         raise UsageError(
             "R618",
             "Compiling for Kubeflow needs the package kfp.",
-            "Install it with `uv sync --all-extras`, on Python 3.11.",
+            f"{install_extra('kubeflow')} It needs Python 3.11.",
         )
     from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner as kubeflow
 

@@ -23,6 +23,7 @@ from typing import Literal
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.data.sources.files import match_files
+from recsys.distribution import SYNC
 from recsys.errors import RecsysError
 from recsys.formats import counted
 
@@ -32,7 +33,6 @@ CORE = ("keras", "keras-rs", "jax", "numpy", "pyarrow", "grain", "pydantic")
 PIPELINE = (
     "tfx", "tensorflow", "apache-beam", "ml-metadata", "tensorflow-data-validation", "tfx-bsl",
 )  # fmt: skip
-SYNC = "uv sync --all-extras"
 
 _GIB = 2**30
 _MEMORY_WARN_GIB = 4.0

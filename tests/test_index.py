@@ -237,5 +237,5 @@ def test_a_bundle_without_an_index_has_none(world, tmp_path):
 
 def test_who_lacks_faiss_is_told_what_to_install(world, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(RecsysError, match=r"\[R580\].*pip install faiss-cpu"):
+    with pytest.raises(RecsysError, match=r"\[R580\].*Install the extra serve"):
         build(tmp_path, *world, _K, IndexConfig(kind="ann"))

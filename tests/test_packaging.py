@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import recsys
+from recsys.config_file import default_config_path, load_config
+from recsys.distribution import NAME, install_extra
 from recsys.doctor import EXACT_SET, WIDE_SET
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +28,7 @@ def test_we_own_our_top_level_names(package):
     assert spec is not None
     assert spec.origin == str(ROOT / package / "__init__.py")
     claims = importlib.metadata.packages_distributions().get(package, [])
-    assert set(claims) <= {"recsys"}
+    assert set(claims) <= {NAME}
 
 
 def test_the_wheel_holds_our_packages_whole_and_nothing_else(tmp_path):
@@ -51,7 +53,53 @@ def test_the_wheel_holds_our_packages_whole_and_nothing_else(tmp_path):
 
 def test_the_version_stands_in_one_place_for_each_reader():
     assert PROJECT["project"]["version"] == recsys.__version__
-    assert importlib.metadata.version("recsys") == recsys.__version__
+    assert importlib.metadata.version(NAME) == recsys.__version__
+
+
+def texts():
+    """Yields the path and the text of each file that people read or that prints to them."""
+    folders = ("recsys", "components", "pipelines", "docs", "deploy", "configs", "benchmarks")
+    suffixes = {".md", ".py", ".yaml", ".sh", ".toml", ".jinja", ".html", ".js", ".service"}
+    inside = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    for path in [*ROOT.glob("*"), *inside]:
+        if path.is_file() and (path.suffix in suffixes or path.name in ("uvw", "Dockerfile")):
+            yield path, path.read_text()
+
+
+def test_no_text_installs_a_distribution_of_another_name():
+    assert PROJECT["project"]["name"] == NAME
+    assert re.sub("[-_.]+", "-", NAME) != "recsys"  # On PyPI that is somebody else's.
+    wrong = []
+    for path, text in texts():
+        for command in re.findall(r"pip3? (?:install|download) ([^\n`]*)", text):
+            words = re.findall(r"[\w./-]*recsys[\w.-]*", command)
+            wheel = NAME.replace("-", "_") + "-"
+            wrong += [
+                (path.name, w) for w in words if w != NAME and not w.startswith(f"dist/{wheel}")
+            ]
+        wrong += [(path.name, w) for w in re.findall(r"(?<![\w-])recsys\[[a-z,]+\]", text)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
+def test_what_is_told_where_an_extra_is_missing_installs_from_the_clone(extra):
+    text = install_extra(extra)
+    assert "uv sync --all-extras" in text
+    for requirement in re.findall(r"pip install '([^']*)'", text):
+        assert requirement == f"{NAME}[{extra}] @ file:///path/to/clone"
+
+
+def test_the_docs_ask_for_the_model_of_the_shipped_config():
+    name = load_config(default_config_path()).name
+    named = [
+        (path.name, found)
+        for path, text in texts()
+        if path.suffix == ".md"
+        for found in re.findall(r"(?:/v1/models/|MODEL_NAME=|ROOT/serving/)([\w-]+)", text)
+        if found != "NAME"  # It stands for any.
+    ]
+    assert len(named) > 3
+    assert {found for _, found in named} == {name}, named
 
 
 def test_the_core_needs_no_tensorflow_tfx_or_beam():

@@ -25,6 +25,7 @@ from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
+from recsys.distribution import install_extra
 from recsys.errors import BusyError, RecsysError, UsageError
 from recsys.parent import as_parent
 from recsys.process import storage_error
@@ -104,7 +105,7 @@ def require_pipeline() -> None:
         raise UsageError(
             "R901",
             "`recsys run` needs the extra `pipeline`.",
-            "Install it with `uv sync --all-extras`.",
+            install_extra("pipeline"),
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from recsys.bundle import MANIFEST
 from recsys.cli.recommend import serving_folder
 from recsys.config_file import default_config_path, load_config
+from recsys.distribution import install_extra
 from recsys.errors import UsageError
 
 
@@ -44,7 +45,7 @@ def serve(
         raise UsageError(
             "R550",
             "Serving needs the extra 'serve'.",
-            "Install it: pip install 'recsys[serve]'.",
+            install_extra("serve"),
             str(error),
         ) from None
 

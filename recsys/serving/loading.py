@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 
 _STDERR = 2
@@ -30,7 +31,7 @@ def load_saved_model(bundle: Path) -> Any:
         raise RecsysError(
             "R542",
             "Asking a bundle needs TensorFlow.",
-            "Install it: pip install 'recsys[serve]'.",
+            install_extra("serve"),
             str(error),
         ) from None
     except Exception as error:  # noqa: BLE001 of a damaged file it raises what it comes to

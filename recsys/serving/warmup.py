@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
+from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 from recsys.serving.gate_reference import Reference
 
@@ -97,7 +98,7 @@ def _messages() -> Any:
         raise RecsysError(
             "R534",
             "The export writes warm-up requests with the messages of TensorFlow Serving.",
-            "Install them: pip install 'recsys[serve]'.",
+            install_extra("serve"),
             str(error),
         ) from None
     return prediction_log_pb2

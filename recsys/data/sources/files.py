@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.spans import span_pattern
+from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 
 
@@ -247,8 +248,8 @@ def _filesystems() -> Any:
         raise RecsysError(
             "R252",
             "Files with a scheme, as gs:// or s3://, are read through Apache Beam.",
-            "Install the extra: pip install 'recsys[pipeline]', with Beam's own extra for "
-            "the scheme, as apache-beam[gcp] or apache-beam[aws].",
+            f"{install_extra('pipeline')} Add Beam's own extra for the scheme, as apache-beam[gcp] "
+            "or apache-beam[aws].",
         ) from None
     return FileSystems
 

@@ -17,6 +17,7 @@ from recsys.data.sources.parquet_source import text_checked
 from recsys.data.sources.raw_batch import RawBatch, one_batch
 from recsys.data.sources.text import read_some
 from recsys.data.sources.values import to_text
+from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 
 DAMAGED = "damaged record: its checksum is wrong"
@@ -119,7 +120,7 @@ def _new_decoder() -> Any:
         raise RecsysError(
             "R252",
             "TFRecord files are decoded by tfx-bsl.",
-            "Install the extra: pip install 'recsys[pipeline]'.",
+            install_extra("pipeline"),
         ) from None
     return ExamplesToRecordBatchDecoder()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 
 Tell = Callable[[int, int], None]
@@ -137,8 +138,8 @@ def _faiss() -> Any:
         raise RecsysError(
             "R580",
             "An approximate index needs FAISS.",
-            "Install it: pip install faiss-cpu; or set export.index.kind to exact and run"
-            " again: recsys run.",
+            f"{install_extra('serve')} Or set export.index.kind to exact and run again:"
+            " recsys run.",
             str(error),
         ) from None
     return faiss
