@@ -17,6 +17,7 @@ sys.path.extend(
         "subjects",
         "tensorflow",
         "telling",
+        "shapes",
     )
 )
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
