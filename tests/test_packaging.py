@@ -1,11 +1,13 @@
 """The package, its licence, and the wrapper that brings uv."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -250,6 +252,56 @@ def test_an_installation_that_fails_leaves_nothing_half_done(machine):
     machine.program("python3", PIP.format(version_code=0, install_code=2))
     assert machine("run", "x").returncode == 2
     assert list(machine.own.iterdir()) == []
+
+
+def python_with_pip():
+    """Returns a python3 that has pip, which a virtual environment may lack."""
+    for python in (f"{sys.base_prefix}/bin/python3", "/usr/bin/python3"):
+        asked = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False)
+        if asked.returncode == 0:
+            return python
+    return pytest.skip("needs a python3 with pip")
+
+
+@pytest.fixture
+def registry(machine, tmp_path):
+    """Gives the machine a real pip that knows one wheel of uv; returns the wheel's sha256."""
+    wheel = tmp_path / "wheels" / "uv-0.13.8-py3-none-any.whl"
+    wheel.parent.mkdir()
+    info = "uv-0.13.8.dist-info"
+    files = {
+        "uv-0.13.8.data/scripts/uv": "#!/bin/sh\necho uv 0.13.8 of a stranger\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: uv\nVersion: 0.13.8\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{info}/RECORD"))
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o755 << 16
+            archive.writestr(entry, text)
+    options = f"PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS={wheel.parent}"
+    machine.program("python3", f'#!/bin/sh\n{options} exec {python_with_pip()} "$@"\n')
+    (tmp_path / "bin" / "env").symlink_to(shutil.which("env"))
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_what_is_not_the_pinned_wheel_by_its_sha256_is_never_installed(machine, registry):
+    done = machine("--version")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "sha256, and was not installed" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert not machine.own.exists() or list(machine.own.iterdir()) == []
+
+
+def test_the_wheel_with_a_pinned_sha256_is_installed(machine, registry):
+    wrapper = machine.own.parent / "uvw"
+    pinned = re.findall(r"--hash=sha256:([0-9a-f]{64})\b", wrapper.read_text())
+    assert len(set(pinned)) == 4  # x86_64 and aarch64, of glibc and of musl
+    wrapper.write_text(wrapper.read_text().replace(pinned[2], registry))
+    done = machine("--version")
+    assert done.stdout == "uv 0.13.8 of a stranger\n", done.stderr
 
 
 def test_the_wrapper_pins_the_uv_that_is_tested():
