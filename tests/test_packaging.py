@@ -278,7 +278,7 @@ def registry(machine, tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
             entry = zipfile.ZipInfo(name)
-            entry.external_attr = 0o755 << 16
+            entry.external_attr = 0o100755 << 16
             archive.writestr(entry, text)
     options = f"PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS={wheel.parent}"
     machine.program("python3", f'#!/bin/sh\n{options} exec {python_with_pip()} "$@"\n')
