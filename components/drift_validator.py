@@ -56,7 +56,7 @@ def DriftValidator(
         statistics: Today's.
         schema: The schema of the data.
         anomalies: What ExampleValidator found.
-        validation: `validation.json` and TFDV's own pages, see docs/validation.md.
+        validation: `validation.json` and the pages of statistics, see docs/validation.md.
         config: `DriftLimits` as canonical JSON.
         code: Fingerprint of the code.
         accepted_statistics: Those of the data that was accepted last, if any was.

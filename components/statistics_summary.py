@@ -9,6 +9,7 @@ from tensorflow_metadata.proto.v0 import statistics_pb2
 
 _TOP_VALUES = 5
 _SHOWN_CHARACTERS = 80
+_FIGURES = ("min", "median", "max", "mean", "std_dev")
 
 
 def summarize_split(
@@ -17,8 +18,9 @@ def summarize_split(
     """Returns `{"rows": n, "columns": [...]}`.
 
     A column has `name`, `kind` (`number` or `text`), `missing` [0..1] and `values`, the
-    number of its values; a number `min`, `median`, `max` and `bars` (counts of equally
-    wide buckets), a text `unique` and `top` (pairs of value and share of the values).
+    number of its values; a number `min`, `median`, `max`, `mean`, `std_dev`, `zeros` [0..1]
+    and `bars` (counts of equally wide buckets), a text `unique` and `top` (pairs of value and
+    share of the values).
     """
     dataset = statistics.datasets[0]
     columns = [_column(feature) for feature in dataset.features]
@@ -38,22 +40,23 @@ def _column(feature: statistics_pb2.FeatureNameStatistics) -> dict[str, Any]:
         "values": int(common.tot_num_values),
     }
     if feature.HasField("num_stats"):
-        return {**column, "kind": "number", **_number(stats)}
+        return {**column, "kind": "number", **_number(stats, common.tot_num_values)}
     if feature.HasField("string_stats"):
         return {**column, "kind": "text", **_text(stats, common.tot_num_values)}
     return {**column, "kind": "other"}
 
 
-def _number(stats: statistics_pb2.NumericStatistics) -> dict[str, Any]:
+def _number(stats: statistics_pb2.NumericStatistics, n_values: float) -> dict[str, Any]:
     bars = [
         bucket.sample_count
         for histogram in stats.histograms
         if histogram.type == statistics_pb2.Histogram.STANDARD
         for bucket in histogram.buckets
     ]
-    figures = {"min": stats.min, "median": stats.median, "max": stats.max}
+    figures = {name: getattr(stats, name) for name in _FIGURES}
     return {
         **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+        "zeros": stats.num_zeros / max(n_values, 1),
         "bars": [round(one, 1) for one in bars],
     }
 

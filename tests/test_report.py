@@ -212,9 +212,7 @@ def test_the_run_is_told_step_by_step(run: Run) -> None:
     assert "✓ Trainer 1 min 2 s ran : its config changed: train.epochs 8 → 12" in text
     assert "↺ InteractionGen 0.1 s cached : nothing it depends on has changed" in text
     assert "Within the evaluation model 3.1 s popularity 0.6 s" in text
-    bars = [
-        float(width) for width in re.findall(r'<i style="width:(.*?)%"', section(page, "steps"))
-    ]
+    bars = [float(width) for width in re.findall(r'<rect width="(.*?)%"', section(page, "steps"))]
     assert max(bars) == 100.0
     assert len(bars) == 5  # The others took less than a hundredth of the longest.
     assert "Run 11 steps in 1 min 44 s, 3 of them cached" in text_of(page)
@@ -281,7 +279,7 @@ def test_bars_stand_for_the_counts(run: Run) -> None:
     ]
 
 
-def test_tfdvs_pages_lie_beside_the_report(run: Run) -> None:
+def test_pages_of_statistics_lie_beside_the_report(run: Run) -> None:
     page = run.report()
     name = "statistics-interactions-train-and-eval.html"
     assert f'<a href="{name}">train and eval</a>' in page
@@ -432,8 +430,8 @@ def test_everything_from_data_is_escaped(tmp_path: Path) -> None:
     assert html.escape(SCRIPT, quote=False).replace("'", "&#39;") in page
     parsed = Text(page)
     assert "script" not in {tag for tag, _ in parsed.tags}
-    allowed = {"class", "id", "href", "title", "style", "scope", "colspan", "data-label", "name",
-               "content", "charset", "lang", "role", "aria-label", "aria-hidden"}  # fmt: skip
+    allowed = {"class", "id", "href", "title", "scope", "colspan", "data-label", "name", "lang",
+               "content", "charset", "http-equiv", "role", "aria-label", "aria-hidden"}  # fmt: skip
     drawn = {"svg", "g", "path", "line", "rect", "circle", "polygon", "polyline", "text"}
     for tag, attributes in parsed.tags:
         assert tag in drawn or set(attributes) <= allowed, (tag, attributes)

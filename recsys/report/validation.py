@@ -9,35 +9,9 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
-from recsys.formats import ABSENT, count, counted, is_number, moment, share
+from recsys.formats import ABSENT, counted
 from recsys.report.artifacts import Artifacts, MissingError, read_json
-from recsys.report.pictures.bars import draw_bars
-
-_BARS_WIDTH, _BARS_HEIGHT = 100, 24
-_SHOWN_CHARACTERS = 60
-_TOP_VALUES = 3
-_TIME = "timestamp"
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """One column of a split.
-
-    Attributes:
-        name: Its name.
-        kind: `number` or `text`.
-        missing: Share of rows without a value.
-        values: Smallest, middle and largest number, or how many texts and the frequent ones.
-        bars: How the values are spread, as SVG.
-    """
-
-    name: str
-    kind: str
-    missing: str
-    values: str
-    bars: Markup
+from recsys.report.data_columns import Column, read_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +50,7 @@ class Validation:
         distances: How far the columns lie from the earlier ones, the farthest first.
         compared: What they were compared with, as a sentence.
         left_out: Columns that were not compared, and why.
-        pages: TFDV's pages: file and title.
+        pages: Pages of statistics: file and title.
         schema: Path of the schema.
     """
 
@@ -98,7 +72,7 @@ def read_validations(artifacts: Artifacts) -> list[Validation]:
 
 
 def copy_pages(artifacts: Artifacts, out: Path) -> None:
-    """Copies TFDV's pages into the folder of the report."""
+    """Copies the pages of statistics into the folder of the report."""
     if artifacts.validation is None:
         return
     for page in artifacts.validation.glob("statistics-*.html"):
@@ -121,7 +95,7 @@ def _validation(name: str, found: Mapping[str, Any]) -> Validation:
             f"{counted(one['rows'], 'row', 'rows')} in {split}" for split, one in splits.items()
         ),
         split=split,
-        columns=[_column(column) for column in splits[split]["columns"]],
+        columns=[read_column(column) for column in splits[split]["columns"]],
         anomalies=[
             (f"{one['column'] or 'all columns'}, split {one['split']}", one["text"])
             for one in found["anomalies"]
@@ -132,42 +106,6 @@ def _validation(name: str, found: Mapping[str, Any]) -> Validation:
         pages=[(quote(PurePath(one["file"]).name), one["title"]) for one in found["pages"]],
         schema=found["schema"],
     )
-
-
-def _column(column: Mapping[str, Any]) -> Column:
-    is_numeric = column["kind"] == "number"
-    heights = column["bars"] if is_numeric else [part for _, part in column.get("top", [])]
-    return Column(
-        name=column["name"],
-        kind=column["kind"],
-        missing=share(column["missing"]) if column["missing"] else ABSENT,
-        values=_numbers(column) if is_numeric else _texts(column),
-        bars=draw_bars(heights, _BARS_WIDTH, _BARS_HEIGHT),
-    )
-
-
-def _numbers(column: Mapping[str, Any]) -> str:
-    write = moment if column["name"] == _TIME else _plain
-    return " … ".join(write(column[name]) for name in ("min", "median", "max"))
-
-
-def _plain(value: Any) -> str:
-    """Returns a number as the data has it: whole ones in full, others to six digits."""
-    if not is_number(value):
-        return ABSENT
-    return str(int(value)) if value == int(value) else f"{value:.6g}"
-
-
-def _texts(column: Mapping[str, Any]) -> str:
-    frequent = ", ".join(
-        f"{_shortened(value)} ({share(part)})"
-        for value, part in column.get("top", [])[:_TOP_VALUES]
-    )
-    return f"{count(column.get('unique'))} different: {frequent}"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def _distances(comparisons: list[Mapping[str, Any]]) -> Iterator[Distance]:

@@ -1,0 +1,168 @@
+"""Every page that is written has a content security policy that it keeps itself.
+
+A policy is met as a browser meets it: what it doesn't allow by a hash isn't there.
+"""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import sys
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_evaluation import TITLES, evaluation
+from report_run import VALIDATION, Run
+
+from recsys.nights.page import write_page
+from recsys.report.index import write_index
+from recsys.report.runs import RunRecord
+from recsys.report.statistics import write_statistics
+
+sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+from browser import CHROMIUM, Browser
+
+SCRIPT = "<script>alert('pwned')</script><img src=https://example.org/a.png>"
+
+
+def report(folder: Path) -> Path:
+    run = Run(folder)
+    run.write(TITLES, evaluation())
+    run.report()
+    return run.root / "report" / "report.html"
+
+
+def index(folder: Path) -> Path:
+    record = RunRecord(folder / "runs" / "2026-02-01T01-00-00.000000Z")
+    record.start("movies", ["Trainer"], 1_770_000_000.0)
+    record.step("Trainer", "ran", "first run", 2.5, 0.0)
+    record.end({"name": "movies", "state": "failed", "error": SCRIPT, "started": 1_770_000_000.0})
+    return write_index(folder)
+
+
+def nights(folder: Path) -> Path:
+    arm = {"value": 0.1, "interval": [0.05, 0.2], "seconds": 1.0, "steps": 25, "base": "model/1"}
+    night = {
+        "span": "2020-01-01", "events": 10, "broken": None, "repaired": [], "state": "blessed",
+        "seconds": 2.0, "warm": arm, "cold": arm, "frozen": arm,
+    }  # fmt: skip
+    return write_page(folder, SCRIPT, "recall@10", [night, night], folder / "index.html")
+
+
+def statistics(folder: Path) -> Path:
+    splits = VALIDATION["interactions"]["splits"]
+    text = {"name": SCRIPT, "kind": "text", "missing": 0.5, "values": 4, "unique": 2}
+    odd = {"rows": 4, "columns": [{**text, "top": [[SCRIPT, 0.75], ["b", 0.25]]}]}
+    page = folder / "statistics.html"
+    write_statistics(page, "interactions", {**splits, "odd": odd})
+    return page
+
+
+PAGES = [report, index, nights, statistics]
+
+
+class Elements(html.parser.HTMLParser):
+    """Collects the tags of a page, its inline styles and its policy."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.styles: list[str] = []
+        self.policy: dict[str, list[str]] = {}
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            assert self.styles == [], "a policy holds for what comes after it"
+            for directive in str(attributes["content"]).split(";"):
+                name, *sources = directive.split()
+                self.policy[name] = sources
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "style" and data.strip():
+            self.styles.append(data)
+
+
+@pytest.mark.parametrize("write", PAGES)
+def test_a_page_has_a_strict_policy_and_keeps_it(tmp_path: Path, write: Any) -> None:
+    text = write(tmp_path).read_text(encoding="utf-8")
+    page = Elements(text)
+    assert page.policy["default-src"] == ["'none'"]
+    assert page.policy["base-uri"] == page.policy["form-action"] == ["'none'"]
+    for name, sources in page.policy.items():
+        for source in sources:
+            assert re.fullmatch(r"'none'|'sha256-[A-Za-z0-9+/]{43}='", source), (name, source)
+    assert page.styles
+    for style in page.styles:
+        digest = b64encode(sha256(style.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in page.policy["style-src"]
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "img", "iframe", "object", "embed", "base")
+        assert "style" not in attributes, (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert "url(" not in "".join(page.styles)
+    assert "@import" not in "".join(page.styles)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    opened = Browser()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed")
+@pytest.mark.parametrize("write", PAGES)
+def test_a_browser_refuses_nothing_of_a_page_and_draws_it(
+    tmp_path: Path, browser: Any, write: Any
+) -> None:
+    browser.said.clear()
+    browser.open(write(tmp_path).as_uri())
+    assert browser.run("getComputedStyle(document.querySelector('section')).borderRadius") == "12px"
+    assert browser.said == []
+    # What isn't allowed is refused: the policy is read, and not only there.
+    add = "document.body.append(Object.assign(document.createElement('img'), {src: 'data:,'}))"
+    browser.run(f"void {add}")
+    browser.wait_for("true")
+    assert "Content Security Policy" in "".join(browser.said)
+
+
+def test_pages_of_statistics_tell_the_columns_of_all_their_splits(tmp_path: Path) -> None:
+    text = statistics(tmp_path).read_text(encoding="utf-8")
+    for words in ("train", "eval", "odd", "rating", "75.0", "4 rows in odd"):
+        assert words in text
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
+    text_format = pytest.importorskip("google.protobuf.text_format")
+    statistics_pb2 = pytest.importorskip("tensorflow_metadata.proto.v0.statistics_pb2")
+    pages = pytest.importorskip("components.statistics_pages")
+    lists = {}
+    for split, n in (("train", 8), ("eval", 4)):
+        proto = f"""datasets {{ num_examples: {n} features {{ path {{ step: "rating" }} type: FLOAT
+          num_stats {{ common_stats {{ num_non_missing: {n} tot_num_values: {n} }}
+            mean: 3.25 std_dev: 1.5 min: 0.5 median: 3.5 max: 5 num_zeros: 2
+            histograms {{ type: STANDARD buckets {{ sample_count: 3 }}
+                          buckets {{ sample_count: 5 }} }} }} }} }}"""
+        lists[split] = text_format.Parse(proto, statistics_pb2.DatasetFeatureStatisticsList())
+    written = pages.write_pages(tmp_path, "interactions", lists, {"train": lists["eval"]})
+    files = [entry["file"] for entry in written]
+    assert files == [
+        "statistics-interactions-train-and-eval.html",
+        "statistics-interactions-train-now-and-train-before.html",
+    ]
+    for file in files:
+        text = (tmp_path / file).read_text(encoding="utf-8")
+        assert "0.5 … 3.5 … 5" in text
+        assert "mean 3.25, standard deviation 1.5" in text
+        assert "bar-chart" in text
+        assert Elements(text).policy["default-src"] == ["'none'"]
+        assert not any("src" in attributes for _, attributes in Elements(text).tags)
