@@ -45,8 +45,9 @@ def _ragged(column: tf.Tensor | tf.SparseTensor | tf.RaggedTensor) -> tf.RaggedT
         return column
     if isinstance(column, tf.SparseTensor):
         return tf.RaggedTensor.from_sparse(column)
-    rows = tf.shape(column, out_type=tf.int64)[0]
-    return tf.RaggedTensor.from_uniform_row_length(tf.reshape(column, [-1]), 1, nrows=rows)
+    # A committed schema may have fixed how many values a row has; 1 where it has no shape.
+    width = column.shape[1:].num_elements()
+    return tf.RaggedTensor.from_tensor(tf.reshape(column, [-1, width]))
 
 
 def _category(values: tf.RaggedTensor, feature: Feature) -> tf.RaggedTensor:

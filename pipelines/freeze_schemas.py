@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from google.protobuf import text_format
+from tensorflow_metadata.proto.v0 import schema_pb2
 
 from pipelines.history import History
 from pipelines.metadata_store import open_store
@@ -52,8 +54,17 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
         )
     out.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
-        shutil.copyfile(schema, file)
+        file.write_text(_committable(schema.read_text()))
     return list(files)
+
+
+def _committable(text: str) -> str:
+    """Returns a schema whose lists may have any length: that all had the same was chance."""
+    schema = text_format.Parse(text, schema_pb2.Schema())
+    for feature in schema.feature:
+        if feature.value_count.max > 1:
+            feature.value_count.CopyFrom(schema_pb2.ValueCount(min=1))
+    return text_format.MessageToString(schema)
 
 
 def last_schemas(config: Config) -> dict[str, Path]:

@@ -96,6 +96,8 @@ def _schema(
     """Returns the step that infers the schema, or that reads the committed one."""
     suffix, folder = what.capitalize(), config.data.gate.schema_dir
     if folder is None:
-        return SchemaGen(statistics=statistics).with_id(f"SchemaGen.{suffix}")
+        # A shape would be read as a promise: equally many categories in each row, for ever.
+        schema_gen = SchemaGen(statistics=statistics, infer_feature_shape=False)
+        return schema_gen.with_id(f"SchemaGen.{suffix}")
     file = platform.schema_file(Path(folder) / f"{what}.pbtxt", Path(config.root))
     return ImportSchemaGen(schema_file=str(file)).with_id(f"ImportSchemaGen.{suffix}")

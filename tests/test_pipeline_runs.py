@@ -37,8 +37,9 @@ def write_data(folder):
     bad = ["u1,i1,5", ",i1,5,1000000000", "u1,,5,1000000000", "u1,i1,x,1000000000", "u1,i1,5,1"]
     text = "\n".join(["user,item,rating,time", *lines, lines[0], *bad]) + "\n"
     (folder / "ratings.csv").write_text(text)
+    # All with two genres: nothing may take that for a rule.
     titles = [
-        f'i{i:02},"The Film, No. {i}",{"comedy|drama" if i % 2 else "drama"}'
+        f'i{i:02},"The Film, No. {i}",{"comedy" if i % 2 else "crime"}|drama'
         for i in range(N_ITEMS)
     ]
     (folder / "films.csv").write_text("\n".join(["id,name,genres", *titles]) + "\n")

@@ -19,6 +19,7 @@ _FEATURES = [
     {"name": "plan", "column": "plan", "kind": "category"},
     {"name": "tags", "column": "tags", "kind": "categories", "max_tokens": 2, "min_count": 3},
     {"name": "tags_hashed", "column": "tags", "kind": "categories", "hash_buckets": 7},
+    {"name": "pair", "column": "pair", "kind": "categories"},
     {"name": "bio", "column": "bio", "kind": "words", "max_tokens": 4},
     {"name": "age", "column": "age", "kind": "number", "buckets": 4},
     {"name": "score", "column": "score", "kind": "number", "buckets": 2},
@@ -30,6 +31,7 @@ _COLUMNS = {
     "user_id": "text",
     "plan": "text",
     "tags": "text",
+    "pair": "text",
     "bio": "text",
     "age": "float",
     "score": "float",
@@ -37,6 +39,9 @@ _COLUMNS = {
     "nothing": "text",
     "no_number": "float",
 }
+
+# As a committed schema may have it.
+_SHAPES = {"user_id": [], "score": [], "pair": [2]}
 
 
 def seconds(year, month, day, hour=0):
@@ -48,6 +53,7 @@ def make_row(n):
         "user_id": [f"ü{n}"],
         "plan": [["free", "Pro, yearly", " free ", ""][n % 4]] if n % 5 else [],
         "tags": [["a"], ["a", "b", "c"], ["rare"] if n == 2 else [], ["b|c"]][n % 4],
+        "pair": [["left", "up"], ["right", "down"]][n % 2],
         "bio": [f"Über-Wolf {n % 3}: the WOLF's Straße"] if n % 6 else [],
         "age": [float(n)] if n % 10 else [],
         "score": [n / 10],
@@ -69,7 +75,7 @@ _NEW = [
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     world = {"features": _FEATURES, "columns": _COLUMNS, "rows": _ROWS, "new": _NEW}
-    (folder / "world.json").write_text(json.dumps({**world, "always": ["user_id", "score"]}))
+    (folder / "world.json").write_text(json.dumps({**world, "shapes": _SHAPES}))
     finished = subprocess.run(
         [sys.executable, _SCRIPT, folder],
         env={**os.environ, "PYTHONPATH": str(_SCRIPT.parent.parent.parent)},
@@ -115,6 +121,11 @@ def test_categories_are_the_values_of_a_list_the_first_known_ones(made):
     assert "b|c" in made["vocabularies"]["tags"]
     for row, bags in zip(_ROWS, made["of"], strict=True):
         assert bags["tags"] == by_vocabulary(made, "tags", row["tags"], 2)
+
+
+def test_categories_of_a_fixed_number_are_all_read(made):
+    for row, bags in zip(_ROWS, made["of"], strict=True):
+        assert bags["pair"] == by_vocabulary(made, "pair", row["pair"], 8)
 
 
 def test_hashed_categories_have_the_row_of_their_fingerprint(made):

@@ -97,9 +97,10 @@ def _as(column: tf.Tensor, spec: Any) -> Any:
         return values.with_values(_typed(values.values, spec.dtype)).to_sparse()
     if isinstance(spec, tf.RaggedTensorSpec):
         return values.with_values(_typed(values.values, spec.dtype))
-    # Where a value was never missing the graph has a place for exactly one.
-    first = values[:, :1].to_tensor("", shape=[None, 1])
-    return tf.reshape(_typed(first, spec.dtype), [-1, *[1] * (spec.shape.rank - 1)])
+    # Where the schema has a shape the graph has a place for so many values, mostly one.
+    width = spec.shape[1:].num_elements()
+    first = values[:, :width].to_tensor("", shape=[None, width])
+    return tf.reshape(_typed(first, spec.dtype), [-1, *spec.shape[1:]])
 
 
 def _typed(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -22,8 +22,8 @@ TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 def main(folder):
     world = json.loads((folder / "world.json").read_text())
     spec = {
-        name: tf.io.FixedLenFeature([], TYPES[type_])
-        if name in world["always"]
+        name: tf.io.FixedLenFeature(world["shapes"][name], TYPES[type_])
+        if name in world["shapes"]
         else tf.io.VarLenFeature(TYPES[type_])
         for name, type_ in world["columns"].items()
     }
@@ -33,7 +33,7 @@ def main(folder):
     features = [Feature.model_validate(one) for one in world["features"]]
     out = folder / "tokens"
     with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
-        rows = pipeline | beam.Create([as_row(row, world["always"]) for row in world["rows"]])
+        rows = pipeline | beam.Create([as_row(row, world["shapes"]) for row in world["rows"]])
         (tokens, made), function = (rows, metadata) | tft_beam.AnalyzeAndTransformDataset(
             lambda inputs: preprocessing_fn(inputs, custom)
         )
@@ -59,8 +59,8 @@ def main(folder):
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def as_row(row, always):
-    return {name: value[0] if name in always else value for name, value in row.items()}
+def as_row(row, shapes):
+    return {name: value[0] if shapes.get(name) == [] else value for name, value in row.items()}
 
 
 def new_tokens(graph, spec, rows):
@@ -69,7 +69,7 @@ def new_tokens(graph, spec, rows):
     for name, kind in spec.items():
         values = tf.ragged.constant([row[name] for row in rows], kind.dtype)
         is_fixed = isinstance(kind, tf.io.FixedLenFeature)
-        columns[name] = values.flat_values if is_fixed else values.to_sparse()
+        columns[name] = tf.reshape(values, [-1, *kind.shape]) if is_fixed else values.to_sparse()
     layer = tft.TFTransformOutput(str(graph)).transform_features_layer()
     return {name: bag.numpy().tolist() for name, bag in layer(columns).items() if name != "user_id"}
 
