@@ -17,7 +17,7 @@ from components.artifacts import InteractionData, Vocabularies
 from components.catalogue_gen import Transformed, write_catalogue, write_user_features
 from components.entity_gen import EntitySource
 from components.ingest.store import write_store
-from components.interaction_gen import CUT_PROPERTY
+from components.interaction_gen import CUT_PROPERTY, split_of
 
 
 @component(use_beam=True)
@@ -59,6 +59,7 @@ def InteractionEncoder(
         store=folder / "store",
         work=parts,
         beam_pipeline=beam_pipeline,
+        split=split_of(interactions),
     )
     sources = EntitySource.model_validate_json(config)
     of_items = _transformed(item_tokens, item_graph)

@@ -1,4 +1,4 @@
-"""InteractionGen: raw interactions → examples, split by time, and dead letters."""
+"""InteractionGen: raw interactions → examples, split into two parts, and dead letters."""
 
 from pathlib import Path
 
@@ -16,9 +16,13 @@ from components.ingest.bigquery import stage_query
 from components.ingest.interactions import SPLITS, InteractionSource, ingest
 from components.ingest.spans import ingest_spans
 from recsys.data.segments.window import has_spans
+from recsys.data.split_rule import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"
-"""Custom property of the examples: the moment of the split [seconds since 1970, UTC]."""
+"""Custom property of the examples: the moment that the training data end [seconds since 1970,
+UTC]; 0 where there are no times."""
+SPLIT_PROPERTY = "split"
+"""Custom property of the examples: how they were split; none by time."""
 
 
 @component(use_beam=True)
@@ -31,7 +35,7 @@ def InteractionGen(
     code: Parameter[str],
     beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
 ) -> None:
-    """Reads interactions, drops bad rows and duplicates, and splits them by time.
+    """Reads interactions, drops bad rows and duplicates, and splits them.
 
     Args:
         examples: Parquet examples, the splits `train` and `eval`.
@@ -57,3 +61,10 @@ def InteractionGen(
         summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, SPLITS)
     examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])
+    if source.rule != BY_TIME:
+        examples.set_string_custom_property(SPLIT_PROPERTY, source.rule.text)
+
+
+def split_of(interactions: Examples) -> SplitRule:
+    """Returns how the examples that InteractionGen made were split."""
+    return SplitRule.from_text(interactions.get_string_custom_property(SPLIT_PROPERTY))

@@ -15,7 +15,7 @@ from tfx.types.standard_artifacts import Examples
 from components.artifacts import Verdict, Vocabularies
 from components.ingest.entities import SPLIT
 from components.ingest.vocabularies import make_vocabularies
-from components.interaction_gen import CUT_PROPERTY
+from components.interaction_gen import CUT_PROPERTY, split_of
 from recsys.config import VocabulariesConfig
 
 
@@ -56,4 +56,5 @@ def VocabularyGen(
         out=Path(vocabularies.uri),
         config=VocabulariesConfig.model_validate_json(config),
         beam_pipeline=beam_pipeline,
+        split=split_of(interactions),
     )

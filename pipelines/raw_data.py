@@ -23,6 +23,7 @@ from pipelines.platforms import Platform
 from pipelines.validation import Validated, validate
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, example_columns, id_column
+from recsys.data.event_times import PLACE, TIME
 from recsys.data.segments.window import has_spans, window_digest
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
@@ -147,8 +148,8 @@ def read_raw(config: Config, platform: Platform) -> RawData:
     data = config.data
     interactions = _interactions(config, platform)
     examples = interactions.outputs["examples"]
-    ids, numbers = ("user_id", "item_id"), ("timestamp",)
-    valid = validate("interactions", examples, config, ids, numbers, platform)
+    ids, moving = ("user_id", "item_id"), (TIME.name, PLACE.name)
+    valid = validate("interactions", examples, config, ids, moving, platform)
     items = None if data.items is None else _entities("items", data.items, config, platform)
     users = None if data.users is None else _entities("users", data.users, config, platform)
     gate = DataGate(
@@ -191,7 +192,9 @@ def _of_features(side: Side | None, output: str) -> BaseChannel | None:
 def _interactions(config: Config, platform: Platform) -> BaseNode:
     """Returns the step that reads the interactions."""
     data = config.data
-    source = InteractionSource(interactions=data.interactions, eval_share=data.eval_share)
+    source = InteractionSource(
+        interactions=data.interactions, eval_share=data.eval_share, split=data.split
+    )
     if has_spans(data.interactions):
         share = data.gate.max_rejected_share
         source = source.model_copy(update={"max_rejected_share": share})

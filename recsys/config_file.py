@@ -23,6 +23,7 @@ from recsys.errors import ConfigError
 _PATH_KEYS = (
     ("root",),
     ("data", "interactions", "files"),
+    ("data", "interactions", "eval_files"),
     ("data", "items", "files"),
     ("data", "users", "files"),
     ("data", "gate", "schema_dir"),

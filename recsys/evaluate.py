@@ -20,6 +20,7 @@ from recsys import events
 from recsys.commit import commit_text
 from recsys.config import BaselineName, EvaluateStage
 from recsys.config_file import load_stage
+from recsys.data.split_rule import SplitRule
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
 from recsys.evaluation import lists
@@ -29,9 +30,16 @@ from recsys.evaluation.example_users import example_users
 from recsys.evaluation.exposure import exposure
 from recsys.evaluation.figures import Figures
 from recsys.evaluation.measure import Case, Measured, Tell, measure
-from recsys.evaluation.queries import Protocol, Queries, keep_rankable, make_queries
+from recsys.evaluation.queries import (
+    Protocol,
+    Queries,
+    keep_rankable,
+    make_queries,
+    protocol_of,
+)
 from recsys.evaluation.ranking import DotProducts
 from recsys.evaluation.slices import Known, make_slices
+from recsys.evaluation.split_meaning import meaning_of
 from recsys.evaluation.subjects import DataView, Subject, open_subject
 from recsys.evaluation.verdict import Evidence, judge
 from recsys.model.tower_inputs import TowerInputs
@@ -100,7 +108,8 @@ class _Evaluation:
     def run(self, subjects: dict[str, Subject]) -> dict[str, Any]:
         """Returns what `evaluation.json` holds."""
         config, store = self.stage.evaluate, self.view.store
-        queries, n_trivial = self._queries(config.query)
+        protocol = protocol_of(store, config.query)
+        queries, n_trivial = self._queries(protocol)
         case = self._case(queries, subjects[MODEL])
         measured = {name: self._measure(name, case, subject) for name, subject in subjects.items()}
         baselines, left_out = self._baselines(case, config.baselines)
@@ -126,7 +135,8 @@ class _Evaluation:
         )
         return {
             "format": FORMAT,
-            "query": config.query,
+            "query": protocol,
+            **_of_split(store.split),
             "mask_seen": config.mask_seen,
             "sampled_negatives": config.sampled_negatives,
             "confidence": config.confidence,
@@ -141,7 +151,7 @@ class _Evaluation:
             "blessed_model": figures.metrics(BLESSED) if BLESSED in subjects else None,
             "comparisons": figures.comparisons(),
             "slices": figures.slices(),
-            _OTHER[config.query]: self._other_protocol(subjects[MODEL]),
+            **self._other_protocol(_OTHER[protocol], subjects[MODEL]),
             "exposure": self._exposure(measured[MODEL]),
             "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
             "examples": examples,
@@ -201,6 +211,7 @@ class _Evaluation:
             train=self.view.store.train,
             counts=case.items.counts,
             cut=self.view.store.cut,
+            has_times=self.view.store.split.order == "time",
             is_item=case.items.is_candidate,
             recent_days=config.recent_days,
             max_events=config.baseline_events,
@@ -216,20 +227,26 @@ class _Evaluation:
             measured[name] = measure(baseline.scorer(case.queries), case, tell=_tell(name))
         return measured, left_out
 
-    def _other_protocol(self, model: Subject) -> dict[str, Any]:
-        """Returns the figures under the protocol that the config did not choose."""
-        queries, _ = self._queries(_OTHER[self.stage.evaluate.query])
+    def _other_protocol(self, protocol: Protocol, model: Subject) -> dict[str, Any]:
+        """Returns the figures under the protocol that doesn't decide, by its name.
+
+        The two say different things of data that are split by time alone.
+        """
+        if self.view.store.split.split != "time":
+            return {}
+        queries, _ = self._queries(protocol)
         case = self._case(queries, model)
         measured = {MODEL: self._measure(MODEL, case, model)}
         baselines, _ = self._baselines(case, [_POPULARITY])
         figures = Figures(self.stage, case, measured | baselines)
-        return {
+        found = {
             **self._counts(queries),
             "metrics": figures.metrics(MODEL),
             "intervals": figures.intervals(),
             "baselines": {name: figures.metrics(name) for name in baselines},
             "comparisons": figures.comparisons(),
         }
+        return {protocol: found}
 
     def _counts(self, queries: Queries) -> dict[str, int]:
         is_item, rows = self.known.catalogue.is_item, queries.positives.rows
@@ -264,6 +281,11 @@ class _Evaluation:
         return exposure(times[is_item], self.known.items.row_counts[is_item], k)
 
 
+def _of_split(rule: SplitRule) -> dict[str, Any]:
+    """Returns how the held-out events were chosen, and what figures of them mean."""
+    return {"split": rule.to_json(), "meaning": meaning_of(rule.split)}
+
+
 def _tell(name: str) -> Tell:
     """Returns what tells of the progress of one subject."""
 
@@ -293,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return {
         "evaluation": str(options.out / "evaluation.json"),
         "metrics": {**result["metrics"], "baselines": result["baselines"]},
+        "meaning": result["meaning"],
         "blessed": verdict["blessed"],
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],

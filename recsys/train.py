@@ -73,6 +73,7 @@ def train(
             `warm_start.changed` is `refuse`.
     """
     store = InteractionStore.open(data / "store", verify=True)
+    stage = _with_histories(stage, store)
     inputs = TowerInputs.open(data)
     choice = choose(base, stage, store, inputs)
     run = _Run(stage, data, out, checkpoints or Folders.root_beside(out), store, inputs)
@@ -84,6 +85,14 @@ def train(
         if base is None or not is_other or config_of(stage).changed == "refuse":
             raise
         return run.train(begun_anew(base, error.rule))
+
+
+def _with_histories(stage: TrainStage, store: InteractionStore) -> TrainStage:
+    """Returns the stage with `model.history_of` as the order of the events asks for."""
+    has_order = store.split.order != "none"
+    history_of = stage.model.history_of or ("past" if has_order else "others")
+    model = stage.model.model_copy(update={"history_of": history_of})
+    return stage.model_copy(update={"model": model})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,9 +193,10 @@ class _ReadPiece(beam.DoFn):
 
     def _first_future(self, batch: RawBatch, rejected: pa.RecordBatch) -> list[int]:
         """Returns the earliest time of a batch that is to come: then its row would be good."""
-        if OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
+        name = self._config.columns.timestamp
+        if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
             return []
-        column = batch.columns.column(self._config.columns.timestamp)
+        column = batch.columns.column(name)
         time = to_times(column, self._config.timestamp_unit)
         to_come = time.filter(pc.fill_null(pc.greater(time, self._now), False))
         return [pc.min(to_come).as_py()] if len(to_come) else []

@@ -25,6 +25,7 @@ from recsys.data.shards import (
     plan_train_shards,
     train_buckets,
 )
+from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.store import write_manifest
 from recsys.data.vocabulary import Vocabulary
 
@@ -40,16 +41,18 @@ def write_store(
     store: Path,
     work: Path,
     beam_pipeline: beam.Pipeline,
+    split: SplitRule = BY_TIME,
 ) -> None:
     """Writes the store of a run: of segments where the examples are made of them.
 
     Args:
         examples: Examples of the interactions, the splits `train` and `eval`.
         vocabularies: Folder of the vocabularies.
-        cut: The moment of the split [seconds since 1970, UTC].
+        cut: The moment that the training data end [seconds since 1970, UTC].
         store: Folder to write.
         work: Folder of what only the work needs; it is gone at the end.
         beam_pipeline: Runs the work.
+        split: How the examples were split.
     """
     if has_segments(examples):
         users, items = (
@@ -58,7 +61,7 @@ def write_store(
         write_segmented_store(store, examples, users, items, cut)
         return
     with beam_pipeline as pipeline:
-        _ = pipeline | "WriteStore" >> WriteStore(examples, vocabularies, cut, store, work)
+        _ = pipeline | "WriteStore" >> WriteStore(examples, vocabularies, cut, store, work, split)
     shutil.rmtree(work)
 
 
@@ -68,13 +71,20 @@ class WriteStore(beam.PTransform):
     Args:
         examples: Examples of the interactions, the splits `train` and `eval`.
         vocabularies: Folder of the vocabularies.
-        cut: The moment of the split [seconds since 1970, UTC].
+        cut: The moment that the training data end [seconds since 1970, UTC].
         store: Folder to write.
         work: Folder of what only the work needs.
+        split: How the examples were split.
     """
 
     def __init__(
-        self, examples: Path, vocabularies: Path, cut: int, store: Path, work: Path
+        self,
+        examples: Path,
+        vocabularies: Path,
+        cut: int,
+        store: Path,
+        work: Path,
+        split: SplitRule = BY_TIME,
     ) -> None:
         super().__init__()
         files = {split: example_files(examples / f"Split-{split}") for split in SPLITS}
@@ -85,7 +95,7 @@ class WriteStore(beam.PTransform):
         progress = Progress(work / "done", _STEP, n_tasks)
         self._encode = _Encode(vocabularies, train, n_eval, work / "events", progress)
         self._write = _WriteShard(store, progress)
-        self._finish = (store, cut)
+        self._finish = (store, cut, split)
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
         """Returns a collection of the folder alone."""
@@ -148,7 +158,9 @@ class _WriteShard(beam.DoFn):
         yield split, info
 
 
-def _write_manifest(infos: list[tuple[str, ShardInfo]], store: Path, cut: int) -> str:
+def _write_manifest(
+    infos: list[tuple[str, ShardInfo]], store: Path, cut: int, split: SplitRule
+) -> str:
     parts = {split: [info for part, info in infos if part == split] for split in SPLITS}
-    write_manifest(store, cut, parts)
+    write_manifest(store, cut, parts, split)
     return str(store)

@@ -18,9 +18,11 @@ from components.ingest.shuffle import Spill, SpillWriter, read_spills
 from components.ingest.unique import ToOne
 from recsys.config import VocabulariesConfig
 from recsys.data.buckets import hash_buckets
+from recsys.data.event_times import TIME
 from recsys.data.examples import example_files, read_examples, read_split
 from recsys.data.id_counts import count_ids, merge_counts
 from recsys.data.segments.linked import counts_of, has_segments
+from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.vocabulary import Vocabulary
 from recsys.data.vocabulary_growth import grow
 from recsys.errors import RecsysError
@@ -39,6 +41,7 @@ def make_vocabularies(
     out: Path,
     config: VocabulariesConfig,
     beam_pipeline: beam.Pipeline,
+    split: SplitRule = BY_TIME,
 ) -> None:
     """Counts ids by Beam, and lets both vocabularies grow.
 
@@ -46,12 +49,13 @@ def make_vocabularies(
 
     Args:
         interactions: Examples, the splits `train` and `eval`.
-        cut: The moment of the split [seconds since 1970, UTC].
+        cut: The moment that the training data end [seconds since 1970, UTC].
         entities: Folder of the examples of `users` or `items`, who all get a row.
         previous: Folder of the vocabularies to go on from.
         out: Folder to write.
         config: Which ids get a row.
         beam_pipeline: Runs the counting.
+        split: How the examples were split.
 
     Raises:
         RecsysError: No item gets a row, or the previous rows would move.
@@ -64,10 +68,10 @@ def make_vocabularies(
     for name in _ID_COLUMNS:
         before = None if previous is None else Vocabulary.load(previous / f"{name}.parquet")
         counted = {
-            split: counts_of(interactions, split, f"{name}.parquet")
+            part: counts_of(interactions, part, f"{name}.parquet")
             if is_counted
-            else _read_counts(work, name, split)
-            for split in SPLITS
+            else _read_counts(work, name, part)
+            for part in SPLITS
         }
         vocabulary, diff = grow(
             before,
@@ -78,6 +82,7 @@ def make_vocabularies(
             held_out=counted["eval"],
         )
         _refuse_empty(name, vocabulary, getattr(config, name).min_count)
+        vocabulary.split = split
         vocabulary.save(out / f"{name}.parquet")
         diffs[name] = diff.to_json()
     (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
@@ -122,10 +127,12 @@ class _CountFile(beam.DoFn):
     def process(self, task: tuple[str, str]) -> Iterator[tuple[_Key, Spill]]:
         split, file = task
         writers = {name: SpillWriter(self._spills) for name in _ID_COLUMNS}
-        for table in read_examples(file, [*_ID_COLUMNS.values(), "timestamp", "label"]):
+        times = [TIME.name] if TIME.name in pq.read_schema(file).names else []
+        for table in read_examples(file, [*_ID_COLUMNS.values(), *times, "label"]):
             positives = table.filter(pc.equal(table["label"], 1))
+            timestamps = positives[TIME.name] if times else None
             for name, column in _ID_COLUMNS.items():
-                counted = count_ids(positives[column], positives["timestamp"])
+                counted = count_ids(positives[column], timestamps)
                 for bucket, spill in self._spill(writers[name], counted):
                     yield (name, split, bucket), spill
         for name, writer in writers.items():

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from recsys.check.profile import Advance
 from recsys.config import InteractionsConfig
+from recsys.data.event_times import time_columns
 from recsys.data.farmhash import fingerprints
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
@@ -62,11 +63,13 @@ class Findings:
             return
         self.n_good += rows.num_rows
         self.n_positive += pc.sum(rows.column("label")).as_py()
+        self.keys.add(rows)
+        if "timestamp" not in rows.schema.names:
+            return
         ends = pc.min_max(rows.column("timestamp"))
         low, high = ends["min"].as_py(), ends["max"].as_py()
         self.first = low if self.first is None else min(self.first, low)
         self.last = high if self.last is None else max(self.last, high)
-        self.keys.add(rows)
 
 
 class KeySample:
@@ -80,7 +83,9 @@ class KeySample:
     def add(self, rows: pa.RecordBatch) -> None:
         """Adds the keys of rows."""
         names = ["user_id", "item_id", *(["event"] if "event" in rows.schema.names else [])]
-        key = rows.column("timestamp").to_numpy().view(np.uint64)
+        key = np.zeros(rows.num_rows, np.uint64)
+        for time in time_columns(rows.schema.names):
+            key = rows.column(time).to_numpy().view(np.uint64)
         for name in names:
             key = (key ^ fingerprints(rows.column(name))) * _ODD
             key ^= key >> np.uint64(29)

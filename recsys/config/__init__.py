@@ -47,6 +47,7 @@ from recsys.config.run import (
     json_schema,
     stage_of,
 )
+from recsys.config.split import Order, Split
 from recsys.config.strict import Name, Share, Strict
 from recsys.config.training import (
     CheckpointConfig,
@@ -89,11 +90,13 @@ __all__ = [
     "MysqlSslConfig",
     "Name",
     "NotifyConfig",
+    "Order",
     "PushConfig",
     "ScheduleConfig",
     "SequenceConfig",
     "Share",
     "SourceConfig",
+    "Split",
     "StageT",
     "Strict",
     "TimestampUnit",

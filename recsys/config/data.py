@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
 from recsys.config.strict import Name, Share, Strict
 
 # Tables and inputs of the model that aren't features of an item.
@@ -58,14 +59,17 @@ class InteractionColumns(Strict):
     """Column of the user's id."""
     item: str
     """Column of the item's id."""
-    timestamp: str
-    """Column of the time of the event."""
+    timestamp: str | None = None
+    """Column of the time of the event; `null`: the data have no usable times, and
+    `data.split` is another one than `time`."""
     rating: str | None = None
     """Column of a rating, if there is one."""
     weight: str | None = None
     """Column of the weight of an event in the loss, if there is one; 0 is no positive."""
     event: str | None = None
     """Column of the kind of event, as `click` or `purchase`, if there is one."""
+    part: str | None = None
+    """Column that names the part of a row, as `train` or `test`, for `split: given`."""
 
 
 TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601"]
@@ -86,6 +90,16 @@ class InteractionsConfig(SourceConfig):
     timestamp_unit: TimestampUnit = "seconds"
     """What the timestamps are: a number since 1970, UTC, or ISO 8601 text (without an
     offset: UTC). Columns that have a time type need none."""
+    order: Literal["file", "none"] | None = None
+    """What orders rows without timestamps: `file`, their places in the files, in which what
+    happened later stands below; `none`, nothing. `null`: the timestamps; without them, nothing."""
+    train_parts: tuple[str, ...] = ("train",)
+    """Values of `columns.part` whose rows are trained on."""
+    eval_parts: tuple[str, ...] = ("test",)
+    """Values of `columns.part` whose positives are held out."""
+    eval_files: Files = ()
+    """Files whose positives are held out, for `split: given`, written as `files` are; a file
+    that `files` names too is held out."""
     positive_at_least: float | None = None
     """Ratings from here up are positives; `null`: the rating decides nothing."""
     positive_events: tuple[str, ...] = ()
@@ -108,6 +122,16 @@ class InteractionsConfig(SourceConfig):
             if getattr(self, rule) not in (None, ()) and getattr(self.columns, column) is None:
                 raise ValueError(f"{rule} needs columns.{column}")
         return self
+
+    @model_validator(mode="after")
+    def _order_and_parts_fit(self) -> Self:
+        refuse(misfits_of_interactions(self))
+        return self
+
+    @property
+    def ordered_by(self) -> Order:
+        """What orders the events: `time`, `file` or `none`."""
+        return "time" if self.columns.timestamp is not None else self.order or "none"
 
 
 class Feature(Strict):
@@ -214,10 +238,19 @@ class DataConfig(Strict):
     """What is known of the users; `null`: their ids and histories alone."""
     vocabulary: VocabulariesConfig = VocabulariesConfig()
     """Which users and items have a row of their own."""
+    split: Split = "time"
+    """Which positives are held out: `time`, the newest, from one UTC midnight on; `last_out`,
+    the last one of each user; `random`, any; `given`, those that `columns.part` or
+    `interactions.eval_files` names. What each figure then means: docs/evaluation.md."""
     eval_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of the newest positives that is held out, cut at a UTC midnight [0..1]."""
+    """Share of the positives that `time` and `random` hold out [0..1]."""
     gate: GateConfig = GateConfig()
     """When rejected data stops the run."""
+
+    @model_validator(mode="after")
+    def _split_can_be_made(self) -> Self:
+        refuse(misfits_of_split(self))
+        return self
 
     @model_validator(mode="after")
     def _feature_names_are_free(self) -> Self:

@@ -21,9 +21,10 @@ class EvaluateConfig(Strict):
 
     k: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (10, 50, 100)
     """Cut-offs of the metrics of a list."""
-    query: Literal["each_moment", "at_cut"] = "each_moment"
-    """`each_moment`: predict every held-out event from all that its user did
-    before it; `at_cut`: one query a user, from what the user did before the cut."""
+    query: Literal["each_moment", "at_cut"] | None = None
+    """`each_moment`: predict every held-out event from all that its user did before it;
+    `at_cut`: one query a user, from the user's training events; `null`: `each_moment` where
+    data.split is `time` or `last_out`, else `at_cut`."""
     max_queries: PositiveInt = 50_000
     """Most queries of an evaluation; where there are more, users are chosen at random,
     the same ones each time, each with all of its queries [queries]."""

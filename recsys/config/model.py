@@ -39,9 +39,10 @@ class ModelConfig(Strict):
     histories and features."""
     history: PositiveInt = 20
     """Newest positives of a user that the user tower sees [items]."""
-    history_of: Literal["past", "others"] = "past"
+    history_of: Literal["past", "others"] | None = None
     """What a training example's history holds: `past`, what the user did before it;
-    `others`, what else the user did, for data without an order."""
+    `others`, what else the user did; `null`: `past` where the data have an order, else
+    `others`."""
     pooling: Literal["mean", "attention", "sequence"] = "mean"
     """How a history becomes one vector: `mean`, weighted by learned weights of its places;
     `attention`, weighted by what the items are too; `sequence`, self-attention."""

@@ -15,6 +15,7 @@ from recsys.config.keep import KeepConfig
 from recsys.config.metadata import MetadataConfig
 from recsys.config.model import ModelConfig
 from recsys.config.notify import NotifyConfig
+from recsys.config.split import misfits_of_run, refuse
 from recsys.config.strict import Name, Share, Strict
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
@@ -92,6 +93,11 @@ class Config(Strict):
     @model_validator(mode="after")
     def _rules_can_be_judged(self) -> Self:
         check_rules(self.evaluate, self.bless)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_split(self) -> Self:
+        refuse(misfits_of_run(self))
         return self
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig, TimestampUnit
 from recsys.data.duplicates import POSITION, keep_first, positions
+from recsys.data.event_times import COLUMN, PLACE, TIME, places
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
 
@@ -27,6 +28,10 @@ NO_RATING = "rating is not a finite number"
 NO_WEIGHT = "weight is not a finite number"
 NEGATIVE_WEIGHT = "weight is negative"
 NO_EVENT = "no kind of event"
+NO_PART = "part is in neither train_parts nor eval_parts"
+
+PART = pa.field("part", pa.string())
+"""The part that a row is given to, `train` or `eval`; leaves when the rows are split."""
 
 EARLIEST = 31_536_000
 """1971-01-01 UTC [seconds since 1970]: what lies before it is a small number, not a time."""
@@ -40,18 +45,21 @@ _Rule = tuple[pa.Array, str]
 def interaction_columns(config: InteractionsConfig) -> list[str]:
     """Returns the columns of the raw interactions that a run reads."""
     columns = config.columns
-    asked = [columns.user, columns.item, columns.timestamp]
-    asked += [name for name in (columns.rating, columns.weight, columns.event) if name is not None]
+    named = (columns.timestamp, columns.rating, columns.weight, columns.event, columns.part)
+    asked = [columns.user, columns.item, *(name for name in named if name is not None)]
     return list(dict.fromkeys([*asked, *config.context]))
 
 
 def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     """Returns the columns of typed interactions.
 
-    `rating`, `weight` and `event` are there where the config has their column; those of
-    `context` keep their names, with `raw_` in front where such a column is there.
+    `timestamp` is there where the config has its column, `place` where the places in the
+    files order the rows; `rating`, `weight`, `event` and `part` where the config has theirs.
+    Those of `context` keep their names, with `raw_` in front where such a column is there.
     """
-    fields = [("user_id", pa.string()), ("item_id", pa.string()), ("timestamp", pa.int64())]
+    order = COLUMN[config.ordered_by]
+    fields = [("user_id", pa.string()), ("item_id", pa.string())]
+    fields += [] if order is None else [(order.name, order.type)]
     for name, kind in (
         ("rating", pa.float32()),
         ("weight", pa.float32()),
@@ -59,20 +67,26 @@ def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     ):
         if getattr(config.columns, name) is not None:
             fields.append((name, kind))
+    if config.columns.part is not None or config.eval_files:
+        fields.append((PART.name, PART.type))
     fields += [(name, pa.string()) for name in context_names(config)]
     return pa.schema([*fields, ("label", pa.int64())])
 
 
 def context_names(config: InteractionsConfig) -> list[str]:
     """Returns the names of the context columns in the examples."""
-    taken = {"user_id", "item_id", "timestamp", "rating", "weight", "event", "label"}
-    taken.add(POSITION.name)
+    taken = {"user_id", "item_id", "rating", "weight", "event", "label"}
+    taken |= {field.name for field in (TIME, PLACE, PART, POSITION)}
     context = dict.fromkeys(config.context)
     return [f"raw_{name}" if name in taken else name for name in context]
 
 
 def parse_interactions(
-    batch: RawBatch, config: InteractionsConfig, now: int, file_index: int = 0
+    batch: RawBatch,
+    config: InteractionsConfig,
+    now: int,
+    file_index: int = 0,
+    held_out: Collection[str] = (),
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Types the rows of a batch.
 
@@ -81,24 +95,55 @@ def parse_interactions(
         config: Which column holds what, and which rows are positives.
         now: The latest time that a row may have [seconds since 1970, UTC].
         file_index: Place of the batch's file among the files of the run.
+        held_out: Files whose rows are held out, as `config.eval_files` names them.
 
     Returns:
         The good rows in the columns of `interaction_schema` and `POSITION`, and the
         dead letters, those of the batch included.
     """
-    names = config.columns
     raw = batch.columns.column
-    user, item = to_ids(raw(names.user)), to_ids(raw(names.item))
-    timestamp = to_times(raw(names.timestamp), config.timestamp_unit)
-    columns = {"user_id": user, "item_id": item, "timestamp": timestamp}
+    user, item = to_ids(raw(config.columns.user)), to_ids(raw(config.columns.item))
+    columns = {"user_id": user, "item_id": item}
     rules = [
         (user.is_null(), NO_USER),
         (item.is_null(), NO_ITEM),
         (is_bad_id(user), BAD_USER),
         (is_bad_id(item), BAD_ITEM),
-        (timestamp.is_null(), NO_TIME),
-        (_is_out_of_time(timestamp, now), OUT_OF_TIME),
+        *_type_order(columns, batch, config, now, file_index),
+        *_type_numbers(columns, batch, config),
+        *_type_part(columns, batch, config, held_out),
     ]
+    for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
+        columns[name] = to_text(raw(column))
+    columns["label"] = _labels(columns, config, len(user))
+    columns[POSITION.name] = positions(file_index, batch.position)
+    schema = interaction_schema(config).append(POSITION)
+    typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+    return split_by_rules(batch, typed, rules)
+
+
+def _type_order(
+    columns: dict[str, pa.Array],
+    batch: RawBatch,
+    config: InteractionsConfig,
+    now: int,
+    file_index: int,
+) -> list[_Rule]:
+    """Adds the column that orders the rows, if any; returns its rules."""
+    if config.ordered_by == "file":
+        columns[PLACE.name] = places(file_index, batch.position)
+    if config.columns.timestamp is None:
+        return []
+    timestamp = to_times(batch.columns.column(config.columns.timestamp), config.timestamp_unit)
+    columns[TIME.name] = timestamp
+    return [(timestamp.is_null(), NO_TIME), (_is_out_of_time(timestamp, now), OUT_OF_TIME)]
+
+
+def _type_numbers(
+    columns: dict[str, pa.Array], batch: RawBatch, config: InteractionsConfig
+) -> list[_Rule]:
+    """Adds rating, weight and kind of event, where there are any; returns their rules."""
+    names, raw, rules = config.columns, batch.columns.column, []
     if names.rating is not None:
         columns["rating"] = to_numbers(raw(names.rating))
         rules.append((columns["rating"].is_null(), NO_RATING))
@@ -109,13 +154,28 @@ def parse_interactions(
     if names.event is not None:
         columns["event"] = to_ids(raw(names.event))
         rules.append((columns["event"].is_null(), NO_EVENT))
-    for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
-        columns[name] = to_text(raw(column))
-    columns["label"] = _labels(columns, config, len(user))
-    columns[POSITION.name] = positions(file_index, batch.position)
-    schema = interaction_schema(config).append(POSITION)
-    typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-    return split_by_rules(batch, typed, rules)
+    return rules
+
+
+def _type_part(
+    columns: dict[str, pa.Array],
+    batch: RawBatch,
+    config: InteractionsConfig,
+    held_out: Collection[str],
+) -> list[_Rule]:
+    """Adds the part that each row is given to, where parts are given; returns its rule."""
+    if config.eval_files:
+        part = "eval" if batch.file in held_out else "train"
+        columns[PART.name] = pa.repeat(pa.scalar(part), batch.columns.num_rows)
+    if config.columns.part is None:
+        return []
+    values = to_ids(batch.columns.column(config.columns.part))
+    trained, held = (
+        pc.is_in(values, value_set=to_ids(pa.array(names, pa.string())), skip_nulls=True)
+        for names in (config.train_parts, config.eval_parts)
+    )
+    columns[PART.name] = pc.if_else(held, "eval", "train")
+    return [(pc.invert(pc.or_(trained, held)), NO_PART)]
 
 
 def split_by_rules(
@@ -161,7 +221,9 @@ def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: in
 
 
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
-    """Keeps the first row of each (user, item, timestamp), and event where there are kinds.
+    """Keeps the first row of each user and item, and time, kind of event and part if there.
+
+    Where the places in the files order the rows, each row is an event of its own.
 
     Args:
         table: Interactions with a column `position`, all rows of a user among them.
@@ -169,8 +231,9 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     Returns:
         The rows kept, and how many were dropped.
     """
-    keys = ["user_id", "item_id", "timestamp"]
-    return keep_first(table, [*keys, "event"] if "event" in table.column_names else keys)
+    more = (TIME.name, PLACE.name, "event", PART.name)
+    keys = [name for name in more if name in table.column_names]
+    return keep_first(table, ["user_id", "item_id", *keys])
 
 
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
@@ -182,8 +245,10 @@ def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> Times
         now: The latest time that a row may have [seconds since 1970, UTC].
 
     Returns:
-        The unit; `None` if none fits, or more than one, or the config's own.
+        The unit; `None` if none fits, or more than one, or the config's own; or without times.
     """
+    if config.columns.timestamp is None:
+        return None
     column = batch.columns.column(config.columns.timestamp)
     fitting = [unit for unit in UNITS if good_times(to_times(column, unit), now) >= _NEARLY_ALL]
     return fitting[0] if len(fitting) == 1 and fitting[0] != config.timestamp_unit else None

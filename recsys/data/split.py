@@ -1,4 +1,4 @@
-"""The time cut: train on what came before it, evaluate on what came after."""
+"""Which positives are held out: the newest, the last of each user, any, or those given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.config import Split
+from recsys.data.event_times import event_times, pair_hashes
+from recsys.data.interactions import PART
 from recsys.errors import RecsysError
 
 DAY_S = 86_400
@@ -59,3 +62,71 @@ def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:
     """Returns the rows before `cut` as `train`, those from it on as `eval`."""
     before = pc.less(table["timestamp"], cut)
     return {"train": table.filter(before), "eval": table.filter(pc.invert(before))}
+
+
+def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa.Table]:
+    """Returns rows as `train` and `eval`, split by anything but time.
+
+    Rows that are no positives are trained on, unless `given` says otherwise.
+
+    Args:
+        table: Interactions, in the order of the files; all rows of a user among them.
+        split: `last_out`: the last positive of each user who has two or more is held out.
+            `random`: a positive is held out by a hash of its user and item, the same in
+            every run, but for one of a user who would have none left. `given`: rows are
+            where their column `part` says.
+        eval_share: Share of the positives that `random` holds out [0..1].
+    """
+    if split == "given":
+        is_held = pc.equal(table[PART.name], "eval").to_numpy()
+        table = table.drop_columns([PART.name])
+    else:
+        is_held = np.zeros(table.num_rows, bool)
+        positives = np.flatnonzero(table["label"].to_numpy() == 1)
+        chosen = table.take(positives)
+        is_last = split == "last_out"
+        is_held[positives] = _last_of_users(chosen) if is_last else _any(chosen, eval_share)
+    return {"train": table.filter(~is_held), "eval": table.filter(is_held)}
+
+
+def _last_of_users(positives: pa.Table) -> np.ndarray:
+    """Returns which positives `[n]` bool are the last of users with two or more."""
+    user = _users(positives)
+    order = np.lexsort((event_times(positives).to_numpy(), user))
+    return _is_last(user, order) & (np.bincount(user)[user] > 1)
+
+
+def _any(positives: pa.Table, share: float) -> np.ndarray:
+    """Returns which positives `[n]` bool a hash chooses; each user keeps one or more."""
+    hashes = pair_hashes(positives["user_id"], positives["item_id"], salt=2)
+    is_held = hashes < np.uint64(share * 2.0**64)
+    user = _users(positives)
+    return is_held & ~_is_last(user, np.lexsort((hashes, user)))
+
+
+def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Returns which rows `[n]` bool are the last of their users in an order by user."""
+    ordered = user[order]
+    is_last = np.ones(len(user), bool)
+    is_last[order[:-1]] = ordered[1:] != ordered[:-1]
+    return is_last
+
+
+def _users(table: pa.Table) -> np.ndarray:
+    """Returns a number `[n]` int64 for each row's user."""
+    return table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+
+
+def nothing_on_one_side(split: Split, train: int, held_out: int) -> RecsysError:
+    """Returns the error for a split that leaves a part without positives."""
+    cures = {
+        "last_out": "Name more data: users need two positives or more.",
+        "random": "Name more data, or change data.eval_share.",
+        "given": "Correct data.interactions.train_parts and eval_parts, or eval_files.",
+    }
+    return RecsysError(
+        "R265",
+        f"A split must leave positives to train on and to evaluate; {split} doesn't.",
+        cures.get(split, "Name more data."),
+        {"train": train, "eval": held_out},
+    )

@@ -1,9 +1,9 @@
-"""The interaction store: the positives of a run, split at one moment, memory-mapped.
+"""The interaction store: the positives of a run, split into two parts, memory-mapped.
 
 A training example is an index into the columns; the user's history is the slice
 before it. Layout of a store (docs/store.md):
 
-    store.json           the cut, and the shards of both parts with the sha256 of each file
+    store.json           the split, and the shards of both parts with the sha256 of each file
     train/00000/ …       a shard of events, see `recsys.data.shard`
     eval/00000/ …
 
@@ -29,6 +29,7 @@ from recsys.data.id_index import IdIndex
 from recsys.data.segments.store import FORMAT as OF_SEGMENTS
 from recsys.data.segments.store import SegmentedPart
 from recsys.data.shard import PARTS, ShardInfo, open_shard, read_users, write_shard
+from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 
 MANIFEST = "store.json"
@@ -98,19 +99,25 @@ class InteractionStore:
 
     Args:
         parts: `train` and `eval`.
-        cut: The moment of the split [seconds since 1970, UTC].
+        cut: The moment that the training data end [seconds since 1970, UTC]; 0 where the
+            events have no times.
         verify: Whether every byte is compared with the manifest.
+        split: How the parts were split.
     """
 
     def __init__(
-        self, parts: Mapping[str, _SortedPart | SegmentedPart], cut: int, verify: bool
+        self,
+        parts: Mapping[str, _SortedPart | SegmentedPart],
+        cut: int,
+        verify: bool,
+        split: SplitRule = BY_TIME,
     ) -> None:
         self._parts = parts
-        self.cut = cut
+        self.cut, self.split = cut, split
         self.train = parts["train"].open(verify)
-        """Events before the cut."""
+        """Events to train on; split by time, those before the cut."""
         self.eval = parts["eval"].open(verify)
-        """Events from the cut on."""
+        """Events that are held out; split by time, those from the cut on."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
@@ -130,7 +137,7 @@ class InteractionStore:
                 raise ValueError(f"format {manifest['format']} where {list(_KINDS)} are read")
             kind = _KINDS[manifest["format"]]
             parts = {part: kind.from_json(folder / part, manifest["parts"][part]) for part in PARTS}
-            cut = int(manifest["cut"])
+            cut, split = int(manifest["cut"]), SplitRule.from_json(manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecsysError(
                 "R220",
@@ -138,7 +145,7 @@ class InteractionStore:
                 "Name the folder that the InteractionEncoder wrote, or run again.",
                 f"{type(error).__name__}: {error}",
             ) from None
-        return cls(parts, cut, verify)
+        return cls(parts, cut, verify, split)
 
     @functools.cached_property
     def train_users(self) -> LogUsers:
@@ -161,13 +168,19 @@ class InteractionStore:
         return LogUsers(ids, table["user_row"].to_numpy())
 
 
-def write_manifest(folder: Path, cut: int, parts: Mapping[str, Sequence[ShardInfo]]) -> None:
+def write_manifest(
+    folder: Path,
+    cut: int,
+    parts: Mapping[str, Sequence[ShardInfo]],
+    split: SplitRule = BY_TIME,
+) -> None:
     """Writes the manifest, which makes the shards in `folder` a store.
 
     Args:
         folder: Folder of the store, with all shards in it.
-        cut: The moment of the split [seconds since 1970, UTC].
+        cut: The moment that the training data end [seconds since 1970, UTC].
         parts: The shards of `train` and `eval`, in any order.
+        split: How the parts were split.
 
     Raises:
         RecsysError: Some shards have weights and some have none, or two have one name.
@@ -177,6 +190,7 @@ def write_manifest(folder: Path, cut: int, parts: Mapping[str, Sequence[ShardInf
     manifest = {
         "format": _FORMAT,
         "cut": cut,
+        **split.to_json(),
         **{f"{part}_events": sum(i.events for i in infos) for part, infos in ordered.items()},
         **{f"{part}_users": sum(i.users for i in infos) for part, infos in ordered.items()},
         "parts": {part: _with_first_user(infos) for part, infos in ordered.items()},
@@ -185,21 +199,28 @@ def write_manifest(folder: Path, cut: int, parts: Mapping[str, Sequence[ShardInf
     commit_text(json.dumps(manifest, indent=1) + "\n", folder / MANIFEST)
 
 
-def write_store(folder: Path, cut: int, train: pa.Table, held_out: pa.Table) -> None:
+def write_store(
+    folder: Path,
+    cut: int,
+    train: pa.Table,
+    held_out: pa.Table,
+    split: SplitRule = BY_TIME,
+) -> None:
     """Writes a store of events that fit into memory, a shard a part.
 
     Args:
         folder: Folder of the store.
-        cut: The moment of the split [seconds since 1970, UTC].
-        train: Events before it, columns as `write_shard` takes them.
-        held_out: Events from it on.
+        cut: The moment that the training data end [seconds since 1970, UTC].
+        train: Events to train on, columns as `write_shard` takes them.
+        held_out: Events that are held out.
+        split: How they were split.
     """
     tables: dict[str, pa.Table] = {"train": train, "eval": held_out}
     infos = {
         part: [write_shard(folder, part, 0, table)] if table.num_rows else []
         for part, table in tables.items()
     }
-    write_manifest(folder, cut, infos)
+    write_manifest(folder, cut, infos, split)
 
 
 def _with_first_user(infos: Sequence[ShardInfo]) -> list[dict[str, Any]]:

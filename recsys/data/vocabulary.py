@@ -25,6 +25,7 @@ from recsys.config import VocabularyConfig, canonical_json
 from recsys.data.buckets import hash_buckets
 from recsys.data.farmhash import text_bounds
 from recsys.data.id_index import IdIndex
+from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 
 UNKNOWN_ROW = 0
@@ -48,6 +49,7 @@ class Vocabulary:
             UTC], or the cut for members of the catalogue; None: the cut.
         generation: How often each row has had another id before `[n]` int32; None:
             never.
+        split: How its training data were split from those held out.
 
     Raises:
         RecsysError: The arrays differ in length.
@@ -63,9 +65,10 @@ class Vocabulary:
         shared_counts: np.ndarray | None = None,
         last_seen: np.ndarray | None = None,
         generation: np.ndarray | None = None,
+        split: SplitRule = BY_TIME,
     ) -> None:
         self.config = VocabularyConfig() if config is None else config
-        self.cut = cut
+        self.cut, self.split = cut, split
         n_own, n_shared = len(ids), self.first_own_row
         self.own_ids: pa.Array = ids.cast(pa.large_string())
         shared = np.zeros(n_shared, np.int64) if shared_counts is None else shared_counts
@@ -155,6 +158,8 @@ class Vocabulary:
             np.concatenate([unused, self.generation]).astype(np.int32),
         ]
         facts = {"cut": str(self.cut), "config": canonical_json(self.config)}
+        if self.split != BY_TIME:
+            facts["split"] = self.split.text
         schema = pa.schema(list(_COLUMNS.items()), facts)
         pq.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], schema=schema), path)
 
@@ -189,6 +194,7 @@ class Vocabulary:
             shared_counts=count[:first],
             last_seen=last_seen[first:],
             generation=generation[first:],
+            split=SplitRule.from_text(facts.get(b"split")),
         )
 
 

@@ -54,6 +54,12 @@ class Queries:
         return newest_first(self.seen.rows, self.seen.offsets[:-1], self.seen.offsets[1:], length)
 
 
+def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
+    """Returns the protocol that is asked by: the one chosen, or the one that fits the split."""
+    by_default: Protocol = "each_moment" if store.split.split in ("time", "last_out") else "at_cut"
+    return chosen or by_default
+
+
 def make_queries(
     store: InteractionStore, kind: Protocol, most: int | None = None, seed: int = 0
 ) -> Queries:
@@ -99,8 +105,13 @@ def make_queries(
 
 def _idle(
     store: InteractionStore, user: np.ndarray, starts: np.ndarray, kind: Protocol
-) -> np.ndarray:
-    """Returns the time since the event before each query `[n]` int64 [s]; -1 for none."""
+) -> np.ndarray | None:
+    """Returns the time since the event before each query `[n]` int64 [s]; -1 for none.
+
+    None where nobody knows: without times, or where held-out events don't come last.
+    """
+    if store.split.order != "time" or store.split.split in ("random", "given"):
+        return None
     train, held_out = store.train, store.eval
     first, end = train_slices(store, store.trained_user[user])
     last = np.full(len(user), -1, np.int64)

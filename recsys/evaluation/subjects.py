@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundle import MANIFEST, versions
+from recsys.data.split_rule import SplitRule
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -86,6 +87,8 @@ class Subject:
         """Items of a history that it reads, the newest ones."""
         if towers.items.cut > data.store.cut:
             raise _has_seen_the_answers(name, towers.items.cut, data.store.cut)
+        if towers.items.split != data.items.split:
+            raise _of_another_split(name, towers.items.split, data.items.split)
         self._own_row = _translation(data.items, towers.items)
         known = towers.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
@@ -172,6 +175,17 @@ def _has_seen_the_answers(name: str, its: int, ours: int) -> RecsysError:
         "Measure it on the data folder that it was trained on, or on a later one; a pipeline"
         " whose cut moved back goes on with --set bless.over_blessed=0.",
         f"trained up to {moment(its)}, measured from {moment(ours)} on",
+    )
+
+
+def _of_another_split(name: str, its: SplitRule, ours: SplitRule) -> RecsysError:
+    return RecsysError(
+        "R411",
+        f"{name} must have been trained on data that were split as those that it is measured on"
+        " are, else it may have seen the answers.",
+        "Measure it on the data folder that it was trained on; a pipeline whose split changed"
+        " goes on with --set bless.over_blessed=0.",
+        f"trained on {its.text}, measured on {ours.text}",
     )
 
 

@@ -93,7 +93,9 @@ def uneven(train: TrainConfig, n_devices: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def check_events(events: KeptEvents, catalogue: Catalogue, history_of: str = "others") -> Remarks:
+def check_events(
+    events: KeptEvents, catalogue: Catalogue, history_of: str | None = "others"
+) -> Remarks:
     """Checks that something can be learned from the training positives.
 
     Args:
@@ -125,7 +127,7 @@ def check_events(events: KeptEvents, catalogue: Catalogue, history_of: str = "ot
             "Give more data; look whether the columns are mapped as they should be.",
             {"training positives": len(events), "users": n_users, "items": n_items},
         )
-    n_timeless = _timeless_users(events) if history_of == "past" else 0
+    n_timeless = _timeless_users(events) if history_of != "others" else 0
     n_zero = _checked_weights(events)
     return Remarks(len(events) - n_known, n_zero, len(events), n_timeless, n_users)
 

@@ -108,7 +108,7 @@ def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Quer
     user = log.user_index(held)
     is_first = np.ones(len(held), bool)
     is_first[1:] = user[1:] != user[:-1]
-    if model.history_of == "past":
+    if model.history_of != "others":
         time = log.timestamp[held]
         is_first[1:] |= time[1:] != time[:-1]
     first = np.flatnonzero(is_first)

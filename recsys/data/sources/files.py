@@ -42,7 +42,8 @@ def is_remote(path: str) -> bool:
 def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
     """Returns the files of a source: pattern by pattern, in each by span, then by name.
 
-    A file that two patterns name stands there twice.
+    A file that two patterns name stands there twice. Files of held-out interactions come
+    last, and once.
 
     Args:
         source: What to read. Of interactions all spans are read, or the newest
@@ -53,7 +54,21 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         RecsysError: A pattern matches no file, or a file can't be read.
         UsageError: A pattern's spans are wrong.
     """
-    return [SourceFile(path, file_size(path)) for path, _ in match_paths(source, what)]
+    held_out = held_out_files(source, what)
+    paths = [path for path, _ in match_paths(source, what) if path not in held_out]
+    return [SourceFile(path, file_size(path)) for path in (*paths, *held_out)]
+
+
+def held_out_files(source: SourceConfig, what: str) -> list[str]:
+    """Returns the files that `eval_files` of interactions name, each once; none of others.
+
+    Raises:
+        RecsysError: A pattern matches no file.
+    """
+    if not isinstance(source, InteractionsConfig):
+        return []
+    named = [_match(pattern, pattern, what) for pattern in patterns(source.eval_files)]
+    return list(dict.fromkeys(path for paths in named for path in paths))
 
 
 def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, int] | None]]:

@@ -46,6 +46,7 @@ class BaselineData:
         cut: The moment that the training data end [seconds since 1970, UTC].
         recent_days: Days that `recent_popularity` looks back.
         max_events: Events that `item_knn` and `ials` learn from, at the most; the newest.
+        has_times: Whether the events have times; else what takes their place orders them.
     """
 
     train: EventLog
@@ -54,6 +55,7 @@ class BaselineData:
     cut: int
     recent_days: int
     max_events: int
+    has_times: bool = True
 
     @functools.cached_property
     def places(self) -> np.ndarray:

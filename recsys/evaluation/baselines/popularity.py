@@ -50,8 +50,10 @@ def recent_popularity(data: BaselineData) -> SameForAll:
     they are those up to the newest training event, which lies further back.
 
     Raises:
-        LeftOutError: There is no training event of a known item.
+        LeftOutError: There is no training event of a known item, or no event has a time.
     """
+    if not data.has_times:
+        raise LeftOutError("The events have no times, so nothing is recent.")
     n_rows = len(data.is_item)
     length_s = data.recent_days * _DAY_S
     recent = _counts_since(data.train, data.cut - length_s, n_rows)

@@ -1,0 +1,79 @@
+"""When events happened; where there are no timestamps, what takes their place.
+
+Histories, hold-outs and newest events are all made by the times of events. Rows in the
+order of their files have their places for times. Rows without any order have a random
+number each, which is a function of user and item: what is "newest" is then a random
+choice, the same each time, and places of a history say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.config import Order
+from recsys.data.farmhash import fingerprints
+
+TIME = pa.field("timestamp", pa.int64())
+"""Time of an event [seconds since 1970, UTC]."""
+PLACE = pa.field("place", pa.int64())
+"""Place of a row among the rows of all files."""
+
+COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": None}
+"""Column of the examples that orders them."""
+
+_LINE_BITS, _WITHIN_BITS = 33, 13
+_SHORT = np.uint64(33)
+"""Leaves 31 bits, so that user and time are sorted as one number."""
+
+
+def places(file_index: int, line: np.ndarray) -> pa.Array:
+    """Returns the place `[n]` int64 of each row of the file at `file_index`.
+
+    Args:
+        file_index: Place of the file among all.
+        line: Line of each row `[n]`, ascending; rows of one line follow each other.
+    """
+    is_first = np.ones(len(line), bool)
+    is_first[1:] = line[1:] != line[:-1]
+    number = np.arange(len(line))
+    within = number - np.maximum.accumulate(np.where(is_first, number, 0))
+    place = ((file_index << _LINE_BITS) + line.astype(np.int64)) << _WITHIN_BITS
+    return pa.array(place + within, PLACE.type)
+
+
+def time_columns(names: Iterable[str]) -> list[str]:
+    """Returns which of the columns of examples orders them, one or none."""
+    return [field.name for field in (TIME, PLACE) if field.name in set(names)]
+
+
+def event_times(examples: pa.Table) -> pa.Array:
+    """Returns the times `[n]` int64 of examples, or what takes their place."""
+    for name in time_columns(examples.column_names):
+        return examples[name].combine_chunks()
+    draws = pair_hashes(examples["user_id"], examples["item_id"], salt=1) >> _SHORT
+    return pa.array(draws.astype(np.int64))
+
+
+def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np.ndarray:
+    """Returns a random number `[n]` uint64 for each pair of ids, the same each time.
+
+    The mixer is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+
+    Args:
+        users: Ids `[n]`, text.
+        items: Ids `[n]`, text.
+        salt: Numbers of another salt are independent of these.
+    """
+    mixed = np.full(len(users), salt, np.uint64)
+    for ids in (users, items):
+        mixed = _mixed(mixed + np.uint64(0x9E3779B97F4A7C15)) ^ fingerprints(ids.combine_chunks())
+    return _mixed(mixed)
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
