@@ -266,10 +266,10 @@ def test_an_answer_that_takes_too_long_is_given_up_and_its_place_kept_until_it_e
 def test_too_many_connections_hear_503():
     with Running(dataclasses.replace(LIMITS, connections=3)) as running:
         with running.connect(), running.connect(), running.connect():
-            wait_for(lambda: running.app.n_connections() == 3)
+            wait_for(lambda: len(running.app.connections) == 3)
             answer = running.predict()
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        wait_for(lambda: running.app.n_connections() == 0)
+        wait_for(lambda: len(running.app.connections) == 0)
         assert running.predict().status_code == 200
 
 

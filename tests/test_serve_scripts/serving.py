@@ -157,7 +157,6 @@ class Running:
         limits = limits or Limits()
         self.app = App(Served("m", self.pool), limits, self.metrics, hosts)
         self._server = uvicorn.Server(server_config(self.app, limits))
-        self.app.n_connections = lambda: len(self._server.server_state.connections)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"

@@ -12,12 +12,14 @@ item_filters  which items a query wants to see alone
 work       a bounded queue before a few threads, where those who wait are answered together
 joining    questions of several requests, asked as one
 body       bodies read within the limits, before anything else sees them
-protocol   connections of clients that send their headers too slowly
+protocol   connections of clients that send their headers too slowly, or don't read
+sending    answers that nobody has read yet, limited together
 metrics    what Prometheus reads
 served     what is served under which name, and the state of its versions
 predict    the routes of TensorFlow Serving
 names      users, and items with their titles, to be found and shown
 named_model  what the page needs to know of a version
+wish       the body of a question of people, read
 asking     questions of people, asked of the model
 api        the JSON API behind the page
 page       the page: static/ has its three files

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pydantic
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
 
 from recsys.serving.server import schemas
 from recsys.serving.server.asking import Asked
 from recsys.serving.server.served import Served
+from recsys.serving.server.wish import HIGHEST, MOST_FOUND, Id, Wish, read_wish
 from recsys.serving.server.work import Work
 
-_LONGEST_ID, _LONGEST_TASTE, _MOST, _MOST_FOUND = 1000, 500, 10_000, 100
-_HIGHEST = 2**53 - 1  # What every reader of JSON reads exactly.
-
-Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
 Version = Annotated[
-    int | None, Query(ge=0, le=_HIGHEST, description="One that is loaded; the newest by default.")
+    int | None, Query(ge=0, le=HIGHEST, description="One that is loaded; the newest by default.")
 ]
-Found = Annotated[int, Query(ge=1, le=_MOST_FOUND, description="Most that are found.")]
+Found = Annotated[int, Query(ge=1, le=MOST_FOUND, description="Most that are found.")]
 
-
-class Wish(pydantic.BaseModel):
-    """What to recommend, and to whom: a user, a taste, or a user with another taste."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
-
-    user: Id = ""
-    """Id of a user."""
-    items: list[Id] = pydantic.Field([], max_length=_LONGEST_TASTE)
-    """Ids of items that are liked, the newest first, in place of the user's own."""
-    exclude: list[Id] = pydantic.Field([], max_length=_LONGEST_TASTE)
-    """Ids of items that are not wanted."""
-    only: dict[Id, Annotated[list[Id], pydantic.Field(max_length=_MOST_FOUND)]] = pydantic.Field(
-        {}, max_length=_MOST_FOUND
-    )
-    """Names of tokens by filter: every item has one of each filter."""
-    k: int = pydantic.Field(10, ge=1, le=_MOST)
-    """How many items."""
-    exclude_seen: bool = True
-    """Whether what the user did is left out."""
-    version: int | None = pydantic.Field(None, ge=0, le=_HIGHEST)
-    """One that is loaded; the newest by default."""
+_WISH = {"required": True, "content": {"application/json": {"schema": Wish.model_json_schema()}}}
 
 
 class Item(pydantic.BaseModel):
@@ -150,13 +128,18 @@ def router(served: Served, work: Work) -> APIRouter:
         filters = Asked(models[0]).filters()
         return About(name=served.name, versions=versions, most=most, filters=filters)
 
+    async def written(kind: type[Answer], answer: Callable[[], dict[str, Any]]) -> Response:
+        """Answers in a thread, where the answer is written too."""
+        body = await work.run(lambda: kind.model_validate(answer()).model_dump_json())
+        return Response(body, media_type="application/json")
+
     @routes.get("/users", response_model=Users)
     async def users(
         prefix: Annotated[Id, Query()] = "", n: Found = 10, version: Version = None
     ) -> Any:
         """Find users by the beginning of their ids."""
         model = served.model(version)
-        return await work.run(lambda: Asked(model).users(prefix, n))
+        return await written(Users, lambda: Asked(model).users(prefix, n))
 
     @routes.get("/items", response_model=Items)
     async def items(
@@ -164,7 +147,7 @@ def router(served: Served, work: Work) -> APIRouter:
     ) -> Any:
         """Find items by words of their titles, or by their ids."""
         model = served.model(version)
-        return await work.run(lambda: Asked(model).items(words, n))
+        return await written(Items, lambda: Asked(model).items(words, n))
 
     @routes.get("/tokens", response_model=Tokens)
     async def tokens(
@@ -175,27 +158,24 @@ def router(served: Served, work: Work) -> APIRouter:
     ) -> Any:
         """Find the names that a filter takes, by words of theirs."""
         model = served.model(version)
-        return await work.run(lambda: Asked(model).tokens(filter, words, n))
+        return await written(Tokens, lambda: Asked(model).tokens(filter, words, n))
 
     @routes.get("/similar", response_model=Similar)
     async def similar(item: Annotated[Id, Query()], k: Found = 10, version: Version = None) -> Any:
         """Find the items whose embeddings are most like that of one."""
         model = served.model(version)
-        return await work.run(lambda: Asked(model).similar(item, k))
+        return await written(Similar, lambda: Asked(model).similar(item, k))
 
-    @routes.post("/recommend", response_model=Recommended)
-    async def recommend(wish: Wish) -> Any:
+    @routes.post("/recommend", response_model=Recommended, openapi_extra={"requestBody": _WISH})
+    async def recommend(request: Request) -> Any:
         """Recommend items to a user, or for a taste."""
-        model = served.model(wish.version)
-        return await work.run(
-            lambda: Asked(model).recommend(
-                wish.user,
-                wish.items,
-                wish.exclude,
-                wish.only,
-                wish.k,
-                is_new_only=wish.exclude_seen,
-            )
-        )
+        body = await request.body()
+        return await written(Recommended, lambda: _recommend(served, read_wish(body)))
 
     return routes
+
+
+def _recommend(served: Served, wish: Wish) -> dict[str, Any]:
+    return Asked(served.model(wish.version)).recommend(
+        wish.user, wish.items, wish.exclude, wish.only, wish.k, is_new_only=wish.exclude_seen
+    )

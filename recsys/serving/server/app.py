@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,8 +15,11 @@ from recsys.serving.server import api, page, predict, schemas
 from recsys.serving.server.body import BodyLimits, refuse
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.metrics import Metrics
+from recsys.serving.server.protocol import Connections
 from recsys.serving.server.refusals import MISDIRECTED, UNAVAILABLE, Refusal
+from recsys.serving.server.sending import limited
 from recsys.serving.server.served import Served
+from recsys.serving.server.wish import invalid
 from recsys.serving.server.work import Work
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,6 +34,10 @@ class App:
         metrics: What is counted.
         hosts: Names that a Host header may have beside addresses of this machine; None
             for any, where the server is reached from elsewhere.
+
+    Attributes:
+        connections: Those that are open; its protocol adds and removes them.
+        work: What runs in threads.
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class App:
     ) -> None:
         self.work = Work(limits)
         self._metrics, self._hosts, self._limits = metrics, hosts, limits
-        self.n_connections: Callable[[], int] = lambda: 0
+        self.connections = Connections(metrics.dropped)
         self.routes = _routes(served, self.work, limits, metrics)
         self._bodies = BodyLimits(self.routes, limits, self.work.check)
 
@@ -53,6 +59,7 @@ class App:
             await self._metrics.watch(self._answer, scope, receive, send)
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        send = limited(send, self.connections, self._limits)
         try:
             self._check(dict(scope["headers"]))
         except Refusal as refusal:
@@ -61,7 +68,7 @@ class App:
         await self._bodies(scope, receive, send)
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
-        if self.n_connections() > self._limits.connections:
+        if len(self.connections) > self._limits.connections:
             raise Refusal(
                 UNAVAILABLE,
                 "R560",
@@ -122,10 +129,7 @@ def _refused(_request: Any, error: Any) -> Response:
 def _invalid(_request: Any, error: Any) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    refusal = Refusal(
-        422, "R569", f"{where}: {first['msg']}.", "GET /openapi.json has the rules.", first["input"]
-    )
-    return _refused(_request, refusal)
+    return _refused(_request, invalid(where, first["msg"], first["input"]))
 
 
 def _no_route(_request: Any, error: Any) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ class Asked:
         Raises:
             Refusal: The model can't give so many, or has no such filter.
         """
-        self._check_filters([name for name, tokens in only.items() if tokens])
+        self._check_filters(only)
         known = self._history(user)
         taste = [_normal(id_) for id_ in taste]
         outputs = self._recommended(user, taste, exclude, only, is_new_only=is_new_only)
@@ -124,13 +124,13 @@ class Asked:
             "exclude_seen": np.array([is_new_only]),
         }
         if not (exclude or only) or _FILTERED not in self.model.signatures:
-            return self._ask(_RECOMMEND, **inputs)
+            return self._ask(_RECOMMEND, inputs)
         wanted = {
             name: _texts([[_normal(token) for token in tokens] or [""]])
             for name, tokens in only.items()
         }
         left_out = _texts([[_normal(id_) for id_ in exclude] or [""]])
-        return self._ask(_FILTERED, **inputs, exclude_ids=left_out, **wanted)
+        return self._ask(_FILTERED, {**inputs, "exclude_ids": left_out, **wanted})
 
     def _kept(self, outputs: Arrays, left_out: set[bytes], k: int) -> list[tuple[str, float]]:
         """Returns at most `k` ids with their scores; older bundles leave nothing out."""
@@ -150,7 +150,7 @@ class Asked:
         """Returns the feature of each filter."""
         return self.model.filters.feature_of if _FILTERED in self.model.signatures else {}
 
-    def _check_filters(self, names: Sequence[str]) -> None:
+    def _check_filters(self, names: Iterable[str]) -> None:
         known = self.filters()
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -166,10 +166,10 @@ class Asked:
         """Returns the item rows of what is stored of a user, the newest first."""
         if not user:
             return []
-        ids = self._ask(_HISTORY, user_id=_texts([_normal(user)]))["item_ids"][0]
+        ids = self._ask(_HISTORY, {"user_id": _texts([_normal(user)])})["item_ids"][0]
         return self.names.item_rows([id_.decode() for id_ in ids if id_][:_SHOWN_HISTORY])
 
-    def _ask(self, signature: str, **inputs: np.ndarray) -> Arrays:
+    def _ask(self, signature: str, inputs: Arrays) -> Arrays:
         """Asks for one row; other inputs are raw columns, and padding stands for the stored."""
         names = self.model.signatures[signature].inputs
         padding = {name: _texts([[""]]) for name in names if name not in inputs}

@@ -31,6 +31,9 @@ class Metrics:
             Histogram, "request_seconds", "Time of an answer [s].", ("route",), buckets=_BUCKETS_S
         )
         self._in_flight = self._add(Gauge, "requests_in_flight", "Requests being answered.")
+        self._dropped = self._add(
+            Counter, "clients_dropped", "Clients that did not read their answer."
+        )
         self._version = self._add(
             Gauge, "model_version", "Newest loaded version; 0 before there is one."
         )
@@ -63,6 +66,10 @@ class Metrics:
         self._version.set(versions[-1])
         self._loaded.set(len(versions))
         self._swaps.inc(is_swap)
+
+    def dropped(self) -> None:
+        """Counts a client that was dropped because it didn't read its answer."""
+        self._dropped.inc()
 
     async def watch(self, app: Any, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Counts one request of an ASGI app."""

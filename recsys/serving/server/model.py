@@ -60,7 +60,9 @@ class BundleModel:
         import tensorflow as tf
 
         try:
-            tensors = {name: tf.constant(values) for name, values in inputs.items()}
+            # By the names of the signature: those of a request may be any.
+            names = self.signatures[signature].inputs
+            tensors = {name: tf.constant(inputs[name]) for name in names}
             outputs = self._module.signatures[signature](**tensors)
         # What no signature tells: an input that isn't a tf.Example, say.
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:

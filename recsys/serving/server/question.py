@@ -8,6 +8,7 @@ ragged lists. What is wrong is said before TensorFlow sees anything.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,6 +19,9 @@ from recsys.serving.server.signature import DEFAULT_SIGNATURE, Arrays, Signature
 from recsys.serving.server.tensors import read_tensor
 
 _BASE64 = "b64"
+_MOST_LISTS = 1_000_000
+"""Of a body, objects included; Python reads them all while every other thread waits."""
+_SHOWN_NAMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ def read_question(body: bytes, signatures: Mapping[str, Signature], limits: Limi
             "R552",
             "A predict request must have either 'instances' or 'inputs'.",
             "Give rows under 'instances', or columns under 'inputs'.",
-            sorted(request)[:8],
+            _first(request),
         )
     columns = (
         _columns_of_rows(request["instances"], signature, limits)
@@ -70,8 +74,10 @@ def read_object(body: bytes) -> dict[str, Any]:
     """Returns the JSON object that `body` is.
 
     Raises:
-        Refusal: It is none.
+        Refusal: It is none (400), or holds too many lists (413).
     """
+    if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
+        raise too_large("lists and objects", _MOST_LISTS, "more")
     try:
         parsed = json.loads(body.decode("utf-8"))
     # Too deep, or a number of more digits than Python reads.
@@ -106,7 +112,7 @@ def _columns(value: Any, signature: Signature) -> dict[str, Any]:
             raise _wrong_names("'inputs'", names, type(value).__name__)
         return dict.fromkeys(names, value)
     if not names <= set(value):
-        raise _wrong_names("'inputs'", names, sorted(value))
+        raise _wrong_names("'inputs'", names, _first(value))
     return value
 
 
@@ -119,7 +125,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
             "R552",
             "The 'instances' must be a list with at least one row.",
             "Give a row for each answer that you want.",
-            rows,
+            type(rows).__name__,
         )
     if len(rows) > limits.rows:
         raise too_large("rows", limits.rows, len(rows))
@@ -129,7 +135,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
         return dict.fromkeys(names, rows)
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != names:
-            received = sorted(row) if isinstance(row, dict) else type(row).__name__
+            received = _first(row) if isinstance(row, dict) else type(row).__name__
             raise _wrong_names(f"Row {number} of 'instances'", names, received)
     return {name: [row[name] for row in rows] for name in names}
 
@@ -151,6 +157,10 @@ def _check_batch(inputs: Arrays, signature: Signature, limits: Limits) -> None:
         )
     if max(sizes.values(), default=0) > limits.rows:
         raise too_large("rows", limits.rows, max(sizes.values()))
+
+
+def _first(names: Iterable[str]) -> list[str]:
+    return sorted(itertools.islice(names, _SHOWN_NAMES))
 
 
 def _is_base64(value: dict[str, Any]) -> bool:

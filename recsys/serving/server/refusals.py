@@ -8,7 +8,7 @@ from typing import Any
 from recsys.errors import RecsysError
 
 BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE = 400, 404, 408, 413
-MISDIRECTED, TOO_MANY, UNAVAILABLE = 421, 429, 503
+MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
 
 
 class Refusal(RecsysError):

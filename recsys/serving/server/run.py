@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import socket
@@ -85,7 +84,6 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         tuple(name.lower() for name in service.hosts) if is_loopback else None,
     )
     server = uvicorn.Server(server_config(app, service.limits))
-    app.n_connections = functools.partial(_count, server)
     watcher = Watcher(pool, service.poll_s)
     watcher.start()
     # A signal may come before uvicorn listens to it. And it raises what it caught once
@@ -104,8 +102,9 @@ def server_config(app: App, limits: Limits) -> uvicorn.Config:
     """Returns how uvicorn runs an app: its limits, and nothing that is printed."""
     return uvicorn.Config(
         app,
-        http=protocol_class(limits),
+        http=protocol_class(limits, app.connections),
         ws="none",
+        proxy_headers=False,
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -113,10 +112,6 @@ def server_config(app: App, limits: Limits) -> uvicorn.Config:
         timeout_graceful_shutdown=_END_S,
         backlog=_BACKLOG,
     )
-
-
-def _count(server: uvicorn.Server) -> int:
-    return len(server.server_state.connections)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -148,7 +143,8 @@ def _log_to_stderr() -> None:
     stream: Any = os.fdopen(os.dup(_STDERR), "w", buffering=1)
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("recsys.serve", logging.INFO), ("uvicorn", logging.WARNING)):
+    # What uvicorn warns of are mistakes of clients: they would write the log.
+    for name, level in (("recsys.serve", logging.INFO), ("uvicorn", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level)
