@@ -229,6 +229,27 @@ def test_a_wrong_value_is_refused_and_its_key_named(small, override):
     assert override.partition("=")[0] in str(error)
 
 
+def number_keys(node=None, path=()):
+    """Yields the dotted path of every key that takes a float."""
+    schema = json_schema()
+    node = schema if node is None else node
+    for name, value in node.get("properties", {}).items():
+        for kind in (value, *value.get("anyOf", ())):
+            if kind.get("type") == "number":
+                yield ".".join((*path, name))
+            if "$ref" in kind:
+                part = schema["$defs"][kind["$ref"].rpartition("/")[2]]
+                yield from number_keys(part, (*path, name))
+
+
+@pytest.mark.parametrize("key", sorted(set(number_keys())))
+def test_no_number_of_the_config_may_be_infinite_or_nan(small, key):
+    for value in (".inf", "-.inf", ".nan", "1e999"):
+        error = refusal(small, f"{key}={value}")
+        assert error.code == "R107"
+        assert key in str(error)
+
+
 def test_a_metric_that_nobody_computes_is_refused(small):
     error = refusal(small, "bless.metric=recall@11")
     assert error.code == "R107"

@@ -105,6 +105,38 @@ def test_a_partial_batch_can_be_predicted_with_the_layer(mesh):
         )
 
 
+@pytest.mark.parametrize(
+    ("input_shape", "output_shape", "wrong"),
+    [
+        ((None, 5), (None, 5, DIM), "output_shape"),
+        ((None,), (None, DIM + 1), "output_shape"),
+        ((None,), (None,), "output_shape"),
+        ((None,), None, "output_shape"),
+        ((None, 5, 3), (None, DIM), "input_shape"),
+        ((), (None, DIM), "input_shape"),
+        (("batch",), (None, DIM), "input_shape"),
+    ],
+)
+def test_shapes_that_the_layer_does_not_take_or_return_are_refused(
+    input_shape, output_shape, wrong
+):
+    declared = FeatureConfig("clicks", table("t"), input_shape, output_shape)
+    with pytest.raises(UsageError, match=f"R365.*'{wrong}' of feature 'clicks'") as caught:
+        ShardedEmbedding({"f": declared})
+    received = input_shape if wrong == "input_shape" else output_shape
+    assert repr(received) in str(caught.value)
+    assert f"(batch, {DIM})" in str(caught.value) or wrong == "input_shape"
+
+
+def test_declared_shapes_are_those_that_come_out():
+    bag = FeatureConfig("bag", table("t"), (None, 5), [None, DIM])
+    layer = ShardedEmbedding({"bag": bag, "id": feature(table("u"))})
+    shapes = {"bag": (4, 5), "id": (4,)}
+    assert layer.compute_output_shape(shapes) == {"bag": (4, DIM), "id": (4, DIM)}
+    out = layer({name: np.ones(shape, int) for name, shape in shapes.items()})
+    assert {name: value.shape for name, value in out.items()} == layer.compute_output_shape(shapes)
+
+
 # --- stacks
 
 STACKS = {

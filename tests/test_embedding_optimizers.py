@@ -275,6 +275,31 @@ def test_what_rows_cannot_follow_is_refused_by_name(optimizer):
         row_optimizer(optimizer)
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (SGD, "learning_rate"),
+        (lambda value: Adagrad(0.1, epsilon=value), "epsilon"),
+        (lambda value: LazyAdam(0.1, beta_1=value), "beta_1"),
+        (lambda value: RowWiseAdagrad(0.1, clipnorm=value), "clipnorm"),
+        (lambda value: Ftrl(0.1, beta=value), "beta"),
+        (lambda value: row_optimizer(optimizers.Adam(value)), "learning_rate"),
+        (
+            lambda value: SGD(optimizers.schedules.ExponentialDecay(value, 10, 0.9)),
+            "learning_rate.initial_learning_rate",
+        ),
+        (
+            lambda value: SGD(optimizers.schedules.PiecewiseConstantDecay([5], [0.1, value])),
+            "learning_rate.values.1",
+        ),
+    ],
+)
+def test_a_number_that_is_infinite_or_nan_is_refused(make, name, value):
+    with pytest.raises(UsageError, match=f"R367.*'{name}' of .*Received: {value}"):
+        make(value)
+
+
 @pytest.mark.parametrize("optimizer", [*ALL.values(), SGD(HALVING)], ids=lambda o: o.kind)
 def test_an_optimizer_comes_back_from_its_config(optimizer):
     text = keras.saving.serialize_keras_object(optimizer)

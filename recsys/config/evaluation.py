@@ -11,7 +11,7 @@ from recsys.config.strict import Share, Strict
 
 BaselineName = Literal["popularity", "recent_popularity", "item_knn", "ials"]
 BASELINES: tuple[BaselineName, ...] = get_args(BaselineName)
-Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(ge=0.0)]
 
 _OF_A_LIST = ("recall", "precision", "hit_rate", "ndcg", "map")
 

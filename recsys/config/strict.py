@@ -1,4 +1,4 @@
-"""What every part of the config is: frozen, strict, closed to unknown keys."""
+"""What every part of the config is: frozen, strict, finite, closed to unknown keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 
 
 class Strict(pydantic.BaseModel):
-    """Frozen, strict, and closed to unknown keys."""
+    """Frozen, strict, closed to unknown keys, and to numbers that are NaN or infinite."""
 
     model_config = pydantic.ConfigDict(
-        frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import keras
@@ -107,6 +108,47 @@ def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
         combiner=table.combiner,
         unknown=unknown,
         dtype=dtype,
+    )
+
+
+def check_shapes(feature: FeatureConfig) -> None:
+    """Checks the shapes that a feature declares against what the layer takes and returns.
+
+    Ids are `[batch]` or bags `[batch, length]`, and each becomes one vector
+    `[batch, embedding_dim]`. As in keras-rs, neither the batch nor the length that is
+    declared binds a call: the last batch, and a bag, may be shorter.
+
+    Raises:
+        UsageError: The layer doesn't take the one, or doesn't return the other.
+    """
+    dim = feature.table.embedding_dim
+    _check_shape(feature, "input_shape", "(batch,) or (batch, length)", [(None,), (None, None)])
+    _check_shape(feature, "output_shape", f"(batch, {dim})", [(None, dim)])
+
+
+def _check_shape(
+    feature: FeatureConfig, name: str, expected: str, shapes: list[tuple[int | None, ...]]
+) -> None:
+    declared = getattr(feature, name)
+    if isinstance(declared, list | tuple) and any(_fits(declared, shape) for shape in shapes):
+        return
+    raise UsageError(
+        "R365",
+        f"{name!r} of feature {feature.name!r} must be {expected}.",
+        "Declare that in its FeatureConfig, with None where a size is open. A bag of ids becomes"
+        " one vector; for one vector an id flatten the ids into the batch.",
+        declared,
+    )
+
+
+def _fits(declared: Sequence[Any], shape: tuple[int | None, ...]) -> bool:
+    """Whether sizes may be those of `shape`; None is any size, in both."""
+    if len(declared) != len(shape):
+        return False
+    pairs = zip(declared, shape, strict=True)
+    return all(
+        size is None or (isinstance(size, int) and size > 0 and wanted in (None, size))
+        for size, wanted in pairs
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, resolve
+from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, check_shapes, resolve
 from recsys.embedding.lookups import Ragged
 from recsys.embedding.table import FeatureInput, Table, checked_columns
 from recsys.errors import UsageError
@@ -63,6 +63,8 @@ class ShardedEmbedding(keras.layers.Layer):
         self.n_shards = devices_of_distribution() if n_shards is None else n_shards
         self.seed = seed
         self._paths = dict(_flat(feature_configs))
+        for feature in self._paths.values():
+            check_shapes(feature)
         configs = _by_name([feature.table for feature in self._paths.values()])
         self._resolved = {name: resolve(config) for name, config in configs.items()}
         for kind in self._resolved.values():
@@ -138,10 +140,13 @@ class ShardedEmbedding(keras.layers.Layer):
 
         def spec(path: str, feature: FeatureConfig, ids: Any) -> keras.KerasTensor:
             batch = (ids.lengths if isinstance(ids, Ragged) else ids).shape[0]
-            dim = feature.table.embedding_dim
-            return keras.KerasTensor((batch, dim), dtype=self.compute_dtype)
+            return keras.KerasTensor((batch, _dim(feature)), dtype=self.compute_dtype)
 
         return self._map(inputs, spec)
+
+    def compute_output_shape(self, input_shapes: Nested) -> Nested:
+        """Returns the shape `(batch, dim)` of each feature's embeddings, for its ids' shape."""
+        return self._map(input_shapes, lambda _, feature, shape: (shape[0], _dim(feature)))
 
     def get_embedding_tables(self) -> dict[str, Any]:
         """Returns the weights of each table by its name `[rows, dim]`, gathered on the host."""
@@ -235,6 +240,10 @@ def devices_of_distribution() -> int:
     distribution = keras.distribution.distribution()
     # Tables are split along the last axis, of one or two.
     return 1 if distribution is None else int(distribution.device_mesh.shape[-1])
+
+
+def _dim(feature: FeatureConfig) -> int:
+    return int(feature.table.embedding_dim)
 
 
 def _join(prefix: str, key: Any) -> str:

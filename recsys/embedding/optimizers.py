@@ -9,12 +9,14 @@ batch are left alone: moments decay and weights shrink when a row is touched.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from recsys.errors import UsageError
 
@@ -80,6 +82,24 @@ class RowOptimizer:
     kind: ClassVar[str] = ""
     slots: ClassVar[tuple[Slot, ...]] = ()
 
+    def __post_init__(self) -> None:
+        """Checks the numbers, those of a schedule too.
+
+        Raises:
+            UsageError: One is NaN or infinite.
+        """
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        if callable(self.learning_rate):
+            values["learning_rate"] = _config_of(self.learning_rate)
+        for name, number in _floats(values).items():
+            if not math.isfinite(number):
+                raise UsageError(
+                    "R367",
+                    f"{name!r} of {type(self).__name__} must be a finite number.",
+                    "Give it a number; 0 switches weight decay and clipping off.",
+                    number,
+                )
+
     def slot_list(self) -> tuple[Slot, ...]:
         """Returns the slots with their initial values."""
         return self.slots
@@ -135,6 +155,26 @@ class RowOptimizer:
         if isinstance(rate, dict):
             rate = keras.saving.deserialize_keras_object(rate)
         return cls(**{**config, "learning_rate": rate})
+
+
+def _config_of(schedule: Schedule) -> Any:
+    try:
+        return schedule.get_config()
+    except NotImplementedError:  # Its own business: it can't be saved either.
+        return {}
+
+
+def _floats(node: Any, path: str = "") -> dict[str, float]:
+    """Returns the floats within nested maps and lists, by their dotted paths."""
+    if isinstance(node, float | np.floating):
+        return {path: float(node)}
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(node, dict):
+        pairs = node.items()
+    elif isinstance(node, list | tuple):
+        pairs = enumerate(node)
+    parts = [_floats(part, f"{path}.{key}" if path else str(key)) for key, part in pairs]
+    return {name: number for part in parts for name, number in part.items()}
 
 
 def _register(cls: type) -> type:
