@@ -111,7 +111,7 @@ def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
     )
 
 
-def check_shapes(feature: FeatureConfig) -> None:
+def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
     """Checks the shapes that a feature declares against what the layer takes and returns.
 
     Ids are `[batch]` or bags `[batch, length]`, and each becomes one vector
@@ -127,7 +127,10 @@ def check_shapes(feature: FeatureConfig) -> None:
 
 
 def _check_shape(
-    feature: FeatureConfig, name: str, expected: str, shapes: list[tuple[int | None, ...]]
+    feature: keras_rs.layers.FeatureConfig,
+    name: str,
+    expected: str,
+    shapes: list[tuple[int | None, ...]],
 ) -> None:
     declared = getattr(feature, name)
     if isinstance(declared, list | tuple) and any(_fits(declared, shape) for shape in shapes):

@@ -63,10 +63,10 @@ class ShardedEmbedding(keras.layers.Layer):
         self.n_shards = devices_of_distribution() if n_shards is None else n_shards
         self.seed = seed
         self._paths = dict(_flat(feature_configs))
-        for feature in self._paths.values():
-            check_shapes(feature)
         configs = _by_name([feature.table for feature in self._paths.values()])
         self._resolved = {name: resolve(config) for name, config in configs.items()}
+        for feature in self._paths.values():
+            check_shapes(feature)
         for kind in self._resolved.values():
             checked_columns(kind, self.n_shards)
         self.tables = [
