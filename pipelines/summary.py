@@ -18,6 +18,7 @@ _READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "us
 _COUNTED = ("read", "rejected", "duplicates")
 _MEASURED = (
     "query",
+    "split",
     "mask_seen",
     "sampled_negatives",
     "confidence",

@@ -128,7 +128,8 @@ class _Run:
 
 def _state(prepared: Prepared, store: InteractionStore) -> State:
     """Returns how far a training is that has ended."""
-    until = trained_until(prepared.source.events)
+    has_times = store.split.order == "time"
+    until = trained_until(prepared.source.events) if has_times else 0
     before = State(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
     if prepared.base is not None:
         before = prepared.base.state

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -229,10 +230,61 @@ def test_two_columns_that_may_be_the_user_are_told(here, capsys):
     assert load_config(here / "f.yaml").data.interactions.columns.user == "customer_id"
 
 
-def test_a_file_without_times_is_told(here, capsys):
-    (here / "f.csv").write_text("user,item\n" + "".join(f"{u},{i}\n" for u, i, *_ in events(99)))
+def test_a_time_that_is_none_is_told_and_can_be_gone_without(here, capsys):
+    rows = "".join(f"{u},{i},{n % 7}\n" for n, (u, i, *_) in enumerate(events(99)))
+    (here / "f.csv").write_text("user,item,timestamp\n" + rows)
     assert check("f.csv") == 1
-    assert "timestamp: there is no column that holds times" in capsys.readouterr().out
+    assert "timestamp: no column holds times" in capsys.readouterr().out
+    assert check("f.csv", "--map", "timestamp=none") == 0
+    assert load_config(here / "f.yaml").data.split == "random"
+
+
+def in_order(n_users=40):
+    """Returns rows of users who stand together, items in no order: as SASRec's files."""
+    rng = np.random.default_rng(0)
+    items = rng.integers(0, 200, (n_users, 9))
+    return [(f"u{user}", f"i{item}") for user, row in enumerate(items) for item in row]
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "order"),
+    [
+        ({"a.csv": in_order()}, "last_out", "file"),
+        # Sorted by item, or users mixed: nothing says what came first.
+        ({"a.csv": sorted(set(in_order()))}, "random", "none"),
+        ({"a.csv": sorted(in_order(), key=lambda row: row[1][::-1])}, "random", "none"),
+        ({"train.csv": in_order(), "test.csv": in_order(9)}, "given", "none"),
+    ],
+)
+def test_data_without_times_get_a_split_that_fits(here, files, split, order, capsys):
+    for name, rows in files.items():
+        (here / name).write_text("user,item\n" + "".join(f"{u},{i}\n" for u, i in rows))
+    assert check(*files, "--out", "out.yaml", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["split"], told["order"]) == (split, order)
+    data = load_config(here / "out.yaml").data
+    assert (data.split, data.interactions.ordered_by) == (split, order)
+    if split == "given":
+        assert Path(str(data.interactions.eval_files)).name == "test.csv"
+
+
+def test_a_column_that_names_parts_is_seen(here):
+    parts = ("train", "valid", "test")
+    rows = "".join(f"{u},{i},{parts[n % 3]}\n" for n, (u, i) in enumerate(in_order()))
+    (here / "f.csv").write_text("user,item,fold\n" + rows)
+    assert check("f.csv") == 0
+    data = load_config(here / "f.yaml").data
+    assert (data.split, data.interactions.columns.part) == ("given", "fold")
+    assert data.interactions.eval_parts == ("test",)
+    assert set(data.interactions.train_parts) == {"train", "valid"}
+
+
+def test_times_of_one_day_are_split_by_the_last_of_each_user(here):
+    rows = "".join(f"{u},{i},{1_700_006_400 + n}\n" for n, (u, i) in enumerate(in_order()))
+    (here / "f.csv").write_text("user,item,time\n" + rows)
+    assert check("f.csv") == 0
+    data = load_config(here / "f.yaml").data
+    assert (data.split, data.interactions.ordered_by) == ("last_out", "time")
 
 
 @pytest.mark.parametrize("word", ["user=nobody", "chef=item", "user", "user=9"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from recsys.check.report import Report, Side
 from recsys.check.shown import shown
-from recsys.config import CsvFormat, Feature, Files, SourceConfig
+from recsys.config import CsvFormat, Feature, Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.files import is_remote
 
 
@@ -35,12 +35,13 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
     yield f"root: {_value(f'runs/{name}')}  # Everything that a run writes."
     yield ""
     yield "data:"
+    yield from _split(report)
     yield "  interactions:"
     yield from _source(config, folder)
     yield "    columns:"
     for role, found in report.roles.found.items():
         yield f"      {role}: {_value(found.column)}  # {shown(found.reason, 90)}"
-    yield f"    timestamp_unit: {config.timestamp_unit}"
+    yield from _order(report, config, folder)
     if config.positive_at_least is not None:
         rating = report.profiles[report.roles.found["rating"].column]
         yield f"    # Ratings go from {rating.lowest:g} to {rating.highest:g}: say what likes are."
@@ -49,6 +50,26 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
         yield from _events(report)
     for what, side in report.sides.items():
         yield from _side(what, side, folder)
+
+
+def _split(report: Report) -> Iterator[str]:
+    if report.split is not None and report.split.split != "time":
+        yield f"  # {report.split.reason}."
+        yield "  # What the figures of each split mean: docs/evaluation.md."
+        yield f"  split: {report.split.split}"
+
+
+def _order(report: Report, config: InteractionsConfig, folder: Path) -> Iterator[str]:
+    if report.split is not None and report.split.part is not None:
+        yield f"      part: {_value(report.split.part)}"
+        yield f"    train_parts: {_value(config.train_parts)}"
+        yield f"    eval_parts: {_value(config.eval_parts)}"
+    if config.eval_files:
+        yield f"    eval_files: {_value(_relative(config.eval_files, folder))}"
+    if config.columns.timestamp is not None:
+        yield f"    timestamp_unit: {config.timestamp_unit}"
+    elif config.order is not None:
+        yield f"    order: {config.order}"
 
 
 def _events(report: Report) -> Iterator[str]:

@@ -15,7 +15,8 @@ from recsys.check.names import name_score, words_of
 from recsys.check.profile import Advance, Profile, profile
 from recsys.check.roles import Role, Roles, find_roles, parse_map
 from recsys.check.shown import shown
-from recsys.config import Feature, InteractionColumns, InteractionsConfig
+from recsys.check.splits import Proposal, propose, timed
+from recsys.config import Feature, InteractionColumns, InteractionsConfig, TimestampUnit
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids, to_numbers
 
@@ -55,6 +56,7 @@ class Report:
         roles: Which column is what.
         config: What reads them; `None` while a role is undecided.
         findings: What a run would do with the rows; `None` likewise.
+        split: How the data can be split; `None` likewise.
         sides: The items and the users, where files of theirs were given.
         undecided: What is open: a sentence each.
         options: The words that would decide it.
@@ -65,6 +67,7 @@ class Report:
     roles: Roles
     config: InteractionsConfig | None
     findings: Findings | None
+    split: Proposal | None
     sides: dict[str, Side]
     undecided: list[str]
     options: list[str]
@@ -109,12 +112,15 @@ def look(
         if side.id is None and role is not None:
             name = shown(role.column)
             undecided.append(f"{what}: no column is clearly their id: rename it to {name}")
-    config = findings = None
+    config = findings = split = None
     if not undecided:
         config = interactions_config(understood, profiles, roles)
+        split = propose(config, profiles)
+        config = config.model_copy(update=dict(split.changes))
         findings = try_rows(config, now, sample, advance)
+        split = timed(split, findings.first, findings.last)
         undecided += _hopeless(findings)
-    return Report(understood, profiles, roles, config, findings, sides, undecided, options)
+    return Report(understood, profiles, roles, config, findings, split, sides, undecided, options)
 
 
 def _hopeless(findings: Findings) -> list[str]:
@@ -137,9 +143,13 @@ def interactions_config(
         format=source.format,
         csv=source.csv,
         columns=InteractionColumns(**found),
-        timestamp_unit=profiles[found["timestamp"]].unit or "seconds",
+        timestamp_unit=_unit(profiles.get(found.get("timestamp", ""))),
         positive_at_least=None if rating is None else _threshold(rating),
     )
+
+
+def _unit(time: Profile | None) -> TimestampUnit:
+    return "seconds" if time is None else time.unit or "seconds"
 
 
 def _threshold(rating: Profile) -> float | None:

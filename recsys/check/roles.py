@@ -12,6 +12,8 @@ from recsys.errors import UsageError
 
 NEEDED = ("user", "item", "timestamp")
 OPTIONAL = ("rating", "weight", "event")
+NO_COLUMN = "none"
+"""What `--map timestamp=` names where there are no usable times."""
 _MOST_RATINGS = 21
 _MOST_KINDS = 50
 
@@ -53,6 +55,9 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     given = {}
     for word in [part for text in words for part in text.split(",") if part]:
         role, _, column = word.partition("=")
+        if (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns:
+            given[role] = NO_COLUMN
+            continue
         if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
             column = columns[int(column) - 1]
         if role not in (*NEEDED, *OPTIONAL) or column not in columns:
@@ -78,11 +83,15 @@ def find_roles(
         item_hint: Column of the items' ids that the catalogue speaks for, and why; empty
             without a catalogue.
     """
-    found = {role: Role(column, "as said by --map") for role, column in given.items()}
+    found = {
+        role: Role(column, "as said by --map")
+        for role, column in given.items()
+        if (role, column) != ("timestamp", NO_COLUMN) or column in profiles
+    }
     undecided: dict[str, str] = {}
     options: dict[str, str] = {}
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):
-        if role in found:
+        if role in found or role in given:
             continue
         free = [one for one in profiles.values() if one.name not in _taken(found)]
         fitting = [one for one in free if _fits(one, role)]
@@ -93,12 +102,20 @@ def find_roles(
         best = _best(fitting, role)
         if len(best) == 1:
             found[role] = Role(best[0].name, _reason(best[0], role))
+        elif role == "timestamp" and not fitting and not _names_a_time(free):
+            continue
         elif role in NEEDED:
             undecided[role] = _open(role, best, fitting)
             names = [one.name for one in best or fitting] or ["COLUMN"]
             options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
     in_order = {role: found[role] for role in (*NEEDED, *OPTIONAL) if role in found}
     return Roles(in_order, undecided, options)
+
+
+def _names_a_time(profiles: Sequence[Profile]) -> bool:
+    """Returns whether a column is called a time, whatever it holds."""
+    filled = [one for one in profiles if one.kind != "empty"]
+    return any(name_score(one.name, "timestamp") >= 2 for one in filled)
 
 
 def _taken(found: Mapping[str, Role]) -> set[str]:
@@ -175,7 +192,11 @@ def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str
         names = " and ".join(shown(one.name) for one in best[:4])
         return f"{role}: {names} are equally likely"
     if not fitting:
-        what = " that holds times from 1971 to now" if role == "timestamp" else ""
-        return f"{role}: there is no column{what}"
+        if role == "timestamp":
+            return (
+                "timestamp: no column holds times from 1971 to now, though one is called so;"
+                f" --map timestamp={NO_COLUMN} goes without"
+            )
+        return f"{role}: there is no column"
     names = ", ".join(shown(one.name) for one in fitting[:6])
     return f"{role}: no name tells; it may be {names}"

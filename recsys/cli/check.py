@@ -136,6 +136,9 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
             for role, found in report.roles.found.items()
         },
         "timestamp_unit": report.config.timestamp_unit if report.config else None,
+        "split": report.split.split if report.split else None,
+        "split_reason": report.split.reason if report.split else None,
+        "order": report.config.ordered_by if report.config else None,
         "rows": findings.n_read if findings else None,
         "good": findings.n_good if findings else None,
         "positives": findings.n_positive if findings else None,

@@ -39,6 +39,9 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
         _show_side(console, what, side)
     if report.findings is not None:
         _show_findings(console, report.findings)
+    if report.split is not None and report.split.split != "time":
+        text = f"Split: {report.split.split}, because: {report.split.reason}."
+        console.print(Text(text, "yellow"), soft_wrap=True)
     if written is not None:
         console.print(Text(f"Wrote {written}. Look it over, then: recsys run {written}", "bold"))
         return

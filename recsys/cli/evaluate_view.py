@@ -39,6 +39,7 @@ def show_evaluation(
     """
     console = talk()
     console.print(_table(evaluation))
+    console.print(Text(evaluation["meaning"]), soft_wrap=True)
     for name, why in evaluation["baselines_left_out"].items():
         console.print(Text(f"{_NAMES.get(name, name)} was not measured: {why}"), soft_wrap=True)
     if is_against and evaluation["blessed_model"] is None:

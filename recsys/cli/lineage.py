@@ -101,7 +101,9 @@ def _data(data: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
         rows = f"{count(counts.get('read'))} rows, {count(counts.get('rejected'))} rejected"
         names = ", ".join(files[-_SHOWN_FILES:])
         yield "data", f"{what}: {names}{more}; {rows}; digest {_short(one.get('digest'))}"
-        if counts.get("cut") is not None:
+        if counts.get("split", "time") != "time":
+            yield "", f"split: {counts['split']}"
+        elif counts.get("cut") is not None:
             yield "", f"split at {moment(counts['cut'])}"
         if one.get("spans"):
             yield "spans", _spans(one["spans"])

@@ -84,7 +84,9 @@ def simulate(
     """
     require_pipeline()
     talk = Console(stderr=True, highlight=False)
-    simulation = _Simulation(stages.config_of(path, overrides), out.resolve(), options, talk)
+    config = stages.config_of(path, overrides)
+    _refuse_other_splits(config)
+    simulation = _Simulation(config, out.resolve(), options, talk)
     simulation.run()
     page = simulation.write_page()
     nights = simulation.journal.nights
@@ -200,6 +202,17 @@ def _of_nights(config: Config, out: Path, options: Options) -> Config:
     raw |= {"root": str(out / "run"), "name": config.name}
     raw["warm_start"] = raw["warm_start"] or {}
     return Config.model_validate_json(json.dumps(raw))
+
+
+def _refuse_other_splits(config: Config) -> None:
+    """Raises UsageError if there are no nights: data aren't split by time."""
+    if config.data.split != "time":
+        raise UsageError(
+            "R915",
+            "Nights are simulated of data that are split by time.",
+            "Name timestamps in data.interactions.columns.timestamp, and set data.split to time.",
+            config.data.split,
+        )
 
 
 def _check(n_spans: int, options: Options) -> None:

@@ -1,7 +1,7 @@
 """When events happened; where there are no timestamps, what takes their place.
 
 Histories, hold-outs and newest events are all made by the times of events. Rows in the
-order of their files have their places for times. Rows without any order have a random
+order of their files have their places among their user's for times. Rows without any order have a random
 number each, which is a function of user and item: what is "newest" is then a random
 choice, the same each time, and places of a history say nothing.
 """
@@ -19,18 +19,19 @@ from recsys.data.farmhash import fingerprints
 TIME = pa.field("timestamp", pa.int64())
 """Time of an event [seconds since 1970, UTC]."""
 PLACE = pa.field("place", pa.int64())
-"""Place of a row among the rows of all files."""
+"""Place of a row among its user's, counted back: 0 the last in the files, -1 the one before."""
 
 COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": None}
 """Column of the examples that orders them."""
 
 _LINE_BITS, _WITHIN_BITS = 33, 13
+"""A line of a file, and a row of several that one line holds."""
 _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
 
 def places(file_index: int, line: np.ndarray) -> pa.Array:
-    """Returns the place `[n]` int64 of each row of the file at `file_index`.
+    """Returns the place among the rows of all files `[n]` int64 of rows of one file.
 
     Args:
         file_index: Place of the file among all.
@@ -42,6 +43,25 @@ def places(file_index: int, line: np.ndarray) -> pa.Array:
     within = number - np.maximum.accumulate(np.where(is_first, number, 0))
     place = ((file_index << _LINE_BITS) + line.astype(np.int64)) << _WITHIN_BITS
     return pa.array(place + within, PLACE.type)
+
+
+def places_of_users(table: pa.Table) -> pa.Table:
+    """Returns rows with their `PLACE` in the place of that among the rows of all files.
+
+    Files may hold one user after the other: what stands far below isn't newer than what
+    another user did, and only the places of one user can be compared.
+
+    Args:
+        table: All rows of their users, with `user_id` and `place`.
+    """
+    at = table.column_names.index(PLACE.name)
+    codes = table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.lexsort((table[PLACE.name].to_numpy(), codes))
+    n_of_users = np.bincount(codes)
+    ends = np.cumsum(n_of_users)
+    back = np.empty(len(codes), np.int64)
+    back[order] = np.arange(len(codes)) + 1 - np.repeat(ends, n_of_users)
+    return table.set_column(at, PLACE, pa.array(back))
 
 
 def time_columns(names: Iterable[str]) -> list[str]:

@@ -14,11 +14,11 @@ from recsys.ragged import ranges
 
 @dataclasses.dataclass(frozen=True)
 class ServingHistories:
-    """The positives of every user that the data know, in time order.
+    """The positives of every user that the data know, in their order.
 
     Attributes:
         ids: Id of each user `[n]`: those of training in the order of the store, then
-            those whose events all came after the cut.
+            those whose events are all held out.
         user_rows: Row of each user `[n]` int32, of its own or shared with others.
         offsets: First event of each user, and the end `[n + 1]` int64.
         item_rows: Item row of each event `[events]` int32, the oldest first; row 0 and
@@ -36,7 +36,7 @@ class ServingHistories:
 
 
 def serving_histories(store: InteractionStore) -> ServingHistories:
-    """Joins what each user did before the cut and after it."""
+    """Joins what each user did in both parts; held-out events come last, if split by time."""
     n_trained = len(store.train_users.rows)
     is_new = store.trained_user < 0
     n_users = n_trained + int(is_new.sum())
@@ -53,6 +53,12 @@ def serving_histories(store: InteractionStore) -> ServingHistories:
     item_rows[ranges(offsets[:-1], n_train)] = store.train.item_row
     starts = (offsets[:-1] + n_train)[eval_index]
     item_rows[ranges(starts, n_eval[eval_index])] = store.eval.item_row
+    if store.split.split in ("random", "given"):
+        times = np.empty(offsets[-1], np.int64)
+        times[ranges(offsets[:-1], n_train)] = store.train.timestamp
+        times[ranges(starts, n_eval[eval_index])] = store.eval.timestamp
+        user = np.repeat(np.arange(n_users), n_train + n_eval)
+        item_rows = item_rows[np.lexsort((times, user))]
     new_ids = store.eval_users.ids.filter(pa.array(is_new))
     return ServingHistories(
         ids=[*store.train_users.ids.to_pylist(), *new_ids.to_pylist()],

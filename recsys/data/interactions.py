@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig, TimestampUnit
 from recsys.data.duplicates import POSITION, keep_first, positions
-from recsys.data.event_times import COLUMN, PLACE, TIME, places
+from recsys.data.event_times import COLUMN, PLACE, TIME, places, places_of_users
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
 
@@ -223,7 +223,8 @@ def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: in
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     """Keeps the first row of each user and item, and time, kind of event and part if there.
 
-    Where the places in the files order the rows, each row is an event of its own.
+    Where the places in the files order the rows, each row is an event of its own, and its
+    place becomes that among its user's.
 
     Args:
         table: Interactions with a column `position`, all rows of a user among them.
@@ -233,7 +234,8 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     """
     more = (TIME.name, PLACE.name, "event", PART.name)
     keys = [name for name in more if name in table.column_names]
-    return keep_first(table, ["user_id", "item_id", *keys])
+    kept, n_dropped = keep_first(table, ["user_id", "item_id", *keys])
+    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
 
 
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:

@@ -82,9 +82,7 @@ def make_slices(queries: Queries, known: Known) -> list[Slice]:
 
 def _users(is_trained: np.ndarray) -> Iterator[Slice]:
     yield Slice("users", "users known to training", "queries", is_trained)
-    yield Slice(
-        "users", "cold users", "queries", ~is_trained, "no event before the cut: new since then"
-    )
+    yield Slice("users", "cold users", "queries", ~is_trained, "no event that training saw")
 
 
 def _activity(n_events: np.ndarray) -> Iterator[Slice]:
@@ -120,7 +118,7 @@ def _popularity(rows: np.ndarray, known: Known) -> Iterator[Slice]:
         items = (third == place) & (counts > 0)
         yield Slice("item popularity", name, "positives", items[rows], _range(counts[items]))
     cold = known.catalogue.is_item & (counts == 0)
-    yield Slice("item popularity", "cold items", "positives", cold[rows], "no event before the cut")
+    yield Slice("item popularity", "cold items", "positives", cold[rows], "no training event")
 
 
 def _range(counts: np.ndarray) -> str:

@@ -70,7 +70,7 @@ def read_split(artifacts: Artifacts) -> list[tuple[str, str]]:
     store = read_json(artifacts.data / "store" / "store.json", "The interaction store")
     train, held_out = store.get("train_events"), store.get("eval_events")
     facts = [
-        ("split at", moment(store.get("cut"))),
+        _split(store),
         ("training events", count(train)),
         ("held-out events", f"{count(held_out)}{_of_all(held_out, train)}"),
         ("users with held-out events", count(store.get("eval_users"))),
@@ -80,6 +80,11 @@ def read_split(artifacts: Artifacts) -> list[tuple[str, str]]:
         facts.append((f"vocabulary of {name}", _vocabulary_size(path)))
     facts.append(("items without training events", _count_cold(artifacts.data)))
     return facts
+
+
+def _split(store: dict[str, Any]) -> tuple[str, str]:
+    split = store.get("split", "time")
+    return ("split at", moment(store.get("cut"))) if split == "time" else ("split", str(split))
 
 
 def _of_all(part: Any, rest: Any) -> str:

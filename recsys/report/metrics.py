@@ -20,6 +20,7 @@ _PROTOCOLS = {
         "one query a user, from what the user did before the split; all that follows counts",
     ),
 }
+_ONCE = ("once a user", "one query a user, from the user's training events")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Measured:
         all_cut_offs: The same at every cut-off; None where there is one alone.
         deciding: The metric that decides.
         notes: What is to be said of it.
+        split: What the split of the data makes of the figures; empty where nobody says.
         warning: Why the figures are not what they seem; empty where they are.
     """
 
@@ -44,6 +46,7 @@ class Measured:
     all_cut_offs: Table | None
     deciding: str
     notes: list[str]
+    split: str
     warning: str
 
 
@@ -59,9 +62,14 @@ def read_metrics(artifacts: Artifacts) -> Measured:
     return _measured(found, protocol, notes, is_chosen=True)
 
 
-def read_other_protocol(artifacts: Artifacts) -> Measured:
-    """Returns the metrics under the protocol that the config did not choose."""
+def read_other_protocol(artifacts: Artifacts) -> Measured | None:
+    """Returns the metrics under the protocol that the config did not choose.
+
+    None where the data are not split by time: the two protocols say the same there.
+    """
     evaluation = artifacts.evaluated()
+    if _split(evaluation) != "time":
+        return None
     chosen = evaluation.get("query", "each_moment")
     other = "at_cut" if chosen == "each_moment" else "each_moment"
     part = evaluation.get("at_cut") or evaluation.get(other)
@@ -93,6 +101,8 @@ def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: b
     k = found.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
     at_k = [name for name in names if name.partition("@")[2] in ("", k)]
     title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
+    if _split(found.part) != "time" and protocol == "at_cut":
+        title, meaning = _ONCE
     everything = tabulate(found, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
     return Measured(
         title=title,
@@ -102,8 +112,13 @@ def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: b
         all_cut_offs=everything,
         deciding=metric_title(found.deciding),
         notes=notes,
+        split=str(found.part.get("meaning") or ""),
         warning=_warning(found.part),
     )
+
+
+def _split(evaluation: Any) -> str:
+    return str((evaluation.get("split") or {}).get("split", "time"))
 
 
 def _basis(part: Any, *, is_chosen: bool) -> str:

@@ -135,6 +135,8 @@ def _state(result: Mapping[str, Any]) -> str:
 def _protocol(result: Mapping[str, Any]) -> str:
     """Returns how the model was asked; figures of other ways can't be set beside it."""
     parts = [str(result.get("query") or "")]
+    split = (result.get("split") or {}).get("split", "time")
+    parts += [] if split == "time" else [f"split: {split}"]
     if is_number(n_sampled := result.get("sampled_negatives")):
         parts.append(f"among {count(n_sampled)} random items")
     if result.get("mask_seen") is False:

@@ -154,7 +154,7 @@ def _header(name: str, evaluation: Mapping[str, Any] | None) -> str:
 
 def _training(training: Mapping[str, Any], loss: str) -> str:
     return (
-        f"{loss}, on the interactions before the cut:"
+        f"{loss}, on the interactions that were not held out:"
         f" {training['steps']:,} steps, {training['examples']:,} examples,"
         f" {training['devices']} device(s) of the kind {training['platform']}."
     )
@@ -178,11 +178,12 @@ def _evaluation(evaluation: Mapping[str, Any] | None) -> str:
     n_sampled, n_items = evaluation.get("sampled_negatives"), evaluation["candidates"]
     among = f"{n_sampled:,} random" if n_sampled else f"all {n_items:,}"
     return (
-        f"On the positives of {evaluation['users']:,} users from the cut on"
+        f"On the held-out positives of {evaluation['users']:,} users"
         f" ({evaluation['queries']:,} queries, `{evaluation['query']}`),"
         f" ranked among {among} items; the intervals hold"
         f" {100 * evaluation['confidence']:.3g} % of bootstrap samples of the users:\n\n"
         + _table(header, rows)
+        + (f"\n\n{evaluation['meaning']}" if evaluation.get("meaning") else "")
         + f"\n\n{verdict['sentence']}. {'; '.join(verdict['reasons'])}."
     )
 

@@ -82,6 +82,8 @@ def _reason_against(
         base = Base.open(folder)
     except UnusableBaseError as error:
         return str(error)
+    if store.split.split != "time":
+        return "the data are not split by time, and it may have seen the answers"
     until = base.state.trained_until
     if until > store.cut:
         return (
