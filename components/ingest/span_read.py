@@ -18,18 +18,22 @@ import pyarrow.compute as pc
 
 from components.ingest.progress import Progress
 from components.ingest.shuffle import Spill, SpillWriter, read_spills
-from components.ingest.tally import Tally, add_up
+from components.ingest.tally import Tally, add_up, rows_tally
 from components.ingest.unique import LetterFile, ToOne
 from recsys.config import InteractionsConfig
 from recsys.data.buckets import hash_buckets
-from recsys.data.interactions import OUT_OF_TIME, interaction_columns, parse_interactions
+from recsys.data.interactions import (
+    OUT_OF_TIME,
+    interaction_columns,
+    parse_interactions,
+    raw_times,
+)
 from recsys.data.segments.span_rows import write_span_rows
 from recsys.data.segments.window import restrict
 from recsys.data.sources.files import file_size, unreadable
 from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
-from recsys.data.sources.values import to_times
 from recsys.errors import RecsysError, UsageError
 
 LETTERS = "letters"
@@ -175,8 +179,7 @@ class _ReadPiece(beam.DoFn):
                 rows, rejected = parse_interactions(
                     batch, self._config, self._now, piece.file_index
                 )
-                read["read"] += batch.n_read
-                read["read_by_file"][piece.file] += batch.n_read
+                read = add_up([read, rows_tally(batch)])
                 letters.add(rejected)
                 future += self._first_future(batch, rejected)
                 buckets = hash_buckets(rows.column("user_id"), n_buckets)
@@ -196,8 +199,7 @@ class _ReadPiece(beam.DoFn):
         name = self._config.columns.timestamp
         if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
             return []
-        column = batch.columns.column(name)
-        time = to_times(column, self._config.timestamp_unit)
+        time = raw_times(batch.columns.column(name), self._config)
         to_come = time.filter(pc.fill_null(pc.greater(time, self._now), False))
         return [pc.min(to_come).as_py()] if len(to_come) else []
 

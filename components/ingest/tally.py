@@ -8,12 +8,19 @@ from typing import Any
 import pyarrow as pa
 
 from recsys.data.dead_letters import count_reasons
+from recsys.data.sources.raw_batch import RawBatch
 
 _EXAMPLES_A_REASON = 2
 _EXAMPLE_CHARACTERS = 1000
 
 Tally = dict[Any, Any]
 """Numbers, dicts of such, and lists of example letters."""
+
+
+def rows_tally(batch: RawBatch) -> Tally:
+    """Returns how many rows of a file were read, and how many lists of events were empty."""
+    tally: Tally = {"read": batch.n_read, "read_by_file": {batch.file: batch.n_read}}
+    return {**tally, "empty_lists": batch.n_empty} if batch.n_empty else tally
 
 
 def letters_tally(letters: pa.RecordBatch) -> Tally:

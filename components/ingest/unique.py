@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from components.ingest.progress import Progress
 from components.ingest.shuffle import Spill, SpillWriter, read_spills, write_spill
-from components.ingest.tally import Tally, add_up, letters_tally
+from components.ingest.tally import Tally, add_up, letters_tally, rows_tally
 from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples
@@ -142,8 +142,7 @@ class _ReadPiece(beam.DoFn):
         read: Tally = {"read": 0, "read_by_file": {piece.file: 0}}
         for batch in read_piece(piece):
             rows, rejected = self._parse(batch, piece.file_index)
-            read["read"] += batch.n_read
-            read["read_by_file"][piece.file] += batch.n_read
+            read = add_up([read, rows_tally(batch)])
             letters.add(rejected)
             buckets = hash_buckets(rows.column(self._key), self._n_buckets)
             yield from _parts(spills.add(buckets, rows))

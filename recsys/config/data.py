@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
 from recsys.config.strict import Name, Share, Strict
+from recsys.config.time_format import check_time_format
 
 # Tables and inputs of the model that aren't features of an item.
 RESERVED_FEATURE_NAMES = {
@@ -38,6 +39,10 @@ class CsvFormat(Strict):
     """Names of the columns of files without a header; empty: the first line has them."""
     encoding: str = "utf-8"
     """Encoding of the text, by the name that Python has for it."""
+    decimal: Literal[".", ","] = "."
+    """What stands before the decimals of a number, of ratings, weights and `number` features."""
+    skip_rows: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Lines above the header, or above the first row of files without one."""
 
 
 class SourceConfig(Strict):
@@ -72,6 +77,17 @@ class InteractionColumns(Strict):
     """Column that names the part of a row, as `train` or `test`, for `split: given`."""
 
 
+class ListOfEvents(Strict):
+    """A column that holds a list of events: one row is a user's, or a session's."""
+
+    column: str
+    """The column. In `interactions.columns` its own name stands for an event that is a plain
+    value, `column.field` for a field of one that is an object."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """What stands between the events of a text; `null`: the column holds lists. The last column
+    of CSV that is split at `csv.delimiter` is the rest of the line."""
+
+
 TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601"]
 
 
@@ -85,11 +101,19 @@ class InteractionsConfig(SourceConfig):
     asked anew in each run."""
     columns: InteractionColumns
     """Which column holds what."""
+    explode: ListOfEvents | None = None
+    """The column with the events, where a row holds a list of them; `null`: a row is an event."""
     context: tuple[str, ...] = ()
     """More columns to keep in the examples, where they are validated."""
     timestamp_unit: TimestampUnit = "seconds"
     """What the timestamps are: a number since 1970, UTC, or ISO 8601 text (without an
     offset: UTC). Columns that have a time type need none."""
+    timestamp_format: str | None = None
+    """How text of times is written, as Python's strptime has it: `%d/%m/%Y %H:%M`, with English
+    names of months; it takes the place of the unit. `null`: as `timestamp_unit` says."""
+    weight_scale: Literal["linear", "log"] = "linear"
+    """`log`: the weight is ln(1 + value), for counts, of which a few are very large (Hu, Koren
+    and Volinsky, ICDM 2008, equation 6)."""
     order: Literal["file", "none"] | None = None
     """What orders rows without timestamps: `file`, their places in the files, in which what
     happened later stands below; `none`, nothing. `null`: the timestamps; without them, nothing."""
@@ -114,6 +138,25 @@ class InteractionsConfig(SourceConfig):
     def _has_one_source(self) -> Self:
         if bool(self.files) == (self.query is not None):
             raise ValueError("exactly one of files and query must be given")
+        return self
+
+    @model_validator(mode="after")
+    def _events_of_lists_are_read(self) -> Self:
+        events = self.explode
+        names = self.columns.model_dump().values()
+        if events is not None and not any(
+            name == events.column or str(name).startswith(f"{events.column}.") for name in names
+        ):
+            raise ValueError(
+                f"explode names {events.column!r}, of which columns must read something: the item"
+                f" is {events.column!r} itself, or a field as '{events.column}.id'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_known_time_format(self) -> Self:
+        if self.timestamp_format is not None:
+            check_time_format(self.timestamp_format)
         return self
 
     @model_validator(mode="after")
@@ -147,6 +190,8 @@ class Feature(Strict):
     values; `date`: a bucket of equally many days, and the month."""
     separator: str = "|"
     """What stands between two categories."""
+    format: str | None = None
+    """How text of a `date` is written, as `interactions.timestamp_format`; `null`: ISO 8601."""
     min_count: PositiveInt = 1
     """A token is known from this number of occurrences on."""
     max_tokens: PositiveInt = 8

@@ -14,7 +14,7 @@ A value that is missing is null, or an empty list.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -60,7 +60,7 @@ _EARLIEST, _LATEST = 100_000_000, 32_503_680_000
 """1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
 
 _Key = tuple[str, Type, str]
-"""Raw column, how it is read, and the separator of a list."""
+"""Raw column, how it is read, and the separator of a list or the format of a date."""
 
 
 def id_column(config: EntityConfig) -> str:
@@ -113,13 +113,13 @@ def parse_entities(
     no_id, bad_id = (NO_ITEM, BAD_ITEM) if isinstance(config, ItemsConfig) else (NO_USER, BAD_USER)
     columns, rules = [ids], [(ids.is_null(), no_id), (is_bad_id(ids), bad_id)]
     for key in _names(config):
-        raw, type_, separator = key
+        raw, type_, detail = key
         column = batch.columns.column(raw)
         if type_ == "list":
-            columns.append(to_lists(column, separator))
+            columns.append(to_lists(column, detail))
             continue
         column = _of_one_value(column, raw, batch.file)
-        typed = _CONVERT[type_](column)
+        typed = _typed(column, type_, detail, config.csv.decimal)
         columns.append(typed)
         rules.append((pc.and_(_is_there(column), typed.is_null()), f"{raw} is no {type_}"))
     rows = pa.RecordBatch.from_arrays(
@@ -144,7 +144,8 @@ def _raw_title(config: EntityConfig) -> str | None:
 
 def _key(feature: Feature) -> _Key:
     type_ = _TYPES[feature.kind]
-    return feature.column, type_, feature.separator if type_ == "list" else ""
+    details = {"list": feature.separator, "date": feature.format or ""}
+    return feature.column, type_, details.get(type_, "")
 
 
 def _names(config: EntityConfig) -> dict[_Key, str]:
@@ -184,6 +185,15 @@ def _of_one_value(column: pa.Array, raw: str, file: str) -> pa.Array:
             str(column.type),
         )
     return column.flatten().take(pa.array(np.cumsum(length) - 1, mask=length == 0))
+
+
+def _typed(column: pa.Array, type_: Type, detail: str, decimal: str) -> pa.Array:
+    """Returns single values `[n]` as a type, null where one can't be read so."""
+    if type_ == "number":
+        return to_numbers(column, decimal)
+    if type_ == "date":
+        return to_times(column, "iso8601", detail) if detail else to_dates(column)
+    return _to_trimmed_text(column)
 
 
 def _to_trimmed_text(column: pa.Array) -> pa.Array:
@@ -241,10 +251,3 @@ def _is_there(column: pa.Array) -> pa.Array:
     elif not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
         return is_there
     return pc.and_(is_there, pc.fill_null(pc.greater(pc.binary_length(column), 0), False))
-
-
-_CONVERT: dict[Type, Callable[[pa.Array], pa.Array]] = {
-    "text": _to_trimmed_text,
-    "number": to_numbers,
-    "date": to_dates,
-}

@@ -24,25 +24,22 @@ PLACE = pa.field("place", pa.int64())
 COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": None}
 """Column of the examples that orders them."""
 
-_LINE_BITS, _WITHIN_BITS = 33, 13
-"""A line of a file, and a row of several that one line holds."""
+_FILE_BITS, _EVENT_BITS = 46, 20
+"""A file among all, and an event in the list of a line."""
 _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
 
-def places(file_index: int, line: np.ndarray) -> pa.Array:
+def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None) -> pa.Array:
     """Returns the place among the rows of all files `[n]` int64 of rows of one file.
 
     Args:
         file_index: Place of the file among all.
-        line: Line of each row `[n]`, ascending; rows of one line follow each other.
+        line: Line of each row `[n]`, from 1 on.
+        element: Place of each event in the list of its row `[n]`; `None`: a row is an event.
     """
-    is_first = np.ones(len(line), bool)
-    is_first[1:] = line[1:] != line[:-1]
-    number = np.arange(len(line))
-    within = number - np.maximum.accumulate(np.where(is_first, number, 0))
-    place = ((file_index << _LINE_BITS) + line.astype(np.int64)) << _WITHIN_BITS
-    return pa.array(place + within, PLACE.type)
+    place = line if element is None else (line << _EVENT_BITS) + element
+    return pa.array((file_index << _FILE_BITS) + place, PLACE.type)
 
 
 def places_of_users(table: pa.Table) -> pa.Table:

@@ -131,10 +131,10 @@ def _type_order(
 ) -> list[_Rule]:
     """Adds the column that orders the rows, if any; returns its rules."""
     if config.ordered_by == "file":
-        columns[PLACE.name] = places(file_index, batch.position)
+        columns[PLACE.name] = places(file_index, batch.position, batch.element)
     if config.columns.timestamp is None:
         return []
-    timestamp = to_times(batch.columns.column(config.columns.timestamp), config.timestamp_unit)
+    timestamp = raw_times(batch.columns.column(config.columns.timestamp), config)
     columns[TIME.name] = timestamp
     return [(timestamp.is_null(), NO_TIME), (_is_out_of_time(timestamp, now), OUT_OF_TIME)]
 
@@ -145,12 +145,13 @@ def _type_numbers(
     """Adds rating, weight and kind of event, where there are any; returns their rules."""
     names, raw, rules = config.columns, batch.columns.column, []
     if names.rating is not None:
-        columns["rating"] = to_numbers(raw(names.rating))
+        columns["rating"] = to_numbers(raw(names.rating), config.csv.decimal)
         rules.append((columns["rating"].is_null(), NO_RATING))
     if names.weight is not None:
-        columns["weight"] = to_numbers(raw(names.weight))
-        rules.append((columns["weight"].is_null(), NO_WEIGHT))
-        rules.append((pc.less(columns["weight"], 0.0), NEGATIVE_WEIGHT))
+        weight = to_numbers(raw(names.weight), config.csv.decimal)
+        rules.append((weight.is_null(), NO_WEIGHT))
+        rules.append((pc.less(weight, 0.0), NEGATIVE_WEIGHT))
+        columns["weight"] = pc.log1p(weight) if config.weight_scale == "log" else weight
     if names.event is not None:
         columns["event"] = to_ids(raw(names.event))
         rules.append((columns["event"].is_null(), NO_EVENT))
@@ -176,6 +177,11 @@ def _type_part(
     )
     columns[PART.name] = pc.if_else(held, "eval", "train")
     return [(pc.invert(pc.or_(trained, held)), NO_PART)]
+
+
+def raw_times(column: pa.Array, config: InteractionsConfig) -> pa.Array:
+    """Returns the times of a raw column `[n]` int64 [seconds], null where there is none."""
+    return to_times(column, config.timestamp_unit, config.timestamp_format)
 
 
 def split_by_rules(
@@ -249,7 +255,7 @@ def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> Times
     Returns:
         The unit; `None` if none fits, or more than one, or the config's own; or without times.
     """
-    if config.columns.timestamp is None:
+    if config.columns.timestamp is None or config.timestamp_format is not None:
         return None
     column = batch.columns.column(config.columns.timestamp)
     fitting = [unit for unit in UNITS if good_times(to_times(column, unit), now) >= _NEARLY_ALL]

@@ -125,6 +125,9 @@ def replayed(config: Config, out: Path) -> dict[str, Any]:
         "columns": names,
         "context": context_names(source),
         "timestamp_unit": "seconds",
+        "timestamp_format": None,
+        "weight_scale": "linear",
+        "explode": None,
     }
     for what, side in (("items", config.data.items), ("users", config.data.users)):
         if side is not None:
@@ -138,7 +141,7 @@ def _columns(side: EntityConfig) -> dict[str, Any]:
         columns["title"] = "title"
     of_feature = example_columns(side)
     features = [
-        {**feature.model_dump(mode="json"), "column": of_feature[feature.name]}
+        {**feature.model_dump(mode="json"), "column": of_feature[feature.name], "format": None}
         for feature in side.features
     ]
     return {"columns": columns, "features": features}

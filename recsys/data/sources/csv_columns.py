@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from recsys.data.dead_letters import dead_letters
@@ -34,12 +35,14 @@ class Layout:
         names: Names of its columns.
         expected: Columns to return, each once.
         dialect: How the fields are written.
+        has_rest: Whether the last column is the rest of the line, delimiters included.
     """
 
     file: str
     names: tuple[str, ...]
     expected: tuple[str, ...]
     dialect: Dialect
+    has_rest: bool = False
 
     @property
     def wanted(self) -> list[int]:
@@ -51,7 +54,7 @@ def parse_rows(rows: Rows, layout: Layout) -> RawBatch:
     """Parses rows into columns; those that break a rule become dead letters."""
     is_text = _text_rows(rows)
     texts = rows if is_text is None else rows.take(is_text)
-    columns, is_good = _parse_text(texts, layout)
+    columns, is_good = (_with_rest if layout.has_rest else _parse_text)(texts, layout)
     if is_text is None and is_good is None:
         empty = dead_letters([], layout.file, [], [])
         return RawBatch(layout.file, columns, rows.line, empty, rows.raw)
@@ -112,6 +115,21 @@ def _parse_text(rows: Rows, layout: Layout) -> _Parsed:
         return _arrow_rows(rows, layout)
     plain, odd = rows.take(~is_odd), rows.take(is_odd)
     return _merge(_arrow_rows(plain, layout), _single_rows(odd, layout), is_odd)
+
+
+def _with_rest(rows: Rows, layout: Layout) -> _Parsed:
+    """Splits rows at their first delimiters; what follows the last of them may be missing."""
+    n_before = len(layout.names) - 1
+    parts = pc.split_pattern(rows.texts(), layout.dialect.delimiter, max_splits=n_before)
+    widths = pc.list_value_length(parts).to_numpy(zero_copy_only=False)
+    is_good = widths >= n_before
+    starts = parts.offsets.to_numpy()[:-1]
+    columns = []
+    for place in layout.wanted:
+        at = pa.array(starts + place, mask=place >= widths)
+        columns.append(pc.fill_null(parts.values.take(at), "").filter(pa.array(is_good)))
+    batch = pa.RecordBatch.from_arrays(columns, names=list(layout.expected))
+    return batch, None if is_good.all() else is_good
 
 
 def _arrow_rows(rows: Rows, layout: Layout) -> _Parsed:

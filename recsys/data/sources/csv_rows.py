@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
 
@@ -69,6 +71,16 @@ class Rows:
         data = np.frombuffer(self.block, np.uint8).copy()
         data[self.stops] = ord("\n")
         return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
+
+    def texts(self) -> pa.Array:
+        """Returns the rows as text `[n]`; they must be UTF-8."""
+        lengths = self.stops - self.starts
+        offsets = np.concatenate([self.starts, [len(self.block)]])
+        if not self.is_whole:
+            offsets = np.concatenate([[0], np.cumsum(lengths + 1)])
+        buffers = [pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(self.joined())]
+        lines = pa.StringArray.from_buffers(len(self), *buffers)
+        return pc.ascii_rtrim(lines, "\r\n")
 
     def with_byte(self, byte: int) -> np.ndarray:
         """Returns which rows hold a byte `[n]` bool."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ Compression = Literal["gzip", "bz2", "xz", "zstd"]
 
 START_BYTES = 1 << 16
 
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
 _COMPRESSIONS: dict[bytes, Compression] = {
     b"\x1f\x8b\x08": "gzip",
     b"BZh": "bz2",
@@ -35,6 +37,10 @@ _NAMES: dict[str, Format] = {
     ".dat": "csv",
     ".txt": "csv",
     ".data": "csv",
+    # RecBole's atomic files.
+    ".inter": "csv",
+    ".item": "csv",
+    ".user": "csv",
     ".parquet": "parquet",
     ".pq": "parquet",
     ".jsonl": "jsonl",
@@ -101,15 +107,17 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
         "parquet": kind == "a Parquet file",
         "tfrecord": kind == "a TFRecord file",
         "csv": kind is None,
-        "jsonl": kind is None and start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b""),
+        "jsonl": kind is None and start.lstrip(_BLANKS)[:1] in (b"{", b""),
     }
     if fits[told]:
         return told
+    if told == "jsonl" and kind is None and _is_array(start):
+        raise json_over_lines(path, start)
     raise RecsysError(
         "R204",
         f"{path!r} must be {_WORDS[told]}, as {'the config' if stated else 'its name'} says.",
         _cure(told, kind, stated),
-        kind or ("a JSON array" if start.lstrip().startswith(b"[") else "other text"),
+        kind or "other text",
     )
 
 
@@ -129,7 +137,32 @@ def _by_bytes(start: bytes) -> Format:
         return "parquet"
     if is_framed(start):
         return "tfrecord"
-    return "jsonl" if start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else "csv"
+    is_json = start.lstrip(_BLANKS).startswith(b"{") or _is_array(start)
+    return "jsonl" if is_json else "csv"
+
+
+def _is_array(start: bytes) -> bool:
+    """Returns whether bytes begin a JSON array of objects, or an array alone on its line."""
+    return re.match(rb"\[\s*(\{|\n|\[)", start.lstrip(_BLANKS)) is not None
+
+
+def json_over_lines(path: str, start: bytes) -> RecsysError:
+    """Returns the error of a file that is one JSON value, pretty-printed or an array.
+
+    Args:
+        path: The file.
+        start: Its first bytes.
+    """
+    text = start.lstrip(_BLANKS)
+    wrapped = re.match(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{', text)
+    rows = ".[]" if text.startswith(b"[") else f".{wrapped[1].decode()}[]" if wrapped else "."
+    is_one = text.startswith(b"[") or wrapped
+    return RecsysError(
+        "R204",
+        f"{path!r} must be JSON Lines: one whole object on each line.",
+        f"Write it so: jq -c '{rows}' FILE > FILE.jsonl.",
+        "a JSON array of all rows" if is_one else "pretty-printed JSON, an object over many lines",
+    )
 
 
 def _kind(start: bytes) -> str | None:
@@ -150,8 +183,6 @@ def _is_wide(encoding: str) -> bool:
 def _cure(told: Format, kind: str | None, stated: str | None) -> str:
     if kind == "UTF-16 text":
         return "Set csv.encoding: utf-16 beside its files in the config."
-    if told == "jsonl" and kind is None:
-        return "Write one object a line, for example: jq -c '.[]' FILE > FILE.jsonl."
     if stated:
         return "Correct format in the config, or name another file."
     return "Give it the extension of its format, set format in the config, or convert it."

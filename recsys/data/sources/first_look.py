@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from recsys.config import CsvFormat, SourceConfig
+from recsys.config import CsvFormat, InteractionsConfig, SourceConfig
 from recsys.data.sources import parquet_source, tfrecord
 from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable
@@ -15,15 +15,16 @@ from recsys.data.sources.csv_source import (
     header_names,
     missing_column,
 )
-from recsys.data.sources.detection import START_BYTES, compression_of, format_of
+from recsys.data.sources.detection import START_BYTES, compression_of, format_of, json_over_lines
 from recsys.data.sources.files import Section, SourceFile, match_files
 from recsys.data.sources.jsonl import field_names, find_fields
-from recsys.data.sources.piece import Piece
+from recsys.data.sources.piece import Piece, is_rest
 from recsys.data.sources.text import (
     check_encoding,
     open_bytes,
     open_text,
     read_some,
+    skip_lines,
     split_line,
 )
 from recsys.errors import RecsysError, UsageError
@@ -70,6 +71,7 @@ def _look_at(source: SourceConfig, columns: tuple[str, ...], file: SourceFile) -
         stop=file.size,
         first=1,
         n_bytes=n_bytes,
+        explode=source.explode if isinstance(source, InteractionsConfig) else None,
     )
     if format_ == "csv":
         return dataclasses.replace(head, names=_check_csv(head))
@@ -84,12 +86,17 @@ def _text_of(head: Piece) -> Readable:
     return open_text(head.file, 0, head.size, head.compression, head.csv.encoding)
 
 
+def _below_skipped(head: Piece) -> Readable:
+    return skip_lines(_text_of(head), head.csv.skip_rows)
+
+
 def _check_csv(head: Piece) -> tuple[str, ...]:
     """Returns the names of the columns of a file."""
-    stream, dialect, names = _text_of(head), Dialect.of(head.csv), head.csv.names
+    stream, dialect, names = _below_skipped(head), Dialect.of(head.csv), head.csv.names
     if names:
         check_header("csv.names", names, head.columns, dialect)
-        check_width(head.file, stream, names, dialect)
+        if not is_rest(head.explode, head.csv, names):
+            check_width(head.file, stream, names, dialect)
         return names
     line, _ = split_line(stream)
     names = header_names(head.file, line, dialect)
@@ -111,6 +118,8 @@ def _check_jsonl(head: Piece) -> None:
         missing = [name for name in missing if name not in found]
         if not missing:
             return
+    if not found:
+        raise json_over_lines(head.file, text[:START_BYTES])
     raise missing_column(head.file, missing[0], list(found), head.columns)
 
 
@@ -131,8 +140,8 @@ def has_rows(head: Piece) -> bool:
     if head.format == "tfrecord":
         return True
     stream = _text_of(head)
-    if head.format == "csv" and not head.csv.names:
-        _, stream = split_line(stream)
+    if head.format == "csv":
+        stream = skip_lines(stream, head.csv.skip_rows + (0 if head.csv.names else 1))
     while data := stream.read(START_BYTES):
         if data.strip(b"\r\n"):
             return True

@@ -26,6 +26,8 @@ NOT_JSON = "not a JSON object"
 
 _BLOCK_BYTES = 8 << 20
 _LINES = Dialect(quote="")
+_PARTS = 100
+"""Objects of a list whose fields are looked at."""
 _EXACT, _INT64 = 2.0**53, 2.0**63
 
 
@@ -60,12 +62,22 @@ def find_fields(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
-    """Yields the names of the fields of a JSON object, those inside of others as `a.b`."""
+    """Yields the names of the fields of a JSON object, those inside of others as `a.b`.
+
+    Fields of objects in a list count as those of one object.
+    """
     for name, value in row.items():
-        if isinstance(value, dict):
-            yield from field_names(value, f"{prefix}{name}.")
-        else:
+        objects = [part for part in _parts(value) if isinstance(part, dict)]
+        if not objects:
             yield f"{prefix}{name}"
+        merged: dict[str, object] = {}
+        for part in objects:
+            merged |= part
+        yield from field_names(merged, f"{prefix}{name}.")
+
+
+def _parts(value: object) -> Sequence[object]:
+    return value[:_PARTS] if isinstance(value, list) else [value]
 
 
 # --- by Arrow
@@ -212,8 +224,15 @@ def _value(row: dict[str, Any], name: str) -> Any:
         return row[name]
     value: Any = row
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, list):
+            value = [_part(element, part) for element in value]
+        else:
+            value = _part(value, part)
     return value
+
+
+def _part(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _column(values: list[Any]) -> pa.Array:

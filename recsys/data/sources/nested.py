@@ -1,4 +1,7 @@
-"""Columns inside of columns: `a.b` is the field `b` of the objects in `a`."""
+"""Columns inside of columns: `a.b` is the field `b` of the objects in `a`.
+
+Where `a` holds lists of objects, `a.b` holds the lists of their fields.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,14 @@ def find_path(schema: pa.Schema, name: str) -> Path | None:
     if schema.names.count(name) == 1:
         return (name,)
     path: Path = ()
-    fields: pa.Schema | pa.StructType = schema
+    fields: Iterable[pa.Field] = schema
     for part in name.split("."):
-        if [field.name for field in fields].count(part) != 1:
+        kinds = [field.type for field in fields if field.name == part]
+        if len(kinds) != 1:
             return None
-        path, kind = (*path, part), fields.field(part).type
-        if pa.types.is_struct(kind):
-            fields = kind
-        elif len(path) < name.count(".") + 1:
-            return None
+        path, fields = (*path, part), _fields(kinds[0])
+        if pa.types.is_null(element_type(kinds[0])):
+            return path  # Empty lists alone: what their objects would hold isn't known.
     return path
 
 
@@ -34,7 +36,8 @@ def pick_type(schema: pa.Schema, path: Path) -> pa.DataType:
     """Returns the type of the column at a path."""
     kind = schema.field(path[0]).type
     for part in path[1:]:
-        kind = kind.field(part).type
+        inner = element_type(kind).field(part).type
+        kind = pa.list_(inner) if _is_list(kind) else inner
     return kind
 
 
@@ -43,7 +46,9 @@ def pick(batch: pa.RecordBatch, path: Path | None) -> pa.Array:
     if path is None:
         return pa.nulls(batch.num_rows, pa.string())
     column = batch.column(path[0])
-    return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+    for part in path[1:]:
+        column = _field(column, part)
+    return column
 
 
 def leaf_names(schema: pa.Schema) -> list[str]:
@@ -51,9 +56,37 @@ def leaf_names(schema: pa.Schema) -> list[str]:
     return list(_leaves("", schema))
 
 
-def _leaves(prefix: str, fields: pa.Schema | pa.StructType) -> Iterable[str]:
+def _leaves(prefix: str, fields: Iterable[pa.Field]) -> Iterable[str]:
     for field in fields:
-        if pa.types.is_struct(field.type):
-            yield from _leaves(f"{prefix}{field.name}.", field.type)
+        inner = _fields(field.type)
+        if inner:
+            yield from _leaves(f"{prefix}{field.name}.", inner)
         else:
             yield f"{prefix}{field.name}"
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def element_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the type of the elements of a list; of what is none its own."""
+    return kind.value_type if _is_list(kind) else kind
+
+
+def _fields(kind: pa.DataType) -> list[pa.Field]:
+    """Returns the fields of objects, or of the objects in lists; of other types none."""
+    return list(element_type(kind)) if pa.types.is_struct(element_type(kind)) else []
+
+
+def _field(column: pa.Array, name: str) -> pa.Array:
+    """Returns a field of objects `[n]`, or the lists of it where the objects are in lists."""
+    if not _is_list(column.type):
+        return pc.struct_field(column, [name])
+    if not pa.types.is_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    inner = pc.struct_field(column.values, [name])
+    offsets = pa.array(column.offsets.to_numpy())
+    return pa.ListArray.from_arrays(offsets, inner, mask=column.is_null())

@@ -20,7 +20,7 @@ from recsys.data.sources.files import (
     is_remote,
     open_file,
 )
-from recsys.data.sources.nested import find_path, leaf_names, pick, pick_type
+from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.errors import RecsysError
 
@@ -38,7 +38,8 @@ def plan_groups(
     with _opened(file.path, file.size) as parquet:
         check_columns(file.path, parquet.schema_arrow, columns)
         metadata = parquet.metadata
-        wanted = _column_indices(metadata, parquet.schema_arrow, columns)
+        paths = [find_path(parquet.schema_arrow, name) for name in columns]
+        wanted = [at for at, _ in _leaves(metadata, paths)]
         parts, first, n_before, n_bytes, n_rows = [], 0, 0, 0, 0
         for at in range(metadata.num_row_groups):
             group = metadata.row_group(at)
@@ -70,7 +71,7 @@ def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
         if path is None:
             raise missing_column(file, name, leaf_names(schema), columns)
         kind = pick_type(schema, path)
-        if pa.types.is_struct(kind) or _is_map(kind):
+        if pa.types.is_struct(element_type(kind)) or _is_map(kind):
             raise RecsysError(
                 "R254",
                 f"The column {name!r} of {file!r} must hold plain values or lists of them.",
@@ -106,7 +107,7 @@ def read_groups(
         batches = parquet.iter_batches(
             _ROWS_OF_A_BATCH,
             row_groups=list(groups),
-            columns=[".".join(path) for path in paths if path],
+            columns=[leaf for _, leaf in _leaves(parquet.metadata, paths)],
             use_threads=False,
         )
         for batch in batches:
@@ -187,17 +188,24 @@ def _binary(column: pa.Array) -> pa.Array:
     return column
 
 
-def _column_indices(
-    metadata: pq.FileMetaData, schema: pa.Schema, columns: Sequence[str]
-) -> list[int]:
-    """Returns the places of the leaves of columns in the file."""
-    prefixes = tuple(".".join(path) for name in columns if (path := find_path(schema, name)))
-    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+def _leaves(metadata: pq.FileMetaData, paths: Sequence[Path | None]) -> list[tuple[int, str]]:
+    """Returns the places and the full names of the columns of a file that make up `paths`.
+
+    In the full name lists stand between the parts of a path, as `events.list.element.id`.
+    """
+    names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     return [
-        at
-        for at, path in enumerate(paths)
-        if any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
+        (at, name)
+        for at, name in enumerate(names)
+        if any(path and _is_in(path, name.split(".")) for path in paths)
     ]
+
+
+def _is_in(path: Path, name: Sequence[str]) -> bool:
+    """Returns whether a column lies at a path, or below it."""
+    parts = iter([part for whole in path for part in whole.split(".")])
+    rest = iter(name)
+    return next(parts) == next(rest) and all(part in rest for part in parts)
 
 
 @contextmanager

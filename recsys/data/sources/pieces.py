@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from recsys.config import SourceConfig
 from recsys.data.sources import parquet_source, tfrecord
 from recsys.data.sources.csv_columns import Layout
-from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable
 from recsys.data.sources.csv_source import read_csv
+from recsys.data.sources.exploded import explode
 from recsys.data.sources.files import SourceFile, is_remote
 from recsys.data.sources.first_look import EMPTY, has_rows, look_at_files
 from recsys.data.sources.growth import finished_stop, unfinished
@@ -18,7 +18,7 @@ from recsys.data.sources.jsonl import read_jsonl
 from recsys.data.sources.line_cuts import cut_lines
 from recsys.data.sources.piece import Piece
 from recsys.data.sources.raw_batch import RawBatch
-from recsys.data.sources.text import is_splittable, open_bytes, open_text, split_line
+from recsys.data.sources.text import is_splittable, open_bytes, open_text, skip_lines
 from recsys.errors import RecsysError
 
 __all__ = ["Piece", "check_files", "plan_pieces", "read_piece"]
@@ -67,11 +67,19 @@ def check_files(source: SourceConfig, what: str, columns: Sequence[str]) -> list
 
 
 def read_piece(piece: Piece) -> Iterator[RawBatch]:
-    """Yields the rows of a piece.
+    """Yields the rows of a piece, of lists of events the events.
 
     Raises:
         RecsysError: The file is damaged, or got shorter since the plan.
     """
+    for batch in _read_rows(piece):
+        if piece.explode is None:
+            yield batch
+        else:
+            yield from explode(batch, piece.explode)
+
+
+def _read_rows(piece: Piece) -> Iterator[RawBatch]:
     if piece.format == "parquet":
         groups = range(piece.start, piece.stop)
         yield from parquet_source.read_groups(
@@ -92,15 +100,9 @@ def _read_text(piece: Piece, stream: Readable) -> Iterator[RawBatch]:
     if piece.format == "jsonl":
         yield from read_jsonl(piece.file, stream, piece.columns, piece.first)
         return
-    first = piece.first
-    if first == 1 and not piece.csv.names:
-        _, stream = split_line(stream)
-        first = 2
-    yield from read_csv(stream, _layout(piece), first)
-
-
-def _layout(piece: Piece) -> Layout:
-    return Layout(piece.file, piece.names, piece.columns, Dialect.of(piece.csv))
+    above = piece.csv.skip_rows + (0 if piece.csv.names else 1) if piece.first == 1 else 0
+    layout = Layout(piece.file, piece.names, piece.columns, piece.dialect, piece.has_rest)
+    yield from read_csv(skip_lines(stream, above), layout, piece.first + above)
 
 
 # --- the cuts
@@ -125,7 +127,7 @@ def _cut(head: Piece, piece_bytes: int) -> list[Piece]:
         or head.size <= piece_bytes
     ):
         return [head]
-    quote = (head.csv.quote or "") if head.format == "csv" else ""
+    quote = head.dialect.quote if head.format == "csv" else ""
     cuts = cut_lines(head.file, 0, head.size, piece_bytes, quote)
     return [
         dataclasses.replace(head, start=start, stop=stop, first=1 + lines, n_bytes=stop - start)

@@ -27,6 +27,9 @@ class RawBatch:
         rejected: Dead letters of the rows that are not.
         raw_rows: Returns rows as they stand in the file; `None` where the format has
             no text: the asked columns as JSON take its place.
+        element: Place of each event in the list of its row `[n]`, from 0 on; `None` where
+            a row is an event.
+        n_empty: Rows whose list of events is empty; they are not among the read ones.
     """
 
     file: str
@@ -34,6 +37,8 @@ class RawBatch:
     position: np.ndarray
     rejected: pa.RecordBatch
     raw_rows: RawRows | None = None
+    element: np.ndarray | None = None
+    n_empty: int = 0
 
     @property
     def n_read(self) -> int:

@@ -199,3 +199,10 @@ def split_line(stream: Readable, chunk: int = 1 << 16) -> tuple[bytes, Readable]
         start += data
     line, end, rest = start.partition(b"\n")
     return line + end, Ahead(rest, stream)
+
+
+def skip_lines(stream: Readable, n_lines: int) -> Readable:
+    """Returns a stream behind its first lines."""
+    for _ in range(n_lines):
+        _, stream = split_line(stream)
+    return stream

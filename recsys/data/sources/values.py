@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import TimestampUnit
+from recsys.data.sources.written_times import written_times
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _DAY_S = 86_400
@@ -40,20 +41,26 @@ def to_text(column: pa.Array) -> pa.Array:
     return _by_value(column, _text)
 
 
-def to_numbers(column: pa.Array) -> pa.Array:
-    """Returns float32 numbers `[n]`, null where there is no finite one."""
-    return _by_value(column, _numbers)
+def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
+    """Returns float32 numbers `[n]`, null where there is no finite one.
+
+    Args:
+        column: Numbers, or text of numbers.
+        decimal: What stands before the decimals of a text, a point or a comma.
+    """
+    return _by_value(column, _numbers if decimal == "." else _comma_numbers)
 
 
-def to_times(column: pa.Array, unit: TimestampUnit) -> pa.Array:
+def to_times(column: pa.Array, unit: TimestampUnit, format_: str | None = None) -> pa.Array:
     """Returns times `[n]` int64 [whole seconds since 1970, UTC], null where there is none.
 
     Args:
         column: Numbers or text of numbers in `unit`; ISO 8601 text; or values of an
             Arrow type for time, which need no unit. Without an offset they are UTC.
         unit: What numbers and text mean.
+        format_: How text is written, as Python's strptime has it; `None`: as `unit` says.
     """
-    return _by_value(column, functools.partial(_times, unit=unit))
+    return _by_value(column, functools.partial(_times, unit=unit, format_=format_))
 
 
 def to_lists(column: pa.Array, separator: str) -> pa.Array:
@@ -212,6 +219,14 @@ def _numbers(column: pa.Array) -> pa.Array:
     return pc.if_else(is_finite, numbers, pa.scalar(None, pa.float32()))
 
 
+def _comma_numbers(column: pa.Array) -> pa.Array:
+    """Returns numbers whose text has a comma before the decimals; a point is in none."""
+    if not pa.types.is_string(column.type):
+        return _numbers(column)
+    text = pc.if_else(pc.match_substring(column, "."), None, column)
+    return _numbers(pc.replace_substring(text, ",", "."))
+
+
 def _doubles(column: pa.Array) -> pa.Array:
     """Returns numbers as float64, null where a text is none."""
     kind = column.type
@@ -254,7 +269,7 @@ def _spread(values: pa.Array, where: pa.Array) -> pa.Array:
 # --- times
 
 
-def _times(column: pa.Array, unit: TimestampUnit) -> pa.Array:
+def _times(column: pa.Array, unit: TimestampUnit, format_: str | None) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _floored(column.cast(pa.int64()), _ticks_of(kind.unit))
@@ -263,6 +278,8 @@ def _times(column: pa.Array, unit: TimestampUnit) -> pa.Array:
     if pa.types.is_date(kind):
         days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
         return pc.multiply(days, _DAY_S)
+    if format_ is not None:
+        return written_times(column.cast(pa.string()), format_)
     if pa.types.is_string(kind):
         return _iso_times(column) if unit == "iso8601" else _text_times(column, _UNITS[unit])
     if unit == "iso8601":

@@ -1,0 +1,68 @@
+"""How text of times is written, as a pattern with a group for each part of a time.
+
+The directives are those of Python's strptime; names of months and days are English, in any
+case, whole or cut to three letters.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DIRECTIVES = {
+    "Y": r"(?P<year>\d{4})",
+    "y": r"(?P<short_year>\d{2})",
+    "m": r"(?P<month>\d{1,2})",
+    "b": r"(?P<month_name>[A-Za-z]{3,9})\.?",
+    "B": r"(?P<month_name>[A-Za-z]{3,9})",
+    "d": r"\s?(?P<day>\d{1,2})",
+    "H": r"(?P<hour>\d{1,2})",
+    "I": r"(?P<hour_of_12>\d{1,2})",
+    "p": r"(?P<half>[AaPp])\.?[Mm]\.?",
+    "M": r"(?P<minute>\d{1,2})",
+    "S": r"(?P<second>\d{1,2})",
+    "f": r"\d{1,9}",
+    "z": r"(?P<offset>[Zz]|[+-]\d{2}:?\d{2})",
+    "a": r"[A-Za-z]{2,4}\.?",
+    "A": r"[A-Za-z]{6,9}",
+    "%": "%",
+}
+_NEEDED = (("year", "short_year"), ("month", "month_name"), ("day",))
+_PART = re.compile(r"%.?|\s+|[^%\s]+", re.DOTALL)
+
+
+def time_pattern(format_: str) -> str:
+    """Returns the regular expression (RE2) of a text that a format describes.
+
+    Raises:
+        ValueError: The format has an unknown directive, one twice, or no year, month and day.
+    """
+    pattern = "".join(_part(part) for part in _PART.findall(format_))
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error:
+        raise ValueError(
+            f"timestamp_format {format_!r} must name each part of a time once"
+        ) from None
+    for names in _NEEDED:
+        if not any(name in groups for name in names):
+            raise ValueError(
+                f"timestamp_format {format_!r} must name year, month and day, as %d/%m/%Y or"
+                " %B %d, %Y does"
+            )
+    return rf"^\s*{pattern}\s*$"
+
+
+def check_time_format(format_: str) -> None:
+    """Raises ValueError if a format can't be read, as `time_pattern`."""
+    time_pattern(format_)
+
+
+def _part(part: str) -> str:
+    if part.isspace():
+        return r"\s+"
+    if not part.startswith("%"):
+        return re.escape(part)
+    if part[1:] not in _DIRECTIVES:
+        known = " ".join(f"%{letter}" for letter in _DIRECTIVES)
+        raise ValueError(f"timestamp_format has {part!r}; it may have {known}")
+    return _DIRECTIVES[part[1:]]
