@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_transform as tft
 
 from recsys.config import Feature
-from recsys.data.tokens import bag_width
+from recsys.data.tokens import BETWEEN_WORDS, bag_width
 
 PREPROCESSING_FN = "components.transform_features.preprocessing_fn"
 
@@ -61,7 +61,7 @@ def _categories(values: tf.RaggedTensor, feature: Feature) -> tf.RaggedTensor:
 def _words(values: tf.RaggedTensor, feature: Feature) -> tf.RaggedTensor:
     texts = values[:, :1].to_tensor("", shape=[None, 1])[:, 0]
     lower = tf.strings.lower(texts, encoding="utf-8")
-    return _rows(tf.strings.split(tf.strings.regex_replace(lower, r"[^\pL\pM\pN_]+", " ")), feature)
+    return _rows(tf.strings.split(tf.strings.regex_replace(lower, BETWEEN_WORDS, " ")), feature)
 
 
 def _number(values: tf.RaggedTensor, feature: Feature) -> tf.RaggedTensor:

@@ -54,7 +54,7 @@ def make_row(n):
         "plan": [["free", "Pro, yearly", " free ", ""][n % 4]] if n % 5 else [],
         "tags": [["a"], ["a", "b", "c"], ["rare"] if n == 2 else [], ["b|c"]][n % 4],
         "pair": [["left", "up"], ["right", "down"]][n % 2],
-        "bio": [f"Über-Wolf {n % 3}: the WOLF's Straße"] if n % 6 else [],
+        "bio": [f"https://a.org/x?y={n} Über-Wolf {n % 3}: the WOLF's Straße"] if n % 6 else [],
         "age": [float(n)] if n % 10 else [],
         "score": [n / 10],
         "joined": [seconds(1955 + n, 1 + n % 12, 1 + n % 28, n % 24)] if n % 7 else [],
@@ -140,11 +140,25 @@ def fingerprint(text):
     return farmhash.fingerprint64(text)
 
 
+def words_of(text):
+    address, _, rest = text.partition(" ")
+    assert address.startswith("https://")
+    return re.findall(r"\w+", rest.lower())
+
+
 def test_words_are_lower_cased_runs_of_letters_and_digits(made):
     for row, bags in zip(_ROWS, made["of"], strict=True):
-        words = [word for text in row["bio"] for word in re.findall(r"\w+", text.lower())]
+        words = [
+            word
+            for text in row["bio"]
+            for word in re.findall(r"\w+", text.lower().partition(" ")[2])
+        ]
         assert bags["bio"] == by_vocabulary(made, "bio", words, 4)
     assert {"über", "wolf", "s", "straße"} <= set(made["vocabularies"]["bio"])
+
+
+def test_web_addresses_are_no_words(made):
+    assert not {"https", "a", "org", "x", "y"} & set(made["vocabularies"]["bio"])
 
 
 @pytest.mark.parametrize(("name", "column", "buckets"), [("age", "age", 4), ("score", "score", 2)])
@@ -196,7 +210,11 @@ def test_every_token_row_has_the_name_of_its_token(made):
         plan = [value.strip() for value in row["plan"] if value.strip()]
         assert named(made, "plan", bags) == plan
         assert named(made, "tags", bags) == [tag for tag in row["tags"] if tag != "rare"][:2]
-        words = [word for text in row["bio"] for word in re.findall(r"\w+", text.lower())]
+        words = [
+            word
+            for text in row["bio"]
+            for word in re.findall(r"\w+", text.lower().partition(" ")[2])
+        ]
         assert named(made, "bio", bags) == words[:4]
         if row["joined"]:
             date = dt.datetime.fromtimestamp(row["joined"][0], dt.UTC)

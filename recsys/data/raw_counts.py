@@ -28,11 +28,10 @@ from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.values import to_ids
-from recsys.data.tokens import has_vocabulary, table_rows
+from recsys.data.tokens import BETWEEN_WORDS, has_vocabulary, table_rows
 from recsys.errors import RecsysError, UsageError
 
 _LOOSE = 1 << 20
-_NO_WORD = r"[^\pL\pM\pN_]+"  # As in components.transform_features.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _tokens(column: pa.Array, feature: Feature) -> pa.Array:
         return column.flatten()
     tokens = column
     if feature.kind == "words":
-        spaced = pc.replace_substring_regex(pc.utf8_lower(column), _NO_WORD, " ")
+        spaced = pc.replace_substring_regex(pc.utf8_lower(column), BETWEEN_WORDS, " ")
         tokens = pc.split_pattern(spaced, " ").flatten()
     return tokens.filter(pc.fill_null(pc.not_equal(tokens, ""), False))
 

@@ -6,6 +6,9 @@ from recsys.config import Feature
 
 MONTHS = 12
 
+BETWEEN_WORDS = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
+"""What stands between the words of a lower-cased text (RE2): web addresses are none."""
+
 
 def bag_width(feature: Feature) -> int:
     """Returns the most tokens of one item or user."""

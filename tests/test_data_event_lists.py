@@ -1,0 +1,209 @@
+"""Rows that hold a list of events, in every format that has lists: one event a row comes out."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recsys.config import InteractionsConfig
+from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
+from recsys.data.sources.exploded import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.errors import RecsysError
+
+NOW = 1_800_000_000
+TIME = 1_600_000_000
+
+
+def config_of(path, columns, **more):
+    raw = {"files": str(path), "columns": columns, **more}
+    return InteractionsConfig.model_validate(raw, strict=False)
+
+
+class Read:
+    """The rows of a source as a run types them, and what became of each row."""
+
+    def __init__(self, config, piece_bytes=1 << 26):
+        pieces = plan_pieces(config, "interactions", interaction_columns(config), piece_bytes)
+        good, letters = [], []
+        self.n_read = self.n_empty = 0
+        for piece in pieces:
+            for batch in read_piece(piece):
+                rows, rejected = parse_interactions(batch, config, NOW, piece.file_index)
+                good.append(rows)
+                letters.append(rejected)
+                self.n_read += batch.n_read
+                self.n_empty += batch.n_empty
+        self.good = pa.Table.from_batches(good)
+        self.letters = pa.Table.from_batches(letters).to_pylist()
+
+    def pairs(self):
+        return list(
+            zip(self.good["user_id"].to_pylist(), self.good["item_id"].to_pylist(), strict=True)
+        )
+
+    def reasons(self):
+        return [(letter["line"], letter["reason"]) for letter in self.letters]
+
+
+PAIRS = [("1", "7"), ("1", "8"), ("1", "7"), ("3", "9")]
+
+
+def write_jsonl(folder):
+    rows = [
+        {"session": 1, "events": [{"aid": a, "ts": TIME + a} for a in (7, 8, 7)]},
+        {"session": 2, "events": []},
+        {"session": 3, "events": [{"aid": 9, "ts": TIME}]},
+    ]
+    path = folder / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_mixed_jsonl(folder):
+    path = write_jsonl(folder)  # A number beyond 2⁵³ is parsed line by line.
+    path.write_text(path.read_text().replace('"session": 2', f'"big": {2**60}.0, "session": 2'))
+    return path
+
+
+def write_parquet(folder):
+    events = [[{"aid": a, "ts": TIME + a} for a in (7, 8, 7)], [], [{"aid": 9, "ts": TIME}]]
+    path = folder / "f.parquet"
+    pq.write_table(
+        pa.table({"session": [1, 2, 3], "events": events, "more": [[1], [2], [3]]}), path
+    )
+    return path
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_mixed_jsonl, write_parquet])
+def test_lists_of_objects_are_events_with_fields(tmp_path, write):
+    columns = {"user": "session", "item": "events.aid", "timestamp": "events.ts"}
+    read = Read(config_of(write(tmp_path), columns, explode={"column": "events"}))
+    assert read.pairs() == PAIRS
+    assert (read.n_read, read.n_empty, read.letters) == (4, 1, [])
+    # The same item at the same second: a duplicate as any other.
+    assert drop_duplicates(read.good)[1] == 1
+
+
+def write_values(folder):
+    path = folder / "f.parquet"
+    pq.write_table(pa.table({"user": [1, 2, 3], "items": [[7, 8, 7], [], [9]]}), path)
+    return path, {}, None
+
+
+def write_large_lists(folder):
+    path = folder / "f.parquet"
+    items = pa.array([["7", "8", "7"], [], ["9"]], pa.large_list(pa.string()))
+    pq.write_table(pa.table({"user": ["1", "2", "3"], "items": items}), path)
+    return path, {}, None
+
+
+def write_json_values(folder):
+    rows = [{"user": 1, "items": [7, 8, 7]}, {"user": 2, "items": []}, {"user": 3, "items": [9]}]
+    path = folder / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path, {}, None
+
+
+def write_separated(folder):
+    path = folder / "f.csv"
+    path.write_text('user,more,items\n1,x,"7|8|7"\n2,y,\n3,"z,z",9\n')
+    return path, {}, "|"
+
+
+def write_ragged(folder):
+    path = folder / "f.txt"
+    path.write_text("1 7 8 7\n2 \r\n\n3 9\n")
+    return path, {"delimiter": " ", "names": ["user", "items"]}, " "
+
+
+def write_ragged_with_header(folder):
+    path = folder / "f.tsv"
+    path.write_text('user\tmore\titems\n1\t"x\t7\t8\t7\n2\ty\n3\tz\t9\n')
+    return path, {"delimiter": "\t"}, "\t"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_values, write_large_lists, write_json_values, write_separated, write_ragged,
+     write_ragged_with_header],
+)  # fmt: skip
+def test_lists_of_values_are_events_in_their_order(tmp_path, write):
+    path, csv, separator = write(tmp_path)
+    events = {"column": "items", "separator": separator}
+    columns = {"user": "user", "item": "items"}
+    read = Read(config_of(path, columns, csv=csv, explode=events, order="file"))
+    assert read.pairs() == PAIRS
+    assert (read.n_read, read.n_empty, read.letters) == (4, 1, [])
+    assert (np.diff(read.good["place"].to_numpy()) > 0).all()
+    # In the order of a file each row is an event of its own.
+    assert drop_duplicates(read.good)[1] == 0
+
+
+def test_a_ragged_file_that_is_cut_gives_the_rows_of_the_whole(tmp_path):
+    lines = [f"{user} " + " ".join(map(str, range(user % 7))) for user in range(2000)]
+    (tmp_path / "f.txt").write_text("\n".join(lines) + "\n")
+    csv = {"delimiter": " ", "names": ["user", "items"]}
+    events = {"column": "items", "separator": " "}
+    columns = {"user": "user", "item": "items"}
+    config = config_of(tmp_path / "f.txt", columns, csv=csv, explode=events, order="file")
+    whole, cut = Read(config), Read(config, piece_bytes=1000)
+    assert whole.good.sort_by("place").equals(cut.good.sort_by("place"))
+    assert whole.n_empty == cut.n_empty == 286
+    assert whole.n_read == sum(user % 7 for user in range(2000))
+
+
+def test_an_event_that_breaks_a_rule_costs_itself_and_names_its_row(tmp_path):
+    rows = [
+        {
+            "s": "a",
+            "events": [{"id": "x", "t": TIME}, {"id": None, "t": TIME}, {"id": "y", "t": 5}],
+        },
+        {"s": "b"},
+        {"s": None, "events": [{"id": "x", "t": TIME}, None]},
+    ]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"user": "s", "item": "events.id", "timestamp": "events.t"}
+    read = Read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "events"}))
+    assert read.pairs() == [("a", "x")]
+    assert sorted(read.reasons()) == [
+        (1, "empty item id"), (1, "timestamp before 1971 or in the future"), (2, NO_LIST),
+        (3, "empty user id"), (3, "empty user id"),
+    ]  # fmt: skip
+    assert read.n_read == read.good.num_rows + len(read.letters)
+    # The letter of an event shows the event, not the list that it stands in.
+    assert json.loads(read.letters[-2]["row"])["events.id"] == "x"
+
+
+def test_a_list_too_long_for_memory_is_one_dead_letter(tmp_path):
+    lists = [[1] * (MOST_EVENTS + 1), [1] * 1_000_000, [1] * 5000, [2]]
+    users = ["long", "fits", "x" * 60_000, "short"]
+    pq.write_table(pa.table({"user": users, "items": lists}), tmp_path / "f.parquet")
+    columns = {"user": "user", "item": "items"}
+    read = Read(config_of(tmp_path / "f.parquet", columns, explode={"column": "items"}))
+    assert read.reasons() == [(1, TOO_LONG), (3, TOO_LONG)]
+    assert all(len(letter["row"]) <= 65_536 for letter in read.letters)
+    assert read.good.num_rows == 1_000_001
+
+
+def test_fields_in_lists_of_different_lengths_are_a_dead_letter(tmp_path):
+    rows = [{"u": 1, "e": {"i": [1, 2], "t": [TIME]}}, {"u": 2, "e": {"i": [3], "t": [TIME]}}]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"user": "u", "item": "e.i", "timestamp": "e.t"}
+    read = Read(config_of(tmp_path / "f.jsonl", columns, explode={"column": "e"}))
+    assert read.pairs() == [("2", "3")]
+    assert read.reasons() == [(1, UNEQUAL)]
+
+
+def test_a_list_that_no_column_reads_is_a_mistake_in_the_config():
+    with pytest.raises(ValueError, match="the item is 'events' itself"):
+        config_of("f.jsonl", {"user": "u", "item": "aid"}, explode={"column": "events"})
+
+
+def test_objects_themselves_are_no_column_of_parquet(tmp_path):
+    columns = {"user": "session", "item": "events"}
+    config = config_of(write_parquet(tmp_path), columns, explode={"column": "events"})
+    with pytest.raises(RecsysError, match=r"R254.*events.FIELD"):
+        Read(config)

@@ -1,0 +1,159 @@
+"""Values as people write them: dates in words, decimal commas, lines above a header, JSON."""
+
+import datetime as dt
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from recsys.config import InteractionsConfig, ItemsConfig, SourceConfig
+from recsys.data.entities import parse_entities, raw_columns
+from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
+from recsys.data.sources.values import to_times
+from recsys.errors import RecsysError
+
+
+def times(texts, format_):
+    found = to_times(pa.array(texts, pa.string()), "seconds", format_).to_pylist()
+    return [
+        None if time is None else f"{dt.datetime.fromtimestamp(time, dt.UTC):%Y-%m-%d %H:%M:%S}"
+        for time in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("format_", "text", "expected"),
+    [
+        ("%d/%m/%Y %H:%M", "31/12/2023 10:00", "2023-12-31 10:00:00"),
+        ("%d/%m/%Y %H:%M", " 1/2/2024  9:05 ", "2024-02-01 09:05:00"),
+        ("%B %d, %Y", "March 3, 2024", "2024-03-03 00:00:00"),
+        ("%B %d, %Y", "sep 03, 1969", "1969-09-03 00:00:00"),
+        ("%d-%b-%Y", "01-Jan-1995", "1995-01-01 00:00:00"),
+        ("%m/%d/%y %I:%M:%S %p", "12/31/69 12:00:05 AM", "1969-12-31 00:00:05"),
+        ("%m/%d/%y %I:%M:%S %p", "12/31/68 12:00:05 p.m.", "2068-12-31 12:00:05"),
+        ("%a, %d %b %Y %H:%M:%S %z", "Tue, 31 Dec 2023 01:00:00 +0230", "2023-12-30 22:30:00"),
+        ("%a %b %d %H:%M:%S %Y", "Mon Mar  4 08:00:01 2024", "2024-03-04 08:00:01"),
+        ("%Y-%m-%d %H:%M:%S.%f", "2024-02-29 01:02:03.999", "2024-02-29 01:02:03"),
+        ("%Y%m%d", "20231231", "2023-12-31 00:00:00"),
+        ("100%% %d.%m.%Y", "100% 31.12.2023", "2023-12-31 00:00:00"),
+    ],
+)
+def test_text_of_times_is_read_as_its_format_says(format_, text, expected):
+    assert times([text, None, "", f"{text}x", "x"], format_) == [expected, None, None, None, None]
+
+
+@pytest.mark.parametrize("text", ["31/02/2023", "29/02/2023", "00/01/2023", "12/31/2023", "1/1/23"])
+def test_a_day_that_no_calendar_has_is_no_time(text):
+    assert times([text, "28/02/2023"], "%d/%m/%Y") == [None, "2023-02-28 00:00:00"]
+
+
+_FORMATS = ["%d/%m/%Y %H:%M:%S", "%B %d, %Y %I:%M:%S %p", "%a %d %b %Y, %H.%M.%S", "%Y%m%d%H%M%S"]
+
+
+@given(st.datetimes(dt.datetime(1000, 1, 1), dt.datetime(9999, 1, 1)), st.sampled_from(_FORMATS))
+def test_what_python_writes_is_read_back(moment, format_):
+    moment = moment.replace(microsecond=0)
+    text = pa.array([moment.strftime(format_)])
+    expected = int(moment.replace(tzinfo=dt.UTC).timestamp())
+    assert to_times(text, "seconds", format_).to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("format_", ["%Y", "%d/%m", "%Q/%d/%m/%Y", "%d/%m/%Y %d", "%", "d/m/Y"])
+def test_a_format_that_makes_no_time_is_a_mistake_in_the_config(format_):
+    columns = {"user": "u", "item": "i", "timestamp": "t"}
+    raw = {"files": "f.csv", "columns": columns, "timestamp_format": format_}
+    with pytest.raises(ValueError, match="timestamp_format"):
+        InteractionsConfig.model_validate(raw)
+
+
+def read(path, content, **config):
+    path.write_bytes(content.encode(config.get("csv", {}).get("encoding", "utf-8")))
+    raw = {"files": str(path), **config}
+    source = InteractionsConfig.model_validate(raw, strict=False)
+    good, letters = [], []
+    for piece in plan_pieces(source, "interactions", interaction_columns(source), 1 << 20):
+        for batch in read_piece(piece):
+            rows, rejected = parse_interactions(batch, source, 1_900_000_000)
+            good.append(rows)
+            letters += rejected.to_pylist()
+    return pa.Table.from_batches(good), [(letter["line"], letter["reason"]) for letter in letters]
+
+
+def test_ratings_and_weights_may_have_a_decimal_comma(tmp_path):
+    columns = {"user": "u", "item": "i", "rating": "r", "weight": "w"}
+    content = "u;i;r;w\n1;2;7,5;0,25\n1;3;8;1\n1;4;7.5;1\n1;5;1.234,5;1\n"
+    csv = {"delimiter": ";", "decimal": ","}
+    rows, letters = read(tmp_path / "f.csv", content, columns=columns, csv=csv)
+    assert rows["rating"].to_pylist() == [7.5, 8.0]
+    assert rows["weight"].to_pylist() == [0.25, 1.0]
+    assert [line for line, _ in letters] == [4, 5]
+
+
+def test_a_weight_may_be_the_logarithm_of_a_count(tmp_path):
+    columns = {"user": "u", "item": "i", "weight": "plays"}
+    content = "u,i,plays\n1,2,0\n1,3,1\n1,4,352698\n1,5,-1\n"
+    rows, letters = read(tmp_path / "f.csv", content, columns=columns, weight_scale="log")
+    assert rows["weight"].to_pylist() == pytest.approx([0.0, 0.6931, 12.7734], abs=1e-4)
+    assert rows["label"].to_pylist() == [0, 1, 1]
+    assert letters == [(5, "weight is negative")]
+
+
+@pytest.mark.parametrize("above", ["Purchases of 2020\n\n", '"left open\nby "X",\n', "a,b\nc,d\n"])
+@pytest.mark.parametrize("names", [[], ["u", "i"]])
+def test_lines_above_the_table_are_left_out_and_lines_keep_their_numbers(tmp_path, above, names):
+    header = "" if names else "u,i\n"
+    content = f"{above}{header}1,2\nbad\n1,3\n"
+    csv = {"skip_rows": 2, "names": names}
+    rows, letters = read(tmp_path / "f.csv", content, columns={"user": "u", "item": "i"}, csv=csv)
+    assert rows["item_id"].to_pylist() == ["2", "3"]
+    assert letters == [(4 + (not names), "wrong number of fields")]
+
+
+def test_lines_above_a_table_are_left_out_of_a_file_that_is_cut(tmp_path):
+    n_rows = 300_000
+    content = "made, by, us\nu,i\n" + "".join(f"{k % 99},{k}\n" for k in range(n_rows))
+    csv = {"skip_rows": 1}
+    rows, letters = read(tmp_path / "f.csv", content, columns={"user": "u", "item": "i"}, csv=csv)
+    assert (rows.num_rows, letters) == (n_rows, [])
+
+
+def test_dates_and_numbers_of_items_are_read_as_they_are_written(tmp_path):
+    content = "id;released;price\n1;01-Jan-1995;7,5\n2;;\n3;1995;8\n4;02-Feb-1996;x\n"
+    (tmp_path / "f.csv").write_text(content)
+    features = [
+        {"name": "released", "column": "released", "kind": "date", "format": "%d-%b-%Y"},
+        {"name": "price", "column": "price", "kind": "number"},
+    ]
+    raw = {"files": str(tmp_path / "f.csv"), "columns": {"item": "id"}, "features": features}
+    csv = {"delimiter": ";", "decimal": ","}
+    config = ItemsConfig.model_validate({**raw, "csv": csv}, strict=False)
+    (piece,) = plan_pieces(config, "items", raw_columns(config))
+    (batch,) = read_piece(piece)
+    rows, letters = parse_entities(batch, config)
+    assert rows.column("released").to_pylist() == [788_918_400, None]
+    assert rows.column("price").to_pylist() == [7.5, None]
+    reasons = [letter["reason"] for letter in letters.to_pylist()]
+    assert reasons == ["released is no date", "price is no number"]
+
+
+@pytest.mark.parametrize(
+    ("content", "filter_", "what"),
+    [
+        ('[\n  {\n    "user": 1\n  }\n]\n', "jq -c '.[]'", "a JSON array of all rows"),
+        ('[{"user": 1}, {"user": 2}]', "jq -c '.[]'", "a JSON array of all rows"),
+        ('{\n  "user": 1,\n  "item": 2\n}\n', "jq -c '.'", "pretty-printed JSON"),
+        ('{\n  "rows": [\n    {\n      "user": 1\n', "jq -c '.rows[]'", "a JSON array of all rows"),
+    ],
+)
+@pytest.mark.parametrize("name", ["f.json", "f.jsonl", "f.log"])
+def test_json_over_many_lines_is_named_with_what_makes_lines_of_it(
+    tmp_path, content, filter_, what, name
+):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RecsysError) as refused:
+        check_files(SourceConfig(files=str(tmp_path / name)), "interactions", ["user"])
+    assert refused.value.code == "R204"
+    assert filter_ in str(refused.value)
+    assert what in str(refused.value)
