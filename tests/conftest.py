@@ -18,6 +18,7 @@ sys.path.extend(
         "tensorflow",
         "telling",
         "shapes",
+        "splits",
     )
 )
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
