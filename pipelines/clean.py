@@ -24,7 +24,8 @@ from recsys.config import Config
 from recsys.config_file import load_config
 from recsys.errors import RecsysError
 from recsys.events import emit
-from recsys.house.files import plan_files, served_versions
+from recsys.held_folder import link_on_the_way
+from recsys.house.files import GONE, plan_files, served_versions
 from recsys.house.known import Known
 from recsys.house.needed import REPORT, needed
 from recsys.house.plan import EXAMPLES, Plan, Thing, plan_artifacts, sized
@@ -45,12 +46,14 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
         The plan as JSON, `applied`, and `failed`: what could not be removed, and why.
 
     Raises:
-        RecsysError: A run holds the root (R601), or it can't be written.
+        RecsysError: A run holds the root (R601), its folder of what is removed is a link
+            (R605), or it can't be written.
     """
     root = Path(config.root)
     if not root.is_dir():
         return {**Plan([], []).to_json(), "applied": False, "failed": []}
     with run_lock(root):
+        _check_gone(root)
         store = open_store(config)
         known = Known((), (), {}) if store is None else read_known(store, config.name)
         del store
@@ -124,6 +127,18 @@ def _apply(config: Config, plan: Plan) -> list[list[str]]:
     if plan.goes and (root / "runs").is_dir():
         write_index(root)  # A report that is gone has no link there.
     return [[str(thing.path), why] for thing, why in failed]
+
+
+def _check_gone(root: Path) -> None:
+    """Refuses a link before anything is marked; removing looks again at each step."""
+    link = link_on_the_way(root, root / GONE)
+    if link is not None:
+        raise RecsysError(
+            "R605",
+            f"The folder {GONE!r} of a root must be no link: it is where things are removed.",
+            "Nothing was changed. Look at what it leads to, and remove the link.",
+            str(link),
+        )
 
 
 def _mark(store: mlmd.MetadataStore, ids: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from pipelines.debris import sweep_artifacts, sweep_records
 from pipelines.ghosts import find_ghosts, lay, mark_runs
 from pipelines.killed import record_killed
 from recsys.errors import RecsysError
+from recsys.held_folder import link_on_the_way
 from recsys.publish import only_publisher
 
 
@@ -56,7 +57,7 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
     ghosts = find_ghosts(store, pipeline)
     ids = [execution.id for execution in ghosts.executions]
     swept = [*sweep_artifacts(root / "artifacts", ids), *sweep_records(root)]
-    _sweep_serving(serving)
+    _sweep_serving(root, serving)
     runs = record_killed(root)
     mark_runs(store, runs)
     lay(store, ghosts)
@@ -68,9 +69,13 @@ def clear_up(root: Path, serving: Path, store: mlmd.MetadataStore, pipeline: str
     return cleared
 
 
-def _sweep_serving(serving: Path) -> None:
-    """Has the publisher sweep what a push that was killed left."""
+def _sweep_serving(root: Path, serving: Path) -> None:
+    """Has the publisher sweep what a push that was killed left, but not behind a link."""
     if not serving.is_dir():
+        return
+    link = link_on_the_way(root, serving)
+    if link is not None:
+        logging.warning("%s is a link, and what it leads to is left alone.", link)
         return
     try:
         with only_publisher(serving):

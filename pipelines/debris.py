@@ -8,10 +8,12 @@ run again; here goes what nobody would come back to.
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from absl import logging
+
+from recsys.held_folder import HeldFolder
 from recsys.report.index import INDEX
 from recsys.report.runs import RESULT, RUNS
 
@@ -37,7 +39,10 @@ def sweep_artifacts(artifacts: Path, dead: Collection[int]) -> list[Path]:
     Returns:
         What was removed.
     """
-    return [path for path in _debris(artifacts, dead) if _remove(path)]
+    if not artifacts.is_dir():
+        return []
+    with HeldFolder(artifacts.parent) as root:
+        return [path for path in _debris(artifacts, dead) if _remove(root, path)]
 
 
 def sweep_records(root: Path) -> list[Path]:
@@ -49,13 +54,17 @@ def sweep_records(root: Path) -> list[Path]:
         for path in final.parent.glob(f".{final.name}.*")
         if path.name.rpartition(".")[2].isdecimal()
     ]
-    return [path for path in unfinished if _remove(path)]
+    with HeldFolder(root) as held:
+        return [path for path in unfinished if _remove(held, path)]
 
 
 def sweep_empty(artifacts: Path) -> int:
     """Removes the empty folders that TFX leaves, one for each execution; returns how many."""
     executions = (step / _SYSTEM / _EXECUTIONS for step in _folders(artifacts))
-    return sum(_remove_empty(path) for folder in executions for path in _folders(folder))
+    if not artifacts.is_dir():
+        return 0
+    with HeldFolder(artifacts.parent) as root:
+        return sum(_remove_empty(root, path) for folder in executions for path in _folders(folder))
 
 
 def _debris(artifacts: Path, dead: Collection[int]) -> Iterator[Path]:
@@ -75,26 +84,24 @@ def _debris(artifacts: Path, dead: Collection[int]) -> Iterator[Path]:
 
 def _folders(folder: Path) -> list[Path]:
     """Returns the folders in a folder that may not be there; links are no folders of ours."""
-    if not folder.is_dir():
+    if not folder.is_dir() or folder.is_symlink():
         return []
     return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
-def _remove_empty(folder: Path) -> bool:
+def _remove_empty(root: HeldFolder, folder: Path) -> bool:
     try:
-        folder.rmdir()
+        root.remove_empty(folder)
     except OSError:  # Something is in it.
         return False
     return True
 
 
-def _remove(path: Path) -> bool:
+def _remove(root: HeldFolder, path: Path) -> bool:
     """Removes a file or a folder; returns whether it is gone. What stays harms nobody."""
     try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    except OSError:
+        root.remove(path)
+    except OSError as error:
+        logging.warning("%s could not be removed: %s", path, error.strerror)
         return False
     return True

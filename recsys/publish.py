@@ -18,6 +18,7 @@ from pathlib import Path
 from recsys.bundle import manifest_digest, verify, versions
 from recsys.commit import commit_folder
 from recsys.errors import RecsysError
+from recsys.held_folder import HeldFolder
 from recsys.ledger import HIDDEN, Ledger, withdrawn_folders
 
 _LOCK = ".lock"
@@ -50,10 +51,10 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
     if keep < 1:
         raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
     verify(bundle)
-    with only_publisher(serving_root):
+    with only_publisher(serving_root) as held:
         ledger = Ledger.open(serving_root)
-        path = _published_already(bundle, serving_root) or _add(bundle, serving_root, ledger)
-        _prune(serving_root, keep, ledger.pinned)
+        path = _published_already(bundle, serving_root) or _add(bundle, held, ledger)
+        _prune(held, keep, ledger.pinned)
     return path
 
 
@@ -68,7 +69,8 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
     return published[-1]
 
 
-def _add(bundle: Path, serving_root: Path, ledger: Ledger) -> Path:
+def _add(bundle: Path, held: HeldFolder, ledger: Ledger) -> Path:
+    serving_root = held.path
     digest = manifest_digest(bundle)
     for number, withdrawn in ledger.withdrawn.items():
         if withdrawn == digest:
@@ -84,46 +86,39 @@ def _add(bundle: Path, serving_root: Path, ledger: Ledger) -> Path:
         dataclasses.replace(ledger, highest=number).save(serving_root)
         commit_folder(temporary, final)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # A full disk gets its space back.
+        with contextlib.suppress(OSError):
+            held.remove(temporary)  # A full disk gets its space back.
     return final
 
 
-def _prune(serving_root: Path, keep: int, pinned: int | None) -> None:
+def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
     """Deletes old versions, and all but the newest `keep` of those rolled back."""
+    serving_root = held.path
     old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
     rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
     if rolled_back:
         Ledger.open(serving_root).save(serving_root)  # What they hold is not to be forgotten.
     for path in [*old, *rolled_back]:
         hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
-        os.rename(path, hidden)
-        shutil.rmtree(hidden)
-
-
-def _sweep(serving_root: Path) -> None:
-    for path in serving_root.glob(f"{HIDDEN}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        held.rename(path, hidden)
+        held.remove(hidden)
 
 
 @contextlib.contextmanager
-def only_publisher(serving_root: Path) -> Iterator[None]:
+def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
     """Waits for other publishers, and sweeps after those that were killed.
 
     The system frees the lock of a killed one.
+
+    Yields:
+        The folder, which is what is removed and renamed in whatever its path leads to then.
     """
     try:
         serving_root.mkdir(parents=True, exist_ok=True)
-        # Never through a link, and without waiting for a pipe.
-        lock = os.open(serving_root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _sweep(serving_root)
-            yield
-        finally:
-            os.close(lock)
+        with HeldFolder(serving_root) as held, _locked(held):
+            for path in serving_root.glob(f"{HIDDEN}*"):
+                held.remove(path)
+            yield held
     except OSError as error:
         raise RecsysError(
             "R511",
@@ -132,6 +127,19 @@ def only_publisher(serving_root: Path) -> Iterator[None]:
             " the version that was served is untouched.",
             str(error),
         ) from None
+
+
+@contextlib.contextmanager
+def _locked(held: HeldFolder) -> Iterator[None]:
+    with held.opened(held.path) as folder:
+        # Never through a link, and without waiting for a pipe.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(_LOCK, flags, 0o666, dir_fd=folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _withdrawn(bundle: Path, number: int) -> WithdrawnError:

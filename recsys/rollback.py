@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 from pathlib import Path
 
 from recsys.bundle import verify, versions
 from recsys.errors import RecsysError, UsageError
+from recsys.held_folder import HeldFolder
 from recsys.ledger import Ledger, hidden_folder, withdrawn_folders
 from recsys.publish import only_publisher
 
@@ -51,7 +51,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
     """
     if not versions(serving_root) and not withdrawn_folders(serving_root):
         raise _nothing_before(serving_root)
-    with only_publisher(serving_root):
+    with only_publisher(serving_root) as held:
         target = _target(serving_root, to)
         _check_target(target)
         number = _number_of(target)
@@ -60,7 +60,7 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
             # On a full disk it can't be written, and the folders tell what matters.
             with contextlib.suppress(OSError):
                 _pinning(Ledger.open(serving_root), number).save(serving_root)
-        return Rollback(_switch(serving_root, target, newer), [int(p.name) for p in newer])
+        return Rollback(_switch(held, target, newer), [int(p.name) for p in newer])
 
 
 def _pinning(ledger: Ledger, number: int) -> Ledger:
@@ -68,19 +68,19 @@ def _pinning(ledger: Ledger, number: int) -> Ledger:
     return dataclasses.replace(ledger, pinned=number, withdrawn=withdrawn)
 
 
-def _switch(serving_root: Path, target: Path, newer: list[Path]) -> Path:
+def _switch(held: HeldFolder, target: Path, newer: list[Path]) -> Path:
     """Serves `target`; the last rename alone changes which number is the highest."""
+    serving_root = held.path
     number = _number_of(target)
     if target.name.startswith("."):
         served = serving_root / str(number)
-        _rename(target, served)
+        _rename(held, target, served)
     else:
         served = target
     for path in newer:
         hidden = hidden_folder(serving_root, int(path.name))
-        if hidden.exists():
-            shutil.rmtree(hidden)
-        _rename(path, hidden)
+        held.remove(hidden)
+        _rename(held, path, hidden)
     return served
 
 
@@ -119,13 +119,10 @@ def _check_target(target: Path) -> None:
         ) from None
 
 
-def _rename(path: Path, to: Path) -> None:
-    os.rename(path, to)
-    descriptor = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _rename(held: HeldFolder, path: Path, to: Path) -> None:
+    held.rename(path, to)
+    with held.opened(to.parent) as folder:
+        os.fsync(folder)
 
 
 def _nothing_before(serving_root: Path) -> RecsysError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
+from pipelines.debris import sweep_artifacts, sweep_records
 from pipelines.known import read_known
 from recsys.cli import main
 from recsys.config import Config
-from recsys.errors import BusyError
+from recsys.errors import BusyError, RecsysError
 from recsys.run_lock import run_lock
 
 OUTPUT, INPUT = proto.Event.OUTPUT, proto.Event.INPUT
@@ -291,6 +293,111 @@ def test_a_root_without_a_run_has_nothing_to_clean(tmp_path):
     (tmp_path / "run").mkdir()
     assert clean(config_of(tmp_path / "run", runs=1), apply=True)["goes"] == []
     assert read_known(Store(tmp_path / "run").store, "tiny").runs == ()
+
+
+EVERYTHING = {"runs": 1, "checkpoints": 1, "records": 1}
+
+
+def furnish(root: Path) -> None:
+    """Gives a root what a cleaning looks at beside its artifacts."""
+    for place in (
+        *(f"checkpoints/{number:016x}/last" for number in range(3)),
+        *(f"runs/2026-01-0{day}" for day in (1, 2, 3, 4)),
+        "serving/tiny/.publish-7",
+        "segments/0123",
+        "logs/old",
+        ".gone/rest",
+        "artifacts/Trainer/.system/executor_execution/7",
+    ):
+        (root / place).mkdir(parents=True)
+        if "executor_execution" not in place:
+            (root / place / "content").write_text("x")
+
+
+def content(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ".gone",
+        "artifacts",
+        "artifacts/Trainer",
+        "artifacts/Trainer/model",
+        "artifacts/Trainer/.system",
+        "checkpoints",
+        "checkpoints/0000000000000000",
+        "logs",
+        "runs",
+        "runs/2026-01-01",
+        "segments",
+        "serving",
+        "serving/tiny",
+    ],
+)
+def test_nothing_behind_a_link_is_touched_and_it_is_said(store, tmp_path, place):
+    furnish(store.root)
+    outside = tmp_path / "outside"
+    (store.root / place).rename(outside)
+    (store.root / place).symlink_to(outside)
+    before = content(outside)
+    if place == ".gone":
+        with pytest.raises(RecsysError, match="R605"):
+            clean(config_of(store.root, **EVERYTHING), apply=True)
+        return
+    done = clean(config_of(store.root, **EVERYTHING), apply=True)
+    assert content(outside) == before
+    # Of TFX's own folders, which no plan names, nothing is said.
+    whys = [thing["why"] for thing in done["stays"]]
+    is_said = any("is a link, and what it leads to is left alone" in why for why in whys)
+    assert is_said or place == "artifacts/Trainer/.system"
+    assert done["failed"] == []
+    # Nothing is marked as removed that is still there.
+    marked = [one for one in store.store.get_artifacts() if one.state == proto.Artifact.DELETED]
+    assert not any(Path(one.uri).exists() for one in marked)
+
+
+@pytest.mark.parametrize("moment", ["rename", "rmtree"])
+@pytest.mark.parametrize("place", ["artifacts", "artifacts/Trainer", ".gone"])
+def test_a_link_that_comes_in_between_leads_nowhere(store, tmp_path, monkeypatch, moment, place):
+    furnish(store.root)
+    aside, outside = tmp_path / "aside", tmp_path / "outside"
+    shutil.copytree(store.root / place, outside)
+    before = content(outside)
+    of, real = (os, os.rename) if moment == "rename" else (shutil, shutil.rmtree)
+
+    def swap_first(*words: Any, **more: Any) -> Any:
+        if not aside.exists():
+            (store.root / place).replace(aside)
+            (store.root / place).symlink_to(outside)
+        return real(*words, **more)
+
+    monkeypatch.setattr(of, moment, swap_first)
+    clean(config_of(store.root, **EVERYTHING), apply=True)
+    assert (store.root / place).is_symlink()
+    assert content(outside) == before
+
+
+def test_a_root_that_is_a_link_itself_is_cleaned(store, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(store.root)
+    done = clean(config_of(link, runs=1), apply=True)
+    assert (len(done["goes"]), done["failed"]) == (5, [])
+    assert there(store).isdisjoint(thing["artifact"] for thing in done["goes"])
+
+
+def test_what_killed_runs_left_behind_links_stays(tmp_path):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for place in ("runs/1/.run.json.5", "artifacts/Trainer/model/7/x"):
+        (outside / place).parent.mkdir(parents=True)
+        (outside / place).touch()
+    root.mkdir()
+    for name in ("runs", "artifacts"):
+        (root / name).symlink_to(outside / name)
+    before = content(outside)
+    assert sweep_records(root) == sweep_artifacts(root / "artifacts", [7]) == []
+    assert content(outside) == before
 
 
 def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):

@@ -279,8 +279,8 @@ def test_a_reader_never_sees_a_version_between(root):
     names: list[str] = []
     real: Callable[..., None] = os.rename
 
-    def seen(*paths: object) -> None:
-        real(*paths)
+    def seen(*paths: object, **descriptors: object) -> None:
+        real(*paths, **descriptors)
         names.append(bundles.latest(root).name)
 
     with pytest.MonkeyPatch.context() as patch:

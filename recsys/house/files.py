@@ -8,12 +8,14 @@ from pathlib import Path
 
 from recsys.bundle import versions
 from recsys.config.keep import KeepConfig
+from recsys.held_folder import link_on_the_way
 from recsys.house.known import PastRun, Version
 from recsys.house.plan import Kind, Thing
 from recsys.ledger import withdrawn_folders
 
 GONE = ".gone"
 """Folder under a root for what is being removed; whatever is in it is debris."""
+_FOLDERS = (GONE, "artifacts", "checkpoints", "logs", "runs", "segments", "serving", "tensorboard")
 _TRAINING = re.compile("[0-9a-f]{16}")
 
 
@@ -41,6 +43,7 @@ def plan_files(
     why = "a removal was cut short"
     goes += [Thing("rest", path, why, name="rest") for path in _children(root / GONE)]
     stays += [_version_thing(root, one) for one in served_versions(root / "serving" / name)]
+    stays += _links(root, name)
     return goes, stays
 
 
@@ -54,6 +57,16 @@ def served_versions(serving: Path) -> list[Version]:
         for number in withdrawn_folders(serving)
     ]
     return [*published, *hidden]
+
+
+def _links(root: Path, name: str) -> list[Thing]:
+    """Returns what is a link where the runs have a folder: nothing behind it is removed."""
+    records = _children(root / "runs")
+    trainings = _children(root / "checkpoints")
+    fixed = [*(root / folder for folder in _FOLDERS), root / "serving" / name]
+    places = [*fixed, *records, *trainings]
+    why = "it is a link, and what it leads to is left alone"
+    return [Thing("link", path, why, name="link") for path in places if path.is_symlink()]
 
 
 def _version_thing(root: Path, version: Version) -> Thing:
@@ -94,7 +107,8 @@ def _records(root: Path, runs: Sequence[PastRun], keep: KeepConfig) -> Iterator[
     kept = len(runs) if keep.records is None else keep.records
     for place, run in enumerate(reversed(runs)):
         path = root / "runs" / run.id
-        if not path.is_dir() or path.parent != root / "runs":
+        is_ours = path.parent == root / "runs" and link_on_the_way(root, path) is None
+        if not is_ours or not path.is_dir():
             continue
         goes = place >= kept
         why = f"{kept} newer runs have theirs" if goes else "keep.records keeps it"

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from recsys.held_folder import link_on_the_way
 from recsys.house.known import Artifact, Known
 from recsys.house.needed import ALWAYS, REPORT
 
 Kind = Literal[
-    "artifact", "checkpoints", "tensorboard", "record", "log", "version", "segments", "rest"
+    "artifact", "checkpoints", "tensorboard", "record", "log", "version", "segments", "rest", "link"
 ]
 
 
@@ -117,8 +118,9 @@ def plan_artifacts(
     Args:
         known: All that is known of the pipeline.
         reasons: Ids of those that are needed, with why.
-        folder: Folder of all artifacts; what lies outside is left alone, for a root that
-            was copied still names the original.
+        folder: Folder of all artifacts, right below the root; what lies outside is left
+            alone, for a root that was copied still names the original, and so is what
+            lies behind a link.
         reports_stay: Ids of the reports that stay: people read them, no step does.
     """
     goes: list[Thing] = []
@@ -138,6 +140,9 @@ def _why_not(
     one: Artifact, reasons: Mapping[int, str], folder: Path, reports_stay: Collection[int]
 ) -> str:
     """Returns why an artifact stays; empty for one that goes."""
+    link = link_on_the_way(folder.parent, one.path)
+    if link is not None:
+        return f"{link.name!r} is a link, and what it leads to is left alone"
     if not is_below(one.path, folder):
         return "it lies outside of this root"
     if one.state == "deleted":

@@ -9,22 +9,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from recsys.held_folder import HeldFolder
 from recsys.house.files import GONE
-from recsys.house.plan import Thing, is_below
+from recsys.house.plan import Thing
 
 
 def remove(
     root: Path, things: Iterable[Thing], tell: Callable[[Thing], None] | None = None
 ) -> tuple[list[Thing], list[tuple[Thing, str]]]:
-    """Removes things below `root`.
+    """Removes things below `root`, and nothing that a link below it leads to.
 
     Args:
-        root: Folder of everything that the runs write.
+        root: Folder of everything that the runs write; links that lead to it are followed.
         things: What goes.
         tell: Is told of each thing that is gone.
 
@@ -32,39 +32,35 @@ def remove(
         What was removed, and what could not be, with the reason.
     """
     gone, failed = [], []
-    for thing in things:
-        try:
-            _remove(root, thing)
-        except OSError as error:
-            failed.append((thing, error.strerror or str(error)))
-            continue
-        gone.append(thing)
-        if tell is not None:
-            tell(thing)
+    with HeldFolder(root) as held:
+        for thing in things:
+            try:
+                _remove(held, thing)
+            except OSError as error:
+                failed.append((thing, error.strerror or str(error)))
+                continue
+            gone.append(thing)
+            if tell is not None:
+                tell(thing)
     return gone, failed
 
 
-def _remove(root: Path, thing: Thing) -> None:
-    path = thing.path
-    if not is_below(path, root) or path.is_symlink():
-        raise OSError(errno.EPERM, "it lies outside of the root")
-    with _not_in_use(thing):
-        hidden = path if thing.kind == "rest" else _hide(root, path)
-        if hidden.is_dir():
-            shutil.rmtree(hidden)
-        else:
-            hidden.unlink(missing_ok=True)
+def _remove(root: HeldFolder, thing: Thing) -> None:
+    if thing.kind == "rest":
+        root.remove(thing.path)
+        return
+    if root.is_link(thing.path):
+        raise OSError(errno.EPERM, "it is a link, and what it leads to is left alone")
+    with _not_in_use(root, thing):
+        root.remove(_hide(root, thing.path))
 
 
-def _hide(root: Path, path: Path) -> Path:
+def _hide(root: HeldFolder, path: Path) -> Path:
     """Renames a path into the folder of what is being removed, if that is on the same disk."""
-    folder = root / GONE
-    folder.mkdir(exist_ok=True)
-    hidden = folder / path.resolve().relative_to(root.resolve()).as_posix().replace("/", "--")
+    hidden = root.make(GONE) / "--".join(root.parts(path))
     try:
-        if hidden.is_dir():
-            shutil.rmtree(hidden)
-        os.rename(path, hidden)
+        root.remove(hidden)
+        root.rename(path, hidden)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -73,15 +69,24 @@ def _hide(root: Path, path: Path) -> Path:
 
 
 @contextmanager
-def _not_in_use(thing: Thing) -> Iterator[None]:
+def _not_in_use(root: HeldFolder, thing: Thing) -> Iterator[None]:
     """Refuses checkpoints that a training writes: it holds the lock in their folder."""
-    lock = thing.path / "lock"
-    if thing.kind != "checkpoints" or not lock.is_file():
+    lock = _open_lock(root, thing.path) if thing.kind == "checkpoints" else None
+    if lock is None:
         yield
         return
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(errno.EBUSY, "a training is writing it") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "a training is writing it") from None
+    finally:
+        os.close(lock)
+
+
+def _open_lock(root: HeldFolder, folder: Path) -> int | None:
+    with root.opened(folder) as descriptor:
+        try:
+            return os.open("lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        except FileNotFoundError:
+            return None

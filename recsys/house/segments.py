@@ -24,14 +24,14 @@ def plan_segments(
         keep: The limits; without one of artifacts all segments stay.
     """
     folder = root / SEGMENTS
-    if not folder.is_dir():
+    if not folder.is_dir() or folder.is_symlink():
         return [], []
     gone: set[str] = set()
     if keep.runs is not None or keep.days is not None:
         in_use = segments_in_use([path for path in examples if path.is_dir()])
         gone = set(sweep(folder, in_use, dry_run=True))
     goes, stays = [], []
-    for path in sorted(one for one in folder.iterdir() if one.is_dir()):
+    for path in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
         if path.name in gone:
             why = "no examples that stay use it, and no run has for a week"
             goes.append(Thing("segments", path, why, name="segment"))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Self
 from recsys.commit import commit_text
 from recsys.config import TrainStage
 from recsys.errors import RecsysError
+from recsys.held_folder import HeldFolder
 from recsys.training.identity import folder_name, identity
 
 _OTHERS = 2
@@ -108,8 +108,8 @@ class Folders:
         """
         removed = []
         for path in self._others()[_OTHERS:]:
-            with suppress(RecsysError), _lock(path):
-                shutil.rmtree(path, ignore_errors=True)
+            with suppress(RecsysError, OSError), _lock(path), HeldFolder(path.parent) as held:
+                held.remove(path)
                 removed.append(path)
         return removed
 
@@ -118,7 +118,7 @@ class Folders:
         others = [
             path
             for path in self.checkpoints.parent.glob("[0-9a-f]" * 16)
-            if path.name != self.checkpoints.name
+            if path.name != self.checkpoints.name and not path.is_symlink()
         ]
         return sorted(others, key=_written, reverse=True)
 

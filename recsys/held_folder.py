@@ -1,0 +1,166 @@
+"""Removing and renaming below a folder, through no link that somebody may have put there.
+
+A path is looked up anew each time that it is used: between a check and a removal a folder
+on the way can become a link to somewhere else. Here every folder on the way is opened by
+the descriptor of the one above it, and none may be a link (`openat` with `O_NOFOLLOW`,
+and `shutil.rmtree` with `dir_fd`, see its `avoids_symlink_attacks`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class HeldFolder:
+    """A folder that is held open, whatever becomes of the path that led to it.
+
+    That path may have links: whoever named it put them there, and they are followed once.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, _FOLDER)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._descriptor)
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[int]:
+        """Yields the descriptor of a folder below this one, or of this one itself.
+
+        Raises:
+            OSError: It lies elsewhere, there is none, or a link is on the way to it.
+        """
+        descriptor = os.dup(self._descriptor)
+        try:
+            for part in self.parts(path):
+                above = descriptor
+                descriptor = _open_in(above, part, path)
+                os.close(above)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def is_link(self, path: Path) -> bool:
+        """Returns whether a path below the folder is a link itself; False if nothing is there."""
+        try:
+            with self.opened(path.parent) as folder:
+                return stat.S_ISLNK(_mode(path.name, folder))
+        except FileNotFoundError:
+            return False
+
+    def remove(self, path: Path) -> None:
+        """Removes a file, a link itself, or a folder with all that is in it; if it is there.
+
+        Raises:
+            OSError: It lies elsewhere, a link is on the way to it, or it can't be removed.
+        """
+        try:
+            with self.opened(path.parent) as folder:
+                if stat.S_ISDIR(_mode(path.name, folder)):
+                    shutil.rmtree(path.name, dir_fd=folder)
+                else:
+                    os.unlink(path.name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+
+    def remove_empty(self, path: Path) -> None:
+        """Removes a folder that is empty.
+
+        Raises:
+            OSError: It isn't, it lies elsewhere, or a link is on the way to it.
+        """
+        with self.opened(path.parent) as folder:
+            os.rmdir(path.name, dir_fd=folder)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Renames a file, a folder, or a link itself; both names lie below the folder.
+
+        Raises:
+            OSError: One lies elsewhere, a link is on the way to it, or it can't be renamed.
+        """
+        with self.opened(path.parent) as folder, self.opened(to.parent) as new:
+            os.rename(path.name, to.name, src_dir_fd=folder, dst_dir_fd=new)
+
+    def make(self, name: str) -> Path:
+        """Makes a folder right below this one unless it is there, and returns its path.
+
+        Raises:
+            OSError: A link or a file has the name.
+        """
+        path = self.path / name
+        try:
+            os.mkdir(name, dir_fd=self._descriptor)
+        except FileExistsError:
+            with self.opened(path):
+                pass
+        return path
+
+    def parts(self, path: Path) -> tuple[str, ...]:
+        """Returns the names on the way from the folder to a path, however that is spelled.
+
+        Raises:
+            OSError: It lies elsewhere.
+        """
+        parts = self._spelled_below(path)
+        if parts is None or ".." in parts:
+            raise OSError(errno.EPERM, "it lies outside of the root", str(path))
+        return parts
+
+    def _spelled_below(self, path: Path) -> tuple[str, ...] | None:
+        if path.is_relative_to(self.path):
+            return path.relative_to(self.path).parts
+        held = os.fstat(self._descriptor)
+        for folder in (*reversed(path.parents), path):
+            if os.path.lexists(folder) and os.path.samestat(folder.stat(), held):
+                return path.relative_to(folder).parts
+        return None
+
+
+def link_on_the_way(root: Path, path: Path) -> Path | None:
+    """Returns the first link on the way from a folder to a path below it, that included.
+
+    What is found may have changed a moment later: `HeldFolder` looks again as it goes.
+    """
+    ways = [path, *path.parents]
+    below = ways[: ways.index(root)] if root in ways else []
+    return next((way for way in reversed(below) if way.is_symlink()), None)
+
+
+def _open_in(folder: int, name: str, path: Path) -> int:
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        is_link = stat.S_ISLNK(_mode(name, folder))
+        why = "a link, and what it leads to is left alone" if is_link else "no folder"
+        raise OSError(error.errno, f"{name!r} is {why}", str(path)) from None
+
+
+def _mode(name: str, folder: int) -> int:
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
