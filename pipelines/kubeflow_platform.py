@@ -20,7 +20,7 @@ from tfx.dsl.input_resolution.strategies.latest_blessed_model_strategy import (
 from tfx.types import Artifact, BaseChannel, Channel
 from tfx.types.standard_artifacts import Model, ModelBlessing
 
-from recsys.config import Config, SourceConfig
+from recsys.config import Config, InteractionsConfig, SourceConfig
 from recsys.config.keep import KeepConfig
 from recsys.data.sources.files import is_remote, patterns
 from recsys.errors import UsageError
@@ -150,7 +150,8 @@ def _refused_places(config: Config) -> Iterator[_Refusal]:
             config.root,
         )
     for what, source in _sources(config).items():
-        for pattern in patterns(source.files):
+        held_out = source.eval_files if isinstance(source, InteractionsConfig) else ()
+        for pattern in (*patterns(source.files), *patterns(held_out)):
             if not is_remote(pattern):
                 yield (
                     f"`data.{what}.files` must be URLs: a container sees no file of this machine",

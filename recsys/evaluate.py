@@ -170,7 +170,7 @@ class _Evaluation:
             raise RecsysError(
                 "R407",
                 "Some held-out item must be in the vocabulary, else nothing can be found.",
-                "The events after the cut are of other items than those before it: lower"
+                "The held-out events are of other items than those trained on: lower"
                 " data.eval_share, or data.vocabulary.items.min_count.",
                 f"{len(queries.positives.rows):,} held-out events, all of unknown items",
             )

@@ -107,6 +107,11 @@ def prepare(
     remarks = check_events(events, inputs.catalogue, stage.model.history_of)
     for sentence in remarks.sentences():
         note_once(sentence)
+    if store.split.order == "none" and stage.model.pooling == "sequence":
+        note_once(
+            "model.pooling is sequence, and the events have no order: its places say nothing, so"
+            " mean or attention learn as much for less."
+        )
     source = BatchSource(
         events,
         inputs.catalogue,
