@@ -114,6 +114,21 @@ def test_the_other_protocol_stands_beside_and_does_not_decide(run: Run) -> None:
     assert ">decides<" not in page.partition("Under the other protocol")[2]
 
 
+def test_a_split_says_what_it_makes_of_the_figures(run: Run) -> None:
+    split = {"split": "random", "order": "none", "eval_share": 0.1}
+    run.evaluate(query="at_cut", split=split, meaning="They flatter.", at_cut=None)
+    manifest = run.data / "store" / "store.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **split, "cut": 0}))
+    text = text_of(run.report())
+    assert "Asked once a user: one query a user, from the user's training events" in text
+    assert "They flatter." in text.partition("Asked once")[2].partition("recall@10 decides")[0]
+    assert "other protocol" not in text
+    # Nothing is dated where there is no time.
+    assert "split random" in text
+    assert "split at" not in text
+    assert "1970" not in text
+
+
 def test_the_deciding_metric_is_drawn_against_each_subject(run: Run) -> None:
     part = plain(run.report()).partition("Against each of them")[2].partition("</table>")[0]
     assert part.count("<svg") == 5

@@ -204,8 +204,13 @@ def test_the_metrics_are_drawn_once_there_are_two(root: Root) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"deciding": "mrr"}, {"query": "at_cut"}, {"name": "books"}],
-    ids=["another-metric", "another-question", "another-pipeline"],
+    [
+        {"deciding": "mrr"},
+        {"query": "at_cut"},
+        {"split": {"split": "random"}},
+        {"name": "books"},
+    ],
+    ids=["another-metric", "another-question", "another-split", "another-pipeline"],
 )
 def test_only_what_is_alike_is_compared(root: Root, changes: dict[str, Any]) -> None:
     root.record(1, result(0.12))

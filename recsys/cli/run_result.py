@@ -131,7 +131,7 @@ def _size(n_bytes: int) -> str:
 
 
 def _recommendations_table(example: dict[str, Any]) -> Table:
-    title = f"User {example['user_id']}  (★: chosen later, unseen by the model)"
+    title = f"User {example['user_id']}  (★: held out, unseen by the model)"
     table = _table(title, "did before, newest first")
     table.add_column("is recommended")
     for column in table.columns:
