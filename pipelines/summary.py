@@ -19,7 +19,8 @@ _COUNTED = ("read", "rejected", "duplicates")
 _MEASURED = (
     "query",
     "split",
-    "mask_seen",
+    "repeats",
+    "repeated_positives",
     "sampled_negatives",
     "confidence",
     "metrics",

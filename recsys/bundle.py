@@ -75,6 +75,14 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     return manifest
 
 
+def excludes_seen(manifest: Mapping[str, Any]) -> bool:
+    """Returns whether answers leave out what users have seen, unless a request says otherwise.
+
+    It is `repeats` of the config that a bundle was exported with; earlier ones have none.
+    """
+    return manifest.get("repeats", "exclude") == "exclude"
+
+
 def verify(bundle: Path) -> None:
     """Checks every file of `bundle` against its manifest.
 

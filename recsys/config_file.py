@@ -53,6 +53,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         _apply_override(changed, override)
     _anchor_paths(changed, Path.cwd())
     _merge(raw, changed)
+    _rename(raw)
     try:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
         return Config.model_validate_json(json.dumps(raw))
@@ -211,6 +212,16 @@ def _merge(raw: dict[str, Any], changed: Mapping[str, Any]) -> None:
             _merge(raw[key], value)
         else:
             raw[key] = value
+
+
+def _rename(raw: dict[str, Any]) -> None:
+    """Writes `evaluate.mask_seen` of earlier versions as `repeats`; both are refused."""
+    evaluate = raw.get("evaluate")
+    if not isinstance(evaluate, dict) or "repeats" in raw:
+        return
+    if isinstance(evaluate.get("mask_seen"), bool):
+        raw["repeats"] = "exclude" if evaluate["mask_seen"] else "include"
+        raw["evaluate"] = {key: evaluate[key] for key in evaluate if key != "mask_seen"}
 
 
 def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError:

@@ -38,7 +38,8 @@ from recsys.evaluation.queries import (
     protocol_of,
 )
 from recsys.evaluation.ranking import DotProducts
-from recsys.evaluation.slices import Known, make_slices
+from recsys.evaluation.repeats import Repeats, nothing_new, repeated, without
+from recsys.evaluation.slices import AGAIN, REPEATS, Known, make_slices
 from recsys.evaluation.split_meaning import meaning_of
 from recsys.evaluation.subjects import DataView, Subject, open_subject
 from recsys.evaluation.verdict import Evidence, judge
@@ -48,6 +49,7 @@ from recsys.process import stage_main
 FORMAT = 2
 _STEP = "RetrievalEvaluator"
 _POPULARITY: BaselineName = "popularity"
+_NEVER = "left out of all figures: what a user has seen is never recommended"
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
 
 
@@ -87,6 +89,21 @@ def evaluate(
 
 
 @dataclasses.dataclass(frozen=True)
+class _Questions:
+    """The queries of one protocol, and what was left out of them.
+
+    Attributes:
+        queries: Those that are ranked.
+        repeats: The held-out events that repeat an item.
+        n_trivial: Queries that have nothing but their answers to rank.
+    """
+
+    queries: Queries
+    repeats: Repeats
+    n_trivial: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _Evaluation:
     """What a run of the stage knows of the data.
 
@@ -109,8 +126,8 @@ class _Evaluation:
         """Returns what `evaluation.json` holds."""
         config, store = self.stage.evaluate, self.view.store
         protocol = protocol_of(store, config.query)
-        queries, n_trivial = self._queries(protocol)
-        case = self._case(queries, subjects[MODEL])
+        questions = self._questions(protocol)
+        case = self._case(questions.queries, subjects[MODEL])
         measured = {name: self._measure(name, case, subject) for name, subject in subjects.items()}
         baselines, left_out = self._baselines(case, config.baselines)
         figures = Figures(self.stage, case, measured | baselines, self._slices(case))
@@ -131,26 +148,26 @@ class _Evaluation:
             self.known,
             subjects[MODEL],
             subjects.get(BLESSED),
-            config.mask_seen,
+            mask_seen=self._masks_seen,
         )
         return {
             "format": FORMAT,
             "query": protocol,
             **_of_split(store.split),
-            "mask_seen": config.mask_seen,
+            "repeats": self.stage.repeats,
             "sampled_negatives": config.sampled_negatives,
             "confidence": config.confidence,
             "resamples": config.resamples,
             "small_slice": config.small_slice,
-            **self._counts(queries),
-            "left_out_queries": n_trivial,
+            **self._counts(questions),
+            "left_out_queries": questions.n_trivial,
             "metrics": figures.metrics(MODEL),
             "intervals": figures.intervals(),
             "baselines": {name: figures.metrics(name) for name in baselines},
             "baselines_left_out": left_out,
             "blessed_model": figures.metrics(BLESSED) if BLESSED in subjects else None,
             "comparisons": figures.comparisons(),
-            "slices": figures.slices(),
+            "slices": [*figures.slices(), *self._never_found(figures, questions.repeats)],
             **self._other_protocol(_OTHER[protocol], subjects[MODEL]),
             "exposure": self._exposure(measured[MODEL]),
             "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
@@ -161,7 +178,11 @@ class _Evaluation:
             },
         }
 
-    def _queries(self, kind: Protocol) -> tuple[Queries, int]:
+    @property
+    def _masks_seen(self) -> bool:
+        return self.stage.repeats == "exclude"
+
+    def _questions(self, kind: Protocol) -> _Questions:
         """Returns the queries that can be ranked, and how many can't."""
         config = self.stage.evaluate
         queries = make_queries(self.view.store, kind, config.max_queries, config.seed)
@@ -174,15 +195,21 @@ class _Evaluation:
                 " data.eval_share, or data.vocabulary.items.min_count.",
                 f"{len(queries.positives.rows):,} held-out events, all of unknown items",
             )
-        kept = keep_rankable(queries, is_item, config.mask_seen)
+        is_repeated = repeated(queries, is_item)
+        repeats = Repeats.of(queries, is_repeated)
+        if self._masks_seen:
+            queries = without(queries, is_repeated)
+        if not is_item[queries.positives.rows].any():
+            raise nothing_new(repeats.positives, len(is_repeated))
+        kept = keep_rankable(queries, is_item, self._masks_seen)
         if not kept.any():
             raise RecsysError(
                 "R408",
                 "A user must have unseen items besides the held-out ones, else any list is right.",
-                "Evaluate with a larger catalogue, or set evaluate.mask_seen to false.",
+                "Evaluate with a larger catalogue, or set repeats to include.",
                 f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
             )
-        return queries.select(kept), int((~kept).sum())
+        return _Questions(queries.select(kept), repeats, int((~kept).sum()))
 
     def _case(self, queries: Queries, model: Subject) -> Case:
         config = self.stage.evaluate
@@ -193,7 +220,7 @@ class _Evaluation:
             queries,
             items,
             tuple(sorted(config.k)),
-            config.mask_seen,
+            self._masks_seen,
             config.sampled_negatives,
             config.seed,
         )
@@ -234,13 +261,13 @@ class _Evaluation:
         """
         if self.view.store.split.split != "time":
             return {}
-        queries, _ = self._queries(protocol)
-        case = self._case(queries, model)
+        questions = self._questions(protocol)
+        case = self._case(questions.queries, model)
         measured = {MODEL: self._measure(MODEL, case, model)}
         baselines, _ = self._baselines(case, [_POPULARITY])
         figures = Figures(self.stage, case, measured | baselines)
         found = {
-            **self._counts(queries),
+            **self._counts(questions),
             "metrics": figures.metrics(MODEL),
             "intervals": figures.intervals(),
             "baselines": {name: figures.metrics(name) for name in baselines},
@@ -248,7 +275,8 @@ class _Evaluation:
         }
         return {protocol: found}
 
-    def _counts(self, queries: Queries) -> dict[str, int]:
+    def _counts(self, questions: _Questions) -> dict[str, Any]:
+        queries, repeats = questions.queries, questions.repeats
         is_item, rows = self.known.catalogue.is_item, queries.positives.rows
         return {
             "users": len(np.unique(queries.user)),
@@ -256,12 +284,22 @@ class _Evaluation:
             "queries": len(queries),
             "positives": len(rows),
             "unknown_positives": int((~is_item[rows]).sum()),
+            "repeated_positives": repeats.positives,
+            "repeated_share": repeats.share,
+            "repeat_only_queries": repeats.only if self._masks_seen else 0,
             "candidates": int(is_item.sum()),
         }
+
+    def _never_found(self, figures: Figures, repeats: Repeats) -> list[dict[str, Any]]:
+        """Returns the slice of the repeats where they are left out; none without any."""
+        if not self._masks_seen or not repeats.positives:
+            return []
+        return [figures.never_found(REPEATS, AGAIN, repeats, _NEVER)]
 
     def _slices(self, case: Case) -> Any:
         store: InteractionStore = self.view.store
         known = Known(
+            is_repeated=repeated(case.queries, self.known.catalogue.is_item),
             is_trained=store.trained_user[case.queries.user] >= 0,
             counts=case.items.counts,
             catalogue=self.known.catalogue,
@@ -316,6 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "evaluation": str(options.out / "evaluation.json"),
         "metrics": {**result["metrics"], "baselines": result["baselines"]},
         "meaning": result["meaning"],
+        **{name: result[name] for name in ("repeats", "repeated_positives", "repeated_share")},
         "blessed": verdict["blessed"],
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],

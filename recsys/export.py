@@ -96,10 +96,13 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         reference.save(Path(scratch))
         checked = run_gates(folder, Path(scratch))
     trained_with = fields["config"]
-    card = model_card(stage.name, fields["counts"], training, evaluation, trained_with)
+    card = model_card(
+        stage.name, fields["counts"], training, evaluation, trained_with, stage.repeats
+    )
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     fields |= {
         "name": stage.name,
+        "repeats": stage.repeats,
         "metrics": evaluation["metrics"] if evaluation else None,
         "lineage": describe_origin(sources.model, evaluation, sources.told_data),
         "config": {**stage.model_dump(mode="json"), **trained_with},
@@ -149,6 +152,7 @@ def _save_model(
         opened.users,
         k,
         stage.export.item_embeddings,
+        excludes_seen=stage.repeats == "exclude",
     )
     with checkpoint.written_whole(folder):
         # With gradients in it, TensorFlow never lets a loaded model go.

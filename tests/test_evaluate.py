@@ -206,8 +206,7 @@ def test_among_sampled_items_ranks_are_marked_and_bless_nothing(folders, tmp_pat
 
 def test_what_was_seen_stays_in_the_list_where_the_config_says_so(folders, tmp_path):
     data, model, _ = folders
-    config = STAGE.evaluate.model_copy(update={"mask_seen": False})
-    result = evaluate(STAGE.model_copy(update={"evaluate": config}), model, data, tmp_path)
+    result = evaluate(STAGE.model_copy(update={"repeats": "include"}), model, data, tmp_path)
     # Popularity: 3, 5, 4, 2, 1, 6 for everybody; Ann's answers are 3 and 4, Zoe's is 2.
     assert result["baselines"]["popularity"]["mrr"] == ((1 + 1 / 3) / 2 + 1 / 4) / 2
 
@@ -258,7 +257,7 @@ def test_a_user_who_has_seen_all_else_is_left_out_and_counted(folders, tmp_path)
 
 def test_users_who_have_all_seen_all_else_are_an_error(folders, tmp_path):
     data = held_out(tmp_path, folders, [("ann", 1, 6, 10)])
-    with pytest.raises(RecsysError, match=r"R408.*all 6 items.*evaluate\.mask_seen"):
+    with pytest.raises(RecsysError, match=r"R408.*all 6 items.*repeats to include"):
         evaluate(STAGE, folders[1], data, tmp_path / "out")
 
 

@@ -327,6 +327,20 @@ def test_a_batch_is_answered_as_by_the_signatures(found, n):
         np.testing.assert_allclose(world.scores(user, [])[rows], scores, atol=1e-5)
 
 
+def test_what_users_have_seen_is_in_the_lists_where_the_config_includes_repeats(found):
+    world, answers = found
+    # The form in a loop is of a config that includes repeats, that as a whole of the default.
+    n_seen = {"whole": 0, "looped": 0}
+    for place, (user, _, _) in enumerate(_QUERIES):
+        scores = world.best(user, [], False)[1]
+        np.testing.assert_allclose(answers["with_repeats"]["scores"][place], scores, atol=1e-5)
+        seen = {_ITEM_IDS[row - 1] for row in world.seen(user, [])}
+        for form in n_seen:
+            n_seen[form] += len(seen & set(answers[form]["examples"][place]))
+    assert n_seen["whole"] == 0
+    assert n_seen["looped"] > 10
+
+
 @pytest.mark.parametrize("form", ["whole", "looped"])
 def test_filters_leave_the_best_of_what_is_wanted(found, form):
     world, answers = found

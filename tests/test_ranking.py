@@ -44,9 +44,8 @@ def ragged(lists):
 
 def by_sorting(scores, positives, seen, is_candidate):
     """The list that each user would see: best first, ties by row, nothing seen."""
-    for query, wanted in enumerate(positives):
-        hidden = set(seen[query]) - set(wanted)
-        rows = [row for row in np.flatnonzero(is_candidate) if row not in hidden]
+    for query in range(len(positives)):
+        rows = [row for row in np.flatnonzero(is_candidate) if row not in set(seen[query])]
         yield sorted(rows, key=lambda row: (-scores[query, row], row))
 
 
@@ -165,9 +164,19 @@ def test_when_every_item_is_seen_the_list_is_empty(way):
     scores = np.arange(8, dtype=np.float32).reshape(2, 4)
     is_item = np.array([False, True, True, True])
     found = rank(Given(scores), ragged([[2], [3]]), ragged([[1, 2, 3], [3, 2, 1]]), is_item, 3)
-    assert found.top.tolist() == [[2, 0, 0], [3, 0, 0]]
-    assert found.top_scores.tolist() == [[2, -np.inf, -np.inf], [7, -np.inf, -np.inf]]
-    assert found.ranks.tolist() == found.n_ranked.tolist() == [1, 1]
+    assert found.top.tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert (found.top_scores == -np.inf).all()
+    assert found.ranks.tolist() == [1, 1]
+    assert found.n_ranked.tolist() == [0, 0]
+
+
+def test_a_positive_that_was_seen_is_never_found(way):
+    scores = np.array([[0, 9, 8, 7], [0, 9, 8, 7]], np.float32)
+    is_item = np.array([False, True, True, True])
+    for scorer in Given(scores), DotProducts(scores, np.eye(4, dtype=np.float32)):
+        found = rank(scorer, ragged([[1, 2], [1]]), ragged([[1], [2]]), is_item, 3)
+        assert found.ranks.tolist() == [3, 1, 1]
+        assert found.top.tolist() == [[2, 3, 0], [1, 3, 0]]
 
 
 def test_without_any_item_there_is_nothing_to_rank(way):

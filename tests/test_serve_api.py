@@ -117,6 +117,12 @@ def test_a_taste_stands_in_place_of_a_user(server):
     assert ids(recommend(server, user="u1", items=["ü"])["history"]) == ["ü"]
 
 
+def test_a_model_that_includes_repeats_recommends_them_unless_asked_not_to(server):
+    server.model.excludes_seen = False
+    assert ids(recommend(server, user="u1", k=1)["items"]) == ["i1"]
+    assert ids(recommend(server, user="u1", k=1, exclude_seen=True)["items"]) == ["i5"]
+
+
 def test_excluded_items_make_room_for_the_next(server):
     assert ids(recommend(server, user="u1", k=2)["items"]) == ["i5", "i3"]
     assert ids(recommend(server, user="u1", k=2, exclude=["i5"])["items"]) == ["i3", "i6"]

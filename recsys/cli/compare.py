@@ -13,12 +13,22 @@ from rich.text import Text
 
 from recsys.cli import stages
 from recsys.cli.evaluate import read_evaluation
-from recsys.cli.evaluate_view import four_decimals, measured_on, new_table, talk
+from recsys.cli.evaluate_view import (
+    four_decimals,
+    measured_on,
+    new_table,
+    print_repeats,
+    talk,
+)
 from recsys.commit import commit_text
 from recsys.config import BlessConfig, Config
 from recsys.formats import change, change_span
 
 _BLESSED = "blessed_model"
+_FACTS = (
+    "query", "queries", "users", "candidates", "repeats", "repeated_positives",
+    "sampled_negatives", "confidence",
+)  # fmt: skip
 
 
 def compare(
@@ -74,8 +84,7 @@ def _view(found: dict[str, Any], deciding: str) -> dict[str, Any]:
         name: _metric(name, found["blessed_model"][name], found["metrics"][name], difference, found)
         for name, difference in found["comparisons"][_BLESSED].items()
     }
-    names = ("query", "queries", "users", "candidates", "sampled_negatives", "confidence")
-    facts = {name: found[name] for name in names}
+    facts = {name: found.get(name) for name in _FACTS}
     sentence = metrics[deciding]["text"] if deciding in metrics else f"{deciding} has no value."
     return {**facts, "metric": deciding, "sentence": sentence, "metrics": metrics}
 
@@ -131,6 +140,7 @@ def _show(result: dict[str, Any], found: dict[str, Any]) -> None:
     for name in ("a", "b"):
         console.print(Text(f"{name.upper()}  {result[name]}"), soft_wrap=True)
     console.print(_table(result, found))
+    print_repeats(console, found)
     style = "bold" if result["metrics"].get(result["metric"], {}).get("better") else ""
     console.print(Text(result["sentence"], style), soft_wrap=True)
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recsys.formats import count, counted, span
+from recsys.report.evaluated import repeats_in_words
 
 _WIDTH = 100  # Where no terminal says its own.
 _SHOWN = ("recall@", "ndcg@", "mrr")
@@ -42,6 +43,7 @@ def show_evaluation(
     console.print(Text(evaluation["meaning"]), soft_wrap=True)
     for name, why in evaluation["baselines_left_out"].items():
         console.print(Text(f"{_NAMES.get(name, name)} was not measured: {why}"), soft_wrap=True)
+    print_repeats(console, evaluation)
     if is_against and evaluation["blessed_model"] is None:
         console.print(Text(_NOT_AGAINST), soft_wrap=True)
     style = "bold green" if result["blessed"] else "bold yellow"
@@ -50,6 +52,14 @@ def show_evaluation(
         console.print(Text(f"  {reason}"), soft_wrap=True)
     for name in ("evaluation", "report"):
         console.print(Text(f"{name:<10} {result[name]}"), soft_wrap=True)
+
+
+def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
+    """Prints what became of held-out events that repeat an item, if any does."""
+    text = repeats_in_words(evaluation)
+    if text:
+        # Plain spaces, so that what is printed can be searched.
+        console.print(Text(text.replace("\N{NO-BREAK SPACE}", " ")), soft_wrap=True)
 
 
 def talk() -> Console:

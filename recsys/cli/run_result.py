@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recsys.cli.evaluate_view import print_repeats
 from recsys.formats import change, change_span, size, span
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated, is_beyond
 
@@ -32,6 +33,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
     console.print()
     if evaluation["metrics"]:
         _print_metrics(console, Evaluated(evaluation, _deciding(verdict)))
+        print_repeats(console, evaluation)
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
     for example in evaluation.get("examples") or []:

@@ -49,7 +49,7 @@ from recsys.config.run import (
     stage_of,
 )
 from recsys.config.split import Order, Split
-from recsys.config.strict import Name, Share, Strict
+from recsys.config.strict import Name, Repeats, Share, Strict
 from recsys.config.training import (
     CheckpointConfig,
     HardNegativesConfig,
@@ -94,6 +94,7 @@ __all__ = [
     "NotifyConfig",
     "Order",
     "PushConfig",
+    "Repeats",
     "ScheduleConfig",
     "SequenceConfig",
     "Share",

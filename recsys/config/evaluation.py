@@ -28,8 +28,6 @@ class EvaluateConfig(Strict):
     max_queries: PositiveInt = 50_000
     """Most queries of an evaluation; where there are more, users are chosen at random,
     the same ones each time, each with all of its queries [queries]."""
-    mask_seen: bool = True
-    """Whether what a user did before is left out of the user's list."""
     sampled_negatives: PositiveInt | None = None
     """Rank among so many random items in place of all, to reproduce papers that do; such
     figures are marked and never bless a model. `null`: among all."""

@@ -16,7 +16,7 @@ from recsys.config.metadata import MetadataConfig
 from recsys.config.model import ModelConfig
 from recsys.config.notify import NotifyConfig
 from recsys.config.split import misfits_of_run, refuse
-from recsys.config.strict import Name, Share, Strict
+from recsys.config.strict import Name, Repeats, Share, Strict
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
 
@@ -65,6 +65,10 @@ class Config(Strict):
     """Folder of everything that a run writes."""
     data: DataConfig
     """From raw files to the interaction store."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen. `exclude`: they are in no list of that
+    user, and what is taken again is no answer of a query; `include`: they are items like
+    others. Validation, evaluation and the defaults of what serves go by it."""
     model: ModelConfig = ModelConfig()
     """The two towers."""
     train: TrainConfig = TrainConfig()
@@ -122,6 +126,8 @@ class TrainStage(Strict):
     """The training loop."""
     warm_start: WarmStartConfig | None = None
     """How a training goes on from the last good model; `null`: each begins anew."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen."""
 
 
 class EvaluateStage(Strict):
@@ -133,6 +139,8 @@ class EvaluateStage(Strict):
     """What a model must reach to be pushed."""
     report_users: tuple[str, ...] = ()
     """Ids of users whose recommendations are shown; empty: three are chosen."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen."""
 
     @model_validator(mode="after")
     def _rules_can_be_judged(self) -> Self:
@@ -147,6 +155,8 @@ class ExportStage(Strict):
     """Name of the served model."""
     export: ExportConfig = ExportConfig()
     """The serving bundle."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen."""
 
 
 def stage_of(config: Config, kind: type[StageT]) -> StageT:

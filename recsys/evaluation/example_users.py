@@ -26,6 +26,7 @@ def example_users(
     known: TowerInputs,
     model: Subject,
     blessed: Subject | None = None,
+    *,
     mask_seen: bool = True,
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns recommendations as of the cut, beside the history before it.

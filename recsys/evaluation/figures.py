@@ -12,6 +12,7 @@ from recsys.config import EvaluateStage, metric_names
 from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
 from recsys.evaluation.measure import Case, Measured
 from recsys.evaluation.metrics import per_query
+from recsys.evaluation.repeats import Repeats
 from recsys.evaluation.slices import Slice
 
 _LIFT, _SHOWN, _BEFORE = "popularity_lift", "popularity", "popularity_before"
@@ -75,6 +76,33 @@ class Figures:
     def slices(self) -> list[dict[str, Any]]:
         """Returns the figures of each slice."""
         return [self._slice(part) for part in self._slices]
+
+    def never_found(self, kind: str, name: str, repeats: Repeats, note: str) -> dict[str, Any]:
+        """Returns the slice of positives that no list can hold: every figure of it is 0.
+
+        Args:
+            kind: What it was cut by.
+            name: Its name.
+            repeats: How many there are.
+            note: Why no list can hold them.
+        """
+        nothing = dict.fromkeys(self._shown_of_slices(), 0.0)
+        others = [name for name in self._measured if name != MODEL]
+        return {
+            "kind": kind,
+            "name": name,
+            "of": "positives",
+            "note": note,
+            "users": repeats.users,
+            "queries": repeats.queries,
+            "positives": repeats.positives,
+            "is_small": repeats.users < self._stage.evaluate.small_slice,
+            "metrics": nothing,
+            "interval": None,
+            "baselines": {other: nothing for other in others if other != BLESSED},
+            "blessed_model": nothing if BLESSED in others else None,
+            "comparisons": dict.fromkeys(others),
+        }
 
     def _resampled(self) -> list[Key]:
         metrics = {rule.metric for rule in self._stage.bless.all_rules()}

@@ -77,7 +77,7 @@ class _Job(NamedTuple):
     Attributes:
         k: Length of the top lists.
         positives: Item rows of each query.
-        seen: Item rows of each query that are left out unless they are positives.
+        seen: Item rows of each query that are left out; a positive among them ranks last.
         is_candidate: `[item rows]` bool.
         shapes: Sizes of blocks and tiles.
         mesh: The local devices.
@@ -146,14 +146,19 @@ def _rank(job: _Job, run: Callable[..., Found], tell: Tell) -> Results:
 
 def _pairs(job: _Job, block: slice, out: Results) -> tuple[Pairs, Pairs]:
     """Returns what is hidden and what is counted for; notes how many items are ranked."""
-    positives, seen, n_rows = job.positives.part(block), job.seen.part(block), len(job.is_candidate)
-    keys = [lists.owner() * n_rows + lists.rows for lists in (seen, positives)]
-    hidden = np.setdiff1d(*keys)
+    n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
+    hidden = np.unique(_keys(job, job.seen, block))
     hidden = hidden[job.is_candidate[hidden % n_rows]]
-    n_hidden = np.bincount(hidden // n_rows, minlength=len(positives))
+    n_hidden = np.bincount(hidden // n_rows, minlength=block.stop - block.start)
     out.n_ranked[block] = job.is_candidate.sum() - n_hidden
     beyond = job.shapes.tiles * job.mesh.size * job.shapes.tile
-    return _pairs_of(hidden, n_rows, beyond), _pairs_of(keys[1], n_rows, beyond)
+    return _pairs_of(hidden, n_rows, beyond), _pairs_of(wanted, n_rows, beyond)
+
+
+def _keys(job: _Job, lists: Ragged, block: slice) -> np.ndarray:
+    """Returns one number for each query of the block and item row of its list."""
+    part = lists.part(block)
+    return np.asarray(part.owner() * len(job.is_candidate) + part.rows)
 
 
 def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
@@ -169,7 +174,8 @@ def _take(job: _Job, block: slice, found: Found, out: Results, tell: Tell) -> No
     ranks = before[: len(positives.rows)].astype(np.int64) + 1
     last = out.n_ranked[block][positives.owner()] + 1
     first = job.positives.offsets[block.start]
-    ranks = np.where(job.is_candidate[positives.rows], ranks, last)
+    is_seen = np.isin(_keys(job, job.positives, block), _keys(job, job.seen, block))
+    ranks = np.where(job.is_candidate[positives.rows] & ~is_seen, ranks, last)
     out.ranks[first : first + len(ranks)] = ranks
     out.top_scores[block] = scores[:n, : job.k]
     out.top[block] = np.where(out.top_scores[block] > -np.inf, top[:n, : job.k], 0)

@@ -39,7 +39,7 @@ def rank_products(
         candidates: Item embeddings `[item rows, dim]` float32, contiguous.
         bias: Added to the scores `[item rows]` float32; NaN: the row is no candidate.
         positives: Item rows of each query, int32 and int64.
-        seen: Item rows of each query that are left out unless they are positives.
+        seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
         tell: Is told after each job how many queries are done.
     """
@@ -72,7 +72,7 @@ def rank_given(
             one block after the other, by one thread.
         bias: Added to the scores `[item rows]` float32; NaN: the row is no candidate.
         positives: Item rows of each query, int32 and int64.
-        seen: Item rows of each query that are left out unless they are positives.
+        seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
         tell: Is told after each block how many queries are done.
 

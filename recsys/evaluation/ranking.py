@@ -88,7 +88,7 @@ def rank(
     """Ranks the positives of every query among all items that the user hasn't seen.
 
     Of items with one score the one with the smaller row comes first. A positive that is
-    no candidate, because the vocabulary doesn't know it, ranks behind every item.
+    left out ranks behind every item, be it seen or none that the vocabulary knows.
 
     Every score is one float32 sum over the dimensions, wherever it is needed, so that
     ties are exact. The result is the same to the last bit for any number of threads and
@@ -97,8 +97,7 @@ def rank(
     Args:
         scorer: Scores items for queries; `DotProducts` is fastest.
         positives: Held-out item rows of each query.
-        seen: Item rows of each query that are left out of its list. A positive
-            among them stays in: the user took it again.
+        seen: Item rows of each query that are left out of its list, positives too.
         is_candidate: Which item rows are items `[item rows]` bool; row 0 is none.
         k: Items of the top lists; cut to the number of candidates.
         tell: Is told now and then how many queries are done.

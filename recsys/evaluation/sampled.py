@@ -29,7 +29,7 @@ def rank_sampled(
     Args:
         scorer: Gives the scores.
         positives: Held-out item rows of each query.
-        masked: Item rows of each query that are no negatives.
+        masked: Item rows of each query that are left out; a positive among them ranks last.
         is_candidate: Which item rows can be recommended `[item rows]` bool.
         is_item: Which item rows are items at all `[item rows]` bool.
         n_negatives: Negatives of each query, drawn evenly without replacement from the
@@ -53,17 +53,19 @@ def rank_sampled(
         for query, row in enumerate(scores, start):
             own = slice(positives.offsets[query], positives.offsets[query + 1])
             wanted = positives.rows[own]
-            allowed = is_item.copy()
-            allowed[masked.rows[masked.offsets[query] : masked.offsets[query + 1]]] = False
+            is_left = np.ones(n_rows, bool)
+            is_left[masked.part(slice(query, query + 1)).rows] = False
+            allowed = is_item & is_left
             allowed[wanted] = False
+            is_left &= is_candidate
             others = np.flatnonzero(allowed)
             negatives = rng.choice(others, min(n_negatives, len(others)), replace=False)
             listed = np.concatenate([wanted, negatives])
-            listed = listed[is_candidate[listed]]
+            listed = listed[is_left[listed]]
             _check(row[listed], query)
             n_ranked[query] = len(listed)
             place = _places(row, listed)
-            ranks[own] = np.where(is_candidate[wanted], place[wanted], len(listed) + 1)
+            ranks[own] = np.where(is_left[wanted], place[wanted], len(listed) + 1)
     return Ranking(
         ranks, n_ranked, np.zeros((n_queries, 0), np.int32), np.zeros((n_queries, 0), np.float32)
     )

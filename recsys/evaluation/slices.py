@@ -16,6 +16,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.evaluation.queries import Queries
 from recsys.formats import counted
 
+REPEATS, AGAIN = "repeats", "again"
 _HOUR_S = 3600
 _DAY_S = 24 * _HOUR_S
 _ACTIVITY = (0, 1, 6, 21, 101)
@@ -59,6 +60,8 @@ class Known:
         catalogue: The items.
         user_features: Features of the users, by user row.
         names: Features whose values are slices.
+        is_repeated: Whether each positive is of an item that its user had seen
+            `[positives]` bool; None: none is.
     """
 
     is_trained: np.ndarray
@@ -66,6 +69,7 @@ class Known:
     catalogue: Catalogue
     user_features: Sequence[FeatureBags] = ()
     names: Sequence[str] = ()
+    is_repeated: np.ndarray | None = None
 
 
 def make_slices(queries: Queries, known: Known) -> list[Slice]:
@@ -75,6 +79,7 @@ def make_slices(queries: Queries, known: Known) -> list[Slice]:
         *_activity(np.diff(queries.seen.offsets)),
         *_recency(queries.idle_s),
         *_popularity(queries.positives.rows, known),
+        *_repeats(known.is_repeated),
         *_features(queries, known),
     ]
     return [part for part in parts if part.which.any()]
@@ -126,6 +131,14 @@ def _range(counts: np.ndarray) -> str:
         return ""
     items = counted(len(counts), "item", "items")
     return f"{items} with {counts.min():,} to {counts.max():,} training events"
+
+
+def _repeats(is_repeated: np.ndarray | None) -> Iterator[Slice]:
+    """By whether the user had seen the item before; nothing where nothing is repeated."""
+    if is_repeated is None or not is_repeated.any():
+        return
+    yield Slice(REPEATS, "first time", "positives", ~is_repeated, "new to their user")
+    yield Slice(REPEATS, AGAIN, "positives", is_repeated, "their user had seen the item before")
 
 
 def _features(queries: Queries, known: Known) -> Iterator[Slice]:

@@ -88,7 +88,7 @@ def rank_queries(
             may lie apart; float32.
         bias: `[item rows]` float32; NaN: the row is no candidate.
         positives: Item rows of each query, all within `item rows`, int32 and int64.
-        seen: Item rows that are left out unless they are positives, likewise.
+        seen: Item rows that are left out, likewise; a positive among them ranks last.
         out: Where results go.
 
     Raises:

@@ -53,13 +53,6 @@ static void mark_seen(Sweep *s, int64_t i) {
   }
 }
 
-static void unmark_positives(Sweep *s, int64_t i) {
-  const RankJob *j = s->job;
-  for (int64_t at = j->positive_offsets[i]; at < j->positive_offsets[i + 1]; at++) {
-    s->marks[j->positives[at] / 64] &= ~((uint64_t)1 << (j->positives[at] % 64));
-  }
-}
-
 /* Takes the marks off. Returns their number; `rows` gets them in ascending order. */
 static int64_t collect_marks(Sweep *s, int32_t *rows) {
   int64_t n = 0;
@@ -72,13 +65,23 @@ static int64_t collect_marks(Sweep *s, int32_t *rows) {
   return n;
 }
 
-/* A positive that is no candidate ranks last. */
+static int by_row(const void *a, const void *b) {
+  const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+  return (x > y) - (x < y);
+}
+
+static int is_left_out(const Query *q, int32_t row) {
+  return q->n_hidden > 0 &&
+         bsearch(&row, q->hidden, (size_t)q->n_hidden, sizeof row, by_row) != NULL;
+}
+
+/* A positive that is no candidate, or is hidden, ranks last. */
 static void take_positives(Sweep *s, Query *q, int64_t i) {
   const RankJob *j = s->job;
   for (int64_t place = j->positive_offsets[i]; place < j->positive_offsets[i + 1]; place++) {
     const int32_t row = j->positives[place];
     j->ranks[place] = j->n_ranked[i] + 1;
-    if (!is_candidate(j, row)) continue;
+    if (!is_candidate(j, row) || is_left_out(q, row)) continue;
     q->positives[q->n_positives++] = (Positive){.row = row, .query = i, .place = place};
   }
 }
@@ -96,7 +99,6 @@ static void take_queries(Sweep *s) {
                  .k = j->k, .least = j->k > 0 ? -INFINITY : INFINITY};
     if (j->seen_offsets[i + 1] > j->seen_offsets[i]) {
       mark_seen(s, i);
-      unmark_positives(s, i);
       q->n_hidden = collect_marks(s, hidden);
     }
     j->n_ranked[i] = n_candidates - q->n_hidden;

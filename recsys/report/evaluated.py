@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recsys.formats import ends_of, figure, is_number, share
+from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.report.artifacts import Artifacts, MissingError
 
 MODEL = "model"
@@ -118,6 +118,31 @@ class Evaluated:
         if not is_number(confidence):
             return "interval"
         return f"{100 * confidence:g}\N{NO-BREAK SPACE}% interval"
+
+
+def includes_repeats(part: Mapping[str, Any]) -> bool:
+    """Returns whether what a user had seen could be recommended again.
+
+    Evaluations of earlier versions have `mask_seen` in place of `repeats`.
+    """
+    return part.get("repeats") == "include" or part.get("mask_seen") is False
+
+
+def repeats_in_words(part: Mapping[str, Any]) -> str:
+    """Returns what became of events that repeat an item; empty where none does."""
+    n_repeated = part.get("repeated_positives")
+    if not is_number(n_repeated) or not n_repeated:
+        return ""
+    events = counted(n_repeated, "held-out event repeats", "held-out events repeat")
+    known_share = part.get("repeated_share")
+    of_all = f" ({share(known_share)})" if is_number(known_share) else ""
+    if includes_repeats(part):
+        kept = "counted like others, and what a user has seen may be recommended again"
+        return f"{events}{of_all} an item that the user had seen: {kept} (repeats: include)."
+    n_only = part.get("repeat_only_queries")
+    queries = counted(n_only, "query", "queries") if is_number(n_only) else "queries"
+    left = f"left out of all figures, and {queries} with no other answer"
+    return f"{events}{of_all} an item that the user had seen: {left} (repeats: exclude)."
 
 
 def style_of(key: str) -> int:

@@ -7,7 +7,15 @@ from typing import Any
 
 from recsys.formats import count, counted, is_number
 from recsys.report.artifacts import Artifacts, MissingError
-from recsys.report.evaluated import BLESSED, Evaluated, cut_offs, is_beyond, metric_title
+from recsys.report.evaluated import (
+    BLESSED,
+    Evaluated,
+    cut_offs,
+    includes_repeats,
+    is_beyond,
+    metric_title,
+    repeats_in_words,
+)
 from recsys.report.figures_table import MEANINGS, Table, tabulate
 
 _PROTOCOLS = {
@@ -151,7 +159,10 @@ def _warning(part: Any) -> str:
 
 def _notes(found: Evaluated) -> list[str]:
     part, notes = found.part, []
-    if part.get("mask_seen") is False:
+    repeats = repeats_in_words(part)
+    if repeats:
+        notes.append(repeats)
+    elif includes_repeats(part):
         notes.append("What a user did before may be recommended again.")
     unknown, left_out = part.get("unknown_positives"), part.get("left_out_queries")
     if is_number(unknown) and unknown > 0:

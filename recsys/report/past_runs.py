@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.formats import count, is_number
-from recsys.report.evaluated import MODEL, Evaluated
+from recsys.report.evaluated import MODEL, Evaluated, includes_repeats
 from recsys.report.page import read_part
 from recsys.report.runs import RUNS, read_result, read_steps
 from recsys.report.spans import spans_of
@@ -139,7 +139,7 @@ def _protocol(result: Mapping[str, Any]) -> str:
     parts += [] if split == "time" else [f"split: {split}"]
     if is_number(n_sampled := result.get("sampled_negatives")):
         parts.append(f"among {count(n_sampled)} random items")
-    if result.get("mask_seen") is False:
+    if includes_repeats(result):
         parts.append("what was seen may come again")
     return ", ".join(parts)
 

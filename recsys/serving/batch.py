@@ -71,7 +71,7 @@ class BatchRecommender:
         only: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         contents = read_contents(bundle)
-        self.max_k = contents.max_k
+        self.max_k, self._excludes_seen = contents.max_k, contents.excludes_seen
         ids = contents.catalogue["id"].cast(pa.large_string()).combine_chunks()
         self._only = {name: tuple(tokens) for name, tokens in (only or {}).items() if tokens}
         self._exclude_ids = tuple(exclude_ids)
@@ -87,8 +87,9 @@ class BatchRecommender:
         self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
-        """Returns the best `k` unseen items of each of `user_ids`, in the columns of `ENCODED`.
+        """Returns the best `k` items of each of `user_ids`, in the columns of `ENCODED`.
 
+        What a user has seen is left out, unless the bundle's config includes repeats.
         May be called from several threads.
 
         Args:
@@ -163,7 +164,7 @@ class BatchRecommender:
             signature,
             user_id=users,
             history=np.full((len(users), 1), "", object),
-            exclude_seen=np.ones(len(users), bool),
+            exclude_seen=np.full(len(users), self._excludes_seen),
             **more,
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.bundle import read_manifest, verify
+from recsys.bundle import excludes_seen, read_manifest, verify
 from recsys.errors import RecsysError, UsageError
 
 
@@ -20,11 +20,13 @@ class Contents:
         max_k: Candidates of an answer of its `recommend`.
         catalogue: `id` and `title` of each item row from 1 on; an empty id is no item.
         example_users: A few users that it knows.
+        excludes_seen: Whether answers leave out what users have seen, by default.
     """
 
     max_k: int
     catalogue: pa.Table
     example_users: list[str]
+    excludes_seen: bool
 
 
 def read_contents(bundle: Path) -> Contents:
@@ -36,7 +38,8 @@ def read_contents(bundle: Path) -> Contents:
     """
     verify(bundle)
     try:
-        k = read_manifest(bundle)["k"]
+        manifest = read_manifest(bundle)
+        k = manifest["k"]
         if type(k) is not int or k < 1:
             raise ValueError(f"k {k!r}")
         catalogue = pq.read_table(bundle / "titles.parquet", columns=["id", "title"])
@@ -51,7 +54,8 @@ def read_contents(bundle: Path) -> Contents:
             "Export the model again: recsys export.",
             f"{type(error).__name__}: {error}",
         ) from None
-    return Contents(k, catalogue, [str(id_) for id_ in examples])
+    users_shown = [str(id_) for id_ in examples]
+    return Contents(k, catalogue, users_shown, excludes_seen(manifest))
 
 
 def check_k(k: int, max_k: int) -> None:

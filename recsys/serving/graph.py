@@ -56,6 +56,7 @@ class Retrieval(tf.Module):
         raw_users: The same for users.
         k: Candidates of an answer.
         kind: What the item embeddings are stored as.
+        excludes_seen: Whether a tf.Example that doesn't say so asks for new items alone.
 
     Raises:
         RecsysError: The item embeddings can't be stored so (R539).
@@ -70,11 +71,14 @@ class Retrieval(tf.Module):
         raw_users: RawFeatures | None,
         k: int,
         kind: Kind = "float32",
+        *,
+        excludes_seen: bool = True,
     ) -> None:
         super().__init__(name="retrieval")
         # The saved graph finds variables and tables through the attributes of a module.
         self._towers = RowTowers(saved)
         self._raw_items, self._raw_users = raw_items, raw_users
+        self._excludes_seen = excludes_seen
         self._tower_variables = list(self._towers.variables)
         is_item = saved.catalogue.is_item
         self._item_table = IdTable(
@@ -147,8 +151,8 @@ class Retrieval(tf.Module):
         """Answers serialized tf.Examples `[b]` as `recommend` does.
 
         Their features: `user_id`, one text; `history`, any number of texts;
-        `exclude_seen`, one integer, 1 where it is missing; and the raw columns of the
-        users, any number of texts each.
+        `exclude_seen`, one integer, where it is missing 1 or, in a bundle whose config
+        includes repeats, 0; and the raw columns of the users, any number of texts each.
         """
         columns = self._raw_users.columns if self._raw_users else ()
         parsed = tf.io.parse_example(
@@ -156,7 +160,7 @@ class Retrieval(tf.Module):
             {
                 "user_id": tf.io.FixedLenFeature([], tf.string, ""),
                 "history": tf.io.RaggedFeature(tf.string),
-                "exclude_seen": tf.io.FixedLenFeature([], tf.int64, 1),
+                "exclude_seen": tf.io.FixedLenFeature([], tf.int64, int(self._excludes_seen)),
                 **{name: tf.io.RaggedFeature(tf.string) for name in columns},
             },
         )

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recsys.config import Repeats
+
 
 def model_card(
     name: str,
@@ -13,6 +15,7 @@ def model_card(
     training: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
     trained_with: Mapping[str, Any],
+    repeats: Repeats = "exclude",
 ) -> str:
     """Returns the text of the card, with Hugging Face's YAML header.
 
@@ -22,7 +25,9 @@ def model_card(
         training: The trainer's `training.json`.
         evaluation: The evaluator's `evaluation.json`, if there is one.
         trained_with: The trainer's config.
+        repeats: What becomes of items that a user has seen, by default.
     """
+    excludes_seen = repeats == "exclude"
     parts = [
         _header(name, evaluation),
         f"# {name}",
@@ -35,9 +40,9 @@ def model_card(
         "## Evaluation",
         _evaluation(evaluation),
         "## Use",
-        _USE,
+        _USE.format(excludes_seen),
         _table(("signature", "takes", "gives"), _SIGNATURES),
-        _CONVENTIONS,
+        _CONVENTIONS.format(int(excludes_seen)),
         "## Limits",
         _LIMITS,
     ]
@@ -64,7 +69,7 @@ model = tf.saved_model.load("path/of/this/folder")
 answer = model.signatures["recommend"](
     user_id=tf.constant(["42"]),
     history=tf.constant([[""]]),  # padding only: the stored history
-    exclude_seen=tf.constant([True]),
+    exclude_seen=tf.constant([{}]),
 )
 answer["candidate_ids"], answer["scores"], answer["known"], answer["source"]
 ```"""
@@ -100,7 +105,7 @@ A row of nothing but padding stands for the stored history; any other row replac
 Candidates come best first, so whoever wants fewer takes the first ones; where fewer than
 k items remain the rest of `candidate_ids` is empty. `exclude_seen` [b] leaves out what the
 user did. The features of a tf.Example are `user_id` (one text), `history` (texts; may be
-missing), `exclude_seen` (one integer; 1 where it is missing), and the raw user columns
+missing), `exclude_seen` (one integer; {} where it is missing), and the raw user columns
 (texts; may be missing).
 
 `source` tells what an answer rests on: `user`, a row that training learnt of this user;

@@ -50,8 +50,9 @@ class Recommendations:
         source: What the answer rests on, one of `user`, `history`, `features` and
             `popularity`; of the last, the scores are the items' shares of all positives.
         history: What the user did, the newest first.
-        items: What is recommended, the best first; nothing of the history. Fewer
-            than were asked for where the catalogue has no more.
+        items: What is recommended, the best first; nothing of the history, unless the
+            bundle's config includes repeats. Fewer than were asked for where the catalogue
+            has no more.
     """
 
     user_id: str
@@ -79,14 +80,16 @@ class Recommender:
 
     def __init__(self, bundle: Path) -> None:
         contents = read_contents(bundle)
-        self.max_k = contents.max_k
+        self.max_k, self._excludes_seen = contents.max_k, contents.excludes_seen
         table = contents.catalogue
         self._titles = dict(zip(table["id"].to_pylist(), table["title"].to_pylist(), strict=True))
         self.example_users = contents.example_users
         self._model = load_saved_model(bundle)
 
     def recommend(self, user_ids: Sequence[str], k: int) -> list[Recommendations]:
-        """Returns the best `k` unseen items of each of `user_ids`, known or not.
+        """Returns the best `k` items of each of `user_ids`, known or not.
+
+        What a user has seen is left out, unless the bundle's config includes repeats.
 
         Raises:
             UsageError: A user id is no text (R540), or `k` is out of range (R541).
@@ -101,7 +104,7 @@ class Recommender:
             "recommend",
             user_id=ids,
             history=[[""]] * len(ids),
-            exclude_seen=[True] * len(ids),
+            exclude_seen=[self._excludes_seen] * len(ids),
         )
         sources = needed(answer, "recommend", "source")
         return [

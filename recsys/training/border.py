@@ -50,7 +50,7 @@ class Border:
         self._validation = None
         if stage.train.validation is not None:
             self._validation = Validation(
-                source.events, inputs, stage.model, stage.train.validation, since
+                source.events, inputs, stage.model, stage.train.validation, since, stage.repeats
             )
 
     def look(self) -> dict[str, float]:

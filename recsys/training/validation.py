@@ -7,13 +7,14 @@ import dataclasses
 
 import numpy as np
 
-from recsys.config import ModelConfig, ValidationConfig
+from recsys.config import ModelConfig, Repeats, ValidationConfig
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.metrics import per_query, per_user
 from recsys.evaluation.queries import Queries, of_some_users, without_twins
 from recsys.evaluation.ranking import DotProducts, rank
+from recsys.evaluation.repeats import repeated, without
 from recsys.model import TowerInputs
 from recsys.model.inference import Inference
 from recsys.ragged import Ragged, ranges
@@ -32,9 +33,10 @@ class Validation:
         config: The metric, and how many queries.
         since: Answers are asked for from this moment on: an earlier model that the run
             goes on from has seen those before [seconds since 1970, UTC].
+        repeats: What becomes of items that a user has seen.
 
     Raises:
-        RecsysError: Nothing is held back.
+        RecsysError: Nothing is held back, or nothing but repeats that are excluded.
     """
 
     def __init__(
@@ -44,8 +46,15 @@ class Validation:
         model: ModelConfig,
         config: ValidationConfig,
         since: int | None = None,
+        repeats: Repeats = "exclude",
     ) -> None:
-        self.queries = held_back_queries(_since(events, since), model, config.max_queries)
+        queries = held_back_queries(_since(events, since), model, config.max_queries)
+        self.queries, self._hidden = queries, Ragged.empty(len(queries))
+        if repeats == "exclude":
+            self.queries = without(queries, repeated(queries, inputs.catalogue.is_item))
+            self._hidden = self.queries.seen
+        if not len(self.queries):
+            raise _nothing_held_back(len(events.log), len(queries.positives.rows))
         self._inputs = inputs
         self._histories = self.queries.histories(model.history)
         k = config.metric.rpartition("@")[2]
@@ -63,7 +72,7 @@ class Validation:
         ranking = rank(
             DotProducts(embedded, candidates),
             queries.positives,
-            queries.seen,
+            self._hidden,
             is_item,
             min(self._ks),
         )
@@ -99,12 +108,7 @@ def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Quer
     """
     log, held = events.log, events.held
     if not len(held):
-        raise RecsysError(
-            "R329",
-            "Validation needs at least one training positive that is held back.",
-            "Raise train.validation.share, or set train.validation to null.",
-            {"training positives": len(log)},
-        )
+        raise _nothing_held_back(len(log))
     user = log.user_index(held)
     is_first = np.ones(len(held), bool)
     is_first[1:] = user[1:] != user[:-1]
@@ -122,6 +126,17 @@ def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Quer
         user_row=log.user_row[held[first]],
         seen=_seen(events, user[first], first),
         positives=without_twins(log.item_row[places], end - first),
+    )
+
+
+def _nothing_held_back(n_positives: int, n_repeated: int = 0) -> RecsysError:
+    more = {"held back, all of items seen before": n_repeated} if n_repeated else {}
+    return RecsysError(
+        "R329",
+        "Validation needs at least one training positive that is held back; while repeats is"
+        " `exclude`, of an item new to its user.",
+        "Raise train.validation.share, set train.validation to null, or repeats to include.",
+        {"training positives": n_positives, **more},
     )
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 from recsys.model import TowerInputs
 from recsys.training.processes import agreed
 from recsys.training.told import note_once
+from recsys.training.validation import Validation
 from recsys.warm_start.base import Base, UnusableBaseError
 from recsys.warm_start.fit import differences, refused
 
@@ -95,17 +96,24 @@ def _reason_against(
         raise refused(folder, found)
     if found:
         return f"{len(found)} of its traits changed: {'; '.join(found)}"
-    return _reason_of_validation(base, stage, store)
+    return _reason_of_validation(base, stage, store, inputs)
 
 
-def _reason_of_validation(base: Base, stage: TrainStage, store: InteractionStore) -> str | None:
+def _reason_of_validation(
+    base: Base, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
+) -> str | None:
     """Returns why nothing could tell how good the model becomes; None if something can."""
-    if stage.train.validation is None:
+    validation, until = stage.train.validation, base.state.trained_until
+    if validation is None:
         return None
-    held = training_events(store.train, stage.train).held
-    if (np.asarray(store.train.timestamp[held]) >= base.state.trained_until).any():
-        return None
-    return "it was trained on all that validation holds back"
+    events = training_events(store.train, stage.train)
+    if not (np.asarray(store.train.timestamp[events.held]) >= until).any():
+        return "it was trained on all that validation holds back"
+    try:
+        Validation(events, inputs, stage.model, validation, until, stage.repeats)
+    except RecsysError:
+        return "all that validation holds back since its training are items seen before"
+    return None
 
 
 def config_of(stage: TrainStage) -> WarmStartConfig:

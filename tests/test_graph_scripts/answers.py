@@ -35,7 +35,9 @@ def make(folder, form, k):
     histories = serving_histories(InteractionStore.open(folder / "data" / "store"))
     sizes = {"ONE_BLOCK_ROWS": one_block, "BLOCK_ROWS": block, "MOST_SCORES": 60 * block}
     with mock.patch.multiple(candidates, **sizes):
-        retrieval = Retrieval(saved, embeddings, histories, None, None, k, kind)
+        # The form in a loop is of a config that includes repeats.
+        options = {"excludes_seen": form != "looped"}
+        retrieval = Retrieval(saved, embeddings, histories, None, None, k, kind, **options)
         signatures = retrieval.signatures()
     if form != "whole":
         return retrieval, signatures
@@ -52,12 +54,25 @@ def batches(folder, asked):
     shutil.copy(model / "catalogue" / "titles.parquet", bundle)
     shutil.copy(model / "candidates.npy", bundle / "item_embeddings.npy")
     write_catalogue(bundle, load_model(model).catalogue)
-    write_manifest(bundle, {"k": asked["k"]})
     users = pa.array(asked["questions"]["recommend"]["user_id"])
-    return [
+    write_manifest(bundle, {"k": asked["k"], "repeats": "include"})
+    with_repeats = BatchRecommender(bundle).recommend(users, asked["k"]).to_pydict()
+    write_manifest(bundle, {"k": asked["k"]})
+    return with_repeats, [
         BatchRecommender(bundle, exclude, only).recommend(users, asked["k"]).to_pydict()
         for exclude, only in asked["batches"]
     ]
+
+
+def examples(signatures, users):
+    """Returns what tf.Examples are answered that name a user and nothing else."""
+    made = []
+    for user in users:
+        example = tf.train.Example()
+        example.features.feature["user_id"].bytes_list.value.append(user.encode())
+        made.append(example.SerializeToString())
+    ids = signatures["serving_default"](examples=tf.constant(made))["candidate_ids"]
+    return plain(ids.numpy().tolist())
 
 
 def texts(rows):
@@ -96,8 +111,10 @@ def main(folder):
         }
         inputs = signatures["recommend_filtered"].structured_input_signature[1]
         answers[form]["inputs"] = sorted(inputs)
+        users = asked["questions"]["recommend"]["user_id"]
+        answers[form]["examples"] = examples(signatures, users)
         del keep  # It holds the variables.
-    answers["batches"] = batches(folder, asked)
+    answers["with_repeats"], answers["batches"] = batches(folder, asked)
     (folder / "answers.json").write_text(json.dumps(answers))
 
 

@@ -211,7 +211,7 @@ def evaluation() -> dict[str, Any]:
     return {
         "format": 2,
         "query": "each_moment",
-        "mask_seen": True,
+        "repeats": "exclude",
         "sampled_negatives": None,
         "confidence": 0.95,
         "resamples": 2000,

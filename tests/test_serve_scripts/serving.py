@@ -87,7 +87,7 @@ class FakeRecommender:
 
     def __init__(self, version=1):
         self.version, self.names, self.metadata = version, make_names(), {}
-        self.most = K
+        self.most, self.excludes_seen = K, True
         self.filters = ItemFilters(self.names.features, len(IDS))
         text, texts = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
         inputs = {"user_id": text, "history": texts, "exclude_seen": Input("DT_BOOL", (-1,))}

@@ -78,7 +78,7 @@ class Asked:
         only: Mapping[str, Sequence[str]],
         k: int,
         *,
-        is_new_only: bool,
+        is_new_only: bool | None = None,
     ) -> dict[str, Any]:
         """Returns the best items of a user, or of a taste.
 
@@ -88,12 +88,14 @@ class Asked:
             exclude: Items that are left out of the answer.
             only: Names of tokens by filter; every item has one of each filter.
             k: How many items.
-            is_new_only: Whether what the user did is left out too.
+            is_new_only: Whether what the user did is left out too; None: as the model
+                has it.
 
         Raises:
             Refusal: The model can't give so many, or has no such filter.
         """
         self._check_filters(only)
+        is_new_only = self.model.excludes_seen if is_new_only is None else is_new_only
         known = self._history(user)
         taste = [_normal(id_) for id_ in taste]
         outputs = self._recommended(user, taste, exclude, only, is_new_only=is_new_only)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundle import read_manifest, verify
+from recsys.bundle import excludes_seen, read_manifest, verify
 from recsys.errors import RecsysError
 from recsys.serving.loading import load_saved_model
 from recsys.serving.server.item_filters import ItemFilters
@@ -40,7 +40,8 @@ class BundleModel:
         definitions = _signature_definitions(folder)
         self.metadata: dict[str, Any] = _as_json(definitions)
         self.names = Names.open(folder)
-        self.most = int(read_manifest(folder)["k"])
+        manifest = read_manifest(folder)
+        self.most, self.excludes_seen = int(manifest["k"]), excludes_seen(manifest)
         self.signatures = {name: _signature(one) for name, one in definitions.items()}
         self.filters = ItemFilters(self.names.features, self.names.items.n_rows)
         self._ranked = RankedAnswers.open(

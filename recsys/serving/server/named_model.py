@@ -23,6 +23,11 @@ class NamedModel(Model, Protocol):
         ...
 
     @property
+    def excludes_seen(self) -> bool:
+        """Whether its answers leave out what users have seen, by default."""
+        ...
+
+    @property
     def most(self) -> int:
         """Items of an answer."""
         ...

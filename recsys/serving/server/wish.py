@@ -46,8 +46,9 @@ class Wish(pydantic.BaseModel):
     """Names of tokens by filter: every item has one of each filter."""
     k: int = pydantic.Field(10, ge=1, le=_MOST)
     """How many items."""
-    exclude_seen: bool = True
-    """Whether what the user did is left out."""
+    exclude_seen: bool | None = None
+    """Whether what the user did is left out; by default as the model's config has it:
+    yes, unless `repeats` is `include`."""
     version: int | None = pydantic.Field(None, ge=0, le=HIGHEST)
     """One that is loaded; the newest by default."""
 
