@@ -117,8 +117,9 @@ def test_a_taste_stands_in_place_of_a_user(server):
     assert ids(recommend(server, user="u1", items=["ü"])["history"]) == ["ü"]
 
 
-def test_a_model_that_includes_repeats_recommends_them_unless_asked_not_to(server):
-    server.model.excludes_seen = False
+def test_a_model_that_includes_repeats_recommends_them_unless_asked_not_to(server, monkeypatch):
+    for model in server.pool.models:
+        monkeypatch.setattr(model, "excludes_seen", False)
     assert ids(recommend(server, user="u1", k=1)["items"]) == ["i1"]
     assert ids(recommend(server, user="u1", k=1, exclude_seen=True)["items"]) == ["i5"]
 
