@@ -40,7 +40,8 @@ def show_evaluation(
     """
     console = talk()
     console.print(_table(evaluation))
-    console.print(Text(evaluation["meaning"]), soft_wrap=True)
+    if evaluation.get("meaning"):
+        console.print(Text(evaluation["meaning"]), soft_wrap=True)
     for name, why in evaluation["baselines_left_out"].items():
         console.print(Text(f"{_NAMES.get(name, name)} was not measured: {why}"), soft_wrap=True)
     print_repeats(console, evaluation)
