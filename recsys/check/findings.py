@@ -12,7 +12,8 @@ from recsys.check.profile import Advance
 from recsys.config import InteractionsConfig
 from recsys.data.event_times import time_columns
 from recsys.data.farmhash import fingerprints
-from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.interactions import PART, interaction_columns, parse_interactions
+from recsys.data.sources.files import held_out_files
 from recsys.data.sources.pieces import plan_pieces, read_piece
 
 _MOST_KEYS = 1 << 24
@@ -82,7 +83,8 @@ class KeySample:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Adds the keys of rows."""
-        names = ["user_id", "item_id", *(["event"] if "event" in rows.schema.names else [])]
+        more = [name for name in ("event", PART.name) if name in rows.schema.names]
+        names = ["user_id", "item_id", *more]
         key = np.zeros(rows.num_rows, np.uint64)
         for time in time_columns(rows.schema.names):
             key = rows.column(time).to_numpy().view(np.uint64)
@@ -118,10 +120,10 @@ def try_rows(
         sample: Rows to read; `None`: all.
         advance: Told of what was read.
     """
-    findings = Findings()
+    findings, held_out = Findings(), held_out_files(config, "interactions")
     for piece in plan_pieces(config, "interactions", interaction_columns(config)):
         for batch in read_piece(piece):
-            rows, letters = parse_interactions(batch, config, now, piece.file_index)
+            rows, letters = parse_interactions(batch, config, now, piece.file_index, held_out)
             findings.n_read += batch.n_read
             findings.add_rows(rows)
             findings.add_letters(letters)

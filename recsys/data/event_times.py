@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from recsys.config import Order
 from recsys.data.farmhash import fingerprints
+from recsys.errors import RecsysError
 
 TIME = pa.field("timestamp", pa.int64())
 """Time of an event [seconds since 1970, UTC]."""
@@ -26,6 +27,7 @@ COLUMN: dict[Order, pa.Field | None] = {"time": TIME, "file": PLACE, "none": Non
 
 _FILE_BITS, _EVENT_BITS = 46, 20
 """A file among all, and an event in the list of a line."""
+_MOST_FILES = 1 << (63 - _FILE_BITS)
 _SHORT = np.uint64(33)
 """Leaves 31 bits, so that user and time are sorted as one number."""
 
@@ -37,7 +39,17 @@ def places(file_index: int, line: np.ndarray, element: np.ndarray | None = None)
         file_index: Place of the file among all.
         line: Line of each row `[n]`, from 1 on.
         element: Place of each event in the list of its row `[n]`; `None`: a row is an event.
+
+    Raises:
+        RecsysError: The file is one of too many for their places to be told apart.
     """
+    if file_index >= _MOST_FILES:
+        raise RecsysError(
+            "R266",
+            f"The places in at most {_MOST_FILES:,} files can order the events.",
+            "Join the files, in their order; or split at random, without an order.",
+            f"file {file_index + 1:,}",
+        )
     place = line if element is None else (line << _EVENT_BITS) + element
     return pa.array((file_index << _FILE_BITS) + place, PLACE.type)
 
