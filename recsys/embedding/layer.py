@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, check_shapes, resolve
+from recsys.embedding.kept_state import put_back_in
 from recsys.embedding.lookups import Ragged
 from recsys.embedding.table import FeatureInput, Table, checked_columns
 from recsys.errors import UsageError
@@ -106,8 +107,9 @@ class ShardedEmbedding(keras.layers.Layer):
         Raises:
             UsageError: Another model trains, which would leave the tables as they are.
         """
-        if training or _is_training_step():
-            self._check_trainer()
+        step = _training_step()
+        if training or step is not None:
+            self._check_trainer(step)
         if keras.backend.backend() == "jax":
             from recsys.embedding.reading import read_features
         else:
@@ -121,11 +123,12 @@ class ShardedEmbedding(keras.layers.Layer):
         found = dict(zip(leaves, read_features(asked), strict=True))
         return self._map(inputs, lambda path, *_: ops.cast(found[path], self.compute_dtype))
 
-    def _check_trainer(self) -> None:
+    def _check_trainer(self, step: types.FrameType | None) -> None:
         from recsys.embedding.taps import active
 
         learns = self.trainable and any(table.optimizer is not None for table in self.tables)
         if learns and active() is None:
+            put_back_in(step)
             raise UsageError(
                 "R306",
                 "Tables are trained by recsys.embedding.SparseModel alone; another model would"
@@ -221,8 +224,8 @@ class ShardedEmbedding(keras.layers.Layer):
         return cls(mapped_features(structure, features.__getitem__), **config)
 
 
-def _is_training_step() -> bool:
-    """Tells whether Keras is tracing a training step.
+def _training_step() -> types.FrameType | None:
+    """Returns the frame of the training step that Keras is tracing, if it is.
 
     Keras on JAX calls a subclassed model's `call` directly, and layers in it are not
     told; the only witness is the step that called. Looked for while tracing alone.
@@ -230,9 +233,9 @@ def _is_training_step() -> bool:
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "compute_loss_and_updates":
-            return bool(frame.f_locals.get("training"))
+            return frame if frame.f_locals.get("training") else None
         frame = frame.f_back
-    return False
+    return None
 
 
 def devices_of_distribution() -> int:

@@ -6,6 +6,7 @@ callbacks, schedules, loss scaling, metrics and saving are Keras' own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from recsys.embedding.accumulation import GradientBuffers
 from recsys.embedding.batches import checked_data
 from recsys.embedding.counting import ExactCount
 from recsys.embedding.ids import checked_batch, checked_ids
+from recsys.embedding.kept_state import put_back
 from recsys.embedding.proof import StepProof, prove_step
 from recsys.embedding.reading import refuse
 from recsys.embedding.step_update import StepUpdate, accumulation_steps
@@ -30,6 +32,7 @@ from recsys.embedding.taps import Counts, Tape, recording
 from recsys.errors import UsageError
 
 Arrays = list[jax.Array]
+_LOG = logging.getLogger(__name__)
 
 
 @keras.saving.register_keras_serializable(package="recsys")
@@ -202,14 +205,30 @@ class SparseModel(keras.Model):
         def proven(state: Any, data: Any) -> Any:
             nonlocal step
             if step is None:
-                state = self._with_buffers(state, data)
-                step = _jitted(self.train_step, state)
-                # jit keeps what is compiled here, so nothing is compiled twice.
-                compiled = step.lower(state, data).compile()
-                self.step_proof = prove_step(compiled, self._tables(), self._ids_in_step)
+                try:
+                    state = self._with_buffers(state, data)
+                    step = self._proven_step(state, data)
+                except BaseException:
+                    put_back(self, state)
+                    raise
             return step(state, data)
 
         return proven
+
+    def _proven_step(self, state: Any, data: Any) -> Any:
+        step = _jitted(self.train_step, state)
+        # jit keeps what is compiled here, so nothing is compiled twice.
+        compiled = step.lower(state, data).compile()
+        dense = {variable.path: variable.shape for variable in self.trainable_variables}
+        self.step_proof = prove_step(compiled, self._tables(), self._ids_in_step, dense)
+        for path in self.step_proof.dense_per_row:
+            _LOG.warning(
+                "Weight %r has a number for each row of a table, and every step computes all of"
+                " its gradient. A table of embedding_dim=1 in a ShardedEmbedding costs what the"
+                " batch costs.",
+                path,
+            )
+        return step
 
     def _with_buffers(self, state: Any, data: Any) -> Any:
         """Returns the state with buffers to accumulate in, made for batches like `data`."""

@@ -1,17 +1,20 @@
 """Proof from the compiled training step that its cost doesn't know the vocabulary.
 
 XLA may do what nobody asked for: copy a table because a read comes after the write,
-make a gradient of its size, gather it from all devices. All of that is in the
-compiled program: an instruction whose result has a dimension of as many rows as the
-table, or its shard, and that isn't an update in place. None may be there.
+make a gradient of its size, gather it from all devices. A model may too: sum over a
+table, or over a vector with a number for each row. All of that is in the compiled
+program: an instruction that makes, or reads, as many rows as the table has, or its
+shard. What only holds them may be there: weights and constants that rows are gathered
+from, and writes of rows in place.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recsys.embedding.plan import planned
@@ -26,12 +29,16 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "reduce-scatter",
 )
-# What passes a table on, or writes rows of it where it lies. A write that can't be in
-# place shows as a copy before it.
-_IN_PLACE = frozenset(
-    {"parameter", "get-tuple-element", "tuple", "bitcast", "while", "conditional", "call"}
-    | {"opt-barrier", "optimization-barrier", "custom-call", "scatter", "dynamic-update-slice"}
+# What holds rows, or passes them on.
+_HOLDS = frozenset(
+    {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"}
+    | {"call", "opt-barrier", "optimization-barrier", "custom-call"}
 )
+# What writes rows of its first operand, where that lies if it is held. A write that can't
+# be in place shows as a copy before it.
+_WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
+# What reads all of its operands, also where its result is small and XLA fuses it.
+_READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort"})
 _ITEMSIZE = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
@@ -47,12 +54,15 @@ class StepProof:
         temporary_bytes: Bytes that it needs beside them.
         collectives: Bytes of the results of each kind of collective; of the chunks of
             an exchange, of which a step takes one size, all sizes are counted.
+        dense_per_row: Dense weights with one number for each row of a table. Each step
+            computes all of their gradient, and so costs what their length costs.
     """
 
     tables: tuple[str, ...]
     state_bytes: int
     temporary_bytes: int
     collectives: dict[str, int]
+    dense_per_row: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +74,20 @@ class _Instruction:
     computation: str
     is_root: bool
 
-    def holds(self, rows: set[int], width: int) -> bool:
-        """Whether a result has as many rows, of the table's width or of one number."""
-        for _, dims in _ARRAY.findall(self.shape):
-            sizes = [int(d) for d in dims.split(",") if d]
-            for n in rows:
-                rest = math.prod(sizes) // n if n in sizes else 0
-                if rest in (1, width) or sizes == [n * width]:
-                    return True
-        return False
+    @functools.cached_property
+    def sizes(self) -> list[list[int]]:
+        """Sizes of each array of the result, without those that are 1."""
+        return [_sizes(dims) for _, dims in _ARRAY.findall(self.shape)]
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
+
+    @property
+    def fusion(self) -> str | None:
+        """The computation that a fusion runs as one."""
+        called = re.search(r"calls=%?([\w.\-]+)", self.rest) if self.op == "fusion" else None
+        return called.group(1) if called else None
 
     def bytes(self) -> int:
         return sum(
@@ -81,7 +96,84 @@ class _Instruction:
         )
 
 
-def prove_step(compiled: Any, tables: Iterable[Table], most_ids: int) -> StepProof:
+def _sizes(dims: str) -> list[int]:
+    return [int(d) for d in dims.split(",") if d not in ("", "1")]
+
+
+class _Program:
+    """A compiled program."""
+
+    def __init__(self, text: str) -> None:
+        self.instructions = _parsed(text)
+        self._by_name = {i.name: i for i in self.instructions}
+        self._roots = {i.computation: i for i in self.instructions if i.is_root}
+        self._fused = {i.fusion for i in self.instructions}
+
+    def first_whole(self, rows: _Rows) -> tuple[str, _Instruction] | None:
+        """Returns the first instruction that makes, moves or reads all of `rows`, and which."""
+        for instruction in self.instructions:
+            if rows.are_in(instruction) and self._makes(instruction):
+                return "moves" if instruction.op in COLLECTIVES else "makes", instruction
+            if instruction.op in _READS_ALL:
+                operands = [self._by_name.get(name) for name in instruction.operands]
+                if any(operand and rows.are_in(operand) for operand in operands):
+                    return "reads", instruction
+        return None
+
+    def _makes(self, instruction: _Instruction) -> bool:
+        """Whether an instruction computes its result, and is none that is only held."""
+        if instruction.fusion:
+            return not self._is_in_place(self._roots[instruction.fusion])
+        if instruction.computation in self._fused:
+            # Of what is fused only what is asked for is computed: rows that are gathered.
+            return instruction.op in _WRITES_ROWS and not self._is_in_place(instruction)
+        return not self._is_in_place(instruction)
+
+    def _is_in_place(self, instruction: _Instruction) -> bool:
+        while instruction.op in _WRITES_ROWS and instruction.operands:
+            instruction = self._by_name[instruction.operands[0]]
+        if instruction.fusion:
+            return self._is_in_place(self._roots[instruction.fusion])
+        return instruction.op in _HOLDS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Arrays with an entry for each row of a table.
+
+    Attributes:
+        counts: Rows of the table, and of a device's part of it.
+        width: Width of the table [floats].
+        vectors: Lengths of vectors that are dense weights of the model, and no matter of
+            the tables.
+    """
+
+    counts: frozenset[int]
+    width: int
+    vectors: frozenset[int]
+
+    def are_in(self, instruction: _Instruction) -> bool:
+        """Whether a result has as many rows, of the table's width or of one number."""
+        return any(self._fit(sizes) for sizes in instruction.sizes)
+
+    def _fit(self, sizes: list[int]) -> bool:
+        if len(sizes) == 1:
+            (n,) = sizes
+            is_vector = n in self.counts and n not in self.vectors
+            return is_vector or (self.width > 1 and n in {c * self.width for c in self.counts})
+        return any(
+            n in sizes and math.prod(sizes) == n * width
+            for n in self.counts
+            for width in {1, self.width}
+        )
+
+
+def prove_step(
+    compiled: Any,
+    tables: Iterable[Table],
+    most_ids: int,
+    dense: Mapping[str, Sequence[int]] | None = None,
+) -> StepProof:
     """Checks a compiled training step.
 
     Args:
@@ -89,37 +181,50 @@ def prove_step(compiled: Any, tables: Iterable[Table], most_ids: int) -> StepPro
         tables: The model's tables.
         most_ids: Ids of a whole batch, over all devices. A table with no more rows on a
             device is smaller than its traffic, and can't be told from it.
+        dense: Shapes of the weights that the model's optimizer trains, by path. One with
+            a single number for each row of a table may be there: it is no table, its
+            gradient is as long as it is, and the proof names it.
 
     Returns:
         What the step holds.
 
     Raises:
-        RecsysError: It copies, gathers or makes something of a table's size, or doesn't
-            change a table in place.
+        RecsysError: It copies, gathers, makes or reads something of a table's size, or
+            doesn't change a table in place.
     """
-    instructions = _parsed(compiled.as_text())
-    roots = {i.computation: i for i in instructions if i.is_root}
+    program = _Program(compiled.as_text())
     memory = compiled.memory_analysis()
-    checked = []
+    checked: list[str] = []
+    per_row: dict[str, int] = {}
+    dense = dense or {}
     for table in tables:
-        rows = {table.places, table.places // table.site.n_shards}
-        if table.optimizer is None or min(rows) <= most_ids:
+        here = table.places // table.site.n_shards
+        if table.optimizer is None or here <= most_ids:
             continue
         checked.append(table.name)
-        for instruction in instructions:
-            if instruction.holds(rows, table.dim) and not _is_in_place(instruction, roots):
-                raise _found(table, instruction)
+        counts = frozenset(n for n in (table.rows, table.places, here) if n > most_ids)
+        vectors = {path: math.prod(shape) for path, shape in dense.items() if _is_vector(shape)}
+        vectors = {path: n for path, n in vectors.items() if n in counts}
+        rows = _Rows(counts, table.dim, frozenset(vectors.values()))
+        if whole := program.first_whole(rows):
+            raise _refused(table, *whole, dense)
+        per_row |= vectors
     _check_aliases(tables, memory)
     return StepProof(
         tables=tuple(checked),
         state_bytes=int(memory.alias_size_in_bytes),
         temporary_bytes=int(memory.temp_size_in_bytes),
-        collectives=_collectives(instructions),
+        collectives=_collectives(program.instructions),
+        dense_per_row=tuple(per_row),
     )
 
 
+def _is_vector(shape: Sequence[int]) -> bool:
+    return sum(size != 1 for size in shape) == 1
+
+
 def _parsed(text: str) -> list[_Instruction]:
-    found, computation = [], ""
+    parsed, computation = [], ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
             words = line.split()
@@ -127,26 +232,22 @@ def _parsed(text: str) -> list[_Instruction]:
             continue
         if match := _INSTRUCTION.match(line):
             root, name, shape, op, rest = match.groups()
-            found.append(_Instruction(name, shape, op, rest, computation, root is not None))
-    return found
+            parsed.append(_Instruction(name, shape, op, rest, computation, root is not None))
+    return parsed
 
 
-def _is_in_place(instruction: _Instruction, roots: dict[str, _Instruction]) -> bool:
-    if instruction.op != "fusion":
-        return instruction.op in _IN_PLACE
-    called = re.search(r"calls=%?([\w.\-]+)", instruction.rest)
-    root = roots.get(called.group(1)) if called else None
-    return root is not None and _is_in_place(root, roots)
-
-
-def _found(table: Table, instruction: _Instruction) -> RecsysError:
-    kind = "moves" if instruction.op in COLLECTIVES else "makes"
+def _refused(
+    table: Table, verb: str, instruction: _Instruction, dense: Mapping[str, Sequence[int]]
+) -> RecsysError:
+    alike = [path for path, shape in dense.items() if table.shape[0] in shape]
+    weight = f"; here the weight {alike[0]!r} is not" if alike else ""
     return RecsysError(
         "R303",
-        f"The training step must touch the batch's rows of table {table.name!r} alone; it {kind}"
+        f"The training step must touch the batch's rows of table {table.name!r} alone; it {verb}"
         " something of the size of the whole table.",
-        "Read the table through ShardedEmbedding alone, and leave its variables out of losses"
-        " and metrics.",
+        "Let what has a row for each id be a table of a ShardedEmbedding, a bias one of"
+        f" embedding_dim=1{weight}; gather rows of a constant before computing with them; leave"
+        " tables' variables out of losses and metrics.",
         f"{instruction.shape} {instruction.op} {instruction.name}",
     )
 

@@ -1,0 +1,280 @@
+"""The check of the compiled step: what holds a number for each row passes, what computes doesn't.
+
+All models are trained by `fit`, on one device and on eight; the table is split by rows there.
+"""
+
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import compiled, half_squares, on_mesh
+from keras import ops
+
+from recsys.embedding import Adagrad, FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
+from recsys.errors import RecsysError
+
+ROWS, DIM, BATCH = 7680, 4, 16
+POPULARITY = np.linspace(0.1, 1.0, ROWS, dtype=np.float32)
+IDS = np.arange(BATCH) * 5
+TARGETS = np.ones((BATCH, 1), np.float32)
+
+
+def table(name="items", dim=DIM, **options):
+    return TableConfig(name, ROWS, dim, optimizer=Adagrad(0.1), placement="row", **options)
+
+
+class Items(SparseModel):
+    """Scores items by their rows, and by what a subclass adds."""
+
+    configs = (table(),)
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = ShardedEmbedding(
+            {c.name: FeatureConfig(c.name, c, (None,), (None, c.embedding_dim))
+             for c in self.configs}
+        )  # fmt: skip
+        self.dense = keras.layers.Dense(1, name="dense")
+        self.prepare()
+
+    def prepare(self):
+        """Makes further weights."""
+
+    def call(self, ids):
+        embeddings = self.embedding({c.name: ids for c in self.configs})
+        return self.dense(embeddings["items"]) + self.more(ids, embeddings)
+
+    def more(self, ids, embeddings):
+        """Returns what is added to the scores `[batch, 1]`."""
+        return 0.0
+
+    @property
+    def whole_table(self):
+        return self.embedding.tables[0].embeddings
+
+
+# --- what is held
+
+
+class BiasTable(Items):
+    configs = (table(), table("bias", dim=1))
+
+    def more(self, ids, embeddings):
+        return embeddings["bias"]
+
+
+class HeldWeight(Items):
+    def prepare(self):
+        self.log_q = self.add_weight(
+            shape=(ROWS,), initializer="ones", trainable=False, name="log_q"
+        )
+
+    def more(self, ids, embeddings):
+        return ops.take(self.log_q, ids)[:, None]
+
+
+class HeldMatrix(Items):
+    def prepare(self):
+        shape = (ROWS, DIM)
+        self.fixed = self.add_weight(shape=shape, initializer="ones", trainable=False, name="fixed")
+
+    def more(self, ids, embeddings):
+        return ops.sum(ops.take(self.fixed, ids, axis=0), axis=1, keepdims=True)
+
+
+class Constant(Items):
+    def more(self, ids, embeddings):
+        return ops.log(ops.take(ops.convert_to_tensor(POPULARITY), ids))[:, None]
+
+
+class UniformConstant(Items):
+    def more(self, ids, embeddings):
+        return ops.take(ops.full((ROWS,), 0.5), ids)[:, None]
+
+
+class DenseBias(Items):
+    def prepare(self):
+        self.bias = self.add_weight(shape=(ROWS,), initializer="zeros", name="bias")
+
+    def more(self, ids, embeddings):
+        return ops.take(self.bias, ids)[:, None]
+
+
+class EmbeddingBias(Items):
+    def prepare(self):
+        self.bias = keras.layers.Embedding(ROWS, 1, name="bias")
+
+    def more(self, ids, embeddings):
+        return self.bias(ids)
+
+
+# --- what is computed
+
+
+class SquaredTable(Items):
+    def more(self, ids, embeddings):
+        self.add_loss(1e-3 * ops.sum(ops.square(self.whole_table)))
+        return 0.0
+
+
+class SummedTable(Items):
+    def more(self, ids, embeddings):
+        self.add_loss(1e-3 * ops.sum(self.whole_table))
+        return 0.0
+
+
+class Norms(Items):
+    def more(self, ids, embeddings):
+        norms = ops.sum(ops.square(self.whole_table), axis=1)
+        return ops.take(norms, ids)[:, None]
+
+
+class AllScores(Items):
+    def more(self, ids, embeddings):
+        scores = ops.matmul(embeddings["items"], ops.transpose(self.whole_table))
+        return ops.max(scores, axis=1, keepdims=True)
+
+
+class DenseGradientOfATable(Items):
+    """Its gradient is as large as the table, and on eight devices is summed over them."""
+
+    def prepare(self):
+        self.plain = keras.layers.Embedding(ROWS, DIM, name="plain")
+
+    def more(self, ids, embeddings):
+        return ops.sum(self.plain(ids), axis=1, keepdims=True)
+
+
+class SoftmaxOfWhatIsHeld(HeldWeight):
+    def more(self, ids, embeddings):
+        return ops.take(ops.softmax(self.log_q), ids)[:, None]
+
+
+class CountsOfTheBatch(Items):
+    """A temporary of as many numbers as the table has rows, and no weight that is so long."""
+
+    def more(self, ids, embeddings):
+        counts = ops.scatter(ids[:, None], ops.ones(ops.shape(ids)), (ROWS,))
+        return (ops.take(counts, ids) / ops.max(counts))[:, None]
+
+
+HELD = (BiasTable, HeldWeight, HeldMatrix, Constant, UniformConstant)
+COMPUTED = (
+    SquaredTable,
+    SummedTable,
+    Norms,
+    AllScores,
+    DenseGradientOfATable,
+    SoftmaxOfWhatIsHeld,
+    CountsOfTheBatch,
+)
+
+
+def on_meshes(kinds, quick):
+    """Returns each kind on one device and on eight; by default those of `quick` alone on eight."""
+    marks = {kind: () if kind in quick else pytest.mark.thorough for kind in kinds}
+    eight = [pytest.param(kind, "8", marks=marks[kind]) for kind in kinds]
+    return pytest.mark.parametrize(
+        ("kind", "mesh"), [*((kind, "one device") for kind in kinds), *eight]
+    )
+
+
+def fitted(kind, mesh):
+    with on_mesh(mesh, kind.configs):
+        model = compiled(kind())
+        model.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
+        return model
+
+
+@on_meshes(HELD, quick=(BiasTable,))
+def test_what_only_holds_a_number_for_each_row_passes(kind, mesh):
+    proof = fitted(kind, mesh).step_proof
+    assert set(proof.tables) == {config.name for config in kind.configs}
+    assert proof.dense_per_row == ()
+
+
+@on_meshes((DenseBias, EmbeddingBias), quick=())
+def test_a_dense_bias_for_each_row_trains_and_is_named(kind, mesh, caplog):
+    """It is a weight like any other, and costs what its length costs: that is told."""
+    model = fitted(kind, mesh)
+    (path,) = model.step_proof.dense_per_row
+    assert "bias" in path
+    assert path in caplog.text
+    assert "embedding_dim=1" in caplog.text
+    (bias,) = [v for v in model.trainable_variables if v.path == path]
+    moved = np.flatnonzero(np.asarray(bias).reshape(-1))
+    assert kind is EmbeddingBias or moved.tolist() == IDS.tolist()
+
+
+@on_meshes(COMPUTED, quick=(SummedTable, DenseGradientOfATable))
+def test_what_computes_with_every_row_is_refused(kind, mesh):
+    with pytest.raises(RecsysError, match=r"R303.*'items' alone.*whole table") as caught:
+        fitted(kind, mesh)
+    assert "embedding_dim=1" in str(caught.value)
+    if kind is DenseGradientOfATable:
+        assert "plain/embeddings" in str(caught.value)
+
+
+def test_a_bias_as_the_refusal_advises_trains_the_rows_of_the_batch():
+    model = fitted(BiasTable, "8")
+    bias = model.embedding.get_embedding_tables()["bias"][:, 0]
+    start = fitted_weights(BiasTable, "8")
+    assert np.flatnonzero(bias - start).tolist() == IDS.tolist()
+
+
+def fitted_weights(kind, mesh):
+    """Returns the biases before any step: initial values are a function of row and seed."""
+    with on_mesh(mesh, kind.configs):
+        model = kind()
+        model.embedding.build()
+        return model.embedding.get_embedding_tables()["bias"][:, 0]
+
+
+# --- after a refusal
+
+
+def plain_model(layer):
+    ids = keras.Input((), dtype="int32", name="ids")
+    out = keras.layers.Dense(1)(layer({"items": ids})["items"])
+    model = keras.Model(ids, out)
+    model.compile("sgd", half_squares)
+    return model
+
+
+@pytest.fixture
+def refused():
+    """A plain model that was refused to train, and its layer."""
+    features = {"items": FeatureConfig("items", table(), (None,), (None, DIM))}
+    layer = ShardedEmbedding(features)
+    model = plain_model(layer)
+    before = [np.asarray(v) for v in model.variables]
+    with pytest.raises(Exception, match="R306"):
+        model.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
+    for old, new in zip(before, model.variables, strict=True):
+        assert np.array_equal(old, np.asarray(new))
+    return model, layer
+
+
+def test_after_r306_a_sparse_model_of_the_same_layers_trains(refused):
+    model, layer = refused
+    sparse = SparseModel(model.inputs, model.outputs)
+    sparse.compile("sgd", half_squares)
+    before = layer.get_embedding_tables()["items"]
+    sparse.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
+    moved = np.flatnonzero((layer.get_embedding_tables()["items"] != before).any(axis=1))
+    assert moved.tolist() == IDS.tolist()
+
+
+def test_after_r306_the_towers_train_over_fixed_tables(refused):
+    model, layer = refused
+    layer.trainable = False
+    before = layer.get_embedding_tables()["items"]
+    history = model.fit(IDS, TARGETS, batch_size=BATCH, epochs=3, verbose=0).history["loss"]
+    assert history[-1] < history[0]
+    assert np.array_equal(layer.get_embedding_tables()["items"], before)
+
+
+def test_after_r303_the_model_has_its_weights():
+    model = compiled(SquaredTable())
+    with pytest.raises(RecsysError, match="R303"):
+        model.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
+    assert np.isfinite(model.predict(IDS, verbose=0)).all()
