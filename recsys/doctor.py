@@ -11,7 +11,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -249,10 +251,10 @@ def check_jax() -> Check:
         "import jax, json; d = jax.devices();"
         "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind]))"
     )
-    found = _probe(program, {})
-    if isinstance(found, str):
-        return Check("jax devices", "fail", found, SYNC)
-    platform_, count, kind = json.loads(found.stdout.strip().splitlines()[-1])
+    found = _probe("jax devices", "importing JAX", program, {})
+    if isinstance(found, Check):
+        return found
+    platform_, count, kind = json.loads(found.splitlines()[-1])
     text = f"{count} {platform_} ({kind})"
     if platform_ == "cpu" and Path("/dev/nvidiactl").exists():
         fix = "Install JAX for the GPU that is here: uv pip install 'jax[cuda12]'"
@@ -266,10 +268,11 @@ def check_kernels() -> Check:
         "import json; from recsys import native; s = native.status();"
         "print(json.dumps([s.available, s.reason, s.compiler]))"
     )
-    found = _probe(program, {"JAX_PLATFORMS": "cpu"})
-    if isinstance(found, str):
-        return Check("C kernels", "warn", found, SYNC)
-    available, reason, compiler = json.loads(found.stdout.strip().splitlines()[-1])
+    what = "building the C kernels"
+    found = _probe("C kernels", what, program, {"JAX_PLATFORMS": "cpu"}, broken="warn")
+    if isinstance(found, Check):
+        return found
+    available, reason, compiler = json.loads(found.splitlines()[-1])
     if available:
         return Check("C kernels", "ok", f"built by {compiler}")
     fix = "Install a C compiler: apt install gcc, or uv pip install ziglang"
@@ -280,11 +283,10 @@ def check_tfx() -> Check:
     """Imports what the pipeline imports."""
     if "tfx" not in installed_versions(("tfx",)):
         return Check("tfx imports", "warn", "TFX is not installed: `recsys run` can't work", SYNC)
-    found = _probe(
-        "import tfx.v1, tensorflow_data_validation, ml_metadata", {"KERAS_BACKEND": "jax"}
-    )
-    if isinstance(found, str):
-        return Check("tfx imports", "fail", found, SYNC)
+    program = "import tfx.v1, tensorflow_data_validation, ml_metadata"
+    found = _probe("tfx imports", "importing TFX", program, {"KERAS_BACKEND": "jax"})
+    if isinstance(found, Check):
+        return found
     return Check("tfx imports", "ok", "tfx, tensorflow-data-validation and ml-metadata import")
 
 
@@ -316,23 +318,54 @@ def _read_count(path: Path) -> int | None:
         return None
 
 
-def _probe(program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str] | str:
-    """Runs a Python program; returns what it printed, or why it failed."""
+def _probe(
+    name: str, what: str, program: str, environment: Mapping[str, str], broken: State = "fail"
+) -> str | Check:
+    """Runs a Python program; returns what it printed, or the check that says why it didn't.
+
+    Args:
+        name: Of the check.
+        what: What the program does, for people.
+        program: Its code.
+        environment: More variables for it.
+        broken: State of the check where the program fails.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", program],
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
             timeout=_PROBE_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {_PROBE_TIMEOUT_S:.0f} s"
+        return Check(name, broken, *_too_slow(what))
     if done.returncode == 0:
-        return done
+        return done.stdout.strip()
+    return Check(name, broken, *_failed(program, what, done))
+
+
+def _too_slow(what: str) -> tuple[str, str]:
+    """Returns what is known after a time-out, which is not that anything is broken; and a fix."""
+    load, n_cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    text = (
+        f"not known: {what} took more than {_PROBE_TIMEOUT_S:g} s"
+        f" (load {load:.1f} on {counted(n_cores, 'core', 'cores')})"
+    )
+    return text, "Ask again when the machine is less busy: recsys doctor"
+
+
+def _failed(program: str, what: str, done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """Returns why a program failed, and a fix: another installation, where it can't import."""
+    if done.returncode == -signal.SIGKILL:
+        text = f"not known: the system killed the process that was {what}"
+        return text, "It nearly always lacks memory: end other programs, and ask again."
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"exit code {done.returncode}: {last}"
+    alone = f"Read all that it says: {sys.executable} -P -c {shlex.quote(program)}"
+    is_import = last.startswith(("ImportError", "ModuleNotFoundError"))
+    return f"exit code {done.returncode}: {last}", SYNC if is_import else alone
 
 
 def _glibc() -> tuple[int, int] | None:

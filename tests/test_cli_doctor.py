@@ -148,17 +148,42 @@ def test_jax_is_asked_for_its_devices():
     assert check.message.startswith("8 cpu")
 
 
+@pytest.fixture
+def broken_jax(monkeypatch, tmp_path):
+    """Puts a `jax` before the real one, which does what a test says."""
+    # A probe leaves the current folder out of its path, and so ours has to be named.
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return lambda program: (tmp_path / "jax.py").write_text(program)
+
+
 @pytest.mark.parametrize(
-    ("program", "words"),
-    [("raise ImportError('planted')", "planted"), ("import os; os._exit(3)", "exit code 3")],
+    ("program", "words", "fix"),
+    [
+        ("raise ImportError('planted')", "exit code 1: ImportError: planted", "uv sync"),
+        ("raise RuntimeError('no device')", "RuntimeError: no device", "Read all that it says"),
+        ("import os; os._exit(3)", "exit code 3: no message", "Read all that it says"),
+        ("import os; os.kill(os.getpid(), 9)", "not known: the system killed", "memory"),
+    ],
+    ids=["import", "device", "exit", "killed"],
 )
-def test_a_probe_that_fails_says_why(program, words):
-    assert words in doctor._probe(program, {})
+def test_a_probe_that_fails_says_why_and_asks_for_an_installation_where_that_helps(
+    broken_jax, program, words, fix
+):
+    broken_jax(program)
+    check = doctor.check_jax()
+    assert check.state == "fail"
+    assert words in check.message
+    assert fix in check.fix
 
 
-def test_a_probe_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(doctor, "_PROBE_TIMEOUT_S", 0.2)
-    assert "no answer" in doctor._probe("import time; time.sleep(30)", {})
+def test_a_probe_that_takes_too_long_is_no_broken_installation(broken_jax, monkeypatch):
+    broken_jax("import time; time.sleep(30)")
+    monkeypatch.setattr(doctor, "_PROBE_TIMEOUT_S", 0.5)
+    check = doctor.check_jax()
+    assert check.state == "fail"
+    assert check.message.startswith("not known: importing JAX took more than 0.5 s (load ")
+    assert "less busy" in check.fix
+    assert "sync" not in check.fix
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """The JSON API behind the page, with a model whose answers can be reckoned by hand."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -12,6 +14,8 @@ import httpx
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 from serving import IDS, VECTORS, FakeRecommender, Running, make_names
+
+from recsys.errors import RecsysError
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +280,30 @@ def test_names_of_many_items_are_found_quickly_and_right():
     names = make_names()
     assert names.item_rows(["i5", "no", "", "ü"]) == [5, 0, 0, 4]
     assert names.item_rows([]) == []
+
+
+def test_until_a_version_is_loaded_a_sentence_says_why():
+    with Running(versions=(), kind=FakeRecommender) as running:
+
+        def state():
+            return get(running, "state")["sentence"]
+
+        assert state().startswith("There is no model of the name m yet: recsys run pushes one.")
+        running.pool.loading = 7
+        assert state().startswith("Version 7 of m is being loaded.")
+        answer = requesting.get(f"{running.url}/api/about")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        running.pool.loading = None
+        running.pool.failures = {7: RecsysError("R500", "It must be whole.", "Run again.")}
+        assert "Version 7 of m could not be loaded" in state()
+        assert "It must be whole. Run again." in state()
+        running.pool.models = (FakeRecommender(7),)
+        assert get(running, "state") == {"name": "m", "ready": True, "sentence": ""}
+
+
+def test_a_feature_that_repeats_the_titles_is_not_shown():
+    names = make_names()
+    words = [title.lower().split() for title in names.titles.to_pylist()[1:]]
+    features = {**names.features, "title_words": pa.array(words, pa.list_(pa.string()))}
+    [item] = dataclasses.replace(names, features=features).shown([2])
+    assert item["features"] == {"genre": ["drama", "noir"]}

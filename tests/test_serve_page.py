@@ -11,6 +11,8 @@ sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from browser import CHROMIUM, Browser
 from serving import FakeRecommender, Running
 
+from recsys.errors import RecsysError
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
@@ -195,3 +197,34 @@ def test_what_the_server_refuses_is_told(page):
     page.press("Enter")
     page.wait_for("document.querySelector('#status').innerText.includes('[R567]')")
     page.said.clear()  # Chromium notes the 400.
+
+
+@pytest.fixture
+def empty(browser):
+    """A server without a version, and a page of it."""
+    with Running(versions=(), kind=FakeRecommender) as running:
+        running.pool.loading = 7
+        browser.open("about:blank")
+        browser.said.clear()
+        browser.open(f"{running.url}/#user=u1")
+        yield running, browser
+
+
+def test_while_a_version_is_loading_the_page_says_so_and_then_goes_on_by_itself(empty):
+    server, page = empty
+    page.wait_for("document.querySelector('#status').innerText.includes('is being loaded')")
+    assert page.text("#status").startswith("Version 7 of m is being loaded. This page goes on")
+    assert page.text("#name") == "m"
+    assert page.run("document.querySelector('#wish').inert")
+    server.pool.models = (FakeRecommender(7),)
+    page.wait_for("document.querySelector('#status').innerText.includes('items for u1')")
+    assert not page.run("document.querySelector('#wish').inert")
+    assert page.said == []
+
+
+def test_why_a_version_could_not_be_loaded_is_told(empty):
+    server, page = empty
+    server.pool.failures = {7: RecsysError("R500", "It must be whole.", "Run again.")}
+    server.pool.loading = None
+    page.wait_for("document.querySelector('#status').innerText.includes('could not be loaded')")
+    assert "It must be whole. Run again." in page.text("#status")

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from recsys.errors import RecsysError
+from recsys.training.pace import Pace
 from recsys.training.progress import Progress
 from recsys.training.scalars import Scalars, memory
 from recsys.training.told import tell_progress
@@ -43,6 +44,7 @@ class Recorder:
         self._scalars = scalars
         self._step, self._time = progress.step, time.perf_counter()
         self._waited_s = 0.0
+        self._pace = Pace()
 
     def record(self, model: keras.Model, logs: Mapping[str, Any], waited_s: float) -> None:
         """Takes down what the steps since the last call gave.
@@ -74,7 +76,8 @@ class Recorder:
         progress.curve.append(point)
         speed = steps * self._batch_size / seconds
         self._write(model, {"loss": loss, **values}, speed, waited / seconds)
-        self._tell(loss, speed)
+        self._pace.add(steps, seconds)
+        self._tell(loss)
         self._step, self._time, self._waited_s = progress.step, time.perf_counter(), waited_s
 
     def skip_time(self, waited_s: float) -> None:
@@ -102,12 +105,15 @@ class Recorder:
         if self._scalars is not None:
             self._scalars.write(self._progress.step, {**named, **memory()})
 
-    def _tell(self, loss: float, speed: float) -> None:
-        progress = self._progress
-        left = dt.timedelta(seconds=round((self._total - progress.step) * self._batch_size / speed))
-        text = f"loss {loss:.3f} · {speed:,.0f} examples/s · {left} left"
+    def _tell(self, loss: float) -> None:
+        step, total, pace = self._progress.step, self._total, self._pace
+        text = f"loss {loss:.3f}"
+        left_s = pace.seconds_of(total - step)
+        if left_s is not None:
+            speed = pace.steps * self._batch_size / pace.seconds
+            text += f" · {speed:,.0f} examples/s · {dt.timedelta(seconds=round(left_s))} left"
         if self._scalars is not None:  # The first process speaks for all.
-            tell_progress(progress.step, self._total, text)
+            tell_progress(step, total, text)
 
 
 def not_a_number(step: int, found: Any) -> RecsysError:

@@ -98,6 +98,15 @@ class Recommended(Answer):
     items: list[ScoredItem]
 
 
+class State(pydantic.BaseModel):
+    """Whether there is something to ask."""
+
+    name: str
+    ready: bool
+    sentence: str
+    """What people are told until a version answers."""
+
+
 class About(pydantic.BaseModel):
     """What is served."""
 
@@ -117,6 +126,12 @@ def router(served: Served, work: Work) -> APIRouter:
         tags=["page"],
         responses=schemas.errors(400, 404, 408, 413, 415, 421, 422, 429, 503),
     )
+
+    @routes.get("/state")
+    async def state() -> State:
+        """Tell whether a version is loaded, and why none is."""
+        ready, sentence = served.state()
+        return State(name=served.name, ready=ready, sentence=sentence)
 
     @routes.get("/about")
     async def about() -> About:

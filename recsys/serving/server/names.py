@@ -19,6 +19,8 @@ from recsys.errors import RecsysError
 from recsys.serving.catalogue import FILE, features_of
 
 _SHOWN_TOKENS = 12
+_SAMPLE = 200
+"""Items that tell whether a feature only repeats the titles."""
 _OWN_COLUMNS = 2
 """Of the catalogue: `id` and `title`."""
 
@@ -99,15 +101,24 @@ class Names:
         """Lengths of the embeddings `[item rows]`; 1 where scores are cosines."""
         return np.sqrt(np.einsum("rd,rd->r", self.embeddings, self.embeddings, dtype=np.float32))
 
+    @functools.cached_property
+    def _shown_features(self) -> list[tuple[str, pa.ListArray]]:
+        """The features that tell people more than the titles do: words of a title don't."""
+        features = self.features.items()
+        return [(name, one) for name, one in features if not _repeats(one, self.titles)]
+
     def shown(
         self, rows: Iterable[int], scores: Sequence[float] | None = None
     ) -> list[dict[str, Any]]:
-        """Returns `id`, `title` and `features` of items, and `score` where there are `scores`."""
+        """Returns `id`, `title` and `features` of items, and `score` where there are `scores`.
+
+        A feature that only repeats words of the titles is left out.
+        """
         items = [
             {
                 "id": self.items.ids_of_rows[row].as_py(),
                 "title": self.titles[row].as_py(),
-                "features": {name: _tokens(column, row) for name, column in self.features.items()},
+                "features": {name: _tokens(column, row) for name, column in self._shown_features},
             }
             for row in map(int, rows)
         ]
@@ -128,6 +139,16 @@ def _tokens(column: pa.ListArray, row: int) -> list[str]:
     """Returns the names of an item's tokens; line 0 of `column` is row 1."""
     names: list[str] = column[row - 1].as_py() if row else []
     return names[:_SHOWN_TOKENS]
+
+
+def _repeats(column: pa.ListArray, titles: pa.Array) -> bool:
+    """Returns whether all tokens of a feature stand in the titles of their items."""
+    lines = np.flatnonzero(pc.fill_null(pc.list_value_length(column), 0).to_numpy())[:_SAMPLE]
+    return len(lines) > 0 and all(
+        token.casefold() in titles[line + 1].as_py().casefold()
+        for line in lines.tolist()
+        for token in column[line].as_py()
+    )
 
 
 def _features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:

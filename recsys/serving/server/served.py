@@ -86,6 +86,23 @@ class Served:
             {"Retry-After": "5"},
         )
 
+    def state(self) -> tuple[bool, str]:
+        """Returns whether a version answers, and what to tell people until one does."""
+        if self.pool.models:
+            return True, ""
+        loading, failures = self.pool.loading, self.pool.failures
+        if loading is not None:
+            sentence = f"Version {loading} of {self.name} is being loaded."
+        elif failures:
+            newest = max(failures)
+            sentence = (
+                f"Version {newest} of {self.name} could not be loaded, and will be tried again."
+                f" {failures[newest]}"
+            )
+        else:
+            sentence = f"There is no model of the name {self.name} yet: recsys run pushes one."
+        return False, f"{sentence} This page goes on by itself once a version is there."
+
     def statuses(self, version: int | None) -> list[dict[str, Any]]:
         """Returns the state of one version, or of all, as TensorFlow Serving tells it.
 

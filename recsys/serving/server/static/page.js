@@ -26,7 +26,21 @@ async function ask(path, body) {
   return found;
 }
 
-function say(text) { $("status").textContent = text; }
+// Only what is new: a screen reader tells it at once.
+function say(text) { if ($("status").textContent !== text) $("status").textContent = text; }
+
+// While no version is loaded the page says why, and asks again.
+async function answering() {
+  for (;;) {
+    const found = await ask("/api/state").catch(() => ({
+      sentence: "The server does not answer. This page goes on by itself once it does." }));
+    $("wish").inert = !found.ready;
+    if (found.ready) return;
+    if (found.name) document.title = $("name").textContent = found.name;
+    say(found.sentence);
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
 
 // A text field that finds things while one types: arrows, Enter, Escape.
 class Finder {
@@ -130,7 +144,7 @@ function row(item, inBoth) {
     element("span", { className: "title", textContent: item.title }),
     element("span", { className: "score", textContent: item.score === undefined ? "" : item.score.toFixed(4) }));
   const features = Object.entries(item.features).filter(([, values]) => values.length)
-    .map(([name, values]) => `${name}: ${values.join(", ")}`);
+    .map(([name, values]) => `${name.replaceAll("_", " ")}: ${values.join(", ")}`);
   made.append(element("span", { className: "more", textContent: [item.id, ...features].join(" · ") }));
   made.append(element("div", { className: "actions" },
     button("Similar", `Similar to ${item.title}`, () => similar(item.id)),
@@ -288,6 +302,8 @@ async function start() {
   $("wish").addEventListener("submit", (event) => event.preventDefault());
   for (const id of ["k", "version-a", "version-b"]) $(id).addEventListener("change", recommend);
   $("user").addEventListener("input", () => { if (!$("user").value && state.user) { state.user = ""; recommend(); } });
+  await answering();
+  say("Choose a user, or a few items.");
   try {
     const about = await ask("/api/about");
     document.title = $("name").textContent = about.name;
