@@ -86,6 +86,7 @@ def test_movielens_dat_files_need_no_word_beside_the_catalogue(here, capsys):
     assert columns(result) == {"user": "c1", "item": "c2", "rating": "c3", "timestamp": "c4"}
     assert result["csv"] == {
         "delimiter": "::", "quote": '"', "names": ["c1", "c2", "c3", "c4"], "encoding": "utf-8",
+        "decimal": ".", "skip_rows": 0,
     }  # fmt: skip
     assert (result["items"]["id"], result["items"]["title"]) == ("c1", "c2")
     config = load_config(here / "ratings.yaml").data
@@ -318,7 +319,8 @@ def test_what_a_run_would_reject_is_shown_with_an_example(here, capsys):
         "timestamp before 1971 or in the future": 2,
     }
     assert result["rejected_examples"]["empty user id"] == ["f.csv", 502, ",7,1000000000"]
-    assert (result["rows"], result["good"]) == (1004, 1000)
+    # Good is what a run keeps: no duplicates.
+    assert (result["rows"], result["good"], result["duplicates"]) == (1004, 500, 500)
     assert result["duplicate_share"] == 0.5
 
 
@@ -388,9 +390,17 @@ def test_rows_over_several_lines_are_understood(here, capsys):
     assert n_good(here / "f.yaml") == (89, 89)
 
 
-@pytest.mark.parametrize("title", ["Purchases of 2020", "Purchases, 2020", '"left open'])
-def test_a_title_above_the_header_is_told(here, title):
+@pytest.mark.parametrize("title", ["Purchases of 2020", "Purchases, 2020\n", '"left open'])
+def test_lines_above_the_header_are_left_out(here, capsys, title):
     (here / "f.csv").write_text(f"{title}\nuser,item,time\n" + "1,2,1500000000\n" * 30)
+    result = found(capsys, "f.csv")
+    assert result["csv"]["skip_rows"] == 1 + title.count("\n")
+    assert columns(result) == {"user": "user", "item": "item", "timestamp": "time"}
+    assert n_good(here / "f.yaml") == (30, 30)
+
+
+def test_a_header_that_lacks_a_name_is_told(here):
+    (here / "f.csv").write_text("user,item\n" + "1,2,1500000000\n" * 30)
     with pytest.raises(RecsysError, match=r"R208.*begin with its header or a row: 3 fields"):
         understand(["f.csv"], "interactions")
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recsys.check.report import Report, Side
+from recsys.check.report import Report
 from recsys.check.shown import shown
+from recsys.check.sides import Side
 from recsys.config import CsvFormat, Feature, Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.files import is_remote
 
@@ -38,10 +39,16 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
     yield from _split(report)
     yield "  interactions:"
     yield from _source(config, folder)
+    if config.explode is not None:
+        events = config.explode.model_dump(exclude_none=True)
+        yield f"    explode: {_value(events)}  # A row holds a list of events."
     yield "    columns:"
     for role, found in report.roles.found.items():
         yield f"      {role}: {_value(found.column)}  # {shown(found.reason, 90)}"
     yield from _order(report, config, folder)
+    if config.weight_scale != "linear":
+        yield "    # Counts: a few are so large that they would drown the others."
+        yield f"    weight_scale: {config.weight_scale}"
     if config.positive_at_least is not None:
         rating = report.profiles[report.roles.found["rating"].column]
         yield f"    # Ratings go from {rating.lowest:g} to {rating.highest:g}: say what likes are."
@@ -67,7 +74,10 @@ def _order(report: Report, config: InteractionsConfig, folder: Path) -> Iterator
     if config.eval_files:
         yield f"    eval_files: {_value(_relative(config.eval_files, folder))}"
     if config.columns.timestamp is not None:
-        yield f"    timestamp_unit: {config.timestamp_unit}"
+        if config.timestamp_format is None:
+            yield f"    timestamp_unit: {config.timestamp_unit}"
+        else:
+            yield f"    timestamp_format: {_value(config.timestamp_format)}"
     elif config.order is not None:
         yield f"    order: {config.order}"
 
@@ -117,6 +127,8 @@ def _feature(feature: Feature) -> str:
     keys: dict[str, Any] = {"name": feature.name, "column": feature.column, "kind": feature.kind}
     if feature.kind == "categories":
         keys["separator"] = feature.separator
+    if feature.format is not None:
+        keys["format"] = feature.format
     return _value(keys)
 
 

@@ -1,4 +1,4 @@
-"""What a run would do with the rows: which it rejects, and how many are duplicates."""
+"""What a run would do with the rows: which it rejects, and which are duplicates."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from recsys.check.profile import Advance
 from recsys.config import InteractionsConfig
-from recsys.data.event_times import time_columns
+from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
 from recsys.data.farmhash import fingerprints
-from recsys.data.interactions import PART, interaction_columns, parse_interactions
+from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
 from recsys.data.sources.files import held_out_files
 from recsys.data.sources.pieces import plan_pieces, read_piece
 
-_MOST_KEYS = 1 << 24
+_MOST_KEYS = 1 << 25
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -25,28 +25,49 @@ class Findings:
     """What became of the rows.
 
     Attributes:
-        n_read: Rows.
-        n_good: Good ones, duplicates among them.
-        n_positive: Positives among the good ones.
+        n_read: Rows; events where a row holds a list of them.
+        n_empty: Rows whose list of events is empty, which are not among the read ones.
         rejected: How many rows break each rule.
         examples: Line and text of the first row that breaks each rule.
         first: Earliest good time [seconds since 1970, UTC].
         last: Latest good time.
+        n_known: Rows, of those that aren't rejected, whose item or user the catalogue has,
+            by the name of the catalogue.
     """
 
     n_read: int = 0
-    n_good: int = 0
-    n_positive: int = 0
+    n_empty: int = 0
     rejected: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: dict[str, tuple[str, int, str]] = dataclasses.field(default_factory=dict)
     first: int | None = None
     last: int | None = None
-    keys: KeySample = dataclasses.field(default_factory=lambda: KeySample())
+    n_known: dict[str, int] = dataclasses.field(default_factory=dict)
+    keys: Keys = dataclasses.field(default_factory=lambda: Keys())
+
+    @property
+    def n_rejected(self) -> int:
+        """Rows that break a rule."""
+        return sum(self.rejected.values())
+
+    @property
+    def n_duplicates(self) -> int:
+        """Rows that repeat an earlier one; nearly, if there are very many rows."""
+        return self.keys.n_rows - self.keys.count()[0]
+
+    @property
+    def n_good(self) -> int:
+        """Rows that a run keeps: neither rejected nor duplicates."""
+        return self.keys.count()[0]
+
+    @property
+    def n_positive(self) -> int:
+        """Positives among the good rows."""
+        return self.keys.count()[1]
 
     @property
     def duplicate_share(self) -> float:
-        """Share of the good rows that repeat an earlier one [0..1]."""
-        return self.keys.repeated_share()
+        """Share of the rows that aren't rejected that repeat an earlier one [0..1]."""
+        return self.n_duplicates / max(1, self.keys.n_rows)
 
     def add_letters(self, letters: pa.RecordBatch) -> None:
         """Counts dead letters."""
@@ -58,14 +79,9 @@ class Findings:
                 row = {name: letters.column(name)[at].as_py() for name in ("file", "line", "row")}
                 self.examples[reason] = (row["file"], row["line"], row["row"])
 
-    def add_rows(self, rows: pa.RecordBatch) -> None:
-        """Counts good rows."""
-        if not rows.num_rows:
-            return
-        self.n_good += rows.num_rows
-        self.n_positive += pc.sum(rows.column("label")).as_py()
-        self.keys.add(rows)
-        if "timestamp" not in rows.schema.names:
+    def add_times(self, rows: pa.RecordBatch) -> None:
+        """Widens the span of times by those of good rows, if they have times."""
+        if not rows.num_rows or "timestamp" not in rows.schema.names:
             return
         ends = pc.min_max(rows.column("timestamp"))
         low, high = ends["min"].as_py(), ends["max"].as_py()
@@ -73,44 +89,83 @@ class Findings:
         self.last = high if self.last is None else max(self.last, high)
 
 
-class KeySample:
-    """Keys of rows as hashes: all of them, or a sample by hash where they are very many."""
+class Keys:
+    """Keys of rows as hashes, and whether each is a positive: all, or a sample of very many."""
 
     def __init__(self) -> None:
+        self.n_rows = 0
         self._hashes: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
         self._n_kept = 0
         self._shift = np.uint64(0)
+        self._counted: tuple[int, int] | None = None
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Adds the keys of rows."""
-        more = [name for name in ("event", PART.name) if name in rows.schema.names]
-        names = ["user_id", "item_id", *more]
+    @property
+    def is_exact(self) -> bool:
+        """Whether all rows are counted, and not a sample."""
+        return not self._shift
+
+    def add(self, rows: pa.RecordBatch, keys: list[str]) -> None:
+        """Adds the keys of rows, in their order."""
         key = np.zeros(rows.num_rows, np.uint64)
-        for time in time_columns(rows.schema.names):
-            key = rows.column(time).to_numpy().view(np.uint64)
-        for name in names:
-            key = (key ^ fingerprints(rows.column(name))) * _ODD
+        for name in keys:
+            column = rows.column(name)
+            is_text = pa.types.is_string(column.type)
+            code = fingerprints(column) if is_text else column.to_numpy().view(np.uint64)
+            key = (key ^ code) * _ODD
             key ^= key >> np.uint64(29)
-        self._hashes.append(self._sampled(key))
-        self._n_kept += len(self._hashes[-1])
-        if self._n_kept > _MOST_KEYS:
+        is_label = "label" in rows.schema.names
+        labels = rows.column("label").to_numpy() == 1 if is_label else np.ones(len(key), bool)
+        self.n_rows += rows.num_rows
+        self._counted = None
+        self._keep([key], [labels])
+        while self._n_kept > _MOST_KEYS:
             self._shift += np.uint64(1)
-            self._hashes = [self._sampled(np.concatenate(self._hashes))]
-            self._n_kept = len(self._hashes[0])
+            hashes, flags, self._hashes, self._labels = self._hashes, self._labels, [], []
+            self._n_kept = 0
+            self._keep(hashes, flags)
 
-    def _sampled(self, key: np.ndarray) -> np.ndarray:
-        return key[key & ((np.uint64(1) << self._shift) - np.uint64(1)) == 0]
+    def _keep(self, hashes: list[np.ndarray], labels: list[np.ndarray]) -> None:
+        for key, label in zip(hashes, labels, strict=True):
+            is_kept = key & ((np.uint64(1) << self._shift) - np.uint64(1)) == 0
+            self._hashes.append(key[is_kept])
+            self._labels.append(label[is_kept])
+            self._n_kept += int(is_kept.sum())
 
-    def repeated_share(self) -> float:
-        """Returns the share of keys that stand behind an equal one [0..1]."""
-        if not self._n_kept:
-            return 0.0
-        n_distinct = len(np.unique(np.concatenate(self._hashes)))
-        return 1.0 - n_distinct / self._n_kept
+    def count(self) -> tuple[int, int]:
+        """Returns the rows without duplicates, and the positives among them."""
+        if self._counted is None:
+            hashes = np.concatenate([np.zeros(0, np.uint64), *self._hashes])
+            labels = np.concatenate([np.zeros(0, bool), *self._labels])
+            first = np.unique(hashes, return_index=True)[1]
+            scale = self.n_rows / max(1, len(hashes))
+            self._counted = round(scale * len(first)), round(scale * int(labels[first].sum()))
+        return self._counted
+
+
+class Ids:
+    """The ids of a catalogue, as hashes."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+
+    def add(self, ids: pa.Array) -> None:
+        """Adds ids `[n]`."""
+        self._parts.append(fingerprints(ids))
+
+    def count_known(self, ids: pa.Array) -> int:
+        """Returns how many of ids `[n]` the catalogue has."""
+        if len(self._parts) != 1:
+            self._parts = [np.unique(np.concatenate([np.zeros(0, np.uint64), *self._parts]))]
+        return int(np.isin(fingerprints(ids), self._parts[0]).sum())
 
 
 def try_rows(
-    config: InteractionsConfig, now: int, sample: int | None, advance: Advance
+    config: InteractionsConfig,
+    now: int,
+    sample: int | None,
+    advance: Advance,
+    known: dict[str, Ids] | None = None,
 ) -> Findings:
     """Reads interactions as a run would.
 
@@ -119,15 +174,43 @@ def try_rows(
         now: The time [seconds since 1970, UTC].
         sample: Rows to read; `None`: all.
         advance: Told of what was read.
+        known: The ids of the catalogues, by `items` and `users`.
     """
-    findings, held_out = Findings(), held_out_files(config, "interactions")
+    findings = Findings()
+    held_out = held_out_files(config, "interactions")
     for piece in plan_pieces(config, "interactions", interaction_columns(config)):
         for batch in read_piece(piece):
             rows, letters = parse_interactions(batch, config, now, piece.file_index, held_out)
             findings.n_read += batch.n_read
-            findings.add_rows(rows)
+            findings.n_empty += batch.n_empty
+            findings.keys.add(rows, duplicate_keys(rows.schema.names))
+            findings.add_times(rows)
             findings.add_letters(letters)
+            for what, ids in (known or {}).items():
+                n_known = ids.count_known(rows.column(f"{what[:-1]}_id"))
+                findings.n_known[what] = findings.n_known.get(what, 0) + n_known
             if sample is not None and findings.n_read >= sample:
                 return findings
         advance(piece.n_bytes)
     return findings
+
+
+def try_entities(what: str, config: EntityConfig, sample: int | None) -> tuple[Findings, Ids]:
+    """Reads items or users as a run would; returns their ids too.
+
+    Args:
+        what: `items` or `users`.
+        config: Which column holds what.
+        sample: Rows to read; `None`: all.
+    """
+    findings, ids = Findings(), Ids()
+    for piece in plan_pieces(config, what, raw_columns(config)):
+        for batch in read_piece(piece):
+            rows, letters = parse_entities(batch, config, piece.file_index)
+            findings.n_read += batch.n_read
+            findings.keys.add(rows, [id_column(config)])
+            findings.add_letters(letters)
+            ids.add(rows.column(id_column(config)))
+            if sample is not None and findings.n_read >= sample:
+                return findings, ids
+    return findings, ids

@@ -5,25 +5,29 @@ from __future__ import annotations
 import re
 
 _WORDS = {
-    "user": "user users uid userid customer customers client visitor account member reviewer "
-    "buyer shopper subscriber viewer listener reader person customerid visitorid clientid",
-    "item": "item items iid itemid product products movie movies film song track article asin sku "
-    "isbn book video listing content offer game app artist business recipe productid movieid "
+    "user": "session sessionid sid user users uid userid customer customers client visitor "
+    "account member reviewer buyer shopper subscriber viewer listener reader person "
+    "customerid visitorid clientid",
+    "item": "item items iid itemid aid product products movie movies film song track article asin "
+    "sku isbn book video listing content offer game app artist business recipe productid movieid "
     "movieid articleid anime show post hotel restaurant place venue",
     "timestamp": "timestamp time ts date datetime day created at when unixtime unix moment",
     "rating": "rating ratings score stars star overall grade",
-    "weight": "weight quantity qty plays playcount count",
+    "weight": "weight quantity qty plays playcount listens listencount count counts",
     "event": "event action behavior behaviour type interaction",
     "id": "id key code no number",
     "title": "title name label",
 }
 _ROLES = {role: frozenset(words.split()) for role, words in _WORDS.items()}
+RECBOLE_TYPE = re.compile(r":(token|token_seq|float|float_seq)$")
+"""What RecBole's atomic files write behind the names of columns."""
+_SESSION = {"session", "sessionid", "sid"}
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+")
 
 
 def words_of(name: str) -> list[str]:
     """Returns the words of a name: `event.userId` → event, user, id."""
-    return [word.lower() for word in _PARTS.findall(name)]
+    return [word.lower() for word in _PARTS.findall(RECBOLE_TYPE.sub("", name))]
 
 
 def role_words(name: str) -> set[str]:
@@ -38,6 +42,8 @@ def name_score(name: str, role: str) -> int:
     words, known = words_of(name), _ROLES[role]
     if not words:
         return 0
+    if role == "user" and _SESSION & {words[0], "".join(words)}:
+        return 3  # Where there are users too, a session is none.
     if "".join(words) in known or (len(words) == 1 and words[0] in known):
         return 4
     is_id = words[-1] in _ROLES["id"]

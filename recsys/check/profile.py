@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.check.dialect import Understood
+from recsys.check.names import name_score
+from recsys.check.times import find_formats, find_unit
 from recsys.config import TimestampUnit
 from recsys.data.farmhash import fingerprints
-from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids, to_numbers, to_times
 
@@ -24,8 +25,9 @@ _EXACT = 1 << 20
 _KEPT = 1 << 16
 _MOST_VALUES = 200
 _EXAMPLES = 3
-_LATER_THAN = 788_918_400
-"""1995 [seconds since 1970]: numbers from here to now are seldom anything but times."""
+_SAMPLE = 2000
+_URL = r"^\s*(https?://|www\.)\S+$"
+_ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
 
 
 @dataclasses.dataclass
@@ -38,13 +40,17 @@ class Profile:
         n_rows: Rows.
         n_null: Rows without a value.
         distinct: Counts different values.
-        unit: The one unit in which nearly all values are times.
+        unit: The unit in which values are times.
+        time_formats: The formats in which text is times; several that can't be told apart.
         lowest: Least number, or time where there is a unit [seconds since 1970].
         highest: Greatest of them.
         values: Values and how often they were seen, while there are few different ones.
         examples: A few values.
         n_characters: Characters of all values.
-        separators: Rows that hold `|`, `;` or `,`, by separator.
+        n_runs: Runs of equal values that stand together.
+        n_urls: Values that are web addresses.
+        n_asins: Values that are Amazon's ids of products, or ISBNs.
+        sample: Some of the different values.
     """
 
     name: str
@@ -60,7 +66,13 @@ class Profile:
     has_all_values: bool = True
     examples: list[str] = dataclasses.field(default_factory=list)
     n_characters: int = 0
-    separators: Counter[str] = dataclasses.field(default_factory=Counter)
+    decimal: str = "."
+    time_formats: tuple[str, ...] = ()
+    n_runs: int = 0
+    n_urls: int = 0
+    n_asins: int = 0
+    sample: list[str] = dataclasses.field(default_factory=list)
+    _last: str | None = None
 
     @property
     def n_values(self) -> int:
@@ -72,6 +84,22 @@ class Profile:
         """Returns whether nearly all values are numbers."""
         return self.kind in ("whole number", "number")
 
+    @property
+    def is_grouped(self) -> bool:
+        """Returns whether equal values stand together, some of them several times."""
+        n = len(self.distinct)
+        return self.n_runs <= 1.01 * n and 1 < n <= 0.8 * self.n_values
+
+    @property
+    def is_url(self) -> bool:
+        """Returns whether values are web addresses."""
+        return self.n_urls > 0.5 * max(1, self.n_values)
+
+    @property
+    def is_asin(self) -> bool:
+        """Returns whether values are Amazon's ids of products, or ISBNs."""
+        return self.n_asins >= 0.9 * max(1, self.n_values)
+
     def add(self, column: pa.Array, now: int) -> None:
         """Adds values `[n]`; the first ones decide the kind."""
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
@@ -81,10 +109,14 @@ class Profile:
         self.n_rows += len(column)
         self.n_null += column.null_count if is_list else ids.null_count
         self._count(ids.drop_null())
-        if self.unit is not None:
-            self._widen(pc.min_max(to_times(column, self.unit)))
+        if self.unit is not None or len(self.time_formats) == 1:
+            self._widen(pc.min_max(self.times(column)))
         elif self.is_number:
-            self._widen(pc.min_max(to_numbers(column).cast(pa.float64())))
+            self._widen(pc.min_max(to_numbers(column, self.decimal).cast(pa.float64())))
+
+    def times(self, column: pa.Array) -> pa.Array:
+        """Returns the times of raw values, by the unit or the format that was found."""
+        return to_times(column, self.unit or "seconds", next(iter(self.time_formats), None))
 
     def _decide(self, column: pa.Array, ids: pa.Array, is_list: bool, now: int) -> None:
         """Tells the kind by the first values."""
@@ -93,23 +125,19 @@ class Profile:
         if is_list:
             self.kind = "list"
             return
-        for unit in UNITS:
-            times = to_times(head, unit)
-            in_time = pc.and_(pc.greater_equal(times, EARLIEST), pc.less_equal(times, now))
-            if (pc.sum(in_time).as_py() or 0) >= 0.9 * n:
-                self.unit = unit
-                recent = pc.greater_equal(times, _LATER_THAN)
-                self.is_recent = (pc.sum(recent).as_py() or 0) >= 0.9 * n
-                break
+        self.unit, self.is_recent = find_unit(head, now)
         if pa.types.is_temporal(column.type) or self.unit == "iso8601":
             self.kind = "time"
             return
-        numbers = to_numbers(head)
+        numbers = to_numbers(head, self.decimal)
         if len(numbers) - numbers.null_count >= 0.9 * n:
             whole = pc.equal(pc.round(numbers), numbers)
             is_whole = pc.all(whole, min_count=0).as_py()
             self.kind = "whole number" if is_whole else "number"
-        else:
+        if self.kind == "empty" or (self.unit is None and name_score(self.name, "timestamp")):
+            self.time_formats = find_formats(pc.unique(ids.slice(0, 20_000).drop_null()))
+            self.kind = "time" if self.time_formats else self.kind
+        if self.kind == "empty":
             self.kind = "text"
 
     def _count(self, values: pa.Array) -> None:
@@ -118,11 +146,15 @@ class Profile:
             new = [v for v in pc.unique(values.slice(0, 1000)).to_pylist()
                    if v not in self.examples]  # fmt: skip
             self.examples += new[: _EXAMPLES - len(self.examples)]
+        self._count_runs(values)
+        self.n_asins += _n_matching(values, _ASIN)
         if self.kind == "text":
             self.n_characters += pc.sum(pc.utf8_length(values)).as_py() or 0
-            for sign in "|;,":
-                holds = pc.sum(pc.match_substring(values, sign)).as_py() or 0
-                self.separators[sign] += holds
+        if self.kind in ("text", "list"):
+            self.n_urls += _n_matching(values, _URL)
+        if len(self.sample) < _SAMPLE:
+            new = pc.unique(values.slice(0, 10 * _SAMPLE)).to_pylist()
+            self.sample = list(dict.fromkeys([*self.sample, *new]))[:_SAMPLE]
         if self.has_all_values:
             for entry in pc.value_counts(values).to_pylist()[: 10 * _MOST_VALUES]:
                 self.values[entry["values"]] += entry["counts"]
@@ -130,11 +162,22 @@ class Profile:
                 self.has_all_values = False
                 self.values.clear()
 
+    def _count_runs(self, values: pa.Array) -> None:
+        if len(values):
+            changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
+            is_new = self._last != values[0].as_py()
+            self.n_runs += (changes.as_py() or 0) + is_new
+            self._last = values[-1].as_py()
+
     def _widen(self, ends: pa.StructScalar) -> None:
         low, high = ends["min"].as_py(), ends["max"].as_py()
         if low is not None:
             self.lowest = low if self.lowest is None else min(self.lowest, low)
             self.highest = high if self.highest is None else max(self.highest, high)
+
+
+def _n_matching(values: pa.Array, pattern: str) -> int:
+    return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
 
 
 class DistinctCount:
@@ -177,7 +220,8 @@ def profile(
     Returns:
         The profile of each column by name, and the rows that could not be placed.
     """
-    profiles = {name: Profile(name) for name in understood.columns}
+    decimal = understood.source.csv.decimal
+    profiles = {name: Profile(name, decimal=decimal) for name in understood.columns}
     n_read = n_lost = 0
     for piece in plan_pieces(understood.source, what, understood.columns):
         for batch in read_piece(piece):

@@ -12,6 +12,8 @@ from recsys.errors import UsageError
 
 NEEDED = ("user", "item", "timestamp")
 OPTIONAL = ("rating", "weight", "event")
+TIME_FORMAT = "timestamp_format"
+"""What `--map` names the format of the times by, where several fit."""
 NO_COLUMN = "none"
 """What `--map timestamp=` names where there are no usable times."""
 _MOST_RATINGS = 21
@@ -55,6 +57,9 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     given = {}
     for word in [part for text in words for part in text.split(",") if part]:
         role, _, column = word.partition("=")
+        if role == TIME_FORMAT and "%" in column:
+            given[role] = column
+            continue
         if (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns:
             given[role] = NO_COLUMN
             continue
@@ -73,21 +78,21 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
 
 
 def find_roles(
-    profiles: Mapping[str, Profile], given: Mapping[str, str], item_hint: Mapping[str, str]
+    profiles: Mapping[str, Profile], given: Mapping[str, str], hints: Mapping[str, Role]
 ) -> Roles:
     """Returns the columns of interactions by role.
 
     Args:
         profiles: The columns.
         given: Roles that were said.
-        item_hint: Column of the items' ids that the catalogue speaks for, and why; empty
-            without a catalogue.
+        hints: Columns of the ids that catalogues speak for, by role.
     """
     found = {
         role: Role(column, "as said by --map")
         for role, column in given.items()
-        if (role, column) != ("timestamp", NO_COLUMN) or column in profiles
+        if column in profiles
     }
+    found |= {role: hint for role, hint in hints.items() if role not in given}
     undecided: dict[str, str] = {}
     options: dict[str, str] = {}
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):
@@ -95,21 +100,33 @@ def find_roles(
             continue
         free = [one for one in profiles.values() if one.name not in _taken(found)]
         fitting = [one for one in free if _fits(one, role)]
-        if role == "item" and len(item_hint) == 1 and next(iter(item_hint)) in _names(fitting):
-            column = next(iter(item_hint))
-            found[role] = Role(column, item_hint[column])
-            continue
         best = _best(fitting, role)
+        blocks = _user_of_blocks(fitting) if role in ("item", "user") and not best else None
+        if blocks is not None:
+            found["user"] = blocks
+            rest = [one for one in fitting if one.name != blocks.column]
+            best = rest if role == "item" and len(rest) == 1 else []
         if len(best) == 1:
             found[role] = Role(best[0].name, _reason(best[0], role))
+            _tell_formats(best[0], role, undecided, options)
         elif role == "timestamp" and not fitting and not _names_a_time(free):
             continue
-        elif role in NEEDED:
+        elif role in NEEDED and role not in found:
             undecided[role] = _open(role, best, fitting)
             names = [one.name for one in best or fitting] or ["COLUMN"]
             options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
     in_order = {role: found[role] for role in (*NEEDED, *OPTIONAL) if role in found}
     return Roles(in_order, undecided, options)
+
+
+def _tell_formats(
+    one: Profile, role: str, undecided: dict[str, str], options: dict[str, str]
+) -> None:
+    """Says where several formats fit the times equally well."""
+    if role == "timestamp" and len(one.time_formats) > 1:
+        formats = " or ".join(one.time_formats)
+        undecided[role] = f"timestamp: {shown(one.name)} may be {formats}: no value tells which"
+        options[role] = f"'{TIME_FORMAT}={one.time_formats[0]}'"
 
 
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
@@ -118,12 +135,16 @@ def _names_a_time(profiles: Sequence[Profile]) -> bool:
     return any(name_score(one.name, "timestamp") >= 2 for one in filled)
 
 
+def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
+    """Returns the user of files without names that go through one user after the other."""
+    is_first = bool(fitting) and all(_is_nameless(one) for one in fitting)
+    if is_first and [one for one in fitting if one.is_grouped] == [fitting[0]]:
+        return Role(fitting[0].name, "the first column; its equal values stand together")
+    return None
+
+
 def _taken(found: Mapping[str, Role]) -> set[str]:
     return {role.column for role in found.values()}
-
-
-def _names(profiles: Sequence[Profile]) -> list[str]:
-    return [one.name for one in profiles]
 
 
 def _fits(one: Profile, role: str) -> bool:
@@ -133,6 +154,8 @@ def _fits(one: Profile, role: str) -> bool:
     if role == "timestamp":
         speaks = name_score(one.name, "timestamp") > 0
         is_id = role_words(one.name) & {"user", "item"}
+        if one.time_formats:
+            return True
         return one.unit is not None and (speaks or (one.is_recent and not is_id))
     if role == "rating":
         return one.is_number and (
@@ -168,6 +191,9 @@ def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
     """Returns the columns that speak most for a role; one alone is it."""
     if len(fitting) == 1 and (role in ("timestamp", "rating") or _is_nameless(fitting[0])):
         return list(fitting)
+    products = [one for one in fitting if _is_nameless(one) and one.is_asin]
+    if role == "item" and len(products) == 1:
+        return products
     scores = [name_score(one.name, role) for one in fitting]
     top = max(scores, default=0)
     if top < (1 if role in ("timestamp", "rating") else 2):
@@ -177,8 +203,11 @@ def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
 
 def _reason(one: Profile, role: str) -> str:
     named = f"its name says {role}" if name_score(one.name, role) else "the only column that fits"
+    if role == "item" and _is_nameless(one) and one.is_asin:
+        return "its values are ASINs or ISBNs"
     if role == "timestamp":
         what = "times" if one.kind == "time" else f"times in {one.unit}"
+        what = f"times as {one.time_formats[0]}" if one.time_formats else what
         return f"{named}; its values are {what}"
     if role == "rating":
         return f"{named}; {len(one.distinct)} different numbers"

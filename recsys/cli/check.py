@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recsys.check.config_text import config_text
+from recsys.check.findings import Findings
 from recsys.check.report import Report, look
 from recsys.cli.check_view import show_report
 from recsys.config_file import load_config
@@ -135,16 +136,13 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
             role: {"column": found.column, "reason": found.reason}
             for role, found in report.roles.found.items()
         },
+        "explode": understood.source.explode.model_dump() if understood.source.explode else None,
         "timestamp_unit": report.config.timestamp_unit if report.config else None,
+        "timestamp_format": report.config.timestamp_format if report.config else None,
         "split": report.split.split if report.split else None,
         "split_reason": report.split.reason if report.split else None,
         "order": report.config.ordered_by if report.config else None,
-        "rows": findings.n_read if findings else None,
-        "good": findings.n_good if findings else None,
-        "positives": findings.n_positive if findings else None,
-        "rejected": findings.rejected if findings else None,
-        "rejected_examples": findings.examples if findings else None,
-        "duplicate_share": findings.duplicate_share if findings else None,
+        **_findings_json(findings),
         "first": findings.first if findings else None,
         "last": findings.last if findings else None,
         **{
@@ -153,12 +151,31 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
                 "title": side.title.column if side.title else None,
                 "features": [feature.model_dump(mode="json") for feature in side.features],
                 "left_out": side.left_out,
+                **_findings_json(side.findings),
+                "interactions_known": findings.n_known.get(what) if findings else None,
             }
             for what, side in report.sides.items()
         },
         "undecided": report.undecided,
         "try": command if report.undecided else None,
         "config": str(written) if written else None,
+    }
+
+
+def _findings_json(findings: Findings | None) -> dict[str, Any]:
+    if findings is None:
+        names = ("rows", "good", "positives", "rejected", "rejected_examples", "duplicates")
+        return dict.fromkeys((*names, "duplicates_are_exact", "duplicate_share", "empty_lists"))
+    return {
+        "rows": findings.n_read,
+        "good": findings.n_good,
+        "positives": findings.n_positive,
+        "rejected": findings.rejected,
+        "rejected_examples": findings.examples,
+        "duplicates": findings.n_duplicates,
+        "duplicates_are_exact": findings.keys.is_exact,
+        "duplicate_share": findings.duplicate_share,
+        "empty_lists": findings.n_empty,
     }
 
 

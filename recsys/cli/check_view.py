@@ -13,11 +13,15 @@ from rich.text import Text
 
 from recsys.check.findings import Findings
 from recsys.check.profile import Profile
-from recsys.check.report import Report, Side
+from recsys.check.report import Report
 from recsys.check.shown import shown
+from recsys.check.sides import Side
+from recsys.config import GateConfig
 
 _WIDTH = 110  # Where no terminal says its own.
 _NAME = 28
+_NEARLY_ALL = 0.9
+_MOST_REJECTED = GateConfig().max_rejected_share
 
 
 def show_report(report: Report, written: Path | None, command: str, *, is_sample: bool) -> None:
@@ -39,6 +43,8 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
         _show_side(console, what, side)
     if report.findings is not None:
         _show_findings(console, report.findings)
+        for what, side in report.sides.items():
+            _show_side_findings(console, what, side, report.findings)
     if report.split is not None and report.split.split != "time":
         text = f"Split: {report.split.split}, because: {report.split.reason}."
         console.print(Text(text, "yellow"), soft_wrap=True)
@@ -114,18 +120,46 @@ def _show_side(console: Console, what: str, side: Side) -> None:
 
 
 def _show_findings(console: Console, found: Findings) -> None:
-    n_rejected = found.n_read - found.n_good
-    share = n_rejected / max(1, found.n_read)
     span = ""
     if found.first is not None and found.last is not None:
         span = f", from {_day(found.first)} to {_day(found.last)}"
-    console.print(
-        Text(
-            f"A run would read {found.n_read:,} rows{span}: {found.n_good:,} good, of which "
-            f"{found.n_positive:,} positives and {found.duplicate_share:.2%} duplicates; "
-            f"{n_rejected:,} rejected ({share:.2%})."
-        )
+    empty = f" {found.n_empty:,} lists are empty." if found.n_empty else ""
+    text = (
+        f"A run would read {found.n_read:,} rows{span}: {found.n_good:,} good, of which "
+        f"{found.n_positive:,} positives; {_left_out(found)}.{empty}"
     )
+    console.print(Text(text), soft_wrap=True)
+    if not found.keys.is_exact:
+        console.print(Text("Duplicates are counted in a sample, and nearly right.", "yellow"))
+    _show_rejected(console, found)
+
+
+def _left_out(found: Findings) -> str:
+    share = found.n_rejected / max(1, found.n_read)
+    return f"{found.n_duplicates:,} duplicates and {found.n_rejected:,} rejected ({share:.2%})"
+
+
+def _show_side_findings(console: Console, what: str, side: Side, events: Findings) -> None:
+    found = side.findings
+    if found is None:
+        return
+    n_known, n_events = events.n_known.get(what, 0), events.keys.n_rows
+    line = (
+        f"{what.capitalize()}: {found.n_good:,} of {found.n_read:,} rows good; {_left_out(found)}."
+    )
+    known = f" They have {n_known / max(1, n_events):.2%} of the interactions' {what}."
+    is_odd = n_known < _NEARLY_ALL * n_events
+    console.print(Text(line + known, "yellow" if is_odd else ""), soft_wrap=True)
+    _show_rejected(console, found)
+
+
+def _show_rejected(console: Console, found: Findings) -> None:
+    if found.n_rejected > _MOST_REJECTED * found.n_read:
+        text = (
+            "That is more than data.gate.max_rejected_share: a run would stop. Mend the data, or"
+            " raise it."
+        )
+        console.print(Text(text, "bold red"), soft_wrap=True)
     if not found.rejected:
         return
     table = Table(title=Text("Rejected"), title_justify="left", title_style="bold")

@@ -57,6 +57,24 @@ class SourceConfig(Strict):
     """How the rows of CSV files are written."""
 
 
+class ListOfEvents(Strict):
+    """A column that holds a list of events: one row is a user's, or a session's."""
+
+    column: str
+    """The column. In `interactions.columns` its own name stands for an event that is a plain
+    value, `column.field` for a field of one that is an object."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """What stands between the events of a text; `null`: the column holds lists. The last column
+    of CSV that is split at `csv.delimiter` is the rest of the line."""
+
+
+class EventSource(SourceConfig):
+    """Files of events, and how they are written."""
+
+    explode: ListOfEvents | None = None
+    """The column with the events, where a row holds a list of them; `null`: a row is an event."""
+
+
 class InteractionColumns(Strict):
     """Which column of the raw file holds what; `a.b` is the field `b` in the JSON object `a`."""
 
@@ -77,21 +95,10 @@ class InteractionColumns(Strict):
     """Column that names the part of a row, as `train` or `test`, for `split: given`."""
 
 
-class ListOfEvents(Strict):
-    """A column that holds a list of events: one row is a user's, or a session's."""
-
-    column: str
-    """The column. In `interactions.columns` its own name stands for an event that is a plain
-    value, `column.field` for a field of one that is an object."""
-    separator: Annotated[str, Field(min_length=1)] | None = None
-    """What stands between the events of a text; `null`: the column holds lists. The last column
-    of CSV that is split at `csv.delimiter` is the rest of the line."""
-
-
 TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601"]
 
 
-class InteractionsConfig(SourceConfig):
+class InteractionsConfig(EventSource):
     """The interactions: who did what to which item, and when."""
 
     files: Files = ()
@@ -101,8 +108,6 @@ class InteractionsConfig(SourceConfig):
     asked anew in each run."""
     columns: InteractionColumns
     """Which column holds what."""
-    explode: ListOfEvents | None = None
-    """The column with the events, where a row holds a list of them; `null`: a row is an event."""
     context: tuple[str, ...] = ()
     """More columns to keep in the examples, where they are validated."""
     timestamp_unit: TimestampUnit = "seconds"

@@ -238,10 +238,13 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     Returns:
         The rows kept, and how many were dropped.
     """
+    return keep_first(table, duplicate_keys(table.column_names))
+
+
+def duplicate_keys(columns: Collection[str]) -> list[str]:
+    """Returns which of the columns of interactions make two rows duplicates."""
     more = (TIME.name, PLACE.name, "event", PART.name)
-    keys = [name for name in more if name in table.column_names]
-    kept, n_dropped = keep_first(table, ["user_id", "item_id", *keys])
-    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
+    return ["user_id", "item_id", *(name for name in more if name in columns)]
 
 
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:

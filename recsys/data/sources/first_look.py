@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from recsys.config import CsvFormat, InteractionsConfig, SourceConfig
+from recsys.config import CsvFormat, EventSource, SourceConfig
 from recsys.data.sources import parquet_source, tfrecord
 from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable
@@ -71,7 +71,7 @@ def _look_at(source: SourceConfig, columns: tuple[str, ...], file: SourceFile) -
         stop=file.size,
         first=1,
         n_bytes=n_bytes,
-        explode=source.explode if isinstance(source, InteractionsConfig) else None,
+        explode=source.explode if isinstance(source, EventSource) else None,
     )
     if format_ == "csv":
         return dataclasses.replace(head, names=_check_csv(head))

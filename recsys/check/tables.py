@@ -1,0 +1,242 @@
+"""How a table of text is written, told by evidence over its first lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from recsys.check.names import RECBOLE_TYPE, name_score, role_words
+from recsys.check.shown import shown
+from recsys.config import CsvFormat, ListOfEvents
+from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
+from recsys.errors import RecsysError
+
+_LINES = 500
+_LINES_OF_A_ROW = 20
+_MOST_ABOVE = 50
+_NEARLY_ALL = 0.95
+_DELIMITERS = (",", "\t", ";", "|", "::")
+_ISO_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d(?!\d)")
+_ID = re.compile(r"[\w.:-]{1,64}")
+_LIST = "items"
+_COMMA, _POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d+\s*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """How a table is written.
+
+    Attributes:
+        csv: What reads its rows.
+        names: Names of its columns, in their order.
+        evidence: What was seen, a sentence each.
+        explode: The column that holds a list of events, if one surely does.
+        types: Types of columns that the header tells, as RecBole writes them.
+    """
+
+    csv: CsvFormat
+    names: list[str]
+    evidence: list[str]
+    explode: ListOfEvents | None = None
+    types: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def understand_table(path: str, text: bytes, encoding: str) -> Table:
+    """Returns how a text is written as a table.
+
+    Args:
+        path: Its file, for errors.
+        text: Its start, UTF-8.
+        encoding: The encoding of the file.
+
+    Raises:
+        RecsysError: It is no table.
+    """
+    lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
+    numbered = [(at, line) for at, line in enumerate(lines) if line][:_LINES]
+    ragged = _ragged([line for _, line in numbered], encoding)
+    if ragged is not None:
+        return ragged
+    share, width, dialect = _best_dialect([line for _, line in numbered])
+    if width < 2 or share < 0.5:
+        raise _no_table(path, numbered[0][1])
+    n_above = _rows_above([line for _, line in numbered], width, dialect)
+    if n_above is None:
+        raise _no_start(path, numbered[0][1], width)
+    skip_rows = numbered[n_above][0] if n_above else 0
+    rows = _rows([line for _, line in numbered[n_above:]], dialect)
+    fitting = [row for row in rows if len(row) == width]
+    types = _recbole_types(rows[0])
+    has_header, why = (True, "header: names with types") if types else _header(fitting, rows[0])
+    above = _rows([line for _, line in numbered[:n_above]], dialect)
+    if above and not has_header and any(_is_name(name) for name in above[-1]):
+        raise _no_start(path, numbered[0][1], width)  # A header that lacks a name.
+    names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
+    decimal = _decimal(fitting[has_header:], dialect)
+    csv = CsvFormat(
+        delimiter=dialect.delimiter,
+        quote=dialect.quote or None,
+        names=() if has_header else tuple(names),
+        encoding=encoding,
+        decimal=decimal,
+        skip_rows=skip_rows,
+    )
+    evidence = [
+        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
+    ]
+    if any('"' in line for _, line in numbered):
+        evidence.append("quotes around fields" if dialect.quote else "quotes are text")
+    if skip_rows:
+        evidence.append(f"{skip_rows} line(s) above the table are left out")
+    if decimal == ",":
+        evidence.append("numbers have a comma before their decimals")
+    return Table(csv, names, [*evidence, why], types=types)
+
+
+def _best_dialect(lines: Sequence[str]) -> tuple[float, int, Dialect]:
+    """Returns the share of rows that fit, their fields, and the dialect that fits most."""
+    scored = []
+    for delimiter in _DELIMITERS:
+        quoted, plain = (_fit(_rows(lines, Dialect(delimiter, quote))) for quote in ('"', ""))
+        # Without quotes more fields may come out: quotes are none only where they don't fit.
+        is_quoted = round(quoted[0], 2) >= round(plain[0], 2) and quoted[1] > 1
+        scored.append((*(quoted if is_quoted else plain), delimiter, '"' if is_quoted else ""))
+    best = max(scored, key=lambda one: (one[1] > 1, round(one[0], 2), one[1]))
+    if best[1] < 2 or best[0] < 0.5:
+        # Blanks stand inside of fields too: they are asked last.
+        blank = (*_fit(_rows(lines, Dialect(" ", ""))), " ", "")
+        best = blank if blank[0] >= _NEARLY_ALL else best
+    return best[0], best[1], Dialect(best[2], best[3])
+
+
+def _rows_above(lines: Sequence[str], width: int, dialect: Dialect) -> int | None:
+    """Returns how many lines stand above the first three rows that fit; `None`: too many."""
+    for at in range(min(_MOST_ABOVE, len(lines))):
+        rows = _rows(lines[at : at + 3 * _LINES_OF_A_ROW], dialect)[:3]
+        if all(len(row) == width for row in rows):
+            return at
+    return None
+
+
+def _ragged(lines: Sequence[str], encoding: str) -> Table | None:
+    """Returns the table of lines that are a user and all its items; `None` of others."""
+    for delimiter in (" ", "\t", ",", ";", "|"):
+        rows = [line.strip().split(delimiter) for line in lines]
+        widths = Counter(len(row) for row in rows)
+        is_list = (
+            len(rows) >= 3
+            and widths.most_common(1)[0][1] <= 0.9 * len(rows)
+            and len({row[0] for row in rows}) == len(rows)
+            and all(_ID.fullmatch(field) for row in rows for field in row)
+            and len({field.isdecimal() for row in rows for field in row[1:]}) == 1
+        )
+        if is_list:
+            csv = CsvFormat(
+                delimiter=delimiter, quote=None, names=("user", _LIST), encoding=encoding
+            )
+            evidence = (
+                f"a list on each line: {delimiter!r} between {min(widths)} to {max(widths)}"
+                " fields, of which the first is another one each time"
+            )
+            events = ListOfEvents(column=_LIST, separator=delimiter)
+            return Table(csv, ["user", _LIST], [evidence], events)
+    return None
+
+
+def _recbole_types(names: Sequence[str]) -> dict[str, str]:
+    """Returns the types that names of columns end in; none if a name has none."""
+    found = {name: RECBOLE_TYPE.search(name) for name in names}
+    if not all(found.values()):
+        return {}
+    return {name: match[1] for name, match in found.items() if match}
+
+
+def _decimal(rows: Sequence[Sequence[str]], dialect: Dialect) -> Literal[".", ","]:
+    """Returns what stands before the decimals of numbers.
+
+    A comma before three digits alone may as well stand between thousands.
+    """
+    fields = [field for row in rows for field in row]
+    commas = [field for field in fields if _COMMA.fullmatch(field)]
+    n_points = sum(1 for field in fields if _POINT.fullmatch(field))
+    is_decimal = any(len(field.strip().partition(",")[2]) != 3 for field in commas)
+    if dialect.delimiter != "," and is_decimal and len(commas) > n_points:
+        return ","
+    return "."
+
+
+def _no_table(path: str, line: str) -> RecsysError:
+    return RecsysError(
+        "R208",
+        f"{path!r} must be a table: most of its lines must have as many fields.",
+        "Convert it to CSV, or write its config by hand: docs/data.md.",
+        shown(line),
+    )
+
+
+def _no_start(path: str, line: str, width: int) -> RecsysError:
+    return RecsysError(
+        "R208",
+        f"{path!r} must begin with its header or a row: {width} fields, as most have.",
+        "Delete what stands above the table, or mend its first line.",
+        shown(line),
+    )
+
+
+def _rows(lines: Sequence[str], dialect: Dialect) -> list[list[str]]:
+    """Returns the fields of rows, over several lines where quotes say so; none of an open one."""
+    rows: list[list[str]] = []
+    at = 0
+    while at < len(lines):
+        stops = range(at + 1, min(at + _LINES_OF_A_ROW, len(lines)) + 1)
+        texts = ("\n".join(lines[at:stop]) for stop in stops)
+        row = next((text for text in texts if not is_open(text, dialect)), None)
+        rows.append([] if row is None else split_fields(row, dialect))
+        at += 1 if row is None else 1 + row.count("\n")
+    return rows
+
+
+def _fit(rows: Sequence[Sequence[str]]) -> tuple[float, int]:
+    """Returns the share of rows that have as many fields as most, and how many that are."""
+    counts = Counter(len(row) for row in rows if len(row) > 1)
+    if not counts:
+        return 0.0, 1
+    width, n_rows = counts.most_common(1)[0]
+    return n_rows / len(rows), width
+
+
+def _header(rows: Sequence[Sequence[str]], first: Sequence[str]) -> tuple[bool, str]:
+    """Returns whether the first line names the columns, and why."""
+    if any(_is_number(field) or _ISO_DATE.match(field) for field in first):
+        return False, "no header: the first line has numbers or times"
+    below = rows[1:]
+    others = [row for row in below if row != first]  # Joined files repeat a header whole.
+    repeated = [field for at, field in enumerate(first) if any(row[at] == field for row in others)]
+    n_names = sum(_is_name(field) for field in first if field not in repeated)
+    if n_names < 2:
+        if len(set(first)) < len(first) or not all(field.strip() for field in first):
+            return False, "no header: fields of the first line are empty or alike"
+        if repeated or first in below:
+            again = shown([*repeated, *first][0])
+            return False, f"no header: '{again}' of the first line comes again below"
+    if n_names:
+        return True, "header: its first line has names of columns"
+    if any(_is_number(row[at]) for row in below for at in range(len(first))):
+        return True, "header: numbers stand below its first line, and not in it"
+    return True, "header: what its first line has never comes again below"
+
+
+def _is_name(field: str) -> bool:
+    """Returns whether a text is a name of a column, and no value such as `user6`."""
+    return any(name_score(field, role) >= 2 for role in role_words(field))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,311 @@
+"""`recsys check` on tiny versions of public data sets: a config without a word from anybody."""
+
+import json
+from pathlib import Path
+
+import data_shapes
+import pyarrow as pa
+import pytest
+
+from recsys.cli import main
+from recsys.config_file import load_config
+from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
+from recsys.data.source_check import check_sources
+from recsys.data.sources.pieces import plan_pieces, read_piece
+
+NOW = 1_790_000_000
+
+
+def check(folder, *arguments):
+    """Returns what the command says, and the config that it wrote, if it did."""
+    config = Path(folder) / "config.yaml"
+    with pytest.raises(SystemExit):
+        main(["check", *map(str, arguments), "--out", str(config), "--force", "--json"])
+    return config
+
+
+def roles(result):
+    return {role: found["column"] for role, found in result["roles"].items()}
+
+
+def counted(config):
+    """Returns how many rows the config reads, and how many a run keeps of them."""
+    tables, n_read = [], 0
+    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
+        for batch in read_piece(piece):
+            n_read += batch.n_read
+            tables.append(parse_interactions(batch, config, NOW, piece.file_index)[0])
+    return n_read, drop_duplicates(pa.Table.from_batches(tables))[0].num_rows
+
+
+SHAPES = {
+    "movielens": {
+        "sides": ["items"],
+        "roles": {
+            "user": "userId", "item": "movieId", "timestamp": "timestamp", "rating": "rating",
+        },
+        "split": "time",
+        "items": ("movieId", "title"),
+        "features": {"title": "words", "genres": "categories"},
+        "positive_at_least": 4.0,
+    },
+    "amazon_ratings": {
+        "roles": {"user": "c1", "item": "c2", "timestamp": "c4", "rating": "c3"},
+        "split": "time",
+        "positive_at_least": 4.0,
+    },
+    "amazon_reviews": {
+        "sides": ["items"],
+        "roles": {
+            "user": "user_id", "item": "parent_asin", "timestamp": "timestamp", "rating": "rating",
+        },
+        "split": "time",
+        "unit": "milliseconds",
+        "items": ("parent_asin", "title"),
+        "features": {
+            "title": "words", "average_rating": "category", "features": "categories",
+            "price": "category", "store": "category", "categories": "categories",
+            "details.Brand": "category",
+        },
+        "positive_at_least": 4.0,
+    },
+    "lastfm": {
+        "sides": ["items"],
+        "roles": {"user": "userID", "item": "artistID", "weight": "weight"},
+        "split": "random",
+        "items": ("id", "name"),
+        "features": {"name": "words"},
+        "weight_scale": "log",
+    },
+    "sasrec": {"roles": {"user": "c1", "item": "c2"}, "split": "last_out", "order": "file"},
+    "recbole": {
+        "sides": ["items"],
+        "roles": {
+            "user": "user_id:token", "item": "item_id:token", "timestamp": "timestamp:float",
+            "rating": "rating:float",
+        },
+        "split": "time",
+        "items": ("item_id:token", "movie_title:token_seq"),
+        "features": {
+            "movie_title:token_seq": "words", "release_year:token": "date",
+            "class:token_seq": "categories",
+        },
+        "positive_at_least": 4.0,
+    },
+    "gowalla": {
+        "roles": {"user": "c1", "item": "c5", "timestamp": "c2"},
+        "split": "time",
+        "unit": "iso8601",
+    },
+    "otto": {
+        "roles": {
+            "user": "session", "item": "events.aid", "timestamp": "events.ts",
+            "event": "events.type",
+        },
+        "split": "time",
+        "unit": "milliseconds",
+        "explode": {"column": "events", "separator": None},
+    },
+    "lightgcn": {
+        "roles": {"user": "user", "item": "items"},
+        "split": "given",
+        "explode": {"column": "items", "separator": " "},
+        "empty_lists": 6,
+    },
+    "book_crossing": {
+        "sides": ["items", "users"],
+        "roles": {"user": "User-ID", "item": "ISBN", "rating": "Book-Rating"},
+        "split": "random",
+        "items": ("ISBN", "Book-Title"),
+        "users": ("User-ID", None),
+        "features": {
+            "Book-Title": "words", "Book-Author": "category", "Year-Of-Publication": "date",
+            "Publisher": "category",
+        },
+        "positive_at_least": 8.0,
+        "decimal": ",",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_files_of_a_public_data_set_need_no_word(tmp_path, capsys, name):
+    expected = SHAPES[name]
+    files = getattr(data_shapes, f"write_{name}")(tmp_path)
+    sides = dict(zip(expected.get("sides", []), files[1:], strict=False))
+    events = files[:1] if sides else files
+    words = [word for what, file in sides.items() for word in (f"--{what}", file)]
+    path = check(tmp_path, *events, *words)
+    result = json.loads(capsys.readouterr().out)
+
+    assert result["undecided"] == []
+    assert roles(result) == expected["roles"]
+    assert result["rejected"] == {}
+    assert (result["split"], result["explode"]) == (expected["split"], expected.get("explode"))
+    assert result["empty_lists"] == expected.get("empty_lists", 0)
+    data = load_config(path).data
+    check_sources(data)
+    config = data.interactions
+    order = "time" if "timestamp" in expected["roles"] else expected.get("order", "none")
+    assert (data.split, config.ordered_by) == (expected["split"], order)
+    assert config.timestamp_unit == expected.get("unit", "seconds")
+    assert config.positive_at_least == expected.get("positive_at_least")
+    assert config.weight_scale == expected.get("weight_scale", "linear")
+    assert config.csv.decimal == expected.get("decimal", ".")
+    # What is promised is what a run reads and keeps.
+    assert counted(config) == (result["rows"], result["good"])
+
+    for what in sides:
+        side = result[what]
+        assert (side["id"], side["title"]) == expected[what]
+        assert (side["good"], side["rejected"], side["duplicates"]) == (side["rows"], {}, 0)
+        assert side["interactions_known"] == result["good"]
+    if "items" in sides:
+        features = {one["column"]: one["kind"] for one in result["items"]["features"]}
+        assert features == expected["features"]
+
+
+def test_what_a_header_of_recbole_calls_a_sequence_is_split_at_blanks(tmp_path, capsys):
+    files = data_shapes.write_recbole(tmp_path)
+    path = check(tmp_path, files[0], "--items", files[1])
+    capsys.readouterr()
+    (genres,) = [one for one in load_config(path).data.items.features if one.kind == "categories"]
+    assert (genres.column, genres.separator) == ("class:token_seq", " ")
+
+
+def test_a_test_file_of_lightgcn_is_held_out(tmp_path, capsys):
+    files = data_shapes.write_lightgcn(tmp_path)
+    config = load_config(check(tmp_path, *files)).data.interactions
+    capsys.readouterr()
+    assert Path(str(config.eval_files)).name == "test.txt"
+    assert Path(str(config.files)).name == "train.txt"
+
+
+# --- what decides: the values of ids, and the bulk of times
+
+
+def test_ids_of_a_catalogue_win_over_counts_and_names(tmp_path, capsys):
+    # The counts are all ids of the catalogue too, but don't cover it.
+    rows = [f"{u},{7 * i % 90 + 1},{1 + (u * i) % 30}" for u in range(60) for i in range(90)]
+    (tmp_path / "f.csv").write_text("\n".join(["who,what,item_plays", *rows]) + "\n")
+    catalogue = [f"{i},The thing {i}" for i in range(1, 91)]
+    (tmp_path / "g.csv").write_text("\n".join(["number,label", *catalogue]) + "\n")
+    check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv", "--map", "user=who")
+    result = json.loads(capsys.readouterr().out)
+    assert roles(result)["item"] == "what"
+    assert result["items"]["id"] == "number"
+    assert "100% of its values are in the items' file" in result["roles"]["item"]["reason"]
+
+
+def test_rows_of_catalogues_are_looked_at(tmp_path, capsys):
+    events = [f"u{u},i{i},{1_500_000_000 + 86_400 * u}" for u in range(30) for i in range(10)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    items = [f"i{i},{i}.5" for i in range(8)] + ["i1,7", ",3", "i9", f"{'x' * 2000},3"]
+    (tmp_path / "g.csv").write_text("\n".join(["item,price", *items]) + "\n")
+    check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv")
+    result = json.loads(capsys.readouterr().out)
+    side = result["items"]
+    assert (side["rows"], side["good"], side["duplicates"]) == (12, 8, 1)
+    too_long = "item id over 1024 bytes, or with a NUL"
+    assert side["rejected"] == {"empty item id": 1, "wrong number of fields": 1, too_long: 1}
+    assert side["rejected_examples"]["empty item id"][1] == 11
+    assert side["interactions_known"] == 240
+    with pytest.raises(SystemExit):
+        main(["check", *map(str, (tmp_path / "f.csv", "--items", tmp_path / "g.csv")),
+              "--out", str(tmp_path / "c.yaml")])  # fmt: skip
+    out = capsys.readouterr().out
+    assert "They have 80.00% of the interactions' items" in out
+    assert "a run would stop" in out
+
+
+@pytest.mark.parametrize(
+    ("real", "factor", "unit"),
+    [(1_500_000_000, 1, "seconds"), (1_500_000_000, 1000, "milliseconds"),
+     (700_000_000, 1, "seconds")],
+)  # fmt: skip
+@pytest.mark.parametrize("odd", [253_402_300_799, 0, -1])
+def test_the_bulk_of_the_times_says_the_unit(tmp_path, capsys, real, factor, unit, odd):
+    times = [factor * (real + 86_400 * n) if n % 5 else odd for n in range(300)]
+    rows = [f"{n % 20},{n % 30},{time}" for n, time in enumerate(times)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+    check(tmp_path, tmp_path / "f.csv")
+    result = json.loads(capsys.readouterr().out)
+    assert result["timestamp_unit"] == unit
+    is_good = odd == 253_402_300_799 and factor == 1000  # 1978 is a time as any.
+    assert result["rejected"].get("timestamp before 1971 or in the future", 0) == 60 * (not is_good)
+
+
+def test_the_year_9999_alone_is_no_time(tmp_path, capsys):
+    rows = [f"{n % 20},{n % 30},253402300799" for n in range(300)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *rows]) + "\n")
+    check(tmp_path, tmp_path / "f.csv")
+    assert "no column holds times" in json.loads(capsys.readouterr().out)["undecided"][0]
+
+
+# --- how values are written
+
+
+@pytest.mark.parametrize(
+    ("times", "format_"),
+    [
+        (["31/12/2023 10:00", "01/02/2023 11:30"], "%d/%m/%Y %H:%M"),
+        (["12/31/2023 10:00", "01/02/2023 11:30"], "%m/%d/%Y %H:%M"),
+        (["March 3, 2024", "April 4, 2024"], "%B %d, %Y"),
+        (["Tue, 03 Mar 2015 10:00:00 +0100", "Wed, 04 Mar 2015 1:00:00 -0230"],
+         "%a, %d %b %Y %H:%M:%S %z"),
+    ],
+)  # fmt: skip
+def test_the_format_of_times_is_told(tmp_path, capsys, times, format_):
+    rows = [f'{n % 20},{n % 30},"{times[n % 2]}"' for n in range(300)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,when", *rows]) + "\n")
+    config = load_config(check(tmp_path, tmp_path / "f.csv")).data.interactions
+    result = json.loads(capsys.readouterr().out)
+    assert result["timestamp_format"] == format_
+    assert config.timestamp_format == format_
+    assert (result["rejected"], result["good"] > 0) == ({}, True)
+
+
+def test_where_no_value_tells_day_from_month_both_are_named(tmp_path, capsys):
+    rows = [f"{n % 20},{n % 30},0{n % 9 + 1}/0{n % 7 + 1}/2023" for n in range(300)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,date", *rows]) + "\n")
+    path = check(tmp_path, tmp_path / "f.csv")
+    result = json.loads(capsys.readouterr().out)
+    assert result["undecided"] == [
+        "timestamp: date may be %d/%m/%Y or %m/%d/%Y: no value tells which"
+    ]
+    assert not path.exists()
+    check(tmp_path, tmp_path / "f.csv", "--map", "timestamp_format=%m/%d/%Y")
+    capsys.readouterr()
+    assert load_config(path).data.interactions.timestamp_format == "%m/%d/%Y"
+
+
+def test_kinds_of_item_columns_are_told_by_their_values(tmp_path, capsys):
+    genres = ["Action Comedy", "Comedy", "Drama Action", "Drama", "Comedy Drama", "Action"]
+    genres += ["Action Drama Comedy", "Comedy Action"]
+    rows = [
+        f"i{n};{genres[n % 8]};http://x.org/{n};{n % 5},5;{n % 28 + 1:02d}-Jan-19{n % 50 + 20};"
+        f"{('red', 'dark blue', 'sky blue')[n % 3]};A {('long', 'good')[n % 2]} story of {n} men"
+        for n in range(200)
+    ]
+    head = "item;genres;url;price;released;colour;story"
+    (tmp_path / "g.csv").write_text("\n".join([head, *rows]) + "\n")
+    events = [f"u{n % 30},i{n % 200},{1_500_000_000 + 86_400 * n}" for n in range(600)]
+    (tmp_path / "f.csv").write_text("\n".join(["user,item,time", *events]) + "\n")
+    path = check(tmp_path, tmp_path / "f.csv", "--items", tmp_path / "g.csv")
+    result = json.loads(capsys.readouterr().out)
+    features = {one.column: one for one in load_config(path).data.items.features}
+    assert {name: one.kind for name, one in features.items()} == {
+        "genres": "categories", "price": "category", "released": "date", "colour": "category",
+        "story": "words",
+    }  # fmt: skip
+    assert features["genres"].separator == " "
+    assert features["released"].format == "%d-%b-%Y"
+    assert result["items"]["left_out"] == {"url": "web addresses"}
+    assert result["items"]["rejected"] == {}
+
+
+@pytest.mark.parametrize("text", ['[\n  {"user": 1}\n]\n', '{\n  "user": 1,\n  "item": 2\n}\n'])
+def test_json_over_many_lines_is_named(tmp_path, capsys, text):
+    (tmp_path / "f.json").write_text(text)
+    assert not check(tmp_path, tmp_path / "f.json").exists()
+    assert "jq -c" in capsys.readouterr().err
