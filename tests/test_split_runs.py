@@ -12,6 +12,13 @@ pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.thorough]
 
 
+def run(*arguments):
+    """Runs a command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments])
+    return caught.value.code or 0
+
+
 def rows_in_order(n_users=60):
     """Returns rows (user, item); each user stays with one kind of items for a while."""
     chance = random.Random(3)
@@ -66,19 +73,19 @@ def test_data_without_times_go_from_check_to_a_recommendation(
     tmp_path, monkeypatch, capsys, write, split, order, query
 ):
     monkeypatch.chdir(tmp_path)
-    assert main(["check", *write(tmp_path), "--out", "c.yaml"]) == 0
+    assert run("check", *write(tmp_path), "--out", "c.yaml") == 0
     config = yaml.safe_load((tmp_path / "c.yaml").read_text())
     assert config["data"]["split"] == split
     config |= {
         "root": "run",
         "model": {"dim": 8, "history": 5, "widths": [16]},
         "train": {"batch_size": 32, "epochs": 2, "validation": {"share": 0.1}},
-        "evaluate": {"k": [5]},
+        "evaluate": {"k": [5], "baselines": ["popularity"]},
         "bless": {"metric": "recall@5", "at_least": 0.001, "over": {}, "over_blessed": 0.0},
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     capsys.readouterr()
-    assert main(["run", "c.yaml", "--json"]) == 0
+    assert run("run", "c.yaml", "--json") == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     evaluation = json.loads(next(tmp_path.rglob("evaluation.json")).read_text())
     assert (evaluation["split"]["split"], evaluation["split"]["order"]) == (split, order)
@@ -86,7 +93,7 @@ def test_data_without_times_go_from_check_to_a_recommendation(
     page = next(tmp_path.rglob("report.html")).read_text()
     assert evaluation["meaning"].split(":")[0] in page
     assert summary["blessed"]
-    assert main(["recommend", "--config", "c.yaml", "--user", "u1", "-k", "3", "--json"]) == 0
+    assert run("recommend", "--config", "c.yaml", "--user", "u1", "-k", "3", "--json") == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     taken = {item for user, item in rows_in_order() if user == "u1"}
     items = [item["id"] for item in answer["items"]]

@@ -34,6 +34,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
     if evaluation["metrics"]:
         _print_metrics(console, Evaluated(evaluation, _deciding(verdict)))
         print_repeats(console, evaluation)
+        _print_meaning(console, evaluation)
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
     for example in evaluation.get("examples") or []:
@@ -57,6 +58,12 @@ def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _deciding(verdict: dict[str, Any]) -> str | None:
     return verdict.get("metric")
+
+
+def _print_meaning(console: Console, evaluation: dict[str, Any]) -> None:
+    """Prints what the split makes of the figures, where they aren't those of a served model."""
+    if (evaluation.get("split") or {}).get("split", "time") != "time":
+        console.print(Text(str(evaluation.get("meaning") or "")), soft_wrap=True)
 
 
 def _print_metrics(console: Console, found: Evaluated) -> None:
