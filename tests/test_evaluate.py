@@ -27,7 +27,9 @@ from recsys.model.inference import embed_catalogue, embed_queries
 TRAINED = TrainStage(model=ModelConfig(dim=4, history=3, widths=(5,)))
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(1, 3), resamples=100),
-    bless=BlessConfig(metric="mrr", over={"popularity": 0.1}),
+    bless=BlessConfig(
+        metric="mrr", over={"popularity": 0.1}, over_strongest=0.0, sure_loss="allow"
+    ),
     report_users=("ann", "zoe", "nobody"),
 )
 # (evaluation user, seen rows, positive row): Ann takes 3, then 4; Zoe, who is new, takes 2.
@@ -178,7 +180,7 @@ def test_every_baseline_is_measured_or_said_to_be_left_out(result):
 
 def test_the_model_against_itself_is_as_good(folders, tmp_path):
     data, model, _ = folders
-    bless = BlessConfig(metric="mrr", over={"popularity": 0.001}, over_blessed=1.0)
+    bless = STAGE.bless.model_copy(update={"over": {"popularity": 0.001}, "over_blessed": 1.0})
     stage = STAGE.model_copy(update={"bless": bless})
     result = evaluate(stage, model, data, tmp_path, blessed=model)
     assert result["blessed_model"] == result["metrics"]

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.thorough]
 _OPTIONS = ("--by", "month", "--nights", "4", "--broken", "1", "--json")
 _SETS = ("train.epochs=4", "model.dim=16", "model.history=5", "evaluate.baselines=[popularity]",
          "bless.at_least=0.0", "bless.over={}", "bless.over_blessed=0.0",
+         "bless.over_strongest=0.0", "bless.sure_loss=allow",
          "warm_start.epochs=1")  # fmt: skip
 
 

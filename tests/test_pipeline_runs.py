@@ -74,7 +74,14 @@ def write_config(folder, **data):
         "model": {"dim": 8, "feature_dim": 4, "history": 5, "widths": [16]},
         "train": {"batch_size": 64, "epochs": 2},
         "evaluate": {"k": [5, 10]},
-        "bless": {"metric": "auc", "at_least": 0.01, "over": {}, "over_blessed": 0.0},
+        "bless": {
+            "metric": "auc",
+            "at_least": 0.01,
+            "over": {},
+            "over_blessed": 0.0,
+            "over_strongest": 0.0,
+            "sure_loss": "allow",
+        },
         "export": {"k": 10},
     }
     config["data"].update(data)

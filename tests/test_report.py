@@ -43,6 +43,7 @@ def test_the_verdict_comes_first(run: Run) -> None:
     sentence = "+1.8 % recall@10 over the last blessed model, 95% interval −3.6 … +7.3 %; blessed"
     assert text.index(sentence) < text.index("✓ passed") < text.index("recall@10 decides")
     assert text.count("✓ passed") == 4
+    assert "Surely worse" not in text
     assert re.search(r"<title>Blessed and pushed as version 7 · movielens-small</title>", page)
 
 
@@ -70,6 +71,31 @@ def test_a_rule_that_failed_stands_first_and_says_so(run: Run) -> None:
     text = text_of(run.report(pushed=None))
     assert "Refused not enough; refused Nothing was pushed" in text
     assert "still served. ✗ failed the one that failed ✓ passed" in text
+
+
+def test_a_loss_is_shown_as_a_loss_in_words_and_in_colours_of_both_schemes(run: Run) -> None:
+    changed = evaluation()
+    changed["baselines"]["ials"]["recall@10"] = 0.174
+    lost = {"relative": -0.27, "interval": [-0.31, -0.24], "difference": -0.047}
+    changed["comparisons"]["ials"]["recall@10"] = lost
+    run.evaluate(**changed)
+    page = run.report()
+    head = page.partition("<header>")[2].partition("</header>")[0]
+    said = "Surely worse in recall@10 than iALS, the strongest baseline"
+    assert f'<p class="apart worse">{said}</p>' in head
+    assert '<span class="times apart worse">−27.0' in head
+    against = plain(page).partition("Against each of them")[2].partition("</table>")[0]
+    [row] = [row for row in against.split("<tr>") if 'scope="row">iALS' in row]
+    assert '<span class="apart worse">−27.0 %</span>' in row
+    assert "surely worse</small>" in row
+    assert '<g class="worse">' in row
+    # The last blessed model is level: neither a gain nor a loss.
+    [row] = [row for row in against.split("<tr>") if 'scope="row">last blessed' in row]
+    assert "surely" not in row
+    assert '<g class="level">' in row
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert ".apart.worse { color: var(--bad); }" in style
+    assert style.partition("prefers-color-scheme: dark")[2].partition("}")[0].count("--bad:") == 1
 
 
 def test_a_rule_without_an_interval_is_words_alone(run: Run) -> None:
@@ -132,8 +158,10 @@ def test_a_split_says_what_it_makes_of_the_figures(run: Run) -> None:
 def test_the_deciding_metric_is_drawn_against_each_subject(run: Run) -> None:
     part = plain(run.report()).partition("Against each of them")[2].partition("</table>")[0]
     assert part.count("<svg") == 5
-    assert 'aria-label="against item-kNN: +7.1 %, interval +0.3 … +13.8 %"' in part
-    assert "popularity 0.0843 +50.6 % +32.9 … +68.2 % recent popularity" in text_of(run.report())
+    assert 'aria-label="against item-kNN: +7.1 %, interval +0.3 … +13.8 %, surely better"' in part
+    assert "popularity 0.0843 +50.6 % +32.9 … +68.2 % surely better recent popularity" in text_of(
+        run.report()
+    )
 
 
 def test_what_was_not_measured_says_why(run: Run) -> None:

@@ -31,7 +31,14 @@ pytestmark = pytest.mark.pipeline
 LIKED = [(user, item, 5) for user, item, _ in made_up(120)]
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(3,), baselines=("popularity", "recent_popularity"), resamples=100),
-    bless=BlessConfig(metric="recall@3", at_least=0.001, over={}, over_blessed=0.0),
+    bless=BlessConfig(
+        metric="recall@3",
+        at_least=0.001,
+        over={},
+        over_blessed=0.0,
+        over_strongest=0.0,
+        sure_loss="allow",
+    ),
 )
 TRAINED = TrainStage(
     model=ModelConfig(dim=4, history=5, widths=(8,)),

@@ -25,7 +25,9 @@ def evidence(left_out=None, sampled=None, **subjects):
 
 
 def bless(**thresholds):
-    return BlessConfig(**{"metric": "mrr", "over": {}, "over_blessed": 0.0, **thresholds})
+    """Asks for nothing but `thresholds`."""
+    nothing = {"over": {}, "over_blessed": 0.0, "over_strongest": 0.0, "sure_loss": "allow"}
+    return BlessConfig(**{"metric": "mrr", **nothing, **thresholds})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_floor_is_asked_of_the_lower_end_too():
     assert "below the 0.9 asked for" in refused.reasons[0]
 
 
-def test_the_sentence_names_the_served_model_first():
+def test_without_a_rule_on_the_strongest_the_sentence_names_the_served_model_first():
     found = evidence(model=1.031 * BASE, blessed_model=BASE, popularity=0.5 * BASE)
     verdict = judge(bless(over={"popularity": 1.0}, over_blessed=0.95), found)
     assert verdict.sentence == (
@@ -114,7 +116,8 @@ def test_a_first_model_needs_no_other_one_but_something_to_reach():
     assert "nothing was asked of it" in verdict.sentence
     verdict = judge(bless(over_blessed=0.9, at_least=0.1), found)
     assert verdict.blessed
-    assert verdict.reasons[-1] == "there is no other blessed model to compare with"
+    assert "there is no other blessed model to compare with" in verdict.reasons
+    assert any("no baseline was measured" in reason for reason in verdict.reasons)
 
 
 def test_a_baseline_that_could_not_be_measured_blesses_nothing():
@@ -155,3 +158,78 @@ def test_over_a_baseline_of_zero_a_model_with_something_is_better():
     verdict = judge(bless(over={"popularity": 1.5}), found)
     assert verdict.blessed
     assert f"that of popularity 0.0000: {BASE.mean():+.4f}" in verdict.reasons[0]
+
+
+NOISE = np.random.default_rng(2).normal(0.0, 0.04, N)
+DEFAULT = BlessConfig(metric="mrr")
+
+
+def noisy(times):
+    """A model that is so many times as good as `BASE`, with an interval about ±2 %."""
+    return times * BASE + NOISE - NOISE.mean()
+
+
+def test_a_model_that_beats_popularity_and_surely_loses_to_another_baseline_is_refused():
+    # As on Last.fm play counts: twice as good as popularity, 24 to 31 % below iALS.
+    found = evidence(model=noisy(0.73), popularity=0.35 * BASE, item_knn=0.97 * BASE, ials=BASE)
+    verdict = judge(DEFAULT, found)
+    assert not verdict.blessed
+    assert "−27.0 % mrr over iALS, the strongest baseline, 95 % interval −2" in verdict.sentence
+    assert verdict.sentence.endswith("surely worse; refused")
+    [failed] = [rule for rule in verdict.rules if not rule.passed]
+    assert (failed.against, failed.is_strongest) == ("ials", True)
+    assert "--set bless.sure_loss=allow --set bless.over_strongest=0.7" in failed.text
+
+
+def test_a_sure_loss_within_the_margin_is_refused_unless_it_is_allowed():
+    found = evidence(model=noisy(0.93), popularity=0.35 * BASE, ials=BASE)
+    refused = judge(DEFAULT, found)
+    assert not refused.blessed
+    assert "surely worse (it is pushed all the same with --set bless.sure_loss=allow)" in (
+        refused.rules[-1].text
+    )
+    allowed = judge(DEFAULT.model_copy(update={"sure_loss": "allow"}), found)
+    assert allowed.blessed
+    assert "−7.0 % mrr over iALS, the strongest baseline" in allowed.sentence
+    assert allowed.sentence.endswith("surely worse; blessed")
+
+
+def test_the_margin_can_be_set():
+    found = evidence(model=noisy(0.73), popularity=0.35 * BASE, ials=BASE)
+    pushed = {"over_strongest": 0.7, "sure_loss": "allow"}
+    assert judge(DEFAULT.model_copy(update=pushed), found).blessed
+    assert not judge(DEFAULT.model_copy(update={"sure_loss": "allow"}), found).blessed
+    nothing = {"over_strongest": 0.0, "sure_loss": "allow"}
+    verdict = judge(DEFAULT.model_copy(update=nothing), found)
+    assert verdict.blessed
+    assert not any(rule.is_strongest for rule in verdict.rules)
+
+
+def test_a_model_like_the_shipped_one_is_blessed_and_told_beside_the_strongest():
+    # Whose interval over iALS reaches from about -7 % to +15 %.
+    noise = np.random.default_rng(4).normal(0.0, 0.6 * BASE.mean(), N)
+    found = evidence(model=1.04 * BASE + noise - noise.mean(), popularity=0.65 * BASE, ials=BASE)
+    verdict = judge(DEFAULT, found)
+    [rule] = [rule for rule in verdict.rules if rule.is_strongest]
+    assert -0.1 < rule.interval[0] < 0 < rule.interval[1]
+    assert verdict.blessed
+    assert verdict.sentence.startswith("+4.0 % mrr over iALS, the strongest baseline, 95 %")
+    assert verdict.sentence.endswith("; blessed")
+
+
+def test_where_chance_may_hide_a_large_loss_the_sentence_says_what_helps():
+    noise = np.random.default_rng(5).normal(0.0, 3.0 * BASE.mean(), N)
+    found = evidence(model=BASE + noise - noise.mean(), popularity=0.1 * BASE, ials=BASE)
+    verdict = judge(DEFAULT, found)
+    assert not verdict.blessed
+    assert "not surely at least the −20.0 % asked for" in verdict.rules[-1].text
+    assert "--set bless.over_strongest=0.7" in verdict.rules[-1].text
+    assert "more held-out users" in verdict.rules[-1].text
+    assert verdict.sentence.endswith("−20.0 % was asked for; refused")
+
+
+def test_a_baseline_that_was_not_measured_is_not_the_strongest():
+    found = evidence(left_out={"ials": "too many items"}, model=noisy(1.0), popularity=0.5 * BASE)
+    verdict = judge(DEFAULT, found)
+    assert verdict.blessed
+    assert "over popularity, the strongest baseline" in verdict.sentence

@@ -28,7 +28,14 @@ _CONFIG: dict[str, Any] = {
     "model": {"dim": 8, "feature_dim": 4, "history": 5, "widths": [16]},
     "train": {"batch_size": 32, "epochs": 3, "checkpoint": {"every_steps": 10}},
     "evaluate": {"k": [5, 10], "baselines": [], "resamples": 100},
-    "bless": {"metric": "auc", "at_least": 0.01, "over": {}, "over_blessed": 0.0},
+    "bless": {
+        "metric": "auc",
+        "at_least": 0.01,
+        "over": {},
+        "over_blessed": 0.0,
+        "over_strongest": 0.0,
+        "sure_loss": "allow",
+    },
     "export": {"k": 10},
     "push": {"keep": 3},
 }

@@ -15,6 +15,7 @@ from recsys.formats import change, change_span, size, span
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated, is_beyond
 
 _SHOWN_ITEMS = 5
+_OUTCOMES = {"better": "green", "worse": "red"}
 _SHORT_NAMES = {"recent_popularity": "recent", "item_knn": "item-kNN", "ials": "iALS",
                 BLESSED: "blessed"}  # fmt: skip
 
@@ -104,7 +105,9 @@ def _differences_table(found: Evaluated) -> Table:
         table.add_column(Text(heading), justify="right")
     for key in found.others:
         apart = found.difference(key, found.deciding)
-        table.add_row(_name(key), change(apart.relative), change_span(apart.interval))
+        style = _OUTCOMES.get(apart.outcome, "")
+        figures = (change(apart.relative), change_span(apart.interval))
+        table.add_row(_name(key), *(Text(text, style) for text in figures))
     return table
 
 

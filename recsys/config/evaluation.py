@@ -89,6 +89,12 @@ class BlessConfig(Thresholds):
     """Lowest ratio of the metric to that of each baseline that is named."""
     over_blessed: Ratio = 0.9
     """Lowest ratio of the metric to that of the last blessed model."""
+    over_strongest: Ratio = 0.8
+    """Lowest ratio of the metric to that of the strongest baseline that was measured; 0 asks
+    for none."""
+    sure_loss: Literal["refuse", "allow"] = "refuse"
+    """What becomes of a model that is surely worse than the strongest baseline, the whole
+    interval of the difference below 0, though it reaches `over_strongest`."""
     rules: tuple[BlessRule, ...] = ()
     """More that must hold: other metrics, or single slices."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
-from recsys.config import BlessConfig, BlessRule
+from recsys.config import BASELINES, BlessConfig, BlessRule
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.compare import BLESSED, MODEL, Difference, Key, UserMeans
 from recsys.formats import change, change_span, counted, span
 
 FLOOR = "floor"
 _NO_BLESSED = "there is no other blessed model to compare with"
+_NO_BASELINE = "no baseline was measured, so nothing says whether a plain method does better"
 _NOT_ASKED = "no blessed model is compared with, because bless.over_blessed is 0"
 _ROUNDING = 1e-12
 _NAMES = {
@@ -38,6 +40,7 @@ class Ruling:
         interval: The interval of the figure, or of the relative difference.
         passed: Whether the threshold is surely reached.
         text: All of it as a sentence.
+        is_strongest: Whether `against` is there as the strongest baseline.
     """
 
     metric: str
@@ -50,6 +53,7 @@ class Ruling:
     interval: Interval | None
     passed: bool
     text: str
+    is_strongest: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,14 +98,20 @@ def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
     """Returns the verdict on the model.
 
     A threshold is reached if the lower end of the interval reaches it. One that can't be
-    judged, for want of users, of a slice or of a baseline, is not reached.
+    judged, for want of users, of a slice or of a baseline, is not reached. Without any
+    baseline there is no strongest one, and nothing is asked against it.
 
     Args:
         config: The thresholds.
         evidence: The figures.
     """
     rules = [ruling for rule in config.all_rules() for ruling in _rulings(rule, evidence)]
+    strongest = _strongest(config, evidence)
+    if strongest is not None:
+        rules += _of_strongest(config, strongest, evidence)
     reasons = [ruling.text for ruling in rules]
+    if strongest is None:
+        reasons.append(_NO_BASELINE)
     if not evidence.has_blessed:
         is_asked = any(rule.over_blessed for rule in config.all_rules())
         reasons.append(_NO_BLESSED if is_asked else _NOT_ASKED)
@@ -167,6 +177,57 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> Ruling:
     return Ruling(key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text)
 
 
+def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
+    """Returns the baseline with the highest value of the deciding metric, of those measured."""
+    values = {name: evidence.means.mean(Key(name, config.metric)) for name in BASELINES}
+    known = {name: value for name, value in values.items() if value is not None}
+    return max(known, key=lambda name: known[name], default=None)
+
+
+def _of_strongest(config: BlessConfig, other: str, evidence: Evidence) -> Iterator[Ruling]:
+    """Yields the ruling on the strongest baseline, if the config asks for one.
+
+    That the whole interval lies above a margin is the test of non-inferiority; that it
+    doesn't lie below 0, the one of inferiority. docs/evaluation.md has the sources.
+    """
+    refuses_loss, least = config.sure_loss == "refuse", config.over_strongest
+    if not least and not refuses_loss:
+        return
+    key = Key(MODEL, config.metric)
+    ruling = _of_ratio(key, other, least, evidence)
+    difference = evidence.means.difference(key, other)
+    ends = None if difference is None else difference.difference_interval
+    if difference is None or ends is None or ruling.value is None or ruling.other is None:
+        text = f"{ruling.text}{_cure(ruling, lost=True)}"
+    else:
+        lost = ends[1] < -_ROUNDING and refuses_loss
+        passed = ruling.passed and not lost
+        seemingly = ruling.value >= least * ruling.other
+        reached = _reached(passed, seemingly, f"the {_asked(least)} asked for")
+        words = "surely worse" if lost else reached if least else "not surely worse"
+        text = (
+            f"{_subject(key)} is {ruling.value:.4f}, that of {_title(other)},"
+            f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
+        )
+        text += "" if passed else _cure(ruling, lost=lost)
+        ruling = dataclasses.replace(ruling, passed=passed)
+    yield dataclasses.replace(ruling, text=text, is_strongest=True)
+
+
+def _title(baseline: str) -> str:
+    return f"{_NAMES[baseline]}, the strongest baseline"
+
+
+def _cure(ruling: Ruling, *, lost: bool) -> str:
+    """Returns which keys push such a model all the same."""
+    keys = ["bless.sure_loss=allow"] if lost else []
+    low = 0.0 if ruling.interval is None else max(0.0, 1.0 + ruling.interval[0])
+    if low < ruling.least:
+        keys.append(f"bless.over_strongest={math.floor(100 * low) / 100:g}")
+    more = "; more held-out users make the interval narrower" if not lost else ""
+    return f" (it is pushed all the same with --set {' --set '.join(keys)}{more})"
+
+
 def _subject(key: Key) -> str:
     return key.metric if key.slice is None else f"{key.metric} of {key.slice!r}"
 
@@ -216,21 +277,29 @@ def _asked(ratio: float) -> str:
 def _sentence(blessed: bool, rules: list[Ruling], reasons: list[str], confidence: float) -> str:
     decision = "blessed" if blessed else "refused"
     failed = [ruling for ruling in rules if not ruling.passed]
-    chosen = _headline(failed or rules)
+    chosen = _headline(failed, first=BLESSED) if failed else _headline(rules)
     if chosen is None or (not blessed and not failed):
         return f"{decision.capitalize()}: {reasons[0]}"
     if chosen.against == FLOOR or chosen.relative is None or chosen.interval is None:
         return f"{chosen.text}; {decision}"
     where = "" if chosen.slice is None else f" of {chosen.slice!r}"
     size = _plain(change(chosen.relative))
-    what = f"{size} {chosen.metric}{where} over {_NAMES[chosen.against]}"
+    other = _title(chosen.against) if chosen.is_strongest else _NAMES[chosen.against]
+    what = f"{size} {chosen.metric}{where} over {other}"
     ends = _plain(change_span(chosen.interval))
+    is_loss = chosen.is_strongest and chosen.interval[1] < 0
     asked = "" if blessed else f", {_asked(chosen.least)} was asked for"
+    asked = ", surely worse" if is_loss else asked
     return f"{what}, {_confidence(confidence)} interval {ends}{asked}; {decision}"
 
 
-def _headline(rules: list[Ruling]) -> Ruling | None:
-    """Returns the comparison that people ask for first: with what is served, else the first."""
+def _headline(rules: list[Ruling], first: str | None = None) -> Ruling | None:
+    """Returns the comparison that people ask for first.
+
+    That with `first`; with the strongest baseline; with what is served; else any.
+    """
+    wanted = [ruling for ruling in rules if ruling.against == first]
+    strongest = [ruling for ruling in rules if ruling.is_strongest]
     of_blessed = [ruling for ruling in rules if ruling.against == BLESSED]
     compared = [ruling for ruling in rules if ruling.against != FLOOR]
-    return next(iter([*of_blessed, *compared, *rules]), None)
+    return next(iter([*wanted, *strongest, *of_blessed, *compared, *rules]), None)

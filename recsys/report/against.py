@@ -38,6 +38,7 @@ class Rival:
         change: How far the model lies from it.
         change_span: The interval of that.
         picture: The same as a whisker; empty where there is no interval.
+        outcome: `better`, `worse` or `level`; empty where nothing says.
         why_not: Why it was not measured; empty where it was.
     """
 
@@ -46,6 +47,7 @@ class Rival:
     change: str
     change_span: str
     picture: Markup
+    outcome: str = ""
     why_not: str = ""
 
 
@@ -94,9 +96,10 @@ def read_against(artifacts: Artifacts) -> Against:
                 change=change(difference.relative),
                 change_span=change_span(difference.interval),
                 picture=Markup() if one is None else draw_whisker(one, scale, says),
+                outcome=difference.outcome,
             )
         )
-    rows += [Rival(name, ABSENT, "", "", Markup(), why) for name, why in _left_out(found)]
+    rows += [Rival(name, ABSENT, "", "", Markup(), why_not=why) for name, why in _left_out(found)]
     if not rows:
         raise MissingError("There is nothing to compare the model with.")
     return Against(metric_title(found.deciding), found.interval_name(), rows)
@@ -122,7 +125,8 @@ def in_words(difference: Difference) -> str:
     """Returns `+12.4 %, interval +3.1 … +22.0 %`."""
     if difference.interval is None:
         return change(difference.relative)
-    return f"{change(difference.relative)}, interval {change_span(difference.interval)}"
+    surely = "" if difference.outcome == "level" else f", surely {difference.outcome}"
+    return f"{change(difference.relative)}, interval {change_span(difference.interval)}{surely}"
 
 
 def read_over_k(artifacts: Artifacts) -> OverK:

@@ -40,6 +40,11 @@ class Difference:
     relative: float | None
     interval: tuple[float, float] | None
 
+    @property
+    def outcome(self) -> str:
+        """`better` or `worse` where the interval is surely so, `level` where it holds 0."""
+        return outcome_of(self.interval)
+
 
 class Evaluated:
     """What was measured, on all queries or on a slice of them.
@@ -99,6 +104,15 @@ class Evaluated:
         known = [key for key in self.others if is_number(self.figure(key, self.deciding))]
         return max(known, key=lambda key: self.figure(key, self.deciding), default=None)
 
+    def strongest_baseline(self) -> str | None:
+        """Returns the key of what does best in the deciding metric of the baselines alone."""
+        known = [
+            key
+            for key in self.others
+            if key != BLESSED and is_number(self.figure(key, self.deciding))
+        ]
+        return max(known, key=lambda key: self.figure(key, self.deciding), default=None)
+
     def difference(self, key: str, metric: str) -> Difference:
         """Returns how far the model lies from `key` in `metric`."""
         comparisons = self.part.get("comparisons")
@@ -118,6 +132,13 @@ class Evaluated:
         if not is_number(confidence):
             return "interval"
         return f"{100 * confidence:g}\N{NO-BREAK SPACE}% interval"
+
+
+def outcome_of(interval: tuple[float, float] | None) -> str:
+    """Returns what an interval of a difference says; empty where there is none."""
+    if interval is None:
+        return ""
+    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "level"
 
 
 def includes_repeats(part: Mapping[str, Any]) -> bool:

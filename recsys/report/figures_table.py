@@ -58,6 +58,7 @@ class Row:
         cells: The figures of the others, each under its name.
         change: How far the model lies from the strongest of the others.
         change_span: The interval of that.
+        outcome: `better`, `worse` or `level`; empty where nothing says.
         decides: Whether the blessing rests on it.
     """
 
@@ -68,6 +69,7 @@ class Row:
     cells: list[Cell]
     change: str
     change_span: str
+    outcome: str
     decides: bool
 
 
@@ -126,6 +128,7 @@ def _row(found: Evaluated, name: str, strongest: str | None, *, is_chosen: bool)
         cells=cells,
         change="" if apart is None else change(apart.relative),
         change_span="" if apart is None or apart.interval is None else change_span(apart.interval),
+        outcome="" if apart is None or is_beyond(name) else apart.outcome,
         decides=is_chosen and name == found.deciding,
     )
 

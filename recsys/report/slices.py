@@ -40,6 +40,7 @@ class Slice:
         change: How far the model lies from that.
         change_span: The interval of that; empty where there is none.
         picture: The same as a whisker; empty where there is no interval.
+        outcome: `better`, `worse` or `level`; empty where nothing says.
         is_small: Whether it has too few users to tell.
     """
 
@@ -52,6 +53,7 @@ class Slice:
     change: str
     change_span: str
     picture: Markup
+    outcome: str
     is_small: bool
 
 
@@ -143,6 +145,7 @@ class _Part:
             change=change(self.difference.relative),
             change_span="" if span is None else change_span(span),
             picture=picture,
+            outcome=self.difference.outcome,
             is_small=self.is_small,
         )
 

@@ -44,6 +44,7 @@ class Verdict:
         detail: What it means for the served model.
         rules: The rules, those that failed first.
         reasons: What the evaluator gave as reasons, where it gave no rules.
+        loss: That the model is surely worse than the strongest baseline; empty where it isn't.
     """
 
     state: str
@@ -52,6 +53,7 @@ class Verdict:
     detail: str
     rules: list[Rule]
     reasons: list[str]
+    loss: str = ""
 
 
 def read_verdict(artifacts: Artifacts) -> Verdict:
@@ -69,7 +71,17 @@ def read_verdict(artifacts: Artifacts) -> Verdict:
     state, headline, detail = _outcome(artifacts, is_blessed=verdict["blessed"])
     if state == "bad" and not sentence:
         headline = f"Refused: {(reasons or ['no reason was given'])[0]}"
-    return Verdict(state, headline, sentence, detail, rules, reasons)
+    return Verdict(state, headline, sentence, detail, rules, reasons, _loss(artifacts))
+
+
+def _loss(artifacts: Artifacts) -> str:
+    """Returns that the strongest baseline is surely better; empty where it isn't."""
+    found = Evaluated.of(artifacts)
+    strongest = found.strongest_baseline()
+    if strongest is None or found.difference(strongest, found.deciding).outcome != "worse":
+        return ""
+    other = subject_name(strongest)
+    return f"Surely worse in {metric_title(found.deciding)} than {other}, the strongest baseline"
 
 
 def _outcome(artifacts: Artifacts, *, is_blessed: bool) -> tuple[str, str, str]:
@@ -123,6 +135,7 @@ class Tile:
         value: The model's figure.
         interval: Its interval; empty where there is none.
         change: How far it lies from the strongest of the others; empty where there is none.
+        outcome: `better`, `worse` or `level`; empty where nothing says.
         beside: The other one, and its figure.
         decides: Whether the verdict rests on it.
     """
@@ -131,6 +144,7 @@ class Tile:
     value: str
     interval: str
     change: str
+    outcome: str
     beside: str
     decides: bool
 
@@ -145,18 +159,20 @@ def read_tiles(artifacts: Artifacts) -> list[Tile]:
 
 def _tile(found: Evaluated, name: str) -> Tile:
     other, ends = found.strongest(), found.interval(name)
-    beside, apart = "nothing to compare with", ""
+    beside, apart, outcome = "nothing to compare with", "", ""
     if name.startswith("coverage@"):
         beside = f"of the catalogue is in someone's first {name.partition('@')[2]}"
     elif other is not None:
         beside = f"against {subject_name(other)} {figure(found.figure(other, name))}"
-        relative = found.difference(other, name).relative
-        apart = "" if relative is None else change(relative)
+        difference = found.difference(other, name)
+        apart = "" if difference.relative is None else change(difference.relative)
+        outcome = difference.outcome
     return Tile(
         name=metric_title(name),
         value=shown(name, found.metrics[name]),
         interval="" if ends is None else span(ends),
         change=apart,
+        outcome=outcome,
         beside=beside,
         decides=name == found.deciding,
     )

@@ -61,7 +61,8 @@ def draw_whisker(
         one: What is drawn.
         scale: Where a number lies, see `shared_range`.
         says: The picture in words.
-        zero: Where the thin line stands that means no difference; None for none.
+        zero: Where the thin line stands that means no difference; None for none. An interval
+            that lies on one side of it has the colour of that.
         least: Where the dashed line stands that must be reached; None for none.
     """
     parts = []
@@ -71,11 +72,17 @@ def draw_whisker(
     if least is not None and scale.low <= least <= scale.high:
         x = scale.at(least)
         parts.append(f'<line class="least" x1="{x}" x2="{x}" y1="0" y2="{_HEIGHT}"/>')
-    parts.append(_interval(one, scale))
+    side = "level" if zero is None else _side(one, zero)
+    parts.append(f'<g class="{side}">{_interval(one, scale)}</g>')
     return Markup(  # noqa: S704 - numbers, and text that is escaped here
         f'<svg class="interval" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
         f' height="{_HEIGHT}" role="img" aria-label="{escape(says)}">{"".join(parts)}</svg>'
     )
+
+
+def _side(one: Estimate, zero: float) -> str:
+    """Returns on which side of no difference all of an interval lies."""
+    return "better" if one.low > zero else "worse" if one.high < zero else "level"
 
 
 def _interval(one: Estimate, scale: Scale) -> str:
