@@ -82,7 +82,8 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     table = Table(CsvFormat(), [], [])
     if format_ == "csv":
         text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
-        table = understand_table(file.path, text, encoding)
+        may_be_lists = what == "interactions"
+        table = understand_table(file.path, text, encoding, may_be_lists=may_be_lists)
         names = table.names
         columns = [name for name in names if name.strip() and names.count(name) == 1]
         if len(columns) < len(names):

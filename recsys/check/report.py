@@ -10,7 +10,7 @@ import pyarrow as pa
 from recsys.check.dialect import Understood, understand
 from recsys.check.findings import Findings, try_rows
 from recsys.check.lists import find_events
-from recsys.check.overlaps import Overlap, find_overlap
+from recsys.check.overlaps import Looked, Overlap, find_overlap
 from recsys.check.profile import Advance, Profile, profile
 from recsys.check.roles import TIME_FORMAT, Role, Roles, find_roles, parse_map
 from recsys.check.shown import shown
@@ -76,9 +76,7 @@ def look(
         what: (found := understand([pattern], what), profile(found, what, now, sample, advance)[0])
         for what, pattern in side_patterns.items()
     }
-    overlaps = {
-        what: find_overlap(ROLE[what], profiles, side, what, given) for what, side in looked.items()
-    }
+    overlaps = _overlaps(profiles, looked, given)
     roles = find_roles(profiles, given, _hints(overlaps))
     sides = {what: find_side(what, side, roles, overlaps[what]) for what, side in looked.items()}
     undecided = [*roles.undecided.values(), *_undecided_ids(sides, roles)]
@@ -113,6 +111,20 @@ def _look_at_events(
         ):
             one.time_formats = (given[TIME_FORMAT],)
     return understood, profiles, given
+
+
+def _overlaps(
+    profiles: Mapping[str, Profile], looked: Mapping[str, Looked], given: Mapping[str, str]
+) -> dict[str, Overlap | None]:
+    """Returns the columns that hold the ids of each catalogue, where that is clear."""
+    found: dict[str, Overlap | None] = {}
+    taken = dict(given)
+    for what, side in looked.items():
+        one = find_overlap(ROLE[what], profiles, side, what, taken)
+        found[what] = one
+        if one is not None:
+            taken[ROLE[what]] = one.column
+    return found
 
 
 def _hints(overlaps: Mapping[str, Overlap | None]) -> dict[str, Role]:

@@ -44,20 +44,21 @@ class Table:
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def understand_table(path: str, text: bytes, encoding: str) -> Table:
+def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: bool) -> Table:
     """Returns how a text is written as a table.
 
     Args:
         path: Its file, for errors.
         text: Its start, UTF-8.
         encoding: The encoding of the file.
+        may_be_lists: Whether a line may be a user and all its items.
 
     Raises:
         RecsysError: It is no table.
     """
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     numbered = [(at, line) for at, line in enumerate(lines) if line][:_LINES]
-    ragged = _ragged([line for _, line in numbered], encoding)
+    ragged = _ragged([line for _, line in numbered], encoding) if may_be_lists else None
     if ragged is not None:
         return ragged
     share, width, dialect = _best_dialect([line for _, line in numbered])
