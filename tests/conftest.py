@@ -19,6 +19,7 @@ sys.path.extend(
         "telling",
         "shapes",
         "splits",
+        "hostile",
     )
 )
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from recsys.check.names import role_words
 from recsys.check.tables import Table, understand_table
 from recsys.config import CsvFormat, EventSource, ListOfEvents
 from recsys.data.sources import parquet_source, tfrecord
@@ -13,7 +15,9 @@ from recsys.data.sources.detection import (
     by_name,
     compression_of,
     format_of,
+    holds_nothing,
     json_over_lines,
+    wide_encoding,
 )
 from recsys.data.sources.files import Section, SourceFile, match_files
 from recsys.data.sources.jsonl import field_names, find_fields
@@ -21,6 +25,7 @@ from recsys.data.sources.text import open_bytes, open_text, read_some
 from recsys.errors import RecsysError
 
 _LOOK_BYTES = 4 << 20
+_MOST_COLUMNS = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     start = read_some(Section(file.path, 0, file.size), START_BYTES)
     compression = compression_of(file.path, start)
     start = read_some(open_bytes(file.path, 0, file.size, compression), _LOOK_BYTES)
-    if not start.strip():
+    if holds_nothing(start):
         raise RecsysError(
             "R202", f"{file.path!r} must hold rows.", "Name another file.", "an empty file"
         )
@@ -80,25 +85,35 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     lenient = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     format_ = format_of(file.path, start, lenient)
     table = Table(CsvFormat(), [], [])
+    counts: Counter[str] = Counter()
     if format_ == "csv":
         text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
         may_be_lists = what == "interactions"
         table = understand_table(file.path, text, encoding, may_be_lists=may_be_lists)
         names = table.names
-        columns = [name for name in names if name.strip() and names.count(name) == 1]
+        counts = Counter(names)
+        columns = [name for name in names if name.strip() and counts[name] == 1]
         if len(columns) < len(names):
             table.evidence.append("left out: columns without a name, or with that of another")
         table.evidence.append(told)
     elif format_ == "jsonl":
-        rows = find_fields(start.split(b"\n")[:10_000])
-        columns = list(dict.fromkeys(name for row in rows for name in field_names(row)))
+        text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
+        rows = find_fields(text.split(b"\n")[:10_000])
+        counts = Counter(name for row in rows for name in field_names(row))
+        columns = list(counts)
         if not rows:
-            raise json_over_lines(file.path, start)
+            raise json_over_lines(file.path, text)
+        if wide_encoding(start[:START_BYTES]):
+            table = Table(CsvFormat(encoding=encoding), [], [told])
     elif format_ == "parquet":
         columns = parquet_source.column_names(file)
     else:
         stream = open_bytes(file.path, 0, file.size, compression)
         columns = tfrecord.feature_names(file.path, stream)
+    if len(columns) > _MOST_COLUMNS:
+        n_left_out = len(columns) - _MOST_COLUMNS
+        table.evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
+        columns = _likely_columns(columns, counts)
     source = source.model_copy(update={"csv": table.csv, "explode": table.explode})
     if by_name(file.path) is None:
         source = source.model_copy(update={"format": format_})
@@ -106,10 +121,19 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     return Understood(source, files, format_, compression or "", columns, evidence, types)
 
 
+def _likely_columns(columns: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+    """Returns as many columns as are looked at: those whose names or numbers say most."""
+    likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not role_words(name)))
+    kept = set(likely[:_MOST_COLUMNS])
+    return [name for name in columns if name in kept]
+
+
 def _encoding(start: bytes) -> tuple[str, str]:
     """Returns the encoding of a text, and what tells it."""
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16", "encoding utf-16: it begins with its mark"
+    wide = wide_encoding(start[:START_BYTES])
+    if wide is not None:
+        why = "it begins with its mark" if wide == "utf-16" else "every other byte is NUL"
+        return wide, f"encoding {wide}: {why}"
     lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
     if not lines:
         return "utf-8", "encoding utf-8: all is ASCII so far"

@@ -12,6 +12,7 @@ from recsys.check.names import RECBOLE_TYPE, name_score, role_words
 from recsys.check.shown import shown
 from recsys.config import CsvFormat, ListOfEvents
 from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
+from recsys.data.sources.limits import HEADER_LIMIT_BYTES, long_line
 from recsys.errors import RecsysError
 
 _LINES = 500
@@ -56,6 +57,8 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
     Raises:
         RecsysError: It is no table.
     """
+    if len(text) > HEADER_LIMIT_BYTES and text.find(b"\n", 0, HEADER_LIMIT_BYTES) < 0:
+        raise long_line(path, 1, HEADER_LIMIT_BYTES, text)
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     numbered = [(at, line) for at, line in enumerate(lines) if line][:_LINES]
     ragged = _ragged([line for _, line in numbered], encoding) if may_be_lists else None

@@ -36,6 +36,18 @@ def is_open(row: str, dialect: Dialect) -> bool:
     return _scan(row, dialect)[1]
 
 
+def split_rest(line: str, dialect: Dialect, is_open: bool = False) -> tuple[int, bool]:
+    """Returns how many fields a line has, and whether the last one is left open.
+
+    Args:
+        line: A line of a row; no line end is in it.
+        dialect: How the row is written.
+        is_open: Whether a quote was opened in a line before.
+    """
+    fields, is_left_open = _scan(f"{dialect.quote}{line}" if is_open else line, dialect)
+    return len(fields), is_left_open
+
+
 def _scan(row: str, dialect: Dialect) -> tuple[list[str], bool]:
     fields, at = [], 0
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterator
 from typing import Protocol
@@ -10,10 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
+from recsys.data.sources.csv_fields import Dialect, split_rest
+from recsys.data.sources.limits import LINE_LIMIT_BYTES, long_line
 
 ROW_LIMIT_LINES = 1000
 """Lines that one row may stand on."""
+
+_NO_ROW = 1 << 40  # More fields than any row has.
 
 
 class Readable(Protocol):
@@ -94,7 +98,12 @@ class Rows:
 
 
 def row_blocks(
-    stream: Readable, block_bytes: int, first_line: int, width: int, dialect: Dialect
+    stream: Readable,
+    block_bytes: int,
+    first_line: int,
+    width: int,
+    dialect: Dialect,
+    file: str = "The file",
 ) -> Iterator[Rows]:
     """Yields the rows of a stream; blank lines are none.
 
@@ -104,6 +113,10 @@ def row_blocks(
         first_line: Line that the stream stands at.
         width: Columns of a row.
         dialect: How the rows are written.
+        file: Where they stand, for the error.
+
+    Raises:
+        RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
     """
     rest, line = b"", first_line
     while True:
@@ -111,6 +124,8 @@ def row_blocks(
         block = rest + read
         end = len(block) if not read else block.rfind(b"\n") + 1
         if end == 0:
+            if len(block) > LINE_LIMIT_BYTES:
+                raise long_line(file, line, LINE_LIMIT_BYTES, block)
             block_bytes *= 2  # So that the work doesn't grow with the square of a long row.
         block, rest = block[:end], block[end:]
         rows, n_lines, tail = _split_rows(block, line, width, dialect, is_last=not read)
@@ -178,25 +193,78 @@ def _join_quoted(
     """
     n_lines = len(starts)
     inner = np.zeros(n_lines, bool)
+    is_odd = np.zeros(n_lines, bool)
+    is_odd[odd] = True
+    quoted = _QuotedLines(block, starts, ends, dialect)
     done = -1
-    for at in odd:
-        if at <= done or not is_open(_text(block[starts[at] : ends[at]]), dialect):
+    for at in odd.tolist():
+        if at <= done:
             continue
-        closing = odd[(odd > at) & (odd < at + ROW_LIMIT_LINES)]
-        for last in closing:
-            row = _text(block[starts[at] : ends[last]])
-            if not is_open(row, dialect):
-                if len(split_fields(row, dialect)) == width:
-                    inner[at + 1 : last + 1] = True
-                    done = last
+        n_fields, is_open = split_rest(_text(block[starts[at] : ends[at]]), dialect)
+        if not is_open:
+            continue
+        most = min(n_lines, at + ROW_LIMIT_LINES)
+        last = quoted.closing(at + 1, most)
+        if last is None:
+            may_go_on = (
+                n_lines - at < ROW_LIMIT_LINES and len(block) - starts[at] < LINE_LIMIT_BYTES
+            )
+            if not is_last and may_go_on:
+                n_lines = at
                 break
-        else:
-            if not is_last and n_lines - at < ROW_LIMIT_LINES:
-                n_lines = int(at)
-                break
+        elif is_odd[last] and n_fields + quoted.n_new_fields(at + 1, last) == width:
+            inner[at + 1 : last + 1] = True
+            done = last
     first = np.flatnonzero(~inner[:n_lines])
-    last = np.concatenate([first[1:] - 1, [n_lines - 1]]) if len(first) else first
-    return starts[first], ends[last], first, n_lines
+    last_lines = np.concatenate([first[1:] - 1, [n_lines - 1]]) if len(first) else first
+    return starts[first], ends[last_lines], first, n_lines
+
+
+class _QuotedLines:
+    """Lines as they are where a quote is open before them; each is looked at once.
+
+    Args:
+        block: The text.
+        starts: Where each line begins `[n]`.
+        ends: Where each ends `[n]`.
+        dialect: How the rows are written.
+    """
+
+    def __init__(
+        self, block: bytes, starts: np.ndarray, ends: np.ndarray, dialect: Dialect
+    ) -> None:
+        self._block, self._starts, self._ends, self._dialect = block, starts, ends, dialect
+        self._known = 0
+        self._closing: list[int] = []
+        # Fields that the lines before begin, each by itself.
+        self._n_fields = [0]
+
+    def closing(self, first: int, most: int) -> int | None:
+        """Returns the first line from `first` to `most` - 1 that closes the quote."""
+        at = bisect.bisect_left(self._closing, first)
+        if self._known < first:
+            self._n_fields += [self._n_fields[-1]] * (first - self._known)
+            self._known = first
+        while at == len(self._closing) and self._known < most:
+            self._look()
+        if at == len(self._closing) or self._closing[at] >= most:
+            return None
+        return self._closing[at]
+
+    def n_new_fields(self, first: int, last: int) -> int:
+        """Returns how many fields begin in the lines `first` to `last`."""
+        return self._n_fields[last + 1] - self._n_fields[first]
+
+    def _look(self) -> None:
+        at = self._known
+        line = self._block[self._starts[at] : self._ends[at]]
+        n_fields, is_open = 1, True
+        if self._dialect.quote.encode() in line:
+            n_fields, is_open = split_rest(_text(line), self._dialect, is_open=True)
+        self._n_fields.append(self._n_fields[-1] + (n_fields - 1 if n_fields else _NO_ROW))
+        if not is_open:
+            self._closing.append(at)
+        self._known += 1
 
 
 def _text(row: bytes) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from recsys.data.sources.csv_columns import Layout, parse_rows
 from recsys.data.sources.csv_fields import Dialect, split_fields
 from recsys.data.sources.csv_rows import Readable, row_blocks
+from recsys.data.sources.limits import LINE_LIMIT_BYTES
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.data.sources.text import split_line
 from recsys.errors import RecsysError
@@ -32,7 +33,7 @@ def read_csv(
         block_bytes: Bytes parsed at a time.
     """
     width, dialect = len(layout.names), layout.dialect
-    for rows in row_blocks(stream, block_bytes, first_line, width, dialect):
+    for rows in row_blocks(stream, block_bytes, first_line, width, dialect, layout.file):
         yield parse_rows(rows, layout)
 
 
@@ -65,8 +66,8 @@ def check_header(
 def check_width(file: str, stream: Readable, names: Sequence[str], dialect: Dialect) -> None:
     """Raises an error if none of the first lines has as many fields as there are `names`."""
     lines = []
-    for _ in range(20):
-        line, stream = split_line(stream)
+    for number in range(1, 21):
+        line, stream = split_line(stream, file, number, LINE_LIMIT_BYTES)
         if not line:
             break
         lines.append(line.decode("utf-8", "replace").rstrip("\r\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import Literal
@@ -50,6 +51,8 @@ _NAMES: dict[str, Format] = {
     ".tfrecords": "tfrecord",
     ".tfr": "tfrecord",
 }
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
+_SPACES = b" \t\r\n\v\f"
 _KINDS = {
     b"PAR1": "a Parquet file",
     b"\x1f\x8b": "a gzip file",
@@ -92,6 +95,29 @@ def compression_of(path: str, start: bytes) -> Compression | None:
     return found
 
 
+def holds_nothing(start: bytes) -> bool:
+    """Returns whether the first bytes of a file are blanks, and a byte order mark at most."""
+    mark = next((mark for mark in _MARKS if start.startswith(mark)), b"")
+    is_wide = len(mark) in (2, 4)
+    return not start.removeprefix(mark).strip(_SPACES + (b"\0" if is_wide else b""))
+
+
+def wide_encoding(start: bytes) -> str | None:
+    """Returns how a text of two bytes a character is written, by its mark or its NUL bytes."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    n_even, n_odd = start[::2].count(0), start[1::2].count(0)
+    if (n_even + n_odd) * 16 <= len(start):
+        return None
+    name = "utf-16-le" if n_odd > n_even else "utf-16-be"
+    decoder = codecs.getincrementaldecoder(name)()
+    try:
+        text = decoder.decode(start)
+    except UnicodeDecodeError:
+        return None
+    return None if 16 * text.count("\0") > len(text) else name
+
+
 def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
     """Returns the format of a file, whose first bytes, decompressed, are `start`.
 
@@ -99,10 +125,10 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
         RecsysError: The config or the name says another thing than the bytes.
     """
     stated = None if source.format == "auto" else source.format
+    if _is_wide(source.csv.encoding) and (stated or by_name(path)) in ("csv", "jsonl", None):
+        start = _narrowed(path, start, source.csv.encoding)
     told = stated or by_name(path) or _by_bytes(start)
     kind = _kind(start)
-    if told == "csv" and _is_wide(source.csv.encoding):
-        kind = None if kind in ("UTF-16 text", _BINARY) else kind
     fits = {
         "parquet": kind == "a Parquet file",
         "tfrecord": kind == "a TFRecord file",
@@ -116,7 +142,7 @@ def format_of(path: str, start: bytes, source: SourceConfig) -> Format:
     raise RecsysError(
         "R204",
         f"{path!r} must be {_WORDS[told]}, as {'the config' if stated else 'its name'} says.",
-        _cure(told, kind, stated),
+        _cure(told, kind, stated, start),
         kind or "other text",
     )
 
@@ -172,7 +198,7 @@ def _kind(start: bytes) -> str | None:
     kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
     # A few NUL bytes are damage; a text that is full of them is none.
     if kind is None and start.count(b"\0") * 16 > len(start):
-        return _BINARY
+        return "UTF-16 text" if wide_encoding(start) else _BINARY
     return kind
 
 
@@ -180,9 +206,25 @@ def _is_wide(encoding: str) -> bool:
     return encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32"))
 
 
-def _cure(told: Format, kind: str | None, stated: str | None) -> str:
+def _narrowed(path: str, start: bytes, encoding: str) -> bytes:
+    """Returns the start of a text of several bytes a character as UTF-8."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
+    except UnicodeError:  # Of `utf-16` and `utf-32`, which ask for a mark.
+        name = wide_encoding(start)
+        cure = f"Set csv.encoding: {name}." if name else "Set csv.encoding to what it is in."
+        raise RecsysError(
+            "R204",
+            f"{path!r} must begin with a byte order mark, as csv.encoding: {encoding} says.",
+            cure,
+            start[:20],
+        ) from None
+    return text.encode("utf-8", "replace")
+
+
+def _cure(told: Format, kind: str | None, stated: str | None, start: bytes) -> str:
     if kind == "UTF-16 text":
-        return "Set csv.encoding: utf-16 beside its files in the config."
+        return f"Set csv.encoding: {wide_encoding(start)} beside its files in the config."
     if stated:
         return "Correct format in the config, or name another file."
     return "Give it the extension of its format, set format in the config, or convert it."

@@ -11,9 +11,10 @@ import glob
 import hashlib
 import io
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.spans import span_pattern
@@ -115,15 +116,37 @@ def _match(pattern: str, named: str, what: str) -> list[str]:
     if is_remote(pattern):
         paths = [entry.path for entry in _remote_entries(pattern)]
     elif Path(pattern).is_file():
-        return [pattern]
+        paths = [pattern]
     else:
         paths = [path for path in glob.glob(pattern, recursive=True) if not Path(path).is_dir()]
     if paths:
+        _check_names(paths)
         return sorted(paths)
     if Path(pattern).is_dir():
         cure = f"Name its files: {os.path.join(pattern, '*')}."
         raise _no_file(named, what, "a folder", cure)
     raise _no_file(named, what, "no file matches" if glob.has_magic(pattern) else "no such file")
+
+
+def _check_names(paths: Iterable[str]) -> None:
+    """Raises an error if a name is no text: dead letters, reports and JSON couldn't hold it."""
+    for path in paths:
+        if not is_text(path):
+            raise RecsysError(
+                "R205",
+                "The path of a file must be UTF-8 text.",
+                "Rename it, for example with mv or convmv.",
+                os.fsencode(path),
+            )
+
+
+def is_text(name: str) -> bool:
+    """Returns whether a name can be written as UTF-8: it has no lone surrogate."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_file(pattern: str, what: str, found: str, cure: str = "") -> RecsysError:
@@ -139,14 +162,16 @@ def file_size(path: str) -> int:
     """Returns the size of a file [bytes].
 
     Raises:
-        RecsysError: There is no such file.
+        RecsysError: There is no such file, or it is a pipe, a socket, a device or a folder.
     """
     if is_remote(path):
         return int(_remote_entries(path)[0].size_in_bytes)
     try:
-        return Path(path).stat().st_size
-    except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
+        status = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise unreadable(path, getattr(error, "strerror", None) or str(error)) from None
+    _check_regular(path, status.st_mode)
+    return status.st_size
 
 
 def open_file(path: str) -> BinaryIO:
@@ -158,9 +183,28 @@ def open_file(path: str) -> BinaryIO:
     try:
         if is_remote(path):
             return _remote_open(path)
-        return Path(path).open("rb")
+        # Without waiting: it may be a pipe by now.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
+    try:
+        _check_regular(path, os.fstat(file.fileno()).st_mode)
+    except RecsysError:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(path: str, mode: int) -> None:
+    """Raises an error unless a file is a regular one: others never end, or can't seek."""
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+    if not stat.S_ISREG(mode):
+        raise RecsysError(
+            "R205",
+            f"{path!r} must be a regular file.",
+            "Write what it gives into a file, and name that.",
+            kinds.get(stat.S_IFMT(mode), "a device"),
+        )
 
 
 def unreadable(path: str, found: str) -> RecsysError:
@@ -247,8 +291,8 @@ def content_digest(file: SourceFile) -> bytes:
     if is_remote(file.path):
         return f"{file.size} {_filesystems().checksum(file.path)}".encode()
     try:
-        with Path(file.path).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").digest()
+        with open_file(file.path) as stream:
+            return hashlib.file_digest(cast(io.BufferedReader, stream), "sha256").digest()
     except OSError as error:
         raise unreadable(file.path, error.strerror or str(error)) from None
 

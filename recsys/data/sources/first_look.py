@@ -15,7 +15,13 @@ from recsys.data.sources.csv_source import (
     header_names,
     missing_column,
 )
-from recsys.data.sources.detection import START_BYTES, compression_of, format_of, json_over_lines
+from recsys.data.sources.detection import (
+    START_BYTES,
+    compression_of,
+    format_of,
+    holds_nothing,
+    json_over_lines,
+)
 from recsys.data.sources.files import Section, SourceFile, match_files
 from recsys.data.sources.jsonl import field_names, find_fields
 from recsys.data.sources.piece import Piece, is_rest
@@ -52,7 +58,7 @@ def _look_at(source: SourceConfig, columns: tuple[str, ...], file: SourceFile) -
     compression = compression_of(file.path, start)
     if compression is not None:
         start = read_some(open_bytes(file.path, 0, file.size, compression), START_BYTES)
-    if not start.strip():
+    if holds_nothing(start):
         raise _empty(file.path)
     format_ = format_of(file.path, start, source)
     if compression is not None and format_ == "parquet":
@@ -98,7 +104,7 @@ def _check_csv(head: Piece) -> tuple[str, ...]:
         if not is_rest(head.explode, head.csv, names):
             check_width(head.file, stream, names, dialect)
         return names
-    line, _ = split_line(stream)
+    line, _ = split_line(stream, head.file)
     names = header_names(head.file, line, dialect)
     check_header(head.file, names, head.columns, dialect)
     return names
@@ -141,7 +147,9 @@ def has_rows(head: Piece) -> bool:
         return True
     stream = _text_of(head)
     if head.format == "csv":
-        stream = skip_lines(stream, head.csv.skip_rows + (0 if head.csv.names else 1))
+        stream = skip_lines(
+            stream, head.csv.skip_rows + (0 if head.csv.names else 1), head.file
+        )
     while data := stream.read(START_BYTES):
         if data.strip(b"\r\n"):
             return True

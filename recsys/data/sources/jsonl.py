@@ -19,6 +19,8 @@ from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.csv_columns import NOT_TEXT
 from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable, Rows, row_blocks
+from recsys.data.sources.files import is_text
+from recsys.data.sources.json_depth import TOO_DEEP, has_deep, is_deep
 from recsys.data.sources.nested import find_path, pick, pick_type
 from recsys.data.sources.raw_batch import RawBatch, as_json
 
@@ -48,7 +50,7 @@ def read_jsonl(
         block_bytes: Bytes parsed at a time.
     """
     arrow = _ArrowParser(columns)
-    for rows in row_blocks(stream, block_bytes, first_line, 0, _LINES):
+    for rows in row_blocks(stream, block_bytes, first_line, 0, _LINES, file):
         parsed = arrow.parse(rows)
         if parsed is not None:
             yield RawBatch(file, parsed, rows.line, dead_letters([], file, [], []), rows.raw)
@@ -64,9 +66,12 @@ def find_fields(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
     """Yields the names of the fields of a JSON object, those inside of others as `a.b`.
 
-    Fields of objects in a list count as those of one object.
+    Fields of objects in a list count as those of one object. Those that are no text, as
+    lone surrogates, are left out.
     """
     for name, value in row.items():
+        if not is_text(name):
+            continue
         objects = [part for part in _parts(value) if isinstance(part, dict)]
         if not objects:
             yield f"{prefix}{name}"
@@ -92,7 +97,7 @@ class _ArrowParser:
 
     def parse(self, rows: Rows) -> pa.RecordBatch | None:
         """Returns the columns of rows; `None` where it takes another look at each line."""
-        if not _are_objects(rows):
+        if not _are_objects(rows) or has_deep(rows):
             return None
         text = pa.py_buffer(rows.joined())
         table = self._read(text)
@@ -212,9 +217,11 @@ def _object(line: bytes) -> dict[str, Any] | str:
         return NOT_TEXT
     if "\0" in text:
         return NOT_TEXT
+    if is_deep(line):
+        return TOO_DEEP
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return NOT_JSON
     return found if isinstance(found, dict) else NOT_JSON
 

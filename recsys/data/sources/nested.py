@@ -18,7 +18,7 @@ def find_path(schema: pa.Schema, name: str) -> Path | None:
 
     `None` where there is none of the name, or two.
     """
-    if schema.names.count(name) == 1:
+    if len(schema.get_all_field_indices(name)) == 1:
         return (name,)
     path: Path = ()
     fields: Iterable[pa.Field] = schema

@@ -20,12 +20,12 @@ from recsys.data.sources.files import (
     is_remote,
     open_file,
 )
+from recsys.data.sources.limits import Growth
 from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
+from recsys.data.sources.parquet_footer import check_footer
+from recsys.data.sources.parquet_limits import check_amounts, rows_of_a_batch
 from recsys.data.sources.raw_batch import RawBatch
 from recsys.errors import RecsysError
-
-_ROWS_OF_A_BATCH = 1 << 17
-
 
 def plan_groups(
     file: SourceFile, columns: Sequence[str], piece_bytes: int
@@ -40,6 +40,7 @@ def plan_groups(
         metadata = parquet.metadata
         paths = [find_path(parquet.schema_arrow, name) for name in columns]
         wanted = [at for at, _ in _leaves(metadata, paths)]
+        check_amounts(file.path, file.size, metadata, wanted)
         parts, first, n_before, n_bytes, n_rows = [], 0, 0, 0, 0
         for at in range(metadata.num_row_groups):
             group = metadata.row_group(at)
@@ -104,13 +105,19 @@ def read_groups(
         schema = parquet.schema_arrow
         check_columns(file, schema, columns)
         paths = [find_path(schema, name) for name in columns]
+        leaves = dict(_leaves(parquet.metadata, paths))
+        check_amounts(file, size, parquet.metadata, leaves)
+        with _opened(file, size, by_dictionary=list(leaves.values())) as by_dictionary:
+            n_rows = rows_of_a_batch(parquet, by_dictionary, groups, list(leaves))
         batches = parquet.iter_batches(
-            _ROWS_OF_A_BATCH,
+            n_rows,
             row_groups=list(groups),
-            columns=[leaf for _, leaf in _leaves(parquet.metadata, paths)],
+            columns=list(leaves.values()),
             use_threads=False,
         )
+        growth = Growth(file, size)
         for batch in batches:
+            growth.add(batch.nbytes)
             picked = [pick(batch, path) for path in paths]
             yield text_checked(file, picked, columns, position)
             position += batch.num_rows
@@ -194,10 +201,14 @@ def _leaves(metadata: pq.FileMetaData, paths: Sequence[Path | None]) -> list[tup
     In the full name lists stand between the parts of a path, as `events.list.element.id`.
     """
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    by_top: dict[str, list[Path]] = {}
+    for path in paths:
+        if path:
+            by_top.setdefault(path[0].partition(".")[0], []).append(path)
     return [
         (at, name)
         for at, name in enumerate(names)
-        if any(path and _is_in(path, name.split(".")) for path in paths)
+        if any(_is_in(path, name.split(".")) for path in by_top.get(name.partition(".")[0], ()))
     ]
 
 
@@ -209,7 +220,9 @@ def _is_in(path: Path, name: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _opened(file: str, size: int) -> Iterator[pq.ParquetFile]:
+def _opened(
+    file: str, size: int, by_dictionary: Sequence[str] | None = None
+) -> Iterator[pq.ParquetFile]:
     now = file_size(file)
     if now < size:
         raise got_shorter(file, size, now)
@@ -220,9 +233,10 @@ def _opened(file: str, size: int) -> Iterator[pq.ParquetFile]:
             "Write it under another name and rename it when it is whole. Run again.",
             f"{now:,} bytes",
         )
+    check_footer(file, size)
     source = pa.PythonFile(open_file(file), "r") if is_remote(file) else _local(file)
     try:
-        with pq.ParquetFile(source) as parquet:
+        with pq.ParquetFile(source, read_dictionary=by_dictionary) as parquet:
             yield parquet
     except (pa.ArrowException, OSError, EOFError) as error:
         raise _damaged(file, size, error) from None

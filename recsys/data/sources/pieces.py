@@ -102,7 +102,7 @@ def _read_text(piece: Piece, stream: Readable) -> Iterator[RawBatch]:
         return
     above = piece.csv.skip_rows + (0 if piece.csv.names else 1) if piece.first == 1 else 0
     layout = Layout(piece.file, piece.names, piece.columns, piece.dialect, piece.has_rest)
-    yield from read_csv(skip_lines(stream, above), layout, piece.first + above)
+    yield from read_csv(skip_lines(stream, above, piece.file), layout, piece.first + above)
 
 
 # --- the cuts

@@ -14,10 +14,20 @@ import pyarrow as pa
 from recsys.data.sources.csv_rows import Readable
 from recsys.data.sources.detection import Compression
 from recsys.data.sources.files import Section
+from recsys.data.sources.limits import (
+    HEADER_LIMIT_BYTES,
+    LINE_LIMIT_BYTES,
+    Growth,
+    long_line,
+)
 from recsys.errors import RecsysError, UsageError
 
 _BOM = b"\xef\xbb\xbf"
 _DAMAGED = "recsys.damaged"
+_READ_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+# Of names of the net, of none, and of Python's own sources, whose escapes may be line ends.
+_NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
 
 
 def open_bytes(path: str, start: int, stop: int, compression: Compression | None) -> Readable:
@@ -33,7 +43,9 @@ def open_bytes(path: str, start: int, stop: int, compression: Compression | None
         RecsysError: The file can't be opened; or, while reading, is cut off.
     """
     section = Section(path, start, stop)
-    return section if compression is None else _Decompressed(path, section, compression)
+    if compression is None:
+        return section
+    return _Decompressed(path, section, compression, stop - start)
 
 
 def open_text(
@@ -67,17 +79,22 @@ def check_encoding(encoding: str, what: str) -> None:
         encoding: Its name.
         what: The part of `data` in the config that names it.
     """
-    try:
-        is_text = getattr(codecs.lookup(encoding), "_is_text_encoding", True)
-    except (LookupError, ValueError):
-        is_text = False
-    if not is_text:
+    if not _is_of_text(encoding):
         raise UsageError(
             "R255",
             f"data.{what}.csv.encoding must be an encoding of text that Python knows.",
             "Write for example utf-8, latin-1, cp1252 or utf-16.",
             encoding,
         )
+
+
+def _is_of_text(encoding: str) -> bool:
+    """Returns whether Python knows an encoding, and can go on behind damage in it."""
+    try:
+        known = codecs.lookup(encoding)
+    except (LookupError, ValueError):
+        return False
+    return getattr(known, "_is_text_encoding", True) and known.name not in _NOT_OF_FILES
 
 
 def is_utf8(encoding: str) -> bool:
@@ -94,9 +111,10 @@ def is_splittable(encoding: str) -> bool:
 class _Decompressed:
     """Decompresses a stream; names the file and how far it was good if that fails."""
 
-    def __init__(self, path: str, section: Section, compression: Compression) -> None:
+    def __init__(self, path: str, section: Section, compression: Compression, n_bytes: int) -> None:
         self._path, self._compression, self._n_read = path, compression, 0
         self._stream = _decompressor(section, compression)
+        self._growth = Growth(path, n_bytes)
 
     def read(self, size: int, /) -> bytes:
         try:
@@ -110,6 +128,7 @@ class _Decompressed:
                 str(error),
             ) from None
         self._n_read += len(data)
+        self._growth.add(len(data))
         return cast(bytes, data)
 
 
@@ -166,8 +185,9 @@ codecs.register_error(_DAMAGED, _mark_damage)
 
 def read_some(stream: Readable, size: int) -> bytes:
     """Returns the next bytes of a stream: `size` of them, or all where there are fewer."""
+    # A damaged length may ask for more than there is memory.
     parts, left = [], size
-    while left > 0 and (data := stream.read(left)):
+    while left > 0 and (data := stream.read(min(left, _READ_BYTES))):
         parts.append(data)
         left -= len(data)
     return b"".join(parts)
@@ -192,17 +212,45 @@ class Ahead:
         return data
 
 
-def split_line(stream: Readable, chunk: int = 1 << 16) -> tuple[bytes, Readable]:
-    """Returns the first line of a stream, with its line end, and the stream behind it."""
-    start = b""
-    while b"\n" not in start and (data := stream.read(chunk)):
-        start += data
-    line, end, rest = start.partition(b"\n")
+def split_line(
+    stream: Readable,
+    file: str = "The file",
+    line_number: int = 1,
+    limit_bytes: int = HEADER_LIMIT_BYTES,
+) -> tuple[bytes, Readable]:
+    """Returns the first line of a stream, with its line end, and the stream behind it.
+
+    Args:
+        stream: The text.
+        file: Its file, for the error.
+        line_number: Line that it stands at, for the error.
+        limit_bytes: Most bytes of the line, about.
+
+    Raises:
+        RecsysError: The line is longer than that.
+    """
+    parts, n_bytes = [], 0
+    while data := stream.read(_CHUNK_BYTES):
+        parts.append(data)
+        n_bytes += len(data)
+        if b"\n" in data:
+            break
+        if n_bytes > limit_bytes:
+            raise long_line(file, line_number, limit_bytes, b"".join(parts))
+    line, end, rest = b"".join(parts).partition(b"\n")
     return line + end, Ahead(rest, stream)
 
 
-def skip_lines(stream: Readable, n_lines: int) -> Readable:
-    """Returns a stream behind its first lines."""
-    for _ in range(n_lines):
-        _, stream = split_line(stream)
+def skip_lines(stream: Readable, n_lines: int, file: str = "The file") -> Readable:
+    """Returns a stream behind its first lines; at its end where it has no more.
+
+    Args:
+        stream: The text.
+        n_lines: How many.
+        file: Its file, for the error of a line that is too long.
+    """
+    for number in range(1, n_lines + 1):
+        line, stream = split_line(stream, file, number, LINE_LIMIT_BYTES)
+        if not line:
+            break
     return stream

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.csv_rows import Readable
 from recsys.data.sources.framing import FOOTER, HEADER, masked_crc
+from recsys.data.sources.limits import LINE_LIMIT_BYTES
 from recsys.data.sources.parquet_source import text_checked
 from recsys.data.sources.raw_batch import RawBatch, one_batch
 from recsys.data.sources.text import read_some
@@ -39,11 +40,13 @@ def read_tfrecord(file: str, stream: Readable, columns: Sequence[str]) -> Iterat
     """
     decoder = _new_decoder()
     records: list[tuple[int, bytes, bool]] = []
+    n_bytes = 0
     for number, (data, is_whole) in enumerate(read_records(file, stream), start=1):
         records.append((number, data, is_whole))
-        if len(records) == _RECORDS_OF_A_BATCH:
+        n_bytes += len(data)
+        if len(records) == _RECORDS_OF_A_BATCH or n_bytes >= LINE_LIMIT_BYTES:
             yield _batch(file, records, columns, decoder)
-            records = []
+            records, n_bytes = [], 0
     if records:
         yield _batch(file, records, columns, decoder)
 
@@ -52,7 +55,8 @@ def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
     """Yields each record, and whether its checksum is right.
 
     Raises:
-        RecsysError: A length is damaged, or the file is cut off.
+        RecsysError: A length is damaged or larger than `LINE_LIMIT_BYTES`, or the file is
+            cut off.
     """
     offset = 0
     while header := read_some(stream, HEADER.size):
@@ -61,6 +65,8 @@ def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
         length, crc = HEADER.unpack(header)
         if masked_crc(header[:8]) != crc:
             raise _lost(file, offset, "a damaged length")
+        if length > LINE_LIMIT_BYTES:
+            raise _lost(file, offset, f"a record of {length:,} bytes")
         data = read_some(stream, length)
         footer = read_some(stream, FOOTER.size)
         if len(footer) < FOOTER.size:
@@ -84,8 +90,13 @@ def feature_names(file: str, stream: Readable) -> list[str]:
     Raises:
         RecsysError: As `read_records`; or they are no tf.Examples.
     """
-    head = itertools.islice(read_records(file, stream), _RECORDS_OF_A_BATCH)
-    whole = [data for data, is_whole in head if is_whole]
+    whole: list[bytes] = []
+    n_bytes = 0
+    for data, is_whole in itertools.islice(read_records(file, stream), _RECORDS_OF_A_BATCH):
+        whole += [data] if is_whole else []
+        n_bytes += len(data)
+        if n_bytes >= LINE_LIMIT_BYTES:
+            break
     parts = [part for _, part in _decode(_new_decoder(), whole) if part is not None]
     if not parts:
         raise RecsysError(

@@ -1,0 +1,94 @@
+"""Files made to break a reader: a sentence or dead letters for each, in bounded time and memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hostile_files import FILES
+
+_SCRIPT = Path(__file__).parent / "test_hostile_scripts" / "read_hostile.py"
+_LIMIT_S, _LIMIT_BYTES = 20, 2 << 30
+# Their reading alone takes seconds; the others have the same guards in smaller files.
+_SLOW = frozenset(
+    {
+        "a bz2 bomb of good rows",
+        "an xz bomb of one line",
+        "a page of 1 GB in Parquet",
+        "200 million rows in 1 KB of Parquet",
+        "300 rows of 50 keys of their own",
+        "2,000 columns of Parquet",
+        "a line of 150 MB",
+        "an open quote before long lines",
+    }
+)
+
+
+def read_all(folder, names):
+    """Returns what came of each file, read in a process of its own; a crash leaves the rest out."""
+    done = subprocess.run(
+        [sys.executable, str(_SCRIPT), str(folder), *names],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    results = {(line["name"], line["way"]): line for line in lines if "way" in line}
+    last = lines[-1] if lines else {}
+    return results, f"ended with {done.returncode} at {last}: {done.stderr[-500:]}"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return read_all(tmp_path_factory.mktemp("hostile"), [n for n in FILES if n not in _SLOW])
+
+
+def see_read(file, result):
+    assert result["code"] == file.code, result["text"]
+    if file.code:
+        see_sentence(result["text"])
+    elif file.good is not None:
+        assert (result["good"], result["letters"]) == (file.good, dict(file.letters))
+
+
+def see_check(file, result):
+    assert result["code"] in file.check, result["text"]
+    if result["code"]:
+        assert result["exit"] in (1, 2)
+        see_sentence(result["text"])
+    see_plain(result["report"].replace("\n", ""))
+
+
+def see_sentence(text):
+    assert text.startswith("[R")
+    assert len(text) < 2000
+    see_plain(text)
+
+
+def see_plain(text):
+    assert text.isprintable(), text
+
+
+def see_bounds(result):
+    assert result["seconds"] < _LIMIT_S
+    assert result["peak"] < _LIMIT_BYTES
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in _SLOW])
+@pytest.mark.parametrize("way", ["read", "check"])
+def test_a_hostile_file_is_a_sentence_or_dead_letters(results, name, way):
+    found, end = results
+    assert (name, way) in found, end
+    see_bounds(found[name, way])
+    (see_read if way == "read" else see_check)(FILES[name], found[name, way])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(_SLOW))
+def test_a_large_hostile_file_is_a_sentence_or_dead_letters(tmp_path, name):
+    found, end = read_all(tmp_path, [name])
+    for way, see in (("read", see_read), ("check", see_check)):
+        assert (name, way) in found, end
+        see_bounds(found[name, way])
+        see(FILES[name], found[name, way])
