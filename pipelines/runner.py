@@ -158,7 +158,7 @@ class Runner(local_dag_runner.LocalDagRunner):
         deployment = runner_utils.extract_local_deployment_config(pipeline)
         connection = self._connection(deployment, name)
         steps = [node.pipeline_node.node_info.id for node in pipeline.nodes]
-        events.emit("run_started", steps=steps, root=str(self._root), name=name)
+        events.emit("run_started", steps=steps, root=str(self._root), name=name, run=run_id)
         with connection as handle:
             # In a database that roots share, ours is what has our name.
             own = name if connection.connection_config.HasField("mysql") else None

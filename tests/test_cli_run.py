@@ -20,6 +20,7 @@ from recsys.cli.run import follow, new_log
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
 from recsys.errors import RecsysError, UsageError
+from recsys.report.runs import RunRecord
 from recsys.training.told import note
 
 METRICS = {
@@ -412,6 +413,55 @@ def test_a_failed_run_is_one_sentence_and_the_path_of_the_log(child, small, capf
     log, sentence = printed.err.splitlines()
     assert log.startswith(f"Log: {tmp_path / 'runs' / 'logs'}")
     assert sentence == "[R320] A. B."
+
+
+LATER = "2099-01-01T00-00-00.000000Z"
+"""Id of a run that ended before the clock was set back."""
+
+
+def record_later_run(root):
+    record = RunRecord(root / "runs" / LATER)
+    record.start("small", ["Trainer"], 4_070_908_800.0)
+    record.end({"name": "small", "state": "finished", "started": 4_070_908_800.0, "blessed": True})
+
+
+def test_under_a_clock_that_was_set_back_no_other_run_is_told_as_tonights(
+    child, small, capfd, tmp_path
+):
+    record_later_run(tmp_path / "runs")
+    error = 'RecsysError("R320", "A.", "B.").to_json()'
+    child(f"""
+        from recsys.errors import RecsysError
+        emit("error", step=None, error={error})
+        sys.exit(1)
+    """)
+    assert run_main("run", str(small), "--json") == 1
+    night = json.loads(capfd.readouterr().out)["night"]
+    assert (night["run"], night["state"], night["error"]) == (None, "failed", "[R320] A. B.")
+
+
+def test_under_a_clock_that_was_set_back_a_failed_run_tells_of_itself(
+    child, small, capfd, tmp_path
+):
+    root, own = tmp_path / "runs", "2001-01-01T00-00-00.000000Z"
+    record_later_run(root)
+    child(f"""
+        from pathlib import Path
+        from recsys.errors import RecsysError
+        from recsys.report.runs import RunRecord
+        emit("run_started", steps=["Trainer"], root={str(root)!r}, name="small", run={own!r})
+        record = RunRecord(Path({str(root / "runs" / own)!r}))
+        record.start("small", ["Trainer"], 978307200.0)
+        error = RecsysError("R320", "A.", "B.")
+        record.end({{"name": "small", "started": 978307200.0, "state": "failed",
+                     "error": str(error), "step": "Trainer"}})
+        emit("error", step="Trainer", error=error.to_json())
+        sys.exit(1)
+    """)
+    assert run_main("run", str(small), "--json") == 1
+    night = json.loads(capfd.readouterr().out)["night"]
+    assert (night["run"], night["state"], night["step"]) == (own, "failed", "Trainer")
+    assert night["started"] == "2001-01-01T00:00:00Z"
 
 
 def test_a_root_that_cannot_be_a_folder_is_refused(small, capsys, tmp_path):

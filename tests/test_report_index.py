@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from recsys.report.index import write_index
 from recsys.report.runs import RunRecord, read_result, read_steps
 
 SCRIPT = "<script>alert('pwned')</script>"
-STEPS = ["InteractionGen", "DataGate", "Trainer", "Reporter"]
+STEPS = ["InteractionGen", "DataGate", "Trainer", "RetrievalEvaluator", "Reporter"]
+MODEL_STEPS = ("Trainer", "RetrievalEvaluator")
 
 
 def result(value: float, **changes: Any) -> dict[str, Any]:
@@ -54,12 +56,19 @@ class Root:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def record(self, day: int, content: dict[str, Any] | None, n_steps: int = 4) -> RunRecord:
+    def record(
+        self,
+        day: int,
+        content: dict[str, Any] | None,
+        n_steps: int = 5,
+        cached: Sequence[str] = (),
+    ) -> RunRecord:
         """Writes the record of the run of a day; None: it was killed."""
         record = RunRecord(self.path / "runs" / f"2026-02-{day:02}T01-00-00.000000Z")
         record.start("movies", STEPS, 1_769_907_600.0 + day * 86_400)
         for step in STEPS[:n_steps]:
-            record.step(step, "ran", "first run", 2.5, 0.0)
+            state = "cached" if step in cached else "ran"
+            record.step(step, state, "first run", 2.5, 0.0)
         if content is not None:
             record.end({**content, "started": 1_769_907_600.0 + day * 86_400})
             if content.get("report"):
@@ -105,6 +114,47 @@ def test_runs_stand_newest_first_with_what_came_of_them(root: Root) -> None:
     assert "<h2>3 runs</h2>" in page
 
 
+def points(page: str) -> int:
+    """Returns how many models are drawn in the first picture."""
+    picture = page.partition('<div class="wide">')[2].partition("</svg>")[0]
+    series = picture.rpartition('<g class="series s0">')[2]
+    return series.partition('<g class="mark">')[2].partition("</g>")[0].count("<circle")
+
+
+def test_a_cached_rerun_is_a_row_and_no_new_point(root: Root) -> None:
+    root.record(1, result(0.12))
+    root.record(2, result(0.13))
+    before = root.page()
+    root.record(3, result(0.13), cached=STEPS)
+    page = root.page()
+    newest, second, first = rows(page)
+    assert points(page) == points(before) == 2
+    assert "of the last 2 runs: first 0.120, last 0.130" in text_of(page)
+    assert "cached: no new model" in newest
+    assert "±0" not in newest
+    assert "cached" not in second + first
+    assert "<h2>3 runs</h2>" in page
+
+
+def test_a_model_that_is_measured_anew_in_the_same_way_is_no_new_point(root: Root) -> None:
+    root.record(1, result(0.12))
+    root.record(2, result(0.13))
+    root.record(3, result(0.13), cached=["Trainer"])
+    assert points(root.page()) == 2
+
+
+def test_the_first_measurement_of_a_model_that_an_earlier_run_trained_is_a_point(
+    root: Root,
+) -> None:
+    root.record(1, result(0.12))
+    failed = {"name": "movies", "state": "failed", "error": "no", "step": "RetrievalEvaluator"}
+    root.record(2, failed, n_steps=3)
+    root.record(3, result(0.13), cached=["Trainer"])
+    page = root.page()
+    assert points(page) == 2
+    assert "cached: no new model" not in page
+
+
 def test_a_failed_run_shows_its_error_and_what_was_rejected(root: Root) -> None:
     known = {"name": "movies", "seconds": 3.2, "rejected": {"users": {"read": 10, "rejected": 9}}}
     error = "[R241] Too many rows were rejected."
@@ -116,7 +166,7 @@ def test_a_failed_run_shows_its_error_and_what_was_rejected(root: Root) -> None:
 def test_a_killed_run_is_shown_as_interrupted(root: Root) -> None:
     root.record(1, None, n_steps=2)
     (row,) = rows(root.page())
-    assert "… interrupted It ended, or still is, in Trainer after 2 of 4 steps" in row
+    assert "… interrupted It ended, or still is, in Trainer after 2 of 5 steps" in row
     assert "5.0 s" in row
 
 

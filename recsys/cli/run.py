@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +34,7 @@ from recsys.run_lock import refuse_if_held
 from recsys.scratch import scratch_folder
 from recsys.stopping import StoppedError, signals_raised
 from recsys.telling.night import night_summary
-from recsys.telling.past import read_nights
+from recsys.telling.past import read_night
 
 RUNNER = "pipelines.local_runner"
 _POLL_S = 0.1
@@ -56,18 +56,21 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
     Raises:
         RecsysError: The run failed, with its own error where it gave one.
     """
-    started, began = time.monotonic(), time.time()
+    started = time.monotonic()
     path = path or default_config_path()
     config = load_config(path, overrides)
     require_pipeline()
     refuse_if_held(Path(config.root))
     log = new_log(Path(config.root))
     words = [RUNNER, str(path), *(word for one in overrides for word in ("--set", one))]
+    console = Console(stderr=True, highlight=False)
+    view = RunView(console)
     try:
-        summary = follow(words, log, Console(stderr=True, highlight=False))
+        summary = follow(words, log, console, view)
     except RecsysError as error:
         if as_json and not isinstance(error, BusyError):
-            print(json.dumps(_failed(config, error, began)))
+            seconds = round(time.monotonic() - started, 1)
+            print(json.dumps(_failed(config, error, seconds, view.run_id)))
         raise
     seconds = round(time.monotonic() - started, 1)
     show_result(_console(stderr=as_json), summary, seconds, log)
@@ -76,27 +79,23 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
         print(json.dumps({**result, "seconds": seconds, "night": summary.get("night")}))
 
 
-def _failed(config: Config, error: RecsysError, began: float) -> dict[str, Any]:
+def _failed(
+    config: Config, error: RecsysError, seconds: float, run_id: str | None
+) -> dict[str, Any]:
     """Returns what `--json` tells of a run that failed: no figures, and its summary.
 
     Args:
         config: The config of the run.
         error: Why it failed.
-        began: When the command was given [seconds since 1970].
+        seconds: How long it took [s].
+        run_id: Id of the run; None where it failed before it had one. No clock is asked:
+            one that was set back makes earlier runs look like later ones.
     """
     root = Path(config.root)
-    newest, _ = read_nights(root, 1)
-    known = newest and newest[0]["name"] == config.name and _since(newest[0], began)
     known_error = {"name": config.name, "state": "failed", "error": str(error)}
-    night = newest[0] if known else night_summary(None, known_error, root)
+    night = run_id and read_night(root, run_id)
     keys: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)
-    return {**keys, "seconds": round(time.time() - began, 1), "night": night}
-
-
-def _since(night: Mapping[str, Any], began: float) -> bool:
-    """Returns whether a run started after the command that may have started it."""
-    started = night["started"]
-    return started is not None and dt.datetime.fromisoformat(started).timestamp() >= int(began)
+    return {**keys, "seconds": seconds, "night": night or night_summary(None, known_error, root)}
 
 
 def require_pipeline() -> None:
@@ -128,7 +127,9 @@ def new_log(root: Path) -> Path:
     return path
 
 
-def follow(words: Sequence[str], log: Path, console: Console) -> dict[str, Any]:
+def follow(
+    words: Sequence[str], log: Path, console: Console, view: RunView | None = None
+) -> dict[str, Any]:
     """Runs `python -m words` and shows its events until it ends.
 
     SIGINT, SIGTERM and SIGHUP end the child with all its processes and then this
@@ -138,6 +139,7 @@ def follow(words: Sequence[str], log: Path, console: Console) -> dict[str, Any]:
         words: Module and arguments of the child.
         log: File for its stdout and stderr.
         console: Where the progress goes.
+        view: Shows the events there, and keeps what they brought; None: one of its own.
 
     Returns:
         The summary that the child gave with its `finished` event.
@@ -145,7 +147,7 @@ def follow(words: Sequence[str], log: Path, console: Console) -> dict[str, Any]:
     Raises:
         RecsysError: The child failed.
     """
-    view = RunView(console)
+    view = view or RunView(console)
     try:
         with (
             scratch_folder() as folder,

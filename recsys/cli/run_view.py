@@ -27,11 +27,13 @@ class RunView:
     Attributes:
         summary: What the `finished` event brought; None before it.
         error: The first error of the run; None without one.
+        run_id: Id of the run; None before it has one.
     """
 
     def __init__(self, console: Console) -> None:
         self.summary: dict[str, Any] | None = None
         self.error: RecsysError | None = None
+        self.run_id: str | None = None
         self._console = console
         self._bar = _bar(console) if console.is_terminal else None
         self._steps: list[str] = []
@@ -58,7 +60,7 @@ class RunView:
         match event["kind"]:
             case "run_started":
                 self._clear_bar()
-                self._steps = event["steps"]
+                self._steps, self.run_id = event["steps"], event.get("run")
                 self._say(Text(f"{event['name']}: {len(self._steps)} steps into {event['root']}"))
             case "step_started":
                 self._start(event["step"])

@@ -48,6 +48,7 @@ class ShownRun:
     spans: list[str]
     start: str
     version: str
+    is_rerun: bool
 
 
 def write_index(root: Path) -> Path:
@@ -89,8 +90,8 @@ def _parts(shown: Sequence[ShownRun]) -> list[tuple[str, Sequence[ShownRun]]]:
 
 
 def _shown(run: Run, earlier: Sequence[Run]) -> ShownRun:
-    value = run.value
-    before = next(_values(run, earlier), None)
+    value, is_rerun = run.value, run.is_rerun(earlier)
+    before = None if is_rerun else next(_values(run, earlier), None)
     apart = value / before - 1.0 if value is not None and before else None
     ends = run.measured.interval(run.metric) if run.measured else None
     return ShownRun(
@@ -111,6 +112,7 @@ def _shown(run: Run, earlier: Sequence[Run]) -> ShownRun:
         spans=spans_in_words(run.spans),
         start=run.start if run.metric else "",
         version=run.version,
+        is_rerun=is_rerun,
     )
 
 

@@ -39,7 +39,9 @@ class Histories:
 
 
 def draw_histories(runs: Sequence[Run]) -> list[Histories]:
-    """Returns the pictures of each pipeline that has measured a model twice.
+    """Returns the pictures of each pipeline that has measured two models.
+
+    A run that made no new model, because its steps were cached, is no point of them.
 
     Args:
         runs: All runs, the newest first.
@@ -47,6 +49,7 @@ def draw_histories(runs: Sequence[Run]) -> list[Histories]:
     Raises:
         MissingError: There is none.
     """
+    runs = [run for i, run in enumerate(runs) if not run.is_rerun(runs[i + 1 :])]
     newest = {run.name: run for run in reversed(runs) if run.value is not None}
     drawn = [
         _history(run, [one for one in runs if one.name == name]) for name, run in newest.items()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recsys.formats import count, is_number
+from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import MODEL, Evaluated, includes_repeats
 from recsys.report.page import read_part
 from recsys.report.runs import RUNS, read_result, read_steps
 from recsys.report.spans import spans_of
+
+_MADE = ("Trainer", "RetrievalEvaluator")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Run:
         spans: Names of its spans that are `new`, `late` and the like; None without spans.
         start: `warm` or `cold`; empty where nothing was trained.
         version: Number of the version that was pushed; empty where none was.
+        ran: Names of the steps that ran; those that were cached made nothing new.
     """
 
     id: str
@@ -50,12 +54,30 @@ class Run:
     spans: dict[str, list[str]] | None = None
     start: str = ""
     version: str = ""
+    ran: frozenset[str] = frozenset(_MADE)
 
     @property
     def value(self) -> float | None:
         """The deciding figure; None where there is none."""
         value = self.measured.figure(MODEL, self.metric) if self.measured else None
         return value if is_number(value) else None
+
+    def is_rerun(self, earlier: Sequence[Run]) -> bool:
+        """Returns whether an earlier run measured the same model, so that nothing is new.
+
+        Args:
+            earlier: The runs before this one, the newest first.
+        """
+        if self.value is None or "Trainer" in self.ran:
+            return False
+        is_measured_now = "RetrievalEvaluator" in self.ran
+        for other in earlier:
+            if self.is_like(other) and other.value is not None:
+                return True
+            # It made the model and didn't come to measure it.
+            if is_measured_now and other.name == self.name and "Trainer" in other.ran:
+                return False
+        return False
 
     def is_like(self, other: Run) -> bool:
         """Returns whether the figures of two runs can be set beside each other."""
@@ -111,7 +133,18 @@ def _ended(folder: Path, result: Mapping[str, Any], root: Path) -> Run:
         spans=spans_of(result.get("spans")),
         start=_start(result),
         version=str(result.get("pushed") or "").rpartition("/")[2],
+        ran=_ran(folder),
     )
+
+
+def _ran(folder: Path) -> frozenset[str]:
+    """Returns which of the steps that make something new were not cached."""
+    try:
+        steps = read_steps(folder).steps
+    except MissingError:
+        return frozenset(_MADE)
+    cached = {step.name for step in steps if step.state == "cached"}
+    return frozenset(_MADE) - cached
 
 
 def _start(result: Mapping[str, Any]) -> str:

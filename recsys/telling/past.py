@@ -8,9 +8,11 @@ from typing import Any
 
 from recsys.errors import BusyError
 from recsys.report.artifacts import MissingError
-from recsys.report.runs import RUNS, read_result, read_steps
+from recsys.report.runs import RESULT, RUNS, read_result, read_steps
 from recsys.run_lock import refuse_if_held
 from recsys.telling.night import night_summary
+
+_UNREADABLE = (MissingError, OSError, LookupError, TypeError, ValueError, AttributeError)
 
 
 def read_nights(
@@ -32,9 +34,22 @@ def read_nights(
             break
         try:
             nights.append(_read(folder, root))
-        except (MissingError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except _UNREADABLE as error:
             damaged.append((f"{RUNS}/{folder.name}", str(error)))
     return nights, damaged
+
+
+def read_night(root: Path, run_id: str) -> dict[str, Any] | None:
+    """Returns the summary of one run; None where it left no record, or a damaged one.
+
+    Args:
+        root: Folder of everything that the runs write.
+        run_id: Id of the run.
+    """
+    try:
+        return _read(root / RUNS / run_id, root)
+    except _UNREADABLE:
+        return None
 
 
 def _newest_first(root: Path) -> Iterator[Path]:
@@ -52,7 +67,9 @@ def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
     told = read_steps(folder)
     n_done, n_all = len(told.steps), len(told.planned)
     step = told.planned[n_done] if n_done < n_all else None
-    runs_now = _is_held(root) and folder == next(_newest_first(root))
+    # Of those without a result: a clock that was set back makes ended runs look newer.
+    unfinished = (one for one in _newest_first(root) if not (one / RESULT).exists())
+    runs_now = _is_held(root) and folder == next(unfinished)
     return {
         "name": told.name,
         "started": told.started,
