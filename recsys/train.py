@@ -88,8 +88,19 @@ def train(
 
 
 def _with_histories(stage: TrainStage, store: InteractionStore) -> TrainStage:
-    """Returns the stage with `model.history_of` as the order of the events asks for."""
+    """Returns the stage with `model.history_of` as the order of the events asks for.
+
+    Raises:
+        UsageError: The past is asked for, and the events have no order.
+    """
     has_order = store.split.order != "none"
+    if stage.model.history_of == "past" and not has_order:
+        raise UsageError(
+            "R336",
+            "model.history_of: past needs events that have an order.",
+            "Leave model.history_of out, or set it to others.",
+            store.split.text,
+        )
     history_of = stage.model.history_of or ("past" if has_order else "others")
     model = stage.model.model_copy(update={"history_of": history_of})
     return stage.model_copy(update={"model": model})

@@ -153,6 +153,17 @@ def test_a_model_of_another_split_is_not_measured(unordered, tmp_path):
     assert '"split": "random"' in str(caught.value)
 
 
+def test_an_order_that_is_not_there_can_not_be_asked_for(unordered, tmp_path):
+    out, store = unordered
+    with pytest.raises(RecsysError) as caught:
+        protocol_of(store, "each_moment")
+    assert caught.value.code == "R413"
+    past = TRAINED.model_copy(update={"model": ModelConfig(dim=4, history_of="past")})
+    with pytest.raises(RecsysError) as caught:
+        train(past, out / "data", tmp_path / "model")
+    assert caught.value.code == "R336"
+
+
 def test_a_training_goes_on_from_nothing_unless_split_by_time(unordered, tmp_path):
     out, _ = unordered
     summary = train(TRAINED, out / "data", tmp_path / "model", base=out / "model")

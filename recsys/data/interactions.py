@@ -238,7 +238,9 @@ def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
     Returns:
         The rows kept, and how many were dropped.
     """
-    return keep_first(table, duplicate_keys(table.column_names))
+    keys = duplicate_keys(table.column_names)
+    kept, n_dropped = keep_first(table, keys)
+    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
 
 
 def duplicate_keys(columns: Collection[str]) -> list[str]:

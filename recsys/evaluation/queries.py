@@ -9,7 +9,7 @@ import numpy as np
 
 from recsys.data.event_log import newest_first
 from recsys.data.store import InteractionStore
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.ragged import Ragged, ranges
 
 Protocol = Literal["each_moment", "at_cut"]
@@ -55,8 +55,21 @@ class Queries:
 
 
 def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
-    """Returns the protocol that is asked by: the one chosen, or the one that fits the split."""
-    by_default: Protocol = "each_moment" if store.split.split in ("time", "last_out") else "at_cut"
+    """Returns the protocol that is asked by: the one chosen, or the one that fits the split.
+
+    Raises:
+        UsageError: Each moment was chosen, and nothing says that held-out events come after
+            what is known.
+    """
+    split, order = store.split.split, store.split.order
+    if chosen == "each_moment" and (split == "random" or order == "none"):
+        raise UsageError(
+            "R413",
+            "evaluate.query: each_moment needs held-out events that come after what is known.",
+            "Leave evaluate.query out, or set it to at_cut.",
+            store.split.text,
+        )
+    by_default: Protocol = "each_moment" if split in ("time", "last_out") else "at_cut"
     return chosen or by_default
 
 
