@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.extend(
     str(Path(__file__).parent / f"test_{name}_scripts")
     for name in (
+        "data",
         "embedding",
         "batches",
         "baselines",
