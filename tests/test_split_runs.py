@@ -81,7 +81,14 @@ def test_data_without_times_go_from_check_to_a_recommendation(
         "model": {"dim": 8, "history": 5, "widths": [16]},
         "train": {"batch_size": 32, "epochs": 2, "validation": {"share": 0.1}},
         "evaluate": {"k": [5], "baselines": ["popularity"]},
-        "bless": {"metric": "recall@5", "at_least": 0.001, "over": {}, "over_blessed": 0.0},
+        "bless": {
+            "metric": "recall@5",
+            "at_least": 0.001,
+            "over": {},
+            "over_blessed": 0.0,
+            "over_strongest": 0.0,
+            "sure_loss": "allow",
+        },
     }
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     capsys.readouterr()
