@@ -181,6 +181,39 @@ def test_a_test_file_of_lightgcn_is_held_out(tmp_path, capsys):
     assert Path(str(config.files)).name == "train.txt"
 
 
+@pytest.mark.parametrize("separator", [" ", ",", "|"])
+def test_a_column_of_lists_is_the_item_where_no_other_is(tmp_path, capsys, separator):
+    rows = [f'u{u},"{separator.join(str(7 * u + k) for k in range(u % 5 + 1))}"' for u in range(90)]
+    (tmp_path / "f.csv").write_text("\n".join(["user_id,history", *rows]) + "\n")
+    path = check(tmp_path, tmp_path / "f.csv")
+    result = json.loads(capsys.readouterr().out)
+    assert roles(result) == {"user": "user_id", "item": "history"}
+    assert result["explode"] == {"column": "history", "separator": separator}
+    assert counted(load_config(path).data.interactions)[0] == sum(u % 5 + 1 for u in range(90))
+
+
+def test_columns_without_names_make_features_of_different_names(tmp_path, capsys):
+    """MovieLens 100K: no headers at all; ids, and what is known of them, in three files."""
+    events = [f"{7 * n % 90 + 1}\t{11 * n % 170 + 1}\t{n % 5 + 1}\t{880_000_000 + 999 * n}"
+              for n in range(3000)]  # fmt: skip
+    items = [
+        f"{i}|Café {i} (1995)|{i % 28 + 1:02d}-Jan-1995||http://x.org/M/{i}|{i % 2}|{i % 3 // 2}"
+        for i in range(1, 171)
+    ]
+    users = [f"{u}|{u % 50 + 10}|{'MF'[u % 2]}|writer{u % 4}|{10_000 + u}" for u in range(1, 91)]
+    for name, rows in (("u.data", events), ("u.item", items), ("u.user", users)):
+        (tmp_path / name).write_bytes("".join(f"{row}\n" for row in rows).encode("latin-1"))
+    files = [tmp_path / name for name in ("u.data", "u.item", "u.user")]
+    path = check(tmp_path, files[0], "--items", files[1], "--users", files[2])
+    result = json.loads(capsys.readouterr().out)
+    assert roles(result) == {"user": "c1", "item": "c2", "rating": "c3", "timestamp": "c4"}
+    data = load_config(path).data
+    assert {one.column: one.kind for one in data.items.features} == {
+        "c2": "words", "c3": "date", "c6": "category", "c7": "category",
+    }  # fmt: skip
+    assert len({one.name for one in (*data.items.features, *data.users.features)}) == 8
+
+
 # --- what decides: the values of ids, and the bulk of times
 
 

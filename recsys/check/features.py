@@ -18,7 +18,10 @@ _MOST_NUMBERS = 20
 
 
 def find_features(
-    profiles: Mapping[str, Profile], used: Iterable[str], types: Mapping[str, str]
+    profiles: Mapping[str, Profile],
+    used: Iterable[str],
+    types: Mapping[str, str],
+    taken: Iterable[str] = (),
 ) -> tuple[list[Feature], dict[str, str]]:
     """Returns the features that columns make, and why others make none.
 
@@ -26,10 +29,11 @@ def find_features(
         profiles: The columns.
         used: Columns that aren't asked: the id's.
         types: Types that the header tells, by column, as RecBole writes them.
+        taken: Names that other features have.
     """
     features: list[Feature] = []
     left_out: dict[str, str] = {}
-    names = set(RESERVED_FEATURE_NAMES)
+    names = {*RESERVED_FEATURE_NAMES, *taken}
     for one in profiles.values():
         if one.name in used:
             continue

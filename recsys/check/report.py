@@ -77,8 +77,11 @@ def look(
         for what, pattern in side_patterns.items()
     }
     overlaps = _overlaps(profiles, looked, given)
-    roles = find_roles(profiles, given, _hints(overlaps))
-    sides = {what: find_side(what, side, roles, overlaps[what]) for what, side in looked.items()}
+    roles = find_roles(profiles, given, _hints(understood, profiles, overlaps))
+    sides: dict[str, Side] = {}
+    for what, side in looked.items():
+        names = [one.name for other in sides.values() for one in other.features]
+        sides[what] = find_side(what, side, roles, overlaps[what], names)
     undecided = [*roles.undecided.values(), *_undecided_ids(sides, roles)]
     options = list(roles.options.values())
     config = findings = split = None
@@ -127,9 +130,16 @@ def _overlaps(
     return found
 
 
-def _hints(overlaps: Mapping[str, Overlap | None]) -> dict[str, Role]:
-    """Returns the columns that the values of catalogues speak for, by role."""
-    return {
+def _hints(
+    understood: Understood,
+    profiles: Mapping[str, Profile],
+    overlaps: Mapping[str, Overlap | None],
+) -> dict[str, Role]:
+    """Returns the columns that lists of events and values of catalogues speak for, by role."""
+    events = understood.source.explode
+    listed = events is not None and events.column in profiles
+    hints = {"item": Role(events.column, "its lists hold the events")} if events and listed else {}
+    return hints | {
         ROLE[what]: Role(one.column, f"{one.share:.0%} of its values are in the {what}' file")
         for what, one in overlaps.items()
         if one is not None

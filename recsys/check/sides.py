@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from recsys.check.dialect import Understood
 from recsys.check.features import find_features
@@ -44,7 +44,9 @@ class Side:
     ids: Ids | None = None
 
 
-def find_side(what: str, looked: Looked, roles: Roles, overlap: Overlap | None) -> Side:
+def find_side(
+    what: str, looked: Looked, roles: Roles, overlap: Overlap | None, taken: Iterable[str]
+) -> Side:
     """Returns what files of items or of users hold.
 
     Args:
@@ -52,6 +54,7 @@ def find_side(what: str, looked: Looked, roles: Roles, overlap: Overlap | None) 
         looked: How they are written, and their columns.
         roles: Which column of the interactions is what.
         overlap: The columns with the same ids, where that is clear.
+        taken: Names that features of the other side have.
     """
     understood, profiles = looked
     theirs = roles.found.get(ROLE[what])
@@ -62,7 +65,7 @@ def find_side(what: str, looked: Looked, roles: Roles, overlap: Overlap | None) 
         id_ = _named_id(ROLE[what], profiles, theirs)
     title = _title(profiles, id_) if what == "items" else None
     used = [] if id_ is None else [id_.column]
-    features, left_out = find_features(profiles, used, understood.types)
+    features, left_out = find_features(profiles, used, understood.types, taken)
     return Side(understood, profiles, id_, title, features, left_out)
 
 
