@@ -11,10 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage, ModelConfig, TrainStage
+from recsys.config import (
+    BlessConfig,
+    EvaluateConfig,
+    EvaluateStage,
+    ModelConfig,
+    TrainConfig,
+    TrainStage,
+    ValidationConfig,
+)
 from recsys.config_file import load_config
 from recsys.data.catalogue import Catalogue
-from recsys.data.store import write_store
+from recsys.data.held_back import training_events
+from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
@@ -22,6 +31,7 @@ from recsys.evaluation.ranking import DotProducts, rank
 from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.ragged import Ragged
+from recsys.training.validation import Validation
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4
 PROTOCOLS = ("each_moment", "at_cut")
@@ -250,6 +260,23 @@ def test_a_mean_of_the_history_finds_no_repeats_that_are_masked(monkeypatch, nat
     masked = rank(scorer, lists[1], lists[0], is_item, 1)
     assert (free.ranks == 1).mean() > 0.2
     assert (masked.ranks == masked.n_ranked[lists[1].owner()] + 1).all()
+
+
+def test_validation_in_training_goes_by_the_same_rule(world):
+    validation = ValidationConfig(share=0.3)
+    log = InteractionStore.open(world[0] / "store").train
+    events = training_events(log, TrainConfig(validation=validation))
+    known, user = TowerInputs.open(world[0]), log.user_index(events.held)
+    n_again, n_all = 0, 0
+    for place, one in zip(events.held.tolist(), user.tolist(), strict=True):
+        own = slice(*log.offsets[one : one + 2].tolist())
+        earlier = np.asarray(log.timestamp[own]) < log.timestamp[place]
+        n_again += log.item_row[place] in log.item_row[own][earlier]
+        n_all += 1
+    assert n_again > 0
+    for repeats, expected in ("exclude", n_all - n_again), ("include", n_all):
+        asked = Validation(events, known, TRAINED.model, validation, repeats=repeats)
+        assert len(asked.queries.positives.rows) == expected
 
 
 def test_nothing_but_repeats_is_an_error_with_a_cure(world, tmp_path):
