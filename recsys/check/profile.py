@@ -25,7 +25,7 @@ _EXACT = 1 << 20
 _KEPT = 1 << 16
 _MOST_VALUES = 200
 _EXAMPLES = 3
-_SAMPLE = 2000
+_SAMPLE, _SAMPLE_CHARACTERS = 2000, 1 << 22
 _URL = r"^\s*(https?://|www\.)\S+$"
 _ASIN = r"^(B0[0-9A-Z]{8}|[0-9]{9}[0-9X])$"
 
@@ -152,7 +152,7 @@ class Profile:
             self.n_characters += pc.sum(pc.utf8_length(values)).as_py() or 0
         if self.kind in ("text", "list"):
             self.n_urls += _n_matching(values, _URL)
-        if len(self.sample) < _SAMPLE:
+        if len(self.sample) < _SAMPLE and sum(map(len, self.sample)) < _SAMPLE_CHARACTERS:
             new = pc.unique(values.slice(0, 10 * _SAMPLE)).to_pylist()
             self.sample = list(dict.fromkeys([*self.sample, *new]))[:_SAMPLE]
         if self.has_all_values:

@@ -21,6 +21,7 @@ _BULK_AFTER = 631_152_000
 _LATER_THAN = 788_918_400
 """1995 [seconds since 1970]: numbers from here to now are seldom anything but times."""
 _NEARLY_ALL = 0.9
+_LONGEST = 64
 
 _DAYS = [
     *(f"{a}{sign}{b}{sign}{c}" for sign in "/-." for a, b, c in (
@@ -69,10 +70,12 @@ def find_formats(texts: pa.Array) -> tuple[str, ...]:
         texts: Different texts `[n]`.
     """
     few = texts.slice(0, 8).to_pylist()
+    if not few or max(map(len, few)) > _LONGEST:
+        return ()
     shares = {
         format_: 1.0 - written_times(texts, format_).null_count / len(texts)
         for format_, pattern in _patterns().items()
-        if few and sum(pattern.match(text) is not None for text in few) >= 0.5 * len(few)
+        if sum(pattern.match(text) is not None for text in few) >= 0.5 * len(few)
     }
     best = max(shares.values(), default=0.0)
     if best < _NEARLY_ALL:
