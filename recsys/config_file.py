@@ -10,16 +10,20 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
-import yaml
 
 from recsys.config import Config, StageT, Strict, stage_of
+from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
 from recsys.errors import ConfigError
 
+_LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
+_MOST_PROBLEMS = 3
+_LONGEST_MESSAGE = 500
 _PATH_KEYS = (
     ("root",),
     ("data", "interactions", "files"),
@@ -58,7 +62,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
         return Config.model_validate_json(json.dumps(raw))
     except pydantic.ValidationError as error:
-        raise _as_config_error(path, error) from None
+        raise _as_config_error(path, error, raw) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(
             "R103",
@@ -85,7 +89,7 @@ def load_stage(path: Path, kind: type[StageT]) -> StageT:
     try:
         return kind.model_validate_json(json.dumps(raw))
     except pydantic.ValidationError as error:
-        raise _as_config_error(path, error) from None
+        raise _as_config_error(path, error, raw) from None
 
 
 def default_config_path() -> Path:
@@ -101,53 +105,43 @@ def default_config_path() -> Path:
     return path
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number, as in YAML 1.2, and no key comes twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Returns the map of `node`; YAML's own would keep the last of equal keys."""
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} comes twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"),
-    list("-+.0123456789"),
-)
-
-
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_text(path: Path) -> str:
+    """Returns the text of a regular file; a pipe or a device may never end."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError("no regular file")
+            return file.read(_LONGEST_BYTES + 1).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise ConfigError(
             "R101",
             f"Config {str(path)!r} must be a readable text file.",
             "Name an existing YAML file, as in configs/movielens_small.yaml.",
             getattr(error, "strerror", None) or str(error),
         ) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
     try:
-        raw = _parse_yaml(text)
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        place = f", line {where.line + 1}, column {where.column + 1}" if where else ""
+        raw = parse_yaml(text)
+    except NotPlain as problem:
+        raise ConfigError(
+            "R103",
+            f"Config {str(path)!r}{problem.place} must hold only text, numbers, lists and maps.",
+            "Quote dates and other special YAML values.",
+            problem.problem,
+        ) from None
+    except YamlProblem as problem:
         raise ConfigError(
             "R102",
-            f"Config {str(path)!r}{place} must be YAML.",
+            f"Config {str(path)!r}{problem.place} must be YAML.",
             "Check the keys, the indentation, the quotes and the colons there.",
-            getattr(error, "problem", None) or str(error),
+            problem.problem,
         ) from None
     if not isinstance(raw, dict):
         raise ConfigError(
@@ -188,10 +182,10 @@ def _apply_override(changed: dict[str, Any], override: str) -> None:
             override,
         )
     try:
-        value = _parse_yaml(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except YamlProblem as problem:
         raise ConfigError(
-            "R104", f"The value of --set {path} must be YAML.", "Quote it.", text
+            "R104", f"The value of --set {path} must be YAML: {problem.problem}.", "Quote it.", text
         ) from None
     part = changed
     for key in keys[:-1]:
@@ -224,10 +218,12 @@ def _rename(raw: dict[str, Any]) -> None:
         raw["evaluate"] = {key: evaluate[key] for key in evaluate if key != "mask_seen"}
 
 
-def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    more = f" ({error.error_count() - 1} more problems)" if error.error_count() > 1 else ""
+def _as_config_error(
+    path: Path, error: pydantic.ValidationError, raw: Mapping[str, Any]
+) -> ConfigError:
+    problems = error.errors(include_url=False)
+    first, where = problems[0], _config_path(problems[0], raw)
+    more = _more(problems, raw)
     if first["type"] == "extra_forbidden":
         allowed = _allowed_keys(first["loc"][:-1])
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
@@ -247,10 +243,44 @@ def _as_config_error(path: Path, error: pydantic.ValidationError) -> ConfigError
     subject = f"{where!r}: " if where else ""
     return ConfigError(
         "R107",
-        f"Config {str(path)!r}: {subject}{first['msg']}{more}.",
+        f"Config {str(path)!r}: {subject}{_expected(first)}{more}.",
         f"Correct {where or 'it'} in the file, or with --set.",
         ... if not where else _shown_input(first),
     )
+
+
+def _more(problems: Sequence[Any], raw: Mapping[str, Any]) -> str:
+    """Returns the other problems of a config in brackets: a few, and how many more."""
+    others: dict[str, str] = {}
+    for problem in problems[1:]:
+        others.setdefault(_config_path(problem, raw), _expected(problem))
+    others.pop(_config_path(problems[0], raw), None)
+    if not others:
+        return ""
+    shown = [f"{where}: {expected}" for where, expected in others.items()][:_MOST_PROBLEMS]
+    n_left = len(others) - len(shown)
+    return f" (also {'; '.join(shown)}{f'; and {n_left} more problems' if n_left else ''})"
+
+
+def _expected(problem: Any) -> str:
+    """Returns what a value should be, on one line."""
+    if problem["type"] == "extra_forbidden":
+        return "there is no such key"
+    text = " ".join(str(problem["msg"]).removeprefix("Value error, ").split())
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[: _LONGEST_MESSAGE - 1]}…"
+
+
+def _config_path(problem: Any, raw: Any) -> str:
+    """Returns a place as the config has it; pydantic's also names the kinds of a union."""
+    keys: list[str] = []
+    for key in problem["loc"]:
+        is_key = isinstance(raw, dict) and key in raw
+        if is_key or (isinstance(raw, list) and isinstance(key, int) and key < len(raw)):
+            raw = raw[key]
+            keys.append(str(key))
+    if problem["type"] == "missing":
+        keys.append(str(problem["loc"][-1]))
+    return ".".join(keys)
 
 
 def _shown_input(problem: Mapping[str, Any]) -> Any:

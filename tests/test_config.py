@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -285,7 +287,87 @@ def test_rules_that_cannot_be_judged_are_refused(small, overrides, words):
 
 
 def test_several_problems_are_counted(small):
-    assert "(1 more problems)" in str(refusal(small, "train.epochs=0", "train.seed=-1"))
+    text = str(refusal(small, "train.epochs=0", "train.seed=-1"))
+    assert "(also train.seed: Input should be greater than or equal to 0)" in text
+    many = [f"train.unknown_{k}=1" for k in range(8)]
+    text = str(refusal(small, "train.epochs=0", *many))
+    assert "train.unknown_0: there is no such key" in text
+    assert "and 5 more problems" in text
+
+
+def test_a_problem_of_a_union_is_named_by_the_path_in_the_config(small):
+    text = str(refusal(small, "data.interactions.files={}"))
+    assert "'data.interactions.files': " in text
+    assert "tuple[" not in text
+
+
+def _merge_bomb():
+    lines = ["a0: &a0 {x: 1}"]
+    for k in range(1, 40):
+        lines.append(f"a{k}: &a{k}\n  <<: [{', '.join([f'*a{k - 1}'] * 9)}]\n  k{k}: 1")
+    return "\n".join(lines) + "\n"
+
+
+def _alias_bomb():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 40)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        (_alias_bomb(), "R102", "aliases stand for more than"),
+        (_merge_bomb(), "R102", "aliases stand for more than"),
+        ("a: &a [*a]\n", "R102", "line 1, column 4"),
+        ("name: x\nroot: 2024-99-99\n", "R102", "line 2, column 7"),
+        ("name: !!int abc\n", "R102", "line 1, column 7"),
+        ("name: !!float abc\n", "R102", "'abc' is no float"),
+        ("name: !!bool abc\n", "R102", "'abc' is no bool"),
+        ("name: !!timestamp abc\n", "R102", "'abc' is no timestamp"),
+        ("name: !!binary abc\n", "R102", "base64"),
+        ("name: " + "9" * 5000 + "\n", "R102", "too long"),
+        ("name: 1" + ":1" * 5000 + "\n", "R102", "too long"),
+        ("name: 1e5-run\n", "R107", "String should match pattern"),
+        ("a: " + "[" * 500 + "]" * 500 + "\n", "R102", "nested more than 50 deep"),
+        ("a: " + "{b: " * 500 + "\n", "R102", "nested more than 50 deep"),
+        ("- " * 5000 + "\n", "R102", "nested more than 50 deep"),
+        ("name: \x1b[31mred\n", "R102", r"line 1, column 7"),
+        ('name: "\\ud800"\n', "R103", "half a character"),
+        ("name: !!set {a, b}\n", "R103", "is a set"),
+        ("# " + "x" * (3 << 20) + "\nname: x\n", "R102", "characters"),
+    ],
+)
+def test_hostile_yaml_is_one_sentence_with_its_place(tmp_path, content, code, words):
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert time.monotonic() - began < 20
+    assert caught.value.code == code
+    assert words in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("value", ["2024-99-99", "!!int x", "[" * 500, "&a [*a]", "\x1b[31m"])
+def test_a_hostile_override_is_one_sentence(small, value):
+    error = refusal(small, f"name={value}")
+    assert error.code == "R104"
+    assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_no_config(tmp_path, kind):
+    path = tmp_path / "config.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(ConfigError, match="R101"):
+        load_config(path)
 
 
 def test_a_config_cannot_be_changed(small):
