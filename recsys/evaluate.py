@@ -266,14 +266,14 @@ class _Evaluation:
         measured = {MODEL: self._measure(MODEL, case, model)}
         baselines, _ = self._baselines(case, [_POPULARITY])
         figures = Figures(self.stage, case, measured | baselines)
-        found = {
+        part = {
             **self._counts(questions),
             "metrics": figures.metrics(MODEL),
             "intervals": figures.intervals(),
             "baselines": {name: figures.metrics(name) for name in baselines},
             "comparisons": figures.comparisons(),
         }
-        return {protocol: found}
+        return {protocol: part}
 
     def _counts(self, questions: _Questions) -> dict[str, Any]:
         queries, repeats = questions.queries, questions.repeats

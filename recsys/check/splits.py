@@ -55,9 +55,9 @@ def propose(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Prop
     """
     if config.columns.timestamp is not None:
         return Proposal("time", "there are times")
-    named = _named_parts(config, profiles) or _named_files(config)
-    if named is not None:
-        return named
+    by_name = _named_parts(config, profiles) or _named_files(config)
+    if by_name is not None:
+        return by_name
     if config.columns.rating is None and config.columns.weight is None and _stands_in_order(config):
         return Proposal(
             "last_out",
@@ -90,22 +90,22 @@ def timed(proposal: Proposal, first: int | None, last: int | None) -> Proposal:
 
 def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal | None:
     """Returns the split by a column whose values are names of parts."""
-    for one in profiles.values():
-        if not one.has_all_values:
+    for profile in profiles.values():
+        if not profile.has_all_values:
             continue
-        values = {str(value): str(value).strip().lower() for value in one.values or ()}
+        values = {str(value): str(value).strip().lower() for value in profile.values or ()}
         held = [value for value, word in values.items() if word in _HELD]
         tried = [value for value, word in values.items() if word in _TRIED]
         trained = [value for value, word in values.items() if word in _TRAINED]
-        is_part = set(words_of(one.name)) & _PART_WORDS or len(values) > 1
+        is_part = set(words_of(profile.name)) & _PART_WORDS or len(values) > 1
         known = [*held, *tried, *trained]
         if not (is_part and trained and (held or tried) and len(known) == len(values)):
             continue
         trained += tried if held else []
-        columns = config.columns.model_copy(update={"part": one.name})
+        columns = config.columns.model_copy(update={"part": profile.name})
         parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or tried)}
         return Proposal(
-            "given", "a column names the parts", {"columns": columns, **parts}, one.name
+            "given", "a column names the parts", {"columns": columns, **parts}, profile.name
         )
     return None
 
@@ -136,7 +136,7 @@ def _stands_in_order(config: InteractionsConfig) -> bool:
     n_runs = 1 + int((~is_same).sum())
     if n_runs > 1.01 * len(np.unique(user)) or not is_same.any():
         return False
-    return min(_descents(one, is_same) for one in _sortable(items)) >= _LEAST_DESCENTS
+    return min(_descents(ranks, is_same) for ranks in _sortable(items)) >= _LEAST_DESCENTS
 
 
 def _first_ids(config: InteractionsConfig) -> tuple[pa.Array, pa.Array]:

@@ -53,7 +53,8 @@ def too_few_days(n_positives: int, n_days: int) -> RecsysError:
     return RecsysError(
         "R207",
         f"The positives must lie on at least {MIN_DAYS} UTC days, to be split by time.",
-        "Name more data, or lower data.interactions.positive_at_least.",
+        "Name more data, lower data.interactions.positive_at_least, or set data.split to last_out"
+        " or random.",
         f"{n_positives} positives on {n_days} days",
     )
 
