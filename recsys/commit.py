@@ -21,7 +21,9 @@ def commit_text(text: str, final: Path) -> None:
     """Writes a text file in one step, over an older one; it is on the disk on return."""
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # Never through a link.
+            file.write(text)
         commit_file(temporary, final)
     except BaseException:
         with suppress(OSError):  # A full disk gets its space back.

@@ -421,3 +421,13 @@ def run_main(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     return int(caught.value.code or 0)
+
+
+def test_a_page_is_not_written_through_a_link(store, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("theirs")
+    (store.root / f".index.html.{os.getpid()}").symlink_to(outside)
+    (store.root / "runs").mkdir()
+    clean(config_of(store.root, runs=1), apply=True)
+    assert (store.root / "index.html").read_text().startswith("<!doctype html>")
+    assert outside.read_text() == "theirs"

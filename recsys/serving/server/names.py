@@ -75,10 +75,14 @@ class Names:
 
     def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items with the most training events whose id or title has all `words`."""
-        has = pa.array(self.items.has_id())
-        for word in words.lower().split():
-            has = pc.and_(has, pc.match_substring(self.lower_titles, word))
-        rows = np.flatnonzero(has.to_numpy(zero_copy_only=False))
+        has_id = self.items.has_id()
+        rows, texts = np.arange(len(has_id)), self.lower_titles
+        # The longest first, and only in what is left: a client may send hundreds of words.
+        for word in sorted(set(words.lower().split()), key=len, reverse=True):
+            matches = pc.match_substring(texts, word)
+            rows = rows[matches.to_numpy(zero_copy_only=False)]
+            texts = texts.filter(matches)
+        rows = rows[has_id[rows]]
         return self.shown(_best(rows, self.items.row_counts[rows], n))
 
     def item_rows(self, ids: Sequence[str]) -> list[int]:
