@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from recsys import formats
+from recsys.report.evaluated import repeats_in_words
 from recsys.report.neighbours import _nearest
 from recsys.report.pictures.cloud import draw_cloud
 from recsys.report.pictures.curve import draw_curve, thin_out
@@ -250,3 +251,20 @@ def test_nearest_of_two_items_is_the_other_one() -> None:
     rows, cosines = _nearest(np.eye(3, dtype=np.float32), np.array([1]), is_item)
     assert rows.tolist() == [[2]]
     assert cosines.tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "1,234 held-out events (5.0 %) repeat an item that its user had seen: left out of"
+             " all figures, and 17 queries with no other answer (repeats: exclude)."),
+        ({"repeats": "include"}, "1,234 held-out events (5.0 %) repeat an item that its user had"
+                                 " seen: counted like others"),
+    ],
+    ids=["exclude", "include"],
+)  # fmt: skip
+def test_repeats_are_counted_in_a_sentence(changed, said):
+    counts = {"repeated_positives": 1234, "repeated_share": 0.05, "repeat_only_queries": 17}
+    text = repeats_in_words({"repeats": "exclude", **counts, **changed})
+    assert said in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert repeats_in_words({"repeats": "exclude", **counts, "repeated_positives": 0}) == ""

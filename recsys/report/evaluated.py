@@ -154,16 +154,19 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
     n_repeated = part.get("repeated_positives")
     if not is_number(n_repeated) or not n_repeated:
         return ""
-    events = counted(n_repeated, "held-out event repeats", "held-out events repeat")
     known_share = part.get("repeated_share")
     of_all = f" ({share(known_share)})" if is_number(known_share) else ""
+    events = counted(n_repeated, "held-out event", "held-out events")
+    repeat = "repeats" if n_repeated == 1 else "repeat"
     if includes_repeats(part):
         kept = "counted like others, and what a user has seen may be recommended again"
-        return f"{events}{of_all} an item that the user had seen: {kept} (repeats: include)."
+        return (
+            f"{events}{of_all} {repeat} an item that its user had seen: {kept} (repeats: include)."
+        )
     n_only = part.get("repeat_only_queries")
     queries = counted(n_only, "query", "queries") if is_number(n_only) else "queries"
     left = f"left out of all figures, and {queries} with no other answer"
-    return f"{events}{of_all} an item that the user had seen: {left} (repeats: exclude)."
+    return f"{events}{of_all} {repeat} an item that its user had seen: {left} (repeats: exclude)."
 
 
 def style_of(key: str) -> int:
