@@ -435,3 +435,10 @@ def test_different_values_are_counted_exactly_and_then_nearly(monkeypatch):
         count.add(pa.array([str(k) for k in range(first, first + 60_000)]))
     assert not count.is_exact
     assert abs(len(count) - 310_000) < 310_000 * 0.03
+
+
+def test_a_column_without_a_name_is_no_role(here, capsys):
+    rows = [{"": n % 5, "user": n % 7, "item": n % 9, "at": 1_500_000_000 + n} for n in range(60)]
+    (here / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found(capsys, "f.jsonl")
+    assert load_config(here / "f.yaml").data.interactions.positive_at_least is None

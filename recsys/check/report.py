@@ -168,9 +168,10 @@ def interactions_config(
     """Returns the config that reads interactions whose roles are known."""
     found = {role: one.column for role, one in roles.found.items()}
     source = understood.source
-    rating = profiles.get(found.get("rating", ""))
-    time = profiles.get(found.get("timestamp", ""))
-    weight = profiles.get(found.get("weight", ""))
+    rating, time, weight = (
+        profiles[found[role]] if role in found else None
+        for role in ("rating", "timestamp", "weight")
+    )
     return InteractionsConfig(
         files=source.files,
         format=source.format,
