@@ -129,12 +129,25 @@ class Folders:
         The kernel frees the lock when the process ends, however.
 
         Raises:
-            RecsysError: Another run holds it.
+            RecsysError: Another run holds it (R380), or one of them is a link (R381).
         """
+        self._check_no_link()
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         with _lock(self.checkpoints):
             commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
             yield
+
+    def _check_no_link(self) -> None:
+        """Refuses a link: checkpoints are removed here, and nobody's files behind it may be."""
+        for folder in (self.checkpoints, self.last, self.best, self.negatives):
+            if folder.is_symlink():
+                raise RecsysError(
+                    "R381",
+                    "No folder of a training's checkpoints may be a link.",
+                    "Look at what it leads to, and remove the link; to keep checkpoints"
+                    " elsewhere, name that folder with --checkpoints.",
+                    str(folder),
+                )
 
 
 @contextmanager
