@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from split_worlds import events, made_up, make, of_users, source, write
 
+from recsys.cli import main
 from recsys.config import (
     BlessConfig,
     EvaluateConfig,
@@ -168,6 +169,19 @@ def test_a_training_goes_on_from_nothing_unless_split_by_time(unordered, tmp_pat
     out, _ = unordered
     summary = train(TRAINED, out / "data", tmp_path / "model", base=out / "model")
     assert "not split by time" in summary["cold"]
+
+
+def test_nights_are_not_simulated_of_what_has_none(tmp_path, capsys):
+    write(tmp_path / "a.csv", LIKED)
+    (tmp_path / "c.yaml").write_text(
+        "{name: t, root: r, data: {split: random, interactions: {files: a.csv,"
+        " columns: {user: user, item: item}}}}"
+    )
+    with pytest.raises(SystemExit) as caught:
+        main(["simulate-nights", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    assert "R915" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_last_event_is_asked_for_from_all_before_it(tmp_path):
