@@ -257,7 +257,7 @@ def test_nearest_of_two_items_is_the_other_one() -> None:
     ("changed", "said"),
     [
         ({}, "1,234 held-out events (5.0 %) repeat an item that its user had seen: left out of"
-             " all figures, and 17 queries with no other answer (repeats: exclude)."),
+             " all figures, with 17 queries that have no other answer (repeats: exclude)."),
         ({"repeats": "include"}, "1,234 held-out events (5.0 %) repeat an item that its user had"
                                  " seen: counted like others"),
     ],
@@ -268,3 +268,6 @@ def test_repeats_are_counted_in_a_sentence(changed, said):
     text = repeats_in_words({"repeats": "exclude", **counts, **changed})
     assert said in text.replace("\N{NO-BREAK SPACE}", " ")
     assert repeats_in_words({"repeats": "exclude", **counts, "repeated_positives": 0}) == ""
+    assert "set repeats" not in text
+    many = repeats_in_words({"repeats": "exclude", **counts, **changed, "repeated_share": 0.9})
+    assert ("set repeats to include" in many) == (not changed)

@@ -22,6 +22,8 @@ _NAMES = {
 }
 _LONG_NAMES = {BLESSED: "the last blessed model"}
 _BEYOND = ("coverage", "gini", "novelty", "popularity_lift", "diversity")
+_MANY_REPEATS = 0.2
+"""Share of the held-out events from which on people are told of the other choice."""
 _SHOWN_TITLES = {
     "ndcg": "NDCG", "mrr": "MRR", "map": "MAP", "auc": "AUC", "hit_rate": "hit rate",
     "popularity_lift": "popularity lift", "gini": "Gini index",
@@ -151,22 +153,20 @@ def includes_repeats(part: Mapping[str, Any]) -> bool:
 
 def repeats_in_words(part: Mapping[str, Any]) -> str:
     """Returns what became of events that repeat an item; empty where none does."""
-    n_repeated = part.get("repeated_positives")
+    n_repeated, of_all = part.get("repeated_positives"), part.get("repeated_share")
     if not is_number(n_repeated) or not n_repeated:
         return ""
-    known_share = part.get("repeated_share")
-    of_all = f" ({share(known_share)})" if is_number(known_share) else ""
     events = counted(n_repeated, "held-out event", "held-out events")
+    shown_share = f" ({share(of_all)})" if is_number(of_all) else ""
     repeat = "repeats" if n_repeated == 1 else "repeat"
+    start = f"{events}{shown_share} {repeat} an item that its user had seen"
     if includes_repeats(part):
-        kept = "counted like others, and what a user has seen may be recommended again"
-        return (
-            f"{events}{of_all} {repeat} an item that its user had seen: {kept} (repeats: include)."
-        )
-    n_only = part.get("repeat_only_queries")
-    queries = counted(n_only, "query", "queries") if is_number(n_only) else "queries"
-    left = f"left out of all figures, and {queries} with no other answer"
-    return f"{events}{of_all} {repeat} an item that its user had seen: {left} (repeats: exclude)."
+        return f"{start}: counted like others (repeats: include)."
+    queries = counted(part.get("repeat_only_queries"), "query that has", "queries that have")
+    text = f"{start}: left out of all figures, with {queries} no other answer (repeats: exclude)."
+    if is_number(of_all) and of_all >= _MANY_REPEATS:
+        text += " Where lists may hold what users have seen, set repeats to include."
+    return text
 
 
 def style_of(key: str) -> int:
