@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.ingest.interactions import InteractionSource, ingest
-from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig
+from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
 from recsys.data.examples import read_split
 from recsys.errors import RecsysError
 
@@ -99,3 +99,23 @@ def test_all_letters_are_kept_and_two_of_a_reason_are_shown(tmp_path):
     assert [one["line"] for one in summary["examples"][reason]] == [4, 5]
     stored = json.loads((tmp_path / "letters" / "summary.json").read_text())
     assert stored["by_reason"] == {reason: 5000}
+
+
+def test_lists_of_events_are_accounted_for_event_by_event(tmp_path):
+    rows = [
+        {"s": n, "e": [{"a": k, "t": START + n * DAY} for k in (*range(n), 0)]} for n in range(9)
+    ]
+    rows += [{"s": 9, "e": []}, {"s": 10}, {"s": 11, "e": [{"a": 1, "t": "soon"}]}]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = InteractionColumns(user="s", item="e.a", timestamp="e.t")
+    config = InteractionsConfig(
+        files=str(tmp_path / "f.jsonl"), columns=columns, explode=ListOfEvents(column="e")
+    )
+    summary = run(InteractionSource(interactions=config, eval_share=0.25), tmp_path)
+    counts = {name: summary[name] for name in ("read", "good", "rejected", "duplicates")}
+    # Each session but the first has item 0 twice, at one moment.
+    assert counts == {"read": 47, "good": 37, "rejected": 2, "duplicates": 8}
+    assert summary["empty_lists"] == 1
+    assert summary["by_reason"] == {"no list of events": 1, "timestamp is no time": 1}
+    letters = pq.read_table(tmp_path / "letters" / "dead_letters").to_pylist()
+    assert sorted(letter["line"] for letter in letters) == [11, 12]

@@ -138,6 +138,8 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if "positives" in summary:
         facts.append(("positives", count(summary["positives"])))
+    if "empty_lists" in summary:
+        facts.append(("rows with an empty list of events", count(summary["empty_lists"])))
     return facts
 
 
