@@ -7,6 +7,7 @@ of its own, and writes where a run writes.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import os
@@ -225,20 +226,24 @@ def check_data(config: Config) -> Check:
 
 def check_root(root: Path) -> Check:
     """Writes a file where a run would write."""
-    folder = _nearest_existing(root)
+    folder = root
     try:
+        folder = _nearest_existing(root)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"recsys doctor")
     except OSError as error:
-        return Check(
-            "root", "fail", f"{folder}: {error.strerror}", "Mend its rights, or --set root=DIR."
-        )
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = f"{'Free some space' if is_full else 'Mend its rights'}, or --set root=DIR."
+        return Check("root", "fail", f"{folder}: {error.strerror}", fix)
     return Check("root", "ok", f"{root} is writable")
 
 
 def check_disk(root: Path) -> Check:
     """Looks at the free disk under the folder that a run writes."""
-    free = shutil.disk_usage(_nearest_existing(root)).free
+    try:
+        free = shutil.disk_usage(_nearest_existing(root)).free
+    except OSError as error:
+        return Check("disk", "warn", f"not known: {error.strerror}", "Choose another root.")
     text = f"{free / _GIB:.1f} GiB free for {root}"
     if free >= _DISK_WARN_GIB * _GIB:
         return Check("disk", "ok", text)

@@ -1,5 +1,6 @@
 """`recsys doctor`: each check finds what is planted, and says how to mend it."""
 
+import errno
 import json
 import os
 import sys
@@ -132,6 +133,21 @@ def test_a_root_below_a_file_fails(tmp_path):
 
 def test_a_root_that_the_system_keeps_read_only_fails(tmp_path):
     assert doctor.check_root(Path("/proc/recsys")).state == "fail"
+
+
+def test_a_root_whose_name_the_system_refuses_fails(tmp_path):
+    path = config_file(tmp_path, root="x" * 300)
+    found = {check.name: check for check in doctor.check_config(path)}
+    assert (found["root"].state, found["disk"].state) == ("fail", "warn")
+    assert "File name too long" in found["root"].message
+
+
+def test_a_full_disk_is_no_matter_of_rights(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
+    assert doctor.check_root(tmp_path).fix.startswith("Free some space")
 
 
 def test_a_broken_config_fails_with_its_own_sentence(tmp_path):
