@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import gzip
 import json
 import math
+import random
 import re
 import unicodedata
 from collections import Counter
@@ -157,12 +159,18 @@ def _known(draw: st.DrawFn, format: str) -> Example:
     seed = draw(st.integers(0, 2**32))
     rows = rows_of.generate(draw(st.integers(1, 120)), seed)
     path = Path(f"known.{format}")
-    rows, damaged = _WRITERS[format](path, rows, seed)
+    csv_format: dict[str, Any] = {}
+    if format == "csv" and draw(st.booleans()):
+        damaged: dict[str, int] = {}
+        csv_format = _write_dialect(path, rows, random.Random(seed))
+    else:
+        rows, damaged = _WRITERS[format](path, rows, seed)
     content = path.read_bytes()
     good, reasons = rows_of.expected(rows)
     columns = rows_of.NESTED if format == "jsonl" else rows_of.COLUMNS
     facts = {
         "columns": columns.model_dump(mode="json"),
+        "csv": csv_format,
         "piece_bytes": draw(st.sampled_from([500, 3000, 64 << 20])),
         "good": good,
         "letters": dict(Counter(reasons) + Counter(damaged)),
@@ -195,6 +203,29 @@ def _corpus() -> list[Example]:
             facts = {"columns": hostile.COLUMNS, "csv": dict(file.csv), "piece_bytes": 64 << 20}
             examples.append(Example(path.name, path.read_bytes(), facts))
     return examples
+
+
+def _write_dialect(path: Path, rows: Any, chance: random.Random) -> dict[str, Any]:
+    """Writes rows as other programs write CSV; returns how the config says so."""
+    delimiter = chance.choice(",;\t|")
+    decimal = "." if delimiter == "," else chance.choice(".,")
+    encoding = chance.choice(["utf-8", "utf-8-sig", "utf-16"])
+    dialect = chance.choice(["excel", "unix"])  # Quotes where needed, and everywhere.
+    skip_rows = chance.choice([0, 0, 3])
+    with path.open("w", encoding=encoding, newline="") as file:
+        file.write("made by hand\n" * skip_rows)
+        # A carriage return in a field is one only where lines end with both.
+        writer = csv.writer(file, dialect, delimiter=delimiter, lineterminator="\r\n")
+        writer.writerow("uitrw")
+        for user, item, time, *numbers in rows:
+            writer.writerow([user, item, time, *(text.replace(".", decimal) for text in numbers)])
+    is_utf16 = encoding == "utf-16"
+    return {
+        "delimiter": delimiter,
+        "decimal": decimal,
+        "encoding": encoding if is_utf16 else "utf-8",
+        "skip_rows": skip_rows,
+    }
 
 
 def _write_csv(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
