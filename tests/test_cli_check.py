@@ -442,3 +442,11 @@ def test_a_column_without_a_name_is_no_role(here, capsys):
     (here / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found(capsys, "f.jsonl")
     assert load_config(here / "f.yaml").data.interactions.positive_at_least is None
+
+
+def test_more_lines_above_a_table_than_can_be_left_out_are_told(here):
+    (here / "f.csv").write_text(
+        "Title\n" + "\n" * 1001 + "user,item,time\n" + "1,2,1500000000\n" * 9
+    )
+    with pytest.raises(RecsysError, match="R208"):
+        understand(["f.csv"], "interactions")

@@ -10,7 +10,7 @@ from typing import Literal
 
 from recsys.check.names import RECBOLE_TYPE, name_score, role_words
 from recsys.check.shown import shown
-from recsys.config import CsvFormat, ListOfEvents
+from recsys.config import MOST_SKIPPED, CsvFormat, ListOfEvents
 from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
 from recsys.data.sources.limits import HEADER_LIMIT_BYTES, long_line
 from recsys.errors import RecsysError
@@ -61,43 +61,52 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
         raise long_line(path, 1, HEADER_LIMIT_BYTES, text)
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     numbered = [(at, line) for at, line in enumerate(lines) if line][:_LINES]
-    ragged = _ragged([line for _, line in numbered], encoding) if may_be_lists else None
+    filled = [line for _, line in numbered]
+    ragged = _ragged(filled, encoding) if may_be_lists else None
     if ragged is not None:
         return ragged
-    share, width, dialect = _best_dialect([line for _, line in numbered])
+    share, width, dialect = _best_dialect(filled)
     if width < 2 or share < 0.5:
-        raise _no_table(path, numbered[0][1])
-    n_above = _rows_above([line for _, line in numbered], width, dialect)
-    if n_above is None:
-        raise _no_start(path, numbered[0][1], width)
+        raise _no_table(path, filled[0])
+    n_above = _rows_above(filled, width, dialect)
     skip_rows = numbered[n_above][0] if n_above else 0
-    rows = _rows([line for _, line in numbered[n_above:]], dialect)
+    if n_above is None or skip_rows > MOST_SKIPPED:
+        raise _no_start(path, filled[0], width)
+    rows = _rows(filled[n_above:], dialect)
     fitting = [row for row in rows if len(row) == width]
     types = _recbole_types(rows[0])
     has_header, why = (True, "header: names with types") if types else _header(fitting, rows[0])
-    above = _rows([line for _, line in numbered[:n_above]], dialect)
+    above = _rows(filled[:n_above], dialect)
     if above and not has_header and any(_is_name(name) for name in above[-1]):
-        raise _no_start(path, numbered[0][1], width)  # A header that lacks a name.
+        raise _no_start(path, filled[0], width)  # A header that lacks a name.
     names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
-    decimal = _decimal(fitting[has_header:], dialect)
     csv = CsvFormat(
         delimiter=dialect.delimiter,
         quote=dialect.quote or None,
         names=() if has_header else tuple(names),
         encoding=encoding,
-        decimal=decimal,
+        decimal=_decimal(fitting[has_header:], dialect),
         skip_rows=skip_rows,
     )
-    evidence = [
-        f"{dialect.delimiter!r} between fields: {len(fitting):,} of {len(rows):,} rows have {width}"
-    ]
-    if any('"' in line for _, line in numbered):
-        evidence.append("quotes around fields" if dialect.quote else "quotes are text")
-    if skip_rows:
-        evidence.append(f"{skip_rows} line(s) above the table are left out")
-    if decimal == ",":
-        evidence.append("numbers have a comma before their decimals")
+    evidence = _evidence(csv, rows, width, has_quotes=any('"' in line for line in filled))
     return Table(csv, names, [*evidence, why], types=types)
+
+
+def _evidence(
+    csv: CsvFormat, rows: Sequence[Sequence[str]], width: int, *, has_quotes: bool
+) -> list[str]:
+    """Returns what was seen of a dialect, a sentence each."""
+    n_fitting = sum(len(row) == width for row in rows)
+    evidence = [
+        f"{csv.delimiter!r} between fields: {n_fitting:,} of {len(rows):,} rows have {width}"
+    ]
+    if has_quotes:
+        evidence.append("quotes around fields" if csv.quote else "quotes are text")
+    if csv.skip_rows:
+        evidence.append(f"{csv.skip_rows} line(s) above the table are left out")
+    if csv.decimal == ",":
+        evidence.append("numbers have a comma before their decimals")
+    return evidence
 
 
 def _best_dialect(lines: Sequence[str]) -> tuple[float, int, Dialect]:

@@ -5,6 +5,7 @@
 """
 
 from recsys.config.data import (
+    MOST_SKIPPED,
     RESERVED_FEATURE_NAMES,
     CsvFormat,
     DataConfig,
@@ -63,6 +64,7 @@ from recsys.config.warm_start import WarmStartConfig
 __all__ = [
     "BASELINES",
     "LEARNED_TEMPERATURE",
+    "MOST_SKIPPED",
     "RESERVED_FEATURE_NAMES",
     "BaselineName",
     "BeamConfig",

@@ -28,6 +28,10 @@ Files = str | tuple[str, ...]
 """A file, a glob, or several; `{SPAN}`, `{VERSION}`, `{YYYY}`, `{MM}`, `{DD}` are digits."""
 
 
+MOST_SKIPPED = 1000
+"""Lines above a table that can be left out."""
+
+
 class CsvFormat(Strict):
     """How the rows of a CSV file are written."""
 
@@ -41,7 +45,7 @@ class CsvFormat(Strict):
     """Encoding of the text, by the name that Python has for it."""
     decimal: Literal[".", ","] = "."
     """What stands before the decimals of a number, of ratings, weights and `number` features."""
-    skip_rows: Annotated[int, Field(ge=0, le=1000)] = 0
+    skip_rows: Annotated[int, Field(ge=0, le=MOST_SKIPPED)] = 0
     """Lines above the header, or above the first row of files without one."""
 
 
