@@ -3,6 +3,9 @@
 TFX's cache key of a component leaves out the modules that the component imports.
 So each of our components has a parameter `code`: it changes when a source changes
 that the component may run, and stays when any other does.
+
+What a component may run is what its modules import, wherever in them, and what these
+import in turn. Of some packages that would be too much: see `_NAMES` and `_BY_HAND`.
 """
 
 from __future__ import annotations
@@ -14,9 +17,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("recsys", "components", "pipelines")
+_NAMES = ("recsys.config", "recsys.report")
+"""Packages that pass on names of their modules, which define and do nothing more when they
+are imported: whoever imports a name runs the module that defines it, and not the others."""
+_BY_HAND = ("recsys.config_file",)
+"""Modules that read a whole config where a person starts a stage. A component hands its
+stage the part that it runs by, which is a parameter of its own."""
+_TEMPLATE = ".jinja"
 
 
 def code_fingerprint(*modules: str, root: Path = _ROOT) -> str:
@@ -46,7 +57,8 @@ def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
     """Returns the files of ours and the foreign top-level names behind `modules`."""
     files: set[Path] = set()
     foreign: set[str] = set()
-    seen: set[str] = set()
+    packages: set[Path] = set()
+    seen = set(_BY_HAND) - set(modules)
     waiting = list(modules)
     while waiting:
         module = waiting.pop()
@@ -60,12 +72,12 @@ def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
         if file is None:
             continue  # `from package import name`: a name that is no module.
         files.add(file)
-        if file.name == "__init__.py":
-            files.update(_other_files(file.parent))
+        packages.add(file.parent)
         parents = module.split(".")[:-1]
-        waiting.extend(".".join(parents[: i + 1]) for i in range(len(parents)))
-        waiting.extend(_imports(file, module))
-    return files, foreign - set(sys.stdlib_module_names)
+        above = {".".join(parents[: i + 1]) for i in range(len(parents))}
+        waiting.extend(above.difference(_NAMES))
+        waiting.extend(_imports(file, module, root))
+    return files | _data_files(packages, files), foreign - set(sys.stdlib_module_names)
 
 
 def _source(module: str, root: Path) -> Path | None:
@@ -74,6 +86,19 @@ def _source(module: str, root: Path) -> Path | None:
         if file.is_file():
             return file
     return None
+
+
+def _data_files(packages: Iterable[Path], sources: Iterable[Path]) -> set[Path]:
+    """Returns the files of packages that are not Python, of templates those that are named."""
+    others = {file for package in packages for file in _other_files(package)}
+    templates = {file for file in others if file.suffix == _TEMPLATE}
+    files, waiting = others - templates, [*sources]
+    while waiting:
+        text = waiting.pop().read_bytes()
+        named = {file for file in templates - files if file.name.encode() in text}
+        files |= named
+        waiting.extend(named)
+    return files
 
 
 def _other_files(package: Path) -> Iterator[Path]:
@@ -85,19 +110,76 @@ def _other_files(package: Path) -> Iterator[Path]:
             yield path
 
 
-def _imports(file: Path, module: str) -> Iterator[str]:
+def _imports(file: Path, module: str, root: Path) -> Iterator[str]:
     """Yields the modules, and the names that may be modules, that `file` imports."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, base] if base else above)
+    for statement in _statements(file.read_bytes()):
+        base = statement.base(package)
+        if base in _NAMES:
+            yield from _homes(base, statement.names, root)
+        else:
             yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (f"{base}.{name}" for name in statement.names)
+            if not statement.names:  # `import recsys.config.data` binds the package too.
+                yield from (name for name in _NAMES if base.startswith(f"{name}."))
+
+
+def _homes(package: str, names: Iterable[str], root: Path) -> Iterator[str]:
+    """Yields the modules that `names` of a package come from; the package, if one is its own."""
+    file = _source(package, root)
+    statements = _statements(file.read_bytes()) if file else ()
+    homes = {name: statement.base(package) for statement in statements for name in statement.bound}
+    # Without names the package itself is imported, and any of them may be used.
+    for name in names or [""]:
+        is_module = name and _source(f"{package}.{name}", root) is not None
+        yield f"{package}.{name}" if is_module else homes.get(name, package)
+
+
+class _Import(NamedTuple):
+    """A statement that imports.
+
+    Attributes:
+        module: The module, without what stands for packages above.
+        level: Packages above; 0: the name is absolute.
+        names: What is taken from it; none: the module itself is.
+        bound: What these are called here.
+    """
+
+    module: str
+    level: int = 0
+    names: tuple[str, ...] = ()
+    bound: tuple[str, ...] = ()
+
+    def base(self, package: str) -> str:
+        """Returns the full name of the module, for a statement in `package`."""
+        if not self.level:
+            return self.module
+        parts = package.split(".")
+        above = parts[: len(parts) - self.level + 1]
+        return ".".join([*above, self.module] if self.module else above)
+
+
+@functools.cache
+def _statements(source: bytes) -> tuple[_Import, ...]:
+    """Returns the imports of a source, wherever in it, but for those of type checkers alone."""
+    imports: list[_Import] = []
+    for node in _run(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imports += [_Import(alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            bound = tuple(alias.asname or alias.name for alias in node.names)
+            imports.append(_Import(node.module or "", node.level, names, bound))
+    return tuple(imports)
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from (part for other in node.orelse for part in (other, *_run(other)))
+        else:
+            yield node
+            yield from _run(node)
 
 
 def _versions(names: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from recsys.config.data import (
     VocabulariesConfig,
     VocabularyConfig,
 )
+from recsys.config.evaluate_stage import EvaluateStage
 from recsys.config.evaluation import (
     BASELINES,
     BaselineName,
@@ -33,6 +34,7 @@ from recsys.config.evaluation import (
     EvaluateConfig,
     metric_names,
 )
+from recsys.config.export import ExportConfig, ExportStage
 from recsys.config.keep import KeepConfig
 from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
 from recsys.config.model import LEARNED_TEMPERATURE, Dropout, ModelConfig, SequenceConfig
@@ -40,18 +42,14 @@ from recsys.config.notify import NotifyConfig
 from recsys.config.run import (
     BeamConfig,
     Config,
-    EvaluateStage,
-    ExportConfig,
-    ExportStage,
     PushConfig,
     StageT,
-    TrainStage,
-    canonical_json,
     json_schema,
     stage_of,
 )
 from recsys.config.split import Order, Split
-from recsys.config.strict import Name, Repeats, Share, Strict
+from recsys.config.strict import Name, Repeats, Share, Strict, canonical_json
+from recsys.config.train_stage import TrainStage
 from recsys.config.training import (
     CheckpointConfig,
     HardNegativesConfig,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 import pydantic
@@ -22,3 +23,8 @@ class Strict(pydantic.BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+
+def canonical_json(part: pydantic.BaseModel) -> str:
+    """Returns one text for one meaning, fit for a cache key."""
+    return json.dumps(part.model_dump(mode="json"), sort_keys=True)

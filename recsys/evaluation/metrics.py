@@ -13,7 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-Metrics = dict[str, np.ndarray]
+from recsys.evaluation.watched import Metrics, per_user, watched_metrics
+
+__all__ = ["Metrics", "per_query", "per_user"]
 
 
 def per_query(
@@ -55,22 +57,19 @@ def per_query(
         ranks = np.where(ranks > n_ranked[query], np.inf, ranks)
     n_positives = np.bincount(query, minlength=n_queries)
     nth = _places(ranks, query, n_queries)
+    watched = watched_metrics(ranks, query, n_queries, ks)
     metrics: Metrics = {}
     with np.errstate(invalid="ignore", divide="ignore"):
         for k in ks:
             hits = np.bincount(query, ranks <= k, n_queries)
-            metrics[f"recall@{k}"] = hits / n_positives
+            metrics[f"recall@{k}"] = watched[f"recall@{k}"]
             metrics[f"precision@{k}"] = np.where(n_positives > 0, hits / k, np.nan)
             metrics[f"hit_rate@{k}"] = np.where(n_positives > 0, hits > 0, np.nan)
         for k in ks:
-            gain = np.where(ranks <= k, 1.0 / np.log2(1.0 + ranks), 0.0)
-            best = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
-            ideal = best[np.minimum(n_positives, k)]
-            metrics[f"ndcg@{k}"] = np.bincount(query, gain, n_queries) / ideal
             precision = np.where(ranks <= k, nth / ranks, 0.0)
+            metrics[f"ndcg@{k}"] = watched[f"ndcg@{k}"]
             metrics[f"map@{k}"] = np.bincount(query, precision, n_queries) / n_positives
-    metrics["mrr"] = np.where(n_positives > 0, 0.0, np.nan)
-    np.maximum.at(metrics["mrr"], query, 1.0 / ranks)
+    metrics["mrr"] = watched["mrr"]
     if n_ranked is not None:
         metrics["auc"] = _auc(ranks, nth, query, n_ranked)
     return metrics
@@ -95,14 +94,3 @@ def _auc(ranks: np.ndarray, nth: np.ndarray, query: np.ndarray, n_ranked: np.nda
         return np.asarray(
             np.bincount(query, share, n_queries) / np.bincount(query, minlength=n_queries)
         )
-
-
-def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:
-    """Returns means `[n_users]` of query `values` `[n]`; NaN for a user without any.
-
-    A query whose value is NaN doesn't count.
-    """
-    is_known = ~np.isnan(values)
-    counts = np.bincount(user[is_known], minlength=n_users)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.bincount(user[is_known], values[is_known], n_users) / counts)

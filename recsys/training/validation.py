@@ -11,10 +11,10 @@ from recsys.config import ModelConfig, Repeats, ValidationConfig
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluation.metrics import per_query, per_user
 from recsys.evaluation.queries import Queries, of_some_users, without_twins
 from recsys.evaluation.ranking import DotProducts, rank
 from recsys.evaluation.repeats import repeated, without
+from recsys.evaluation.watched import per_user, watched_metrics
 from recsys.model import TowerInputs
 from recsys.model.inference import Inference
 from recsys.ragged import Ragged, ranges
@@ -76,7 +76,7 @@ class Validation:
             is_item,
             min(self._ks),
         )
-        values = per_query(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
+        values = watched_metrics(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
         users, user = np.unique(queries.user, return_inverse=True)
         names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._ks]
         return {

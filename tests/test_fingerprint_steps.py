@@ -1,0 +1,180 @@
+"""The key of each step: it changes with what the step runs, and with nothing else.
+
+Sources are edited in a copy of the tree; what a step really imports is asked of Python.
+"""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsys.fingerprint import code_fingerprint
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("recsys", "components", "pipelines")
+STEPS = {
+    "InteractionGen": ("components.interaction_gen",),
+    "EntityGen": ("components.entity_gen",),
+    "DriftValidator": ("components.drift_validator",),
+    "DataGate": ("components.data_gate",),
+    "VocabularyGen": ("components.vocabulary_gen",),
+    "Transform": ("components.transform_features",),
+    "InteractionEncoder": ("components.interaction_encoder",),
+    "Trainer": ("components.trainer", "recsys.train"),
+    "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluate"),
+    "Exporter": ("components.exporter", "recsys.export"),
+    "Pusher": ("components.pusher",),
+    "Reporter": ("components.reporter",),
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, root / package, ignore=ignored)
+    return root
+
+
+@pytest.fixture(scope="module")
+def before(tree):
+    return {step: code_fingerprint(*modules, root=tree) for step, modules in STEPS.items()}
+
+
+def changed_by(root, before, *files):
+    """Returns the steps whose key changes when a line is added to `files`."""
+    texts = {root / file: (root / file).read_text() for file in files}
+    for path, text in texts.items():
+        path.write_text(text + "\n# one more metric\n")
+    try:
+        return {s for s in STEPS if code_fingerprint(*STEPS[s], root=root) != before[s]}
+    finally:
+        for path, text in texts.items():
+            path.write_text(text)
+
+
+def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
+    files = (
+        "recsys/evaluate.py",
+        "recsys/evaluation/metrics.py",
+        "recsys/evaluation/figures.py",
+        "recsys/evaluation/verdict.py",
+        "recsys/config/evaluation.py",
+        "recsys/config/run.py",
+        "recsys/config/__init__.py",
+        "recsys/config_file.py",
+        "recsys/report/__init__.py",
+        "recsys/report/metrics.py",
+        "recsys/report/write.py",
+        "recsys/report/templates/report/metrics.jinja",
+        "recsys/report/templates/report.html.jinja",
+        "recsys/serving/graph.py",
+        "recsys/serving/model_card.py",
+        "recsys/cli/run.py",
+        "recsys/nights/page.py",
+        "pipelines/runner.py",
+    )
+    assert changed_by(tree, before, *files) == {"RetrievalEvaluator", "Exporter", "Reporter"}
+
+
+@pytest.mark.parametrize(
+    ("file", "steps"),
+    [
+        ("recsys/evaluation/metrics.py", {"RetrievalEvaluator"}),
+        ("recsys/config/evaluation.py", {"RetrievalEvaluator"}),
+        ("recsys/report/templates/report/metrics.jinja", {"Reporter"}),
+        ("recsys/report/templates/statistics.html.jinja", {"DriftValidator"}),
+        ("recsys/report/templates/page.html.jinja", {"DriftValidator", "Reporter"}),
+        ("recsys/serving/model_card.py", {"Exporter"}),
+        ("recsys/training/loop.py", {"Trainer"}),
+        ("recsys/nothing.py", set()),
+    ],
+)
+def test_a_source_changes_the_keys_of_the_steps_that_run_it_alone(tree, before, file, steps):
+    (tree / file).touch()
+    assert changed_by(tree, before, file) == steps
+
+
+@pytest.mark.parametrize(
+    ("file", "steps"),
+    [
+        ("recsys/evaluation/watched.py", {"Trainer", "RetrievalEvaluator"}),
+        ("recsys/evaluation/ranking.py", {"Trainer", "RetrievalEvaluator"}),
+        ("recsys/config/training.py", {"Trainer", "RetrievalEvaluator", "Exporter"}),
+        ("recsys/config/data.py", set(STEPS) - {"DriftValidator", "Pusher"}),
+        ("recsys/config/strict.py", set(STEPS)),
+        ("recsys/native/rows.c", {"Trainer"}),
+        ("recsys/data/sources/csv_rows.py", {"InteractionGen", "EntityGen"}),
+        ("recsys/data/segments/kept.py", {"InteractionGen"}),
+        ("recsys/publish.py", {"Pusher"}),
+    ],
+)
+def test_what_a_step_runs_changes_its_key(tree, before, file, steps):
+    assert changed_by(tree, before, file) >= steps
+
+
+LOADED = """
+import importlib, json, sys
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+print(json.dumps(sorted(
+    name for name in sys.modules if name.split(".")[0] in ("recsys", "components", "pipelines")
+)))
+"""
+BY_NAME = {"recsys.config", "recsys.report"}
+BY_HAND = {"recsys.config_file"}
+
+
+def covered(root, modules, loaded):
+    """Returns those of the `loaded` modules whose source is part of the key."""
+    before = code_fingerprint(*modules, root=root)
+    inside = set()
+    for name in loaded:
+        path = source(root, name)
+        text = path.read_bytes()
+        path.write_bytes(text + b"\n# changed\n")
+        if code_fingerprint(*modules, root=root) != before:
+            inside.add(name)
+        path.write_bytes(text)
+    return inside
+
+
+def source(root, module):
+    path = root.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+QUICK = "DriftValidator"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [QUICK, *(pytest.param(s, marks=pytest.mark.thorough) for s in STEPS if s != QUICK)],
+)
+def test_every_module_that_a_step_imports_is_part_of_its_key(tree, step):
+    """But for those that a package which passes on names takes along, which define and do
+    nothing, and for what reads a whole config by hand."""
+    pytest.importorskip("tfx")
+    modules = STEPS[step]
+    command = [sys.executable, "-c", LOADED, *modules]
+    out = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(out.stdout.splitlines()[-1]))
+    along = {name for name in loaded if name.startswith("recsys.config.")} | BY_NAME | BY_HAND
+    assert covered(tree, modules, loaded - along) == loaded - along
+    assert len(loaded - along) > 3
+
+
+def test_modules_of_the_config_only_define():
+    """So one that a step takes along, and uses no name of, changes nothing in it."""
+    definitions = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AnnAssign)
+    for file in (ROOT / "recsys/config").glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            is_guard = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            is_definition = isinstance(node, (*definitions, ast.Assign))
+            assert is_text or is_guard or is_definition, f"{file.name}:{node.lineno}"
