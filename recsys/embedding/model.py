@@ -17,6 +17,7 @@ import numpy as np
 from keras.src.models.functional import Functional
 from keras.src.models.model import functional_init_arguments
 from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils import io_utils
 
 from recsys.embedding.accumulation import GradientBuffers
 from recsys.embedding.batches import checked_data
@@ -26,6 +27,7 @@ from recsys.embedding.kept_state import put_back
 from recsys.embedding.proof import StepProof, prove_step
 from recsys.embedding.reading import refuse
 from recsys.embedding.step_update import StepUpdate, accumulation_steps
+from recsys.embedding.summary import learns, table_lines
 from recsys.embedding.table import Table
 from recsys.embedding.table_step import after, by_table
 from recsys.embedding.taps import Counts, Tape, recording
@@ -59,6 +61,8 @@ class SparseModel(keras.Model):
         if cls is SparseModel and functional_init_arguments(args, kwargs):
             return super().__new__(FunctionalSparseModel)
         return super().__new__(cls)
+
+    _summarizes = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -252,6 +256,40 @@ class SparseModel(keras.Model):
 
     def _tables(self) -> list[Table]:
         return [layer for layer in self._flatten_layers() if isinstance(layer, Table)]
+
+    # --- summary
+
+    def summary(self, *args: Any, **kwargs: Any) -> None:
+        """Prints the layers, and what trains the tables; see `keras.Model.summary`.
+
+        Tables that learn count as trainable, though the model's optimizer never sees them.
+        Their slots, padding rows included, are among the parameters that are not.
+        """
+        self._summarizes = True
+        try:
+            super().summary(*args, **kwargs)
+        finally:
+            self._summarizes = False
+        print_fn = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None)
+        lines = [" Tables, trained row by row:", *table_lines(self._tables())]
+        if len(lines) > 1:
+            (print_fn or io_utils.print_msg)("\n".join(lines))
+
+    @property
+    def trainable_weights(self) -> list[Any]:
+        """What the model's optimizer trains; within `summary` the tables that learn too."""
+        return [*super().trainable_weights, *self._summarized()]
+
+    @property
+    def non_trainable_weights(self) -> list[Any]:
+        """The other weights; within `summary` without the tables that learn."""
+        learned = {id(weights) for weights in self._summarized()}
+        return [w for w in super().non_trainable_weights if id(w) not in learned]
+
+    def _summarized(self) -> list[Any]:
+        if not self._summarizes:
+            return []
+        return [t.embeddings for t in self._tables() if t.built and learns(t)]
 
     # --- data
 
