@@ -13,6 +13,7 @@ from absl import logging
 from recsys.errors import RecsysError
 from recsys.report.index import write_index
 from recsys.report.runs import RUNS, RunRecord
+from recsys.source_version import source_version
 
 _T = TypeVar("_T")
 
@@ -68,6 +69,7 @@ class Recorder:
             "started": self._started,
             "seconds": round(time.monotonic() - self._clock, 1),
             "state": "finished" if error is None else state,
+            "source": source_version(),
         }
         if error is not None:
             result |= {"error": str(error), "step": step}

@@ -26,6 +26,7 @@ from recsys.errors import UsageError
 from recsys.model import TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
+from recsys.source_version import source_version
 from recsys.training import launcher, processes
 from recsys.training.folders import Folders
 from recsys.training.setup import Prepared, prepare
@@ -195,6 +196,7 @@ def _write_summary(
         "tensorboard": str(folders.tensorboard),
         "sharding": [dataclasses.asdict(placement) for placement in prepared.placements],
         "curve": progress.curve,
+        "source": source_version(),
     }
     (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary

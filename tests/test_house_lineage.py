@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from recsys import __version__
 from recsys.bundle import write_manifest
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
@@ -18,6 +21,7 @@ from recsys.house.known import Artifact, Execution, Known, PastRun
 from recsys.lineage import origin
 from recsys.lineage.origin import describe_origin, describe_source, model_fingerprint
 from recsys.lineage.trace import find_bundle, trace
+from recsys.source_version import source_version
 from recsys.training.sealed import encoded
 from recsys.warm_start import state
 
@@ -169,6 +173,62 @@ def test_a_copy_elsewhere_still_tells(tmp_path, capsys):
     manifest = (tmp_path / "manifest.json").read_bytes()
     assert found["digest"] == hashlib.sha256(manifest).hexdigest()
     assert (found["lineage"], found["metadata"]) == (told, None)
+
+
+def git(folder: Path, *words: str) -> str:
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *author, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("git isn't installed")
+    (tmp_path / "recsys").mkdir()
+    (tmp_path / "recsys/a.py").write_text("1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def test_the_commit_of_the_code_is_told_and_whether_sources_differ_from_it(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")
+    clean = source_version(checkout)
+    assert (clean["commit"], clean["is_dirty"]) == (commit, False)
+    (checkout / "notes.txt").write_text("no source\n")
+    assert source_version(checkout) == clean
+    (checkout / "recsys/a.py").write_text("2\n")
+    assert source_version(checkout) == {**clean, "is_dirty": True}
+
+
+def test_without_git_or_a_checkout_the_version_is_told(checkout, tmp_path, monkeypatch):
+    (tmp_path / "recsys/inside").mkdir()
+    unknown = {"version": __version__, "commit": None, "is_dirty": None}
+    # Below somebody else's checkout, which is none of ours.
+    assert source_version(tmp_path / "recsys/inside") == unknown
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert source_version(checkout) == unknown
+
+
+def test_lineage_names_the_commits(tmp_path, capsys):
+    training = {"version": "1", "commit": "a" * 40, "is_dirty": False}
+    export = {"version": "1", "commit": "b" * 40, "is_dirty": True}
+    told = describe_origin(model_of(tmp_path / "model", source=training), None, None)
+    assert told["source"]["training"] == training
+    told["source"]["export"] = export
+    write_manifest(tmp_path, {"name": "tiny", "lineage": told})
+    assert run_main("lineage", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    assert f"training: {'a' * 40}\n" in text
+    assert f"export: {'b' * 40}, with changes that were not committed" in text
+
+
+def test_a_bundle_from_before_commits_were_recorded_says_so(tmp_path, capsys):
+    write_manifest(tmp_path, {"name": "tiny", "lineage": {"format": 1}})
+    assert run_main("lineage", str(tmp_path)) == 0
+    assert "commit      not recorded" in capsys.readouterr().out
 
 
 def test_no_bundle_is_an_error(tmp_path, capsys):

@@ -15,6 +15,7 @@ from recsys.bundle import manifest_digest, read_manifest
 from recsys.cli.stages import stage_log
 from recsys.formats import count, moment
 from recsys.process import run_stage, stage_environment
+from recsys.source_version import version_text
 
 _MODULE = "pipelines.lineage"
 _DATABASE = "metadata.sqlite"
@@ -81,6 +82,7 @@ def _lines(told: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "name", str(told["name"])
     yield from _data(known.get("data"))
     yield "code", _short(told["code"])
+    yield from _commits(known.get("source"))
     yield "versions", ", ".join(f"{n} {v}" for n, v in (told["versions"] or {}).items())
     for name, print_ in (known.get("vocabulary") or {}).items():
         yield "vocabulary", f"{name}: {count((told['counts'] or {}).get(name))}, {_short(print_)}"
@@ -92,6 +94,13 @@ def _lines(told: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if known.get("evaluation"):
         yield "evaluation", str(known["evaluation"].get("sentence"))
     yield from _known_steps(told)
+
+
+def _commits(source: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    training, export = (version_text((source or {}).get(n)) for n in ("training", "export"))
+    yield "commit", training if training == export else f"training: {training}"
+    if training != export:
+        yield "", f"export: {export}"
 
 
 def _data(data: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """What a bundle's manifest tells of its origin, so that a copy elsewhere still tells.
 
-Nothing of it depends on where or when it was made: the same data, code and config give
+Nothing of it depends on where or when it was made: the same data, commit and config give
 the same manifest, by which what was rolled back is known again.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.data.vocabulary import Vocabulary
+from recsys.source_version import source_version
 
 FORMAT = 1
 _STATE = "training_state/state.json"  # As `recsys.warm_start.state` has it.
@@ -61,7 +62,8 @@ def describe_origin(
 
     Returns:
         `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint),
-        `base` (the model that its training went on from), `evaluation`.
+        `base` (the model that its training went on from), `evaluation`, `source` (of
+        `training` and `export`, what `source_version` returned there).
     """
     training = json.loads((model / "training.json").read_text(encoding="utf-8"))
     base = training.get("warm_start")
@@ -75,6 +77,7 @@ def describe_origin(
         "model": model_fingerprint(model),
         "base": None if base is None else {n: base[n] for n in _OF_BASE if n in base},
         "evaluation": None if evaluation is None else _evaluation(evaluation),
+        "source": {"training": training.get("source"), "export": source_version()},
     }
 
 

@@ -13,6 +13,7 @@ import yaml
 from recsys.data.vocabulary import Vocabulary
 from recsys.formats import count, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
+from recsys.source_version import version_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,10 @@ def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
 
 
 def read_fingerprints(artifacts: Artifacts) -> list[tuple[str, str]]:
-    """Returns sha256 of the config, the vocabularies, the evaluation and the bundle."""
+    """Returns the commit, and sha256 of config, vocabularies, evaluation and bundle."""
     canonical = json.dumps(artifacts.config, sort_keys=True, default=str)
-    prints = [("config", hashlib.sha256(canonical.encode()).hexdigest())]
+    prints = [("commit of the training", _commit(artifacts.model / "training.json"))]
+    prints += [("config", hashlib.sha256(canonical.encode()).hexdigest())]
     for name in ("users", "items"):
         path = artifacts.model / "vocabulary" / f"{name}.parquet"
         prints.append((f"vocabulary of {name}", _vocabulary_print(path)))
@@ -83,6 +85,14 @@ def read_fingerprints(artifacts: Artifacts) -> list[tuple[str, str]]:
         prints.append(("bundle", _file_print(artifacts.bundle / "manifest.json")))
         prints.extend(_named_in_manifest(artifacts.bundle))
     return prints
+
+
+def _commit(path: Path) -> str:
+    try:
+        source = read_json(path, "The record of the training").get("source")
+    except MissingError:
+        return version_text(None)
+    return version_text(source if isinstance(source, dict) else None)
 
 
 def config_text(artifacts: Artifacts) -> str:

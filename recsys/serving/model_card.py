@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recsys.config import Repeats
+from recsys.source_version import version_text
 
 
 def model_card(
@@ -162,6 +163,7 @@ def _training(training: Mapping[str, Any], loss: str) -> str:
         f"{loss}, on the interactions that were not held out:"
         f" {training['steps']:,} steps, {training['examples']:,} examples,"
         f" {training['devices']} device(s) of the kind {training['platform']}."
+        f" Commit of the code: {version_text(training.get('source'))}."
     )
 
 
