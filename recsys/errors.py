@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from recsys.visible import visible
+
 _SHOWN_CHARACTERS = 80
 
 
@@ -32,7 +34,7 @@ class RecsysError(Exception):
 
     def _text(self) -> str:
         received = "" if self.received is None else f" Received: {self.received}."
-        return f"[{self.code}] {self.rule}{received} {self.cure}"
+        return visible(f"[{self.code}] {self.rule}{received} {self.cure}")
 
     def to_json(self) -> dict[str, str | int | None]:
         """Returns the error as plain JSON, to cross a process boundary."""

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recsys.check.config_text import config_text
 from recsys.check.findings import Findings
 from recsys.check.report import Report, look
 from recsys.cli.check_view import show_report
+from recsys.cli.terminal import Console
 from recsys.config_file import load_config
 from recsys.errors import ConfigError, UsageError
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from recsys.check.profile import Profile
 from recsys.check.report import Report
 from recsys.check.shown import shown
 from recsys.check.sides import Side
+from recsys.cli.terminal import Console
 from recsys.config import GateConfig
 
 _WIDTH = 110  # Where no terminal says its own.
@@ -33,7 +33,7 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
         command: The command that decides what is open.
         is_sample: Whether only some rows were read.
     """
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     _say_format(console, "Interactions", report)
     if is_sample:
         console.print(Text("Only a sample was read: counts are of that.", "yellow"))

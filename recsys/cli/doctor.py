@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
+from recsys.cli.terminal import Console
 from recsys.doctor import Check, examine
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
@@ -21,7 +21,7 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
     Returns:
         The exit code: 1 if a check fails, else 0.
     """
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json)
     checks = []
     for check in examine(config):
         checks.append(check)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recsys.cli.terminal import Console
 from recsys.formats import count, counted, span
 from recsys.report.evaluated import repeats_in_words
 
@@ -66,7 +66,7 @@ def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
 def talk() -> Console:
     """Returns where people read: stderr, as wide as a terminal is."""
     width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else _WIDTH
-    return Console(stderr=True, highlight=False, width=width)
+    return Console(stderr=True, width=width)
 
 
 def new_table(title: str, headings: Sequence[str]) -> Table:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recsys.errors import RecsysError
 from recsys.process import storage_error
+from recsys.visible import visible
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def one_sentence() -> Iterator[None]:
 def print_error(sentence: str) -> None:
     """Prints `sentence` on stderr, red where that is a terminal."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    print(f"{red}{sentence}{plain}", file=sys.stderr, flush=True)
+    print(f"{red}{visible(sentence)}{plain}", file=sys.stderr, flush=True)
 
 
 def unforeseen(error: Exception) -> RecsysError:
@@ -52,7 +53,12 @@ def unforeseen(error: Exception) -> RecsysError:
 
 def _write_traceback(error: Exception) -> Path:
     with tempfile.NamedTemporaryFile(
-        "w", prefix="recsys-", suffix=".log", delete=False, encoding="utf-8"
+        "w",
+        prefix="recsys-",
+        suffix=".log",
+        delete=False,
+        encoding="utf-8",
+        errors="backslashreplace",
     ) as file:
         file.write(f"{' '.join(sys.argv)}\n\n")
         file.writelines(traceback.format_exception(error))

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from recsys.bundle import manifest_digest, read_manifest
 from recsys.cli.stages import stage_log
+from recsys.cli.terminal import Console
 from recsys.formats import count, moment
 from recsys.process import run_stage, stage_environment
 from recsys.source_version import version_text
@@ -53,7 +53,7 @@ def lineage(bundle: Path, config: Path | None, root: Path | None, *, as_json: bo
     if as_json:
         print(json.dumps(told))
         return
-    console = Console(highlight=False)
+    console = Console()
     for name, text in _lines(told):
         console.print(Text.assemble((f"{name:<11} ", "bold"), text), soft_wrap=True)
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from recsys.cli import stages
 from recsys.cli.run import RUNNER, follow, new_log, require_pipeline
+from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
@@ -83,14 +83,14 @@ def simulate(
             fails is part of the simulation.
     """
     require_pipeline()
-    talk = Console(stderr=True, highlight=False)
+    talk = Console(stderr=True)
     config = stages.config_of(path, overrides)
     _refuse_other_splits(config)
     simulation = _Simulation(config, out.resolve(), options, talk)
     simulation.run()
     page = simulation.write_page()
     nights = simulation.journal.nights
-    _show(Console(stderr=as_json, highlight=False), simulation.config.bless.metric, nights, page)
+    _show(Console(stderr=as_json), simulation.config.bless.metric, nights, page)
     if as_json:
         print(
             json.dumps(

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recsys.cli.terminal import Console
 from recsys.formats import ABSENT, size
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def show_plan(plan: Plan, rows_from: str, limit: int | None, advice: Sequence[Ch
         limit: What a device has [bytes], if that is known.
         advice: What would make the plan smaller.
     """
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     console.print(Text(f"Rows: {rows_from}."), soft_wrap=True)
     console.print(_state_table(plan))
     console.print(_step_table(plan, is_narrow=console.width < _WIDTH))

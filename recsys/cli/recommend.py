@@ -6,15 +6,16 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from recsys.bundle import latest
+from recsys.cli.terminal import Console
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
 from recsys.serving.recommender import Recommendations, Recommender
 from recsys.serving.sources import FEATURES, HISTORY, POPULARITY, USER
+from recsys.visible import visible
 
 _SHOWN_HISTORY = 10
 _RESTS_ON = {
@@ -43,13 +44,13 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
     recommender = Recommender(bundle)
     [answer] = recommender.recommend([user], k)
     if not answer.known:
-        Console(stderr=True, highlight=False).print(
+        Console(stderr=True).print(
             Text(_stranger(answer.user_id, recommender.example_users)), soft_wrap=True
         )
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
         return
-    console = Console(highlight=False)
+    console = Console()
     console.print(_table(answer))
     console.print(Text(_RESTS_ON[answer.source], "dim"), soft_wrap=True)
     if answer.history:
@@ -104,18 +105,20 @@ def _stranger(user: str, examples: list[str]) -> str:
 
 
 def _history(answer: Recommendations) -> str:
-    shown = ", ".join(item.title for item in answer.history[:_SHOWN_HISTORY])
+    shown = ", ".join(visible(item.title) for item in answer.history[:_SHOWN_HISTORY])
     n_more = len(answer.history) - _SHOWN_HISTORY
     return f"{shown} and {n_more} more" if n_more > 0 else shown
 
 
 def _table(answer: Recommendations) -> Table:
-    table = Table(title=Text(f"For user {answer.user_id}"), title_justify="left")
+    table = Table(title=Text(f"For user {visible(answer.user_id)}"), title_justify="left")
     table.add_column("score", justify="right")
     table.add_column("id")
     table.add_column("title")
     for item in answer.items:
-        table.add_row(_score(item.score, answer.source), Text(item.id), Text(item.title))
+        table.add_row(
+            _score(item.score, answer.source), Text(visible(item.id)), Text(visible(item.title))
+        )
     return table
 
 

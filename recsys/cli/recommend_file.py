@@ -6,12 +6,12 @@ import dataclasses
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from recsys.bundle import latest
 from recsys.cli.recommend import serving_folder
+from recsys.cli.terminal import Console
 from recsys.formats import counted, duration
 from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import BatchRecommender
@@ -59,7 +59,7 @@ def recommend_file(
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answered)}))
         return
-    console = Console(highlight=False)
+    console = Console()
     for line in _sentences(answered, asked.column):
         console.print(Text(line), soft_wrap=True)
 

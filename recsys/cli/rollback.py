@@ -8,12 +8,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from recsys.bundle import versions
 from recsys.cli.recommend import serving_folder
+from recsys.cli.terminal import Console
 from recsys.ledger import withdrawn_folders
 from recsys.rollback import Rollback
 from recsys.rollback import rollback as roll_back
@@ -41,7 +41,7 @@ def rollback(
         bundle = str(done.served)
         print(json.dumps({"served": number, "bundle": bundle, "withdrawn": done.withdrawn}))
         return
-    console = Console(highlight=False)
+    console = Console()
     console.print(Text(f"Version {number} is served now: {done.served}"), soft_wrap=True)
     if done.withdrawn:
         console.print(Text(_undo(done, config, root)), soft_wrap=True)
@@ -65,7 +65,7 @@ def _list(serving: Path, *, as_json: bool) -> None:
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(str(row["version"]), row["state"], row["since"])
-    Console(highlight=False).print(table)
+    Console().print(table)
 
 
 def _rows(serving: Path) -> list[dict[str, Any]]:

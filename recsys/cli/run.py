@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rich.console import Console
-
 from recsys import events
 from recsys.cli.failure import print_error
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
+from recsys.cli.terminal import Console
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.distribution import install_extra
@@ -35,6 +34,7 @@ from recsys.scratch import scratch_folder
 from recsys.stopping import StoppedError, signals_raised
 from recsys.telling.night import night_summary
 from recsys.telling.past import read_night
+from recsys.visible import visible
 
 RUNNER = "pipelines.local_runner"
 _POLL_S = 0.1
@@ -63,7 +63,7 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
     refuse_if_held(Path(config.root))
     log = new_log(Path(config.root))
     words = [RUNNER, str(path), *(word for one in overrides for word in ("--set", one))]
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     view = RunView(console)
     try:
         summary = follow(words, log, console, view)
@@ -162,7 +162,7 @@ def follow(
         raise storage_error(error, log.parent) from None
     if child.returncode == 0 and view.summary is not None:
         return view.summary
-    print(f"Log: {log}", file=sys.stderr)
+    print(f"Log: {visible(str(log))}", file=sys.stderr)
     raise (
         view.error
         or _no_room(log)
@@ -256,11 +256,11 @@ def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
 
 def _leave(stopped: StoppedError, log: Path) -> NoReturn:
     print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
-    print(f"Log: {log}", file=sys.stderr)
+    print(f"Log: {visible(str(log))}", file=sys.stderr)
     sys.exit(stopped.exit_code)
 
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else 100
-    return Console(stderr=stderr, highlight=False, width=width)
+    return Console(stderr=stderr, width=width)

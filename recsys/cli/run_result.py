@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from recsys.cli.evaluate_view import print_repeats
+from recsys.cli.terminal import Console
 from recsys.formats import change, change_span, size, span
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated, is_beyond
 

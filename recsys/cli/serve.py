@@ -11,6 +11,7 @@ from recsys.cli.recommend import serving_folder
 from recsys.config_file import default_config_path, load_config
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
+from recsys.visible import visible
 
 
 def serve(
@@ -51,7 +52,7 @@ def serve(
 
     def ready(url: str) -> None:
         print(json.dumps({"url": url, "name": served}) if as_json else url, flush=True)
-        sys.stderr.write(f"Serving {served} from {folder}; stop with Ctrl+C.\n")
+        sys.stderr.write(f"Serving {served} from {visible(str(folder))}; stop with Ctrl+C.\n")
 
     served = name or folder.name
     serve(Service(served, folder, host, port, versions, hosts=tuple(hosts)), ready)

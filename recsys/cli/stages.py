@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from rich.console import Console
-
 from recsys import events
 from recsys.cli.run_view import RunView
+from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.process import run_stage, stage_environment
+from recsys.visible import visible
 
 _POLL_S = 0.1
 
@@ -117,7 +117,7 @@ def _followed() -> Iterator[None]:
     is_over = threading.Event()
     with (
         tempfile.TemporaryDirectory(prefix="recsys-") as folder,
-        RunView(Console(stderr=True, highlight=False)) as view,
+        RunView(Console(stderr=True)) as view,
         ThreadPoolExecutor(1) as pool,
     ):
         file = Path(folder) / "events.jsonl"
@@ -148,6 +148,6 @@ def stage_log(module: str) -> Iterator[IO[bytes]]:
         try:
             yield file.file
         except RecsysError:
-            print(f"Log: {file.name}", file=sys.stderr)
+            print(f"Log: {visible(file.name)}", file=sys.stderr)
             raise
     Path(file.name).unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rich.console import Console
+from recsys.cli.terminal import Console
 
 _WIDTH = 130
 
@@ -13,4 +13,4 @@ _WIDTH = 130
 def wide_console() -> Console:
     """Returns a console on stdout; into a file or a pipe it writes lines of 130 characters."""
     is_told = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if is_told else _WIDTH)
+    return Console(width=None if is_told else _WIDTH)
