@@ -1,16 +1,21 @@
 """Rows that hold a list of events, in every format that has lists: one event a row comes out."""
 
+import io
 import json
 
+import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
 
-from recsys.config import InteractionsConfig
+from recsys.config import InteractionsConfig, ListOfEvents
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.exploded import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL
+from recsys.data.sources.exploded import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL, explode
+from recsys.data.sources.jsonl import read_jsonl
 from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 
 NOW = 1_800_000_000
@@ -207,3 +212,34 @@ def test_objects_themselves_are_no_column_of_parquet(tmp_path):
     config = config_of(write_parquet(tmp_path), columns, explode={"column": "events"})
     with pytest.raises(RecsysError, match=r"R254.*events.FIELD"):
         Read(config)
+
+
+_VALUES = st.none() | st.integers(0, 9) | st.sampled_from(["x", 2**60, 6.5])
+_EVENTS = st.none() | st.dictionaries(st.sampled_from(["a", "t"]), _VALUES)
+_PLAIN = st.fixed_dictionaries({"a": st.integers(0, 9), "t": st.integers(0, 9)})
+_LISTS = st.none() | st.lists(_EVENTS, max_size=4) | st.lists(_PLAIN, max_size=4)
+_ROWS = st.lists(st.fixed_dictionaries({"s": st.sampled_from([1, "u"])}, optional={"e": _LISTS}))
+
+
+def written(value):
+    return None if value is None else str(value)
+
+
+@given(_ROWS, st.sampled_from([20, 60, 1 << 20]))
+def test_json_lines_of_any_lists_give_the_events_that_plain_python_gives(rows, block_bytes):
+    stream = io.BytesIO("".join(json.dumps(row) + "\n" for row in rows).encode())
+    found, letters, n_empty = [], [], 0
+    for batch in read_jsonl("f", stream, ["s", "e.a", "e.t"], 1, block_bytes):
+        for part in explode(batch, ListOfEvents(column="e")):
+            columns = [to_ids(column).to_pylist() for column in part.columns.columns]
+            found += zip(part.position.tolist(), *columns, strict=True)
+            letters += [(one["line"], one["reason"]) for one in part.rejected.to_pylist()]
+            n_empty += part.n_empty
+    numbered = list(enumerate(rows, 1))
+    assert found == [
+        (line, written(row["s"]), *(written((event or {}).get(name)) for name in ("a", "t")))
+        for line, row in numbered
+        for event in row.get("e") or []
+    ]
+    assert letters == [(line, NO_LIST) for line, row in numbered if row.get("e") is None]
+    assert n_empty == sum(row.get("e") == [] for row in rows)

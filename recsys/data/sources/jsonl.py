@@ -21,7 +21,7 @@ from recsys.data.sources.csv_fields import Dialect
 from recsys.data.sources.csv_rows import Readable, Rows, row_blocks
 from recsys.data.sources.files import is_text
 from recsys.data.sources.json_depth import TOO_DEEP, has_deep, is_deep
-from recsys.data.sources.nested import find_path, pick, pick_type
+from recsys.data.sources.nested import find_path, pick_name, pick_type
 from recsys.data.sources.raw_batch import RawBatch, as_json
 
 NOT_JSON = "not a JSON object"
@@ -104,7 +104,9 @@ class _ArrowParser:
         if table is None or table.num_rows != len(rows):
             return None
         batch = table.combine_chunks().to_batches()[0]
-        picked = [pick(batch, find_path(batch.schema, name)) for name in self._columns]
+        if not _is_sound(batch):
+            return None
+        picked = [pick_name(batch, name) for name in self._columns]
         if any(_has_inner_lists(c.type) or _may_have_lost_digits(c) for c in picked):
             return None
         return pa.RecordBatch.from_arrays(picked, names=list(self._columns))
@@ -170,6 +172,15 @@ def _is_unknown(kind: pa.DataType) -> bool:
     if pa.types.is_list(kind):
         return _is_unknown(kind.value_type)
     return pa.types.is_null(kind) or pa.types.is_struct(kind)
+
+
+def _is_sound(batch: pa.RecordBatch) -> bool:
+    """Returns whether lists have all their elements: Arrow 18.1 loses null objects in some."""
+    try:
+        batch.validate()
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _has_inner_lists(kind: pa.DataType) -> bool:

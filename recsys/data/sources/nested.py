@@ -51,6 +51,22 @@ def pick(batch: pa.RecordBatch, path: Path | None) -> pa.Array:
     return column
 
 
+def pick_name(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Returns the column of a name `[n]`; nulls where there is none.
+
+    Where objects in lists have no such field, it is null in each of them.
+    """
+    path = find_path(batch.schema, name)
+    if path is not None:
+        return pick(batch, path)
+    parts = name.split(".")
+    paths = [find_path(batch.schema, ".".join(parts[:n])) for n in range(len(parts) - 1, 0, -1)]
+    column = pick(batch, next((path for path in paths if path), None))
+    if not pa.types.is_list(column.type):
+        return pa.nulls(batch.num_rows, pa.string())
+    return _listed(column, pa.nulls(len(column.values), pa.string()))
+
+
 def leaf_names(schema: pa.Schema) -> list[str]:
     """Returns the names of all columns, those inside of others as `a.b`."""
     return list(_leaves("", schema))
@@ -87,6 +103,10 @@ def _field(column: pa.Array, name: str) -> pa.Array:
         return pc.struct_field(column, [name])
     if not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
-    inner = pc.struct_field(column.values, [name])
+    return _listed(column, pc.struct_field(column.values, [name]))
+
+
+def _listed(column: pa.Array, values: pa.Array) -> pa.Array:
+    """Returns other values in the lists of a column `[n]`."""
     offsets = pa.array(column.offsets.to_numpy())
-    return pa.ListArray.from_arrays(offsets, inner, mask=column.is_null())
+    return pa.ListArray.from_arrays(offsets, values, mask=column.is_null())
