@@ -15,7 +15,7 @@ from recsys.data.event_log import EventShard
 from recsys.data.segments import scratch as scratch_module
 from recsys.data.segments.blocks import SpanDays, plan_segments, split_segment
 from recsys.data.segments.events import COLUMNS, write_events
-from recsys.data.segments.kept import link
+from recsys.data.segments.kept import Kept, link, sweep
 from recsys.data.segments.merged import Source, merge
 from recsys.data.segments.scratch import Scratch
 from recsys.data.segments.told import SpanTold, with_missing
@@ -272,3 +272,25 @@ def test_without_links_a_file_is_copied(tmp_path, monkeypatch):
     link(tmp_path / "a", tmp_path / "b" / "c")
     assert (tmp_path / "b" / "c").read_text() == "text"
     assert (tmp_path / "a").stat().st_nlink == 1
+
+
+def test_old_and_unfinished_folders_go_and_nothing_behind_a_link(tmp_path):
+    def furnish(folder):
+        for name in ("old", ".span-" + "0" * 32, ".config-of-theirs"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "content").write_text("x")
+
+    furnish(tmp_path / "outside")
+    (tmp_path / "linked").symlink_to(tmp_path / "outside")
+    furnish(tmp_path / "root")
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    removed = {}
+    for name in ("linked", "root"):
+        Kept(tmp_path / name).clear_debris()
+        removed[name] = sweep(tmp_path / name, [".config-of-theirs"], unused_for_s=-60.0)
+    assert removed == {"linked": {}, "root": {"old": 1}}
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == [
+        ".config-of-theirs",
+        "link",
+    ]
+    assert len(list((tmp_path / "outside").iterdir())) == 3

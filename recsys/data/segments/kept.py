@@ -11,16 +11,19 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recsys.commit import commit_folder
 from recsys.data.shard import describe
+from recsys.held_folder import HeldFolder
 
 MANIFEST = "manifest.json"
 UNUSED_FOR_S = 7 * 86_400
@@ -28,6 +31,8 @@ UNUSED_FOR_S = 7 * 86_400
 
 _READERS = 4
 _DAMAGED = ".damaged-"
+_BEGUN = re.compile(r"\..+-[0-9a-f]{32}")
+"""Names that `Kept.begin` gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,9 +99,11 @@ class Kept:
 
     def clear_debris(self) -> None:
         """Removes what writers that were killed have left."""
-        for path in self.root.glob(".*-*"):
-            if path.is_dir() and not path.name.startswith(_DAMAGED):
-                shutil.rmtree(path, ignore_errors=True)
+        begun = [path for path in _folders(self.root) if _BEGUN.fullmatch(path.name)]
+        with HeldFolder(self.root.parent) as parent:
+            for path in begun:
+                with suppress(OSError):
+                    parent.remove(path)
 
 
 def sweep(
@@ -105,7 +112,8 @@ def sweep(
     """Removes kept folders that nobody uses; artifacts that link to their files stay whole.
 
     Args:
-        root: Folder of the kept folders; nothing happens where there is none.
+        root: Folder of the kept folders; nothing happens where there is none, or a link,
+            which may lead to folders that others keep.
         keep: Names of those in use, as `segments_in_use` gives them.
         unused_for_s: Only what wasn't used for so long is removed [seconds].
         dry_run: Say what would be removed, and leave it.
@@ -113,17 +121,23 @@ def sweep(
     Returns:
         The bytes of each folder that was removed, or would be, by name.
     """
-    if not root.is_dir():
-        return {}
     kept, oldest = set(keep), time.time() - unused_for_s
     removed: dict[str, int] = {}
-    for path in sorted(root.iterdir()):
-        if not path.is_dir() or path.name in kept or path.stat().st_mtime > oldest:
+    for path in _folders(root):
+        if path.name in kept or path.stat().st_mtime > oldest:
             continue
         removed[path.name] = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         if not dry_run:
-            shutil.rmtree(path)
+            with HeldFolder(root.parent) as parent:
+                parent.remove(path)
     return removed
+
+
+def _folders(root: Path) -> list[Path]:
+    """Returns the folders in a folder that may not be there; neither may be a link."""
+    if not root.is_dir() or root.is_symlink():
+        return []
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())
 
 
 def link(source: Path, target: Path) -> None:
