@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from recsys.config import InteractionsConfig, ListOfEvents
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
@@ -225,6 +225,9 @@ def written(value):
     return None if value is None else str(value)
 
 
+@example([{"s": "u", "e": [None, {}]}], 20)
+@example([{"s": 1, "e": [{"t": 5}]}, {"s": "u", "e": [{"a": 1}]}], 20)
+@example([{"s": 1, "e": [None, {"a": 2, "t": None}, {"a": 1, "t": None}]}], 1 << 20)
 @given(_ROWS, st.sampled_from([20, 60, 1 << 20]))
 def test_json_lines_of_any_lists_give_the_events_that_plain_python_gives(rows, block_bytes):
     stream = io.BytesIO("".join(json.dumps(row) + "\n" for row in rows).encode())
