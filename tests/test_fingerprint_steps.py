@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recsys.config_file import load_config
 from recsys.fingerprint import code_fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,3 +179,35 @@ def test_modules_of_the_config_only_define():
             is_guard = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             is_definition = isinstance(node, (*definitions, ast.Assign))
             assert is_text or is_guard or is_definition, f"{file.name}:{node.lineno}"
+
+
+@pytest.fixture(scope="module")
+def keys():
+    """Returns the parameters of each step, which TFX caches by, for some overrides."""
+    pytest.importorskip("tfx")
+    retrieval = pytest.importorskip("pipelines.retrieval")
+
+    def parameters(*overrides):
+        config = load_config(ROOT / "configs/movielens_small.yaml", overrides)
+        steps = retrieval.create_pipeline(config).components
+        return {step.id: repr(sorted(step.exec_properties.items(), key=str)) for step in steps}
+
+    return parameters
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [
+        ("evaluate.k=[5,10,50,100]", {"RetrievalEvaluator"}),
+        ("evaluate.baselines=[popularity]", {"RetrievalEvaluator"}),
+        ("bless.metric=mrr", {"RetrievalEvaluator"}),
+        ("export.k=50", {"Exporter"}),
+        ("push.keep=3", {"Pusher"}),
+        ("train.epochs=1", {"Trainer"}),
+        ("keep.days=5", set()),
+    ],
+)
+def test_a_key_of_the_config_runs_the_steps_that_read_it(keys, tmp_path, override, steps):
+    root = f"root={tmp_path}"
+    before, after = keys(root), keys(root, override)
+    assert {step for step in before if before[step] != after[step]} == {*steps, "Reporter"}
