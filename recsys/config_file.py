@@ -10,7 +10,6 @@ import difflib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pydantic
 from recsys.config import Config, StageT, Strict, stage_of
 from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
 from recsys.errors import ConfigError
+from recsys.plain_files import open_regular
 
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
@@ -108,9 +108,7 @@ def default_config_path() -> Path:
 def _read_text(path: Path) -> str:
     """Returns the text of a regular file; a pipe or a device may never end."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError("no regular file")
+        with open_regular(path) as file:
             return file.read(_LONGEST_BYTES + 1).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -119,10 +117,6 @@ def _read_text(path: Path) -> str:
             "Name an existing YAML file, as in configs/movielens_small.yaml.",
             getattr(error, "strerror", None) or str(error),
         ) from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -1,11 +1,51 @@
-"""Files of a folder that may be made in bad faith: no link is followed, no pipe waited for."""
+"""Files that may be made in bad faith: no pipe is waited for, no content is without end."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
+
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a file of fields, and taking fields that it should have, may raise."""
+_LONGEST_JSON = 256 << 20
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Opens a regular file to be read, by a link too.
+
+    Raises:
+        OSError: It is a pipe, a device or a folder, or can't be read.
+    """
+    # Without waiting: a pipe opens when somebody writes into it.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("no regular file")
+    return file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file.
+
+    Raises:
+        OSError: It isn't there, is no regular file, or can't be read.
+        ValueError: It is no map in JSON, or is too long or too deep.
+    """
+    with open_regular(path) as file:
+        content = file.read(_LONGEST_JSON + 1)
+    if len(content) > _LONGEST_JSON:
+        raise ValueError(f"{path.name} has more than {_LONGEST_JSON} bytes")
+    try:
+        fields = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deep") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path.name} holds no map")
+    return fields
 
 
 def read_plain(path: Path, limit_bytes: int) -> bytes:

@@ -7,7 +7,6 @@ near enough.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from recsys.data.catalogue import SUMMARY
 from recsys.data.raw_counts import count_raw
 from recsys.data.tokens import bag_width
 from recsys.errors import RecsysError, UsageError
+from recsys.plain_files import DAMAGE, read_json
 
 _MOST_ROWS = 2**31 - 1
 
@@ -108,7 +108,7 @@ def _widths(data: DataConfig) -> dict[str, int]:
 
 def _described(file: Path) -> dict[str, tuple[int, int]]:
     """Returns rows and width of the features that a folder holds."""
-    summary = json.loads(file.read_text("utf-8"))
+    summary = read_json(file)
     return {f["name"]: (int(f["rows"]), int(f["width"])) for f in summary["features"]}
 
 
@@ -123,7 +123,7 @@ def _of_data(folder: Path) -> TableRows:
             pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
             for side in ("users", "items")
         )
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except (*DAMAGE, pa.ArrowException) as error:
         raise RecsysError(
             "R372",
             f"{str(folder)!r} must be a data folder, with vocabulary/ and catalogue/.",

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recsys.plain_files import DAMAGE, read_json
 from recsys.data.token_names import open_token_names, write_token_names
 from recsys.errors import RecsysError
 
@@ -126,7 +127,7 @@ def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
 
 def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     try:
-        described = json.loads((folder / SUMMARY).read_text())["features"]
+        described = read_json(folder / SUMMARY)["features"]
         features = tuple(
             FeatureBags(
                 name=one["name"],
@@ -136,7 +137,7 @@ def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
             )
             for one in described
         )
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+    except (*DAMAGE, EOFError) as error:
         raise _damaged(folder, str(error)) from None
     for feature, one in zip(features, described, strict=True):
         if feature.bags.shape != (n_rows, one["width"]):

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from recsys.plain_files import DAMAGE, read_json
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex
@@ -132,13 +133,13 @@ class InteractionStore:
             RecsysError: The folder holds no store, or a damaged one.
         """
         try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = read_json(folder / MANIFEST)
             if manifest["format"] not in _KINDS:
                 raise ValueError(f"format {manifest['format']} where {list(_KINDS)} are read")
             kind = _KINDS[manifest["format"]]
             parts = {part: kind.from_json(folder / part, manifest["parts"][part]) for part in PARTS}
             cut, split = int(manifest["cut"]), SplitRule.from_json(manifest)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except DAMAGE as error:
             raise RecsysError(
                 "R220",
                 f"{str(folder)!r} must hold an interaction store.",

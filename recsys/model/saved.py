@@ -36,6 +36,7 @@ from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
 from recsys.model.tower_inputs import TowerInputs
 from recsys.model.two_tower import TwoTower
+from recsys.plain_files import DAMAGE, read_json
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one, as a
@@ -127,12 +128,12 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
         RecsysError: The folder holds no model, or a damaged one.
     """
     try:
-        summary = json.loads((folder / "model.json").read_text())
+        summary = read_json(folder / "model.json")
         spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
         stage = TrainStage.model_validate_json(json.dumps(summary["stage"]))
         inputs = TowerInputs.open(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise _damaged(folder, str(error)) from None
+    except DAMAGE as error:
+        raise _damaged(folder, f"{type(error).__name__}: {error}") from None
     if (
         ModelSpec.for_data(spec.config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
         != spec

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from recsys import plain_files
 
 
 class MissingError(Exception):
@@ -67,14 +68,11 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         MissingError: There is no such file, or it holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return plain_files.read_json(path)
     except FileNotFoundError:
         raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
     except (OSError, ValueError) as error:
         raise MissingError(f"{what} can't be read: {path.name}: {error}.") from None
-    if not isinstance(content, dict):
-        raise MissingError(f"{what} can't be read: {path.name} holds no map.")
-    return content
 
 
 def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:

@@ -73,7 +73,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads(text)["manifest"]
         is_whole = text == encoded(manifest)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_whole = False
     if not is_whole:
         raise DamageError(f"{name} has other bytes than were written")

@@ -13,6 +13,7 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.errors import RecsysError
 from recsys.model import ModelSpec, TowerInputs
+from recsys.plain_files import DAMAGE, read_json
 from recsys.training import sealed
 from recsys.warm_start.state import FOLDER, FORMAT, State, fingerprint, read_manifest
 
@@ -63,7 +64,7 @@ class Base:
                 raise UnusableBaseError(f"its {FOLDER}/ is of another version")
             if verify:
                 sealed.check_files(folder, manifest["files"])
-            summary = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+            summary = read_json(folder / "model.json")
             base = cls(
                 folder=folder,
                 spec=ModelSpec.model_validate_json(json.dumps(summary["spec"])),
@@ -74,7 +75,7 @@ class Base:
             base.read_inputs()
         except sealed.DamageError as damage:
             raise UnusableBaseError(f"it is damaged: {damage}") from None
-        except (RecsysError, OSError, ValueError, KeyError, TypeError) as error:
+        except (RecsysError, *DAMAGE) as error:
             raise UnusableBaseError(f"it can't be read: {error}") from None
         return base
 
@@ -107,7 +108,7 @@ class Base:
 
     @functools.cached_property
     def _weights(self) -> dict[str, int]:
-        summary = json.loads((self.folder / "model.json").read_text(encoding="utf-8"))
+        summary = read_json(self.folder / "model.json")
         return _numbers(summary)
 
     @functools.cached_property

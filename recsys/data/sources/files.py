@@ -20,6 +20,7 @@ from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.spans import span_pattern
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
+from recsys.plain_files import open_regular
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,16 +184,9 @@ def open_file(path: str) -> BinaryIO:
     try:
         if is_remote(path):
             return _remote_open(path)
-        # Without waiting: it may be a pipe by now.
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return open_regular(path)  # It may be a pipe by now.
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
-    try:
-        _check_regular(path, os.fstat(file.fileno()).st_mode)
-    except RecsysError:
-        file.close()
-        raise
-    return file
 
 
 def _check_regular(path: str, mode: int) -> None:

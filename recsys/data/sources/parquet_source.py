@@ -238,7 +238,7 @@ def _opened(
     try:
         with pq.ParquetFile(source, read_dictionary=by_dictionary) as parquet:
             yield parquet
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise _damaged(file, size, error) from None
     finally:
         source.close()

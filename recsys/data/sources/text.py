@@ -172,11 +172,13 @@ class _Transcoded:
                 # `utf-16-le` takes a byte order mark for text.
                 text, self._is_first = text.removeprefix("\ufeff"), False
             if text or not data:
-                return text.encode("utf-8", "surrogateescape")
+                return text.encode("utf-8", _DAMAGED)
 
 
-def _mark_damage(error: UnicodeError) -> tuple[str, int]:
-    # A lone surrogate, which `surrogateescape` writes as the byte 0xff.
+def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Marks damage by a lone surrogate, and writes that, or any other, as the byte 0xff."""
+    if isinstance(error, UnicodeEncodeError):
+        return b"\xff" * (error.end - error.start), error.end
     return "\udcff", cast(UnicodeDecodeError, error).end
 
 
