@@ -271,7 +271,7 @@ class SparseModel(keras.Model):
         finally:
             self._summarizes = False
         print_fn = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None)
-        lines = [" Tables, trained row by row:", *table_lines(self._tables())]
+        lines = [" Tables:", *table_lines(self._tables())]
         if len(lines) > 1:
             (print_fn or io_utils.print_msg)("\n".join(lines))
 
