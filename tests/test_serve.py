@@ -190,8 +190,9 @@ def test_unknown_ids_of_any_content_are_answered_as_unknown(server, id_):
 def test_serialized_examples_are_asked_and_others_refused(server):
     answer = server.predict("serving_default", instances=[{"b64": ""}])
     assert answer.json()["predictions"][0]["known"] is False
-    answer = server.predict("serving_default", instances=["no tf.Example"])
-    assert (answer.status_code, "[R563]" in answer.json()["error"]) == (400, True)
+    for example in ("no tf.Example", {"b64": "/////w=="}):  # The second is no text either.
+        answer = server.predict("serving_default", instances=[example])
+        assert (answer.status_code, "[R563]" in answer.json()["error"]) == (400, True)
 
 
 def test_metadata_are_those_of_the_saved_model(server):

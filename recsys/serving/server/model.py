@@ -67,13 +67,9 @@ class BundleModel:
             outputs = self._module.signatures[signature](**tensors)
         # What no signature tells: an input that isn't a tf.Example, say.
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
-            raise Refusal(
-                BAD_REQUEST,
-                "R563",
-                f"The signature {signature!r} must be able to read its inputs.",
-                "Correct them; GET …/metadata lists what it takes.",
-                error.message[:_SHOWN],
-            ) from None
+            raise _unreadable(signature, error.message[:_SHOWN]) from None
+        except UnicodeDecodeError as error:  # TensorFlow quotes bytes that are no text.
+            raise _unreadable(signature, error.object[:_SHOWN]) from None
         except tf.errors.ResourceExhaustedError:
             raise Refusal(
                 UNAVAILABLE,
@@ -83,6 +79,16 @@ class BundleModel:
                 headers={"Retry-After": "1"},
             ) from None
         return {name: value.numpy() for name, value in outputs.items()}
+
+
+def _unreadable(signature: str, received: Any) -> Refusal:
+    return Refusal(
+        BAD_REQUEST,
+        "R563",
+        f"The signature {signature!r} must be able to read its inputs.",
+        "Correct them; GET …/metadata lists what it takes.",
+        received,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
