@@ -54,11 +54,11 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
         )
     out.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
-        file.write_text(_committable(schema.read_text()))
+        file.write_text(committable(schema.read_text()))
     return list(files)
 
 
-def _committable(text: str) -> str:
+def committable(text: str) -> str:
     """Returns a schema whose lists may have any length: that all had the same was chance."""
     schema = text_format.Parse(text, schema_pb2.Schema())
     for feature in schema.feature:

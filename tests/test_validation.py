@@ -10,8 +10,10 @@ import pytest
 
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 import tensorflow_data_validation as tfdv
+from google.protobuf import text_format
 from ml_metadata import MetadataStore
 from ml_metadata.proto.metadata_store_pb2 import Execution
+from tensorflow_metadata.proto.v0 import schema_pb2
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 from tfx.orchestration import metadata
@@ -21,7 +23,7 @@ from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
 from components.comparators import Limits, compare
 from components.data_gate import DataGate
-from pipelines.freeze_schemas import freeze_schemas
+from pipelines.freeze_schemas import committable, freeze_schemas
 from pipelines.runner import Runner
 from pipelines.validation import validate
 from recsys.config import Config, canonical_json
@@ -306,6 +308,17 @@ def test_nights_are_compared_with_the_last_accepted_one_and_the_last_blessed_mod
     # The model of the night before is the newest that was blessed.
     nights(night(110, seed=6))
     assert measured(nights.validation(), "skew")["event"] == pytest.approx(0.045)
+
+
+def test_a_committed_schema_lets_lists_have_any_length():
+    text = """
+    feature { name: "genres" type: BYTES value_count { min: 2 max: 2 } presence { min_count: 1 } }
+    feature { name: "title" type: BYTES value_count { min: 1 max: 1 } }
+    """
+    genres, title = text_format.Parse(committable(text), schema_pb2.Schema()).feature
+    assert (genres.value_count.min, genres.value_count.max) == (1, 0)
+    assert genres.presence.min_count == 1
+    assert (title.value_count.min, title.value_count.max) == (1, 1)
 
 
 @pytest.mark.slow
