@@ -69,7 +69,7 @@ def _edited(draw: st.DrawFn, whole: dict[str, Any], schema: Any) -> Example:
         if isinstance(place, dict) and draw(st.integers(0, 5)) == 0:
             place.pop(key, None)
         else:
-            place[key] = draw(st.sampled_from(_VALUES))
+            place[key] = copy.deepcopy(draw(st.sampled_from(_VALUES)))
     # What the schema takes may break a rule between keys: only the other half is known.
     facts = {} if _is_valid(schema, edited) else {"is_wrong": True}
     return Example("config.yaml", yaml.safe_dump(edited, allow_unicode=True).encode(), facts)
