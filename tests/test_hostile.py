@@ -1,12 +1,20 @@
 """Files made to break a reader: a sentence or dead letters for each, in bounded time and memory."""
 
+import gzip
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hostile_files import FILES
+from hostile_files import FILES, csv_text, json_lines
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.config import InteractionColumns, InteractionsConfig
+from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.errors import RecsysError
 
 _SCRIPT = Path(__file__).parent / "test_hostile_scripts" / "read_hostile.py"
 _LIMIT_S, _LIMIT_BYTES = 20, 2 << 30
@@ -92,3 +100,45 @@ def test_a_large_hostile_file_is_a_sentence_or_dead_letters(tmp_path, name):
         assert (name, way) in found, end
         see_bounds(found[name, way])
         see(FILES[name], found[name, way])
+
+
+_WHOLE = {
+    "a.csv": csv_text(12).encode(),
+    "a.jsonl": json_lines(12).encode(),
+    "a.csv.gz": gzip.compress(csv_text(12).encode()),
+    "wide.csv": csv_text(12).encode("utf-16"),
+}
+_PARTS = [
+    b'"',
+    b"\n",
+    b"\0",
+    b"{",
+    b"[" * 70,
+    b"\xff",
+    b"\\ud800",
+    b"1e999",
+    b"\x1b[31m",
+    b"9" * 40,
+]
+
+
+@given(
+    st.sampled_from(sorted(_WHOLE)),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), st.sampled_from(_PARTS)), max_size=4),
+)
+def test_a_damaged_file_is_read_to_a_sentence_or_dead_letters(tmp_path_factory, name, damage):
+    content = _WHOLE[name]
+    for place, n_bytes, part in damage:
+        at = round(place * len(content))
+        content = content[:at] + part + content[at + n_bytes :]
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(content)
+    columns = InteractionColumns(user="user", item="item", timestamp="time")
+    config = InteractionsConfig(files=str(path), columns=columns)
+    try:
+        for piece in plan_pieces(config, "interactions", interaction_columns(config)):
+            for batch in read_piece(piece):
+                good, letters = parse_interactions(batch, config, 1_700_000_000, 0)
+                assert good.num_rows + letters.num_rows == batch.n_read
+    except RecsysError as error:
+        see_sentence(str(error))

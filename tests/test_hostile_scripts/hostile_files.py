@@ -166,6 +166,16 @@ _JSON_FILES = [
         good=300,
     ),
     HostileFile(
+        "JSON Lines in UTF-16, not said",
+        written("wide.jsonl", json_lines().encode("utf-16")),
+        code="R204",
+    ),
+    HostileFile(
+        "JSON Lines in UTF-16",
+        written("wide_said.jsonl", json_lines().encode("utf-16-le")),
+        csv={"encoding": "utf-16-le"},
+    ),
+    HostileFile(
         "a mark alone as JSON Lines",
         written("mark.jsonl", b"\xef\xbb\xbf"),
         code="R202",
