@@ -450,3 +450,11 @@ def test_more_lines_above_a_table_than_can_be_left_out_are_told(here):
     )
     with pytest.raises(RecsysError, match="R208"):
         understand(["f.csv"], "interactions")
+
+
+def test_one_column_is_not_both_user_and_item(here, capsys):
+    rows = "".join(f"{u},{i},{t}\n" for u, i, _, t in events(300))
+    (here / "f.csv").write_text("who,what,time\n" + rows)
+    assert check("f.csv", "--map", "user=who,item=who", "--out", "c.yaml") == 2
+    assert "[R258] --map must name two columns" in capsys.readouterr().err
+    assert not (here / "c.yaml").exists()

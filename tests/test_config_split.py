@@ -44,6 +44,7 @@ def test_data_with_and_without_times_are_taken(tmp_path, overrides, order):
     ("text", "overrides", "sentence"),
     [
         (PLAIN, [], "set data.split to last_out, random or given"),
+        (TIMED, ["data.interactions.columns.item=u"], "user and item must be two columns"),
         (PLAIN, ["data.split=last_out"], "interactions.order to file"),
         (PLAIN, ["data.split=given"], "columns.part or interactions.eval_files"),
         (PLAIN, ["data.split=random", "data.interactions.columns.part=p"], "split: given"),

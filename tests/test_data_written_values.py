@@ -157,3 +157,9 @@ def test_json_over_many_lines_is_named_with_what_makes_lines_of_it(
     assert refused.value.code == "R204"
     assert filter_ in str(refused.value)
     assert what in str(refused.value)
+
+
+def test_rows_that_are_all_too_deep_are_not_called_pretty_printed(tmp_path):
+    (tmp_path / "f.jsonl").write_text('{"user": ' + "[" * 200 + "]" * 200 + "}\n")
+    with pytest.raises(RecsysError, match=r"R204.*nested at most 64 deep"):
+        check_files(SourceConfig(files=str(tmp_path / "f.jsonl")), "interactions", ["user"])

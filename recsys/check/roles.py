@@ -74,6 +74,13 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
                 word,
             )
         given[role] = column
+    if "user" in given and given["user"] == given.get("item"):
+        raise UsageError(
+            "R258",
+            "--map must name two columns for user and item.",
+            f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
+            given["user"],
+        )
     return given
 
 
@@ -92,7 +99,10 @@ def find_roles(
         for role, column in given.items()
         if column in profiles
     }
-    found |= {role: hint for role, hint in hints.items() if role not in given}
+    taken = {found[role].column for role in NEEDED if role in found}
+    found |= {
+        role: hint for role, hint in hints.items() if role not in given and hint.column not in taken
+    }
     undecided: dict[str, str] = {}
     options: dict[str, str] = {}
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):

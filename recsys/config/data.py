@@ -98,6 +98,12 @@ class InteractionColumns(Strict):
     part: str | None = None
     """Column that names the part of a row, as `train` or `test`, for `split: given`."""
 
+    @model_validator(mode="after")
+    def _user_is_no_item(self) -> Self:
+        if self.user == self.item:
+            raise ValueError(f"user and item must be two columns; both are {self.user!r}")
+        return self
+
 
 TimestampUnit = Literal["seconds", "milliseconds", "microseconds", "nanoseconds", "iso8601"]
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from recsys.config import SourceConfig
 from recsys.data.sources.framing import is_framed
+from recsys.data.sources.json_depth import MOST_DEEP, TOO_DEEP, is_deep
 from recsys.errors import RecsysError
 
 Format = Literal["csv", "parquet", "jsonl", "tfrecord"]
@@ -173,13 +174,22 @@ def _is_array(start: bytes) -> bool:
 
 
 def json_over_lines(path: str, start: bytes) -> RecsysError:
-    """Returns the error of a file that is one JSON value, pretty-printed or an array.
+    """Returns the error of a file without a readable row of JSON Lines.
+
+    Most such files are one JSON value, pretty-printed or an array.
 
     Args:
         path: The file.
         start: Its first bytes.
     """
     text = start.lstrip(_BLANKS)
+    if is_deep(text.partition(b"\n")[0]):
+        return RecsysError(
+            "R204",
+            f"{path!r} must hold objects that are nested at most {MOST_DEEP} deep.",
+            "Write the fields that a run reads as plain values.",
+            TOO_DEEP,
+        )
     wrapped = re.match(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{', text)
     rows = ".[]" if text.startswith(b"[") else f".{wrapped[1].decode()}[]" if wrapped else "."
     is_one = text.startswith(b"[") or wrapped
