@@ -1,6 +1,7 @@
 """The verdict, on users whose figures are known."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -233,3 +234,46 @@ def test_a_baseline_that_was_not_measured_is_not_the_strongest():
     verdict = judge(DEFAULT, found)
     assert verdict.blessed
     assert "over popularity, the strongest baseline" in verdict.sentence
+
+
+def keys_of(text):
+    """Returns the thresholds that a ruling's text says to set."""
+    words = re.findall(r"--set bless\.(\w+)=([\w.]*)", text)
+    return {name: value if name == "sure_loss" else float(value) for name, value in words}
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "model"),
+    [
+        ({}, noisy(0.73)),
+        ({}, noisy(0.93)),
+        ({"over_strongest": 1.0}, BASE),
+        ({"over_strongest": 1.0, "sure_loss": "allow"}, noisy(1.0)),
+    ],
+    ids=["a large loss", "a small loss", "a tie that isn't enough", "a chance of a loss"],
+)
+def test_the_keys_that_a_refusal_names_push_the_model(thresholds, model):
+    asked = DEFAULT.model_copy(update=thresholds)
+    found = evidence(model=model, popularity=0.35 * BASE, ials=BASE)
+    refused = judge(asked, found)
+    assert not refused.blessed
+    keys = keys_of(refused.rules[-1].text)
+    assert keys
+    assert judge(asked.model_copy(update=keys), found).blessed
+
+
+@pytest.mark.parametrize(
+    "subjects",
+    [
+        {"model": noisy(0.5), "popularity": BASE},
+        {"model": noisy(0.5), "popularity": 0.1 * BASE, "ials": BASE, "blessed_model": BASE},
+        {"model": 0.0 * BASE, "popularity": 0.0 * BASE},
+        {"model": np.where(np.arange(N) < 5, BASE, np.nan), "popularity": BASE},
+        {"sampled": 100, "model": noisy(0.5), "popularity": 0.1 * BASE, "ials": BASE},
+    ],
+    ids=["below popularity too", "below what is served too", "nothing", "few users", "sampled"],
+)
+def test_a_refusal_that_has_other_reasons_too_names_no_keys(subjects):
+    verdict = judge(DEFAULT, evidence(**subjects))
+    assert not verdict.blessed
+    assert not any("--set" in text for text in [verdict.sentence, *verdict.reasons])

@@ -108,7 +108,8 @@ def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
     rules = [ruling for rule in config.all_rules() for ruling in _rulings(rule, evidence)]
     strongest = _strongest(config, evidence)
     if strongest is not None:
-        rules += _of_strongest(config, strongest, evidence)
+        alone = evidence.n_sampled is None and all(ruling.passed for ruling in rules)
+        rules += _of_strongest(config, strongest, evidence, is_alone=alone)
     reasons = [ruling.text for ruling in rules]
     if strongest is None:
         reasons.append(_NO_BASELINE)
@@ -184,11 +185,19 @@ def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
     return max(known, key=lambda name: known[name], default=None)
 
 
-def _of_strongest(config: BlessConfig, other: str, evidence: Evidence) -> Iterator[Ruling]:
+def _of_strongest(
+    config: BlessConfig, other: str, evidence: Evidence, *, is_alone: bool
+) -> Iterator[Ruling]:
     """Yields the ruling on the strongest baseline, if the config asks for one.
 
     That the whole interval lies above a margin is the test of non-inferiority; that it
     doesn't lie below 0, the one of inferiority. docs/evaluation.md has the sources.
+
+    Args:
+        config: The thresholds.
+        other: The strongest baseline.
+        evidence: The figures.
+        is_alone: Whether nothing else refuses the model, so that keys for this push it.
     """
     refuses_loss, least = config.sure_loss == "refuse", config.over_strongest
     if not least and not refuses_loss:
@@ -197,9 +206,8 @@ def _of_strongest(config: BlessConfig, other: str, evidence: Evidence) -> Iterat
     ruling = _of_ratio(key, other, least, evidence)
     difference = evidence.means.difference(key, other)
     ends = None if difference is None else difference.difference_interval
-    if difference is None or ends is None or ruling.value is None or ruling.other is None:
-        text = f"{ruling.text}{_cure(ruling, lost=True)}"
-    else:
+    text = ruling.text
+    if not (difference is None or ends is None or ruling.value is None or ruling.other is None):
         lost = ends[1] < -_ROUNDING and refuses_loss
         passed = ruling.passed and not lost
         seemingly = ruling.value >= least * ruling.other
@@ -209,7 +217,7 @@ def _of_strongest(config: BlessConfig, other: str, evidence: Evidence) -> Iterat
             f"{_subject(key)} is {ruling.value:.4f}, that of {_title(other)},"
             f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
         )
-        text += "" if passed else _cure(ruling, lost=lost)
+        text += _cure(ruling, lost=lost) if is_alone and not passed else ""
         ruling = dataclasses.replace(ruling, passed=passed)
     yield dataclasses.replace(ruling, text=text, is_strongest=True)
 
@@ -219,11 +227,14 @@ def _title(baseline: str) -> str:
 
 
 def _cure(ruling: Ruling, *, lost: bool) -> str:
-    """Returns which keys push such a model all the same."""
+    """Returns which keys push such a model all the same; nothing pushes one that finds nothing."""
+    if not ruling.value:
+        return ""
     keys = ["bless.sure_loss=allow"] if lost else []
-    low = 0.0 if ruling.interval is None else max(0.0, 1.0 + ruling.interval[0])
-    if low < ruling.least:
-        keys.append(f"bless.over_strongest={math.floor(100 * low) / 100:g}")
+    if not ruling.passed:
+        low = 0.0 if ruling.interval is None else 1.0 + ruling.interval[0]
+        # Below the interval, since a ratio of 1 asks for more than a tie.
+        keys.append(f"bless.over_strongest={max(0, math.ceil(100 * low) - 1) / 100:g}")
     more = "; more held-out users make the interval narrower" if not lost else ""
     return f" (it is pushed all the same with --set {' --set '.join(keys)}{more})"
 
