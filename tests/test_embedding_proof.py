@@ -157,6 +157,29 @@ class CountsOfTheBatch(Items):
         return (ops.take(counts, ids) / ops.max(counts))[:, None]
 
 
+class CumulatedTable(Items):
+    """XLA computes it from the table in another shape."""
+
+    def more(self, ids, embeddings):
+        sums = ops.cumsum(self.whole_table, axis=0)
+        return ops.sum(ops.take(sums, ids, axis=0), axis=1, keepdims=True)
+
+
+class SumsOfGroups(Items):
+    """Small results of a scatter, to which every row of the table is added."""
+
+    def more(self, ids, embeddings):
+        groups = np.arange(self.whole_table.shape[0]) % 7
+        sums = ops.segment_sum(self.whole_table, groups, 7)
+        return ops.sum(ops.take(sums, ids % 7, axis=0), axis=1, keepdims=True)
+
+
+class BestOfABiasTable(BiasTable):
+    def more(self, ids, embeddings):
+        biases = ops.reshape(self.embedding.tables[1].embeddings, (-1,))
+        return ops.sum(ops.top_k(biases, 4)[0])
+
+
 HELD = (BiasTable, HeldWeight, HeldMatrix, Constant, UniformConstant)
 COMPUTED = (
     SquaredTable,
@@ -166,6 +189,9 @@ COMPUTED = (
     DenseGradientOfATable,
     SoftmaxOfWhatIsHeld,
     CountsOfTheBatch,
+    CumulatedTable,
+    SumsOfGroups,
+    BestOfABiasTable,
 )
 
 
@@ -207,7 +233,7 @@ def test_a_dense_bias_for_each_row_trains_and_is_named(kind, mesh, caplog):
 
 @on_meshes(COMPUTED, quick=(SummedTable, DenseGradientOfATable))
 def test_what_computes_with_every_row_is_refused(kind, mesh):
-    with pytest.raises(RecsysError, match=r"R303.*'items' alone.*whole table") as caught:
+    with pytest.raises(RecsysError, match=r"R303.*'(items|bias)' alone.*whole table") as caught:
         fitted(kind, mesh)
     assert "embedding_dim=1" in str(caught.value)
     if kind is DenseGradientOfATable:

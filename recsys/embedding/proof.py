@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from recsys.embedding.plan import planned
@@ -38,7 +38,8 @@ _HOLDS = frozenset(
 # be in place shows as a copy before it.
 _WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
 # What reads all of its operands, also where its result is small and XLA fuses it.
-_READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort"})
+_READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort", "topk"})
+_TOP_K = 'custom_call_target="TopK"'
 _ITEMSIZE = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
@@ -84,6 +85,13 @@ class _Instruction:
         return re.findall(r"%([\w.\-]+)", self.rest.partition(")")[0])
 
     @property
+    def read_whole(self) -> list[str]:
+        """The operands of which all is read."""
+        if self.op == "scatter":
+            return self.operands[1:]
+        return self.operands if self.op in _READS_ALL or _TOP_K in self.rest else []
+
+    @property
     def fusion(self) -> str | None:
         """The computation that a fusion runs as one."""
         called = re.search(r"calls=%?([\w.\-]+)", self.rest) if self.op == "fusion" else None
@@ -108,16 +116,16 @@ class _Program:
         self._by_name = {i.name: i for i in self.instructions}
         self._roots = {i.computation: i for i in self.instructions if i.is_root}
         self._fused = {i.fusion for i in self.instructions}
+        self._results = {name for fused in self._fused if fused for name in self._results_of(fused)}
 
     def first_whole(self, rows: _Rows) -> tuple[str, _Instruction] | None:
         """Returns the first instruction that makes, moves or reads all of `rows`, and which."""
         for instruction in self.instructions:
             if rows.are_in(instruction) and self._makes(instruction):
                 return "moves" if instruction.op in COLLECTIVES else "makes", instruction
-            if instruction.op in _READS_ALL:
-                operands = [self._by_name.get(name) for name in instruction.operands]
-                if any(operand and rows.are_in(operand) for operand in operands):
-                    return "reads", instruction
+            operands = [self._by_name.get(name) for name in instruction.read_whole]
+            if any(operand and rows.are_in(operand) for operand in operands):
+                return "reads", instruction
         return None
 
     def _makes(self, instruction: _Instruction) -> bool:
@@ -126,8 +134,18 @@ class _Program:
             return not self._is_in_place(self._roots[instruction.fusion])
         if instruction.computation in self._fused:
             # Of what is fused only what is asked for is computed: rows that are gathered.
-            return instruction.op in _WRITES_ROWS and not self._is_in_place(instruction)
+            is_whole = instruction.op in _WRITES_ROWS or instruction.name in self._results
+            return is_whole and not self._is_in_place(instruction)
         return not self._is_in_place(instruction)
+
+    def _results_of(self, fused: str) -> Iterator[str]:
+        """Yields the names of what a fusion gives, and of what those are other shapes of."""
+        names = [self._roots[fused].name]
+        while names:
+            instruction = self._by_name[names.pop()]
+            yield instruction.name
+            if instruction.op in ("bitcast", "tuple"):
+                names += instruction.operands
 
     def _is_in_place(self, instruction: _Instruction) -> bool:
         while instruction.op in _WRITES_ROWS and instruction.operands:
