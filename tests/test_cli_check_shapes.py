@@ -192,6 +192,19 @@ def test_a_column_of_lists_is_the_item_where_no_other_is(tmp_path, capsys, separ
     assert counted(load_config(path).data.interactions)[0] == sum(u % 5 + 1 for u in range(90))
 
 
+def test_a_session_without_events_doesnt_hide_the_item_of_the_others(tmp_path, capsys):
+    day = [1_600_000_000_000 + 86_400_000 * n for n in range(60)]
+    sessions = [
+        {"session": n, "events": [{"aid": 7 * n + k, "ts": day[n]} for k in range(n % 4)]}
+        for n in range(60)
+    ]
+    (tmp_path / "f.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in sessions))
+    config = load_config(check(tmp_path, tmp_path / "f.jsonl")).data.interactions
+    result = json.loads(capsys.readouterr().out)
+    assert roles(result) == {"user": "session", "item": "events.aid", "timestamp": "events.ts"}
+    assert (config.explode.column, result["empty_lists"], result["rejected"]) == ("events", 15, {})
+
+
 def test_columns_without_names_make_features_of_different_names(tmp_path, capsys):
     """MovieLens 100K: no headers at all; ids, and what is known of them, in three files."""
     events = [f"{7 * n % 90 + 1}\t{11 * n % 170 + 1}\t{n % 5 + 1}\t{880_000_000 + 999 * n}"

@@ -137,8 +137,12 @@ def _hints(
 ) -> dict[str, Role]:
     """Returns the columns that lists of events and values of catalogues speak for, by role."""
     events = understood.source.explode
-    listed = events is not None and events.column in profiles
-    hints = {"item": Role(events.column, "its lists hold the events")} if events and listed else {}
+    hints: dict[str, Role] = {}
+    if events is not None and events.column in profiles:
+        # Of objects a field is the item; a list of none of them is seen as a plain one.
+        has_fields = any(name.startswith(f"{events.column}.") for name in profiles)
+        if not has_fields:
+            hints["item"] = Role(events.column, "its lists hold the events")
     return hints | {
         ROLE[what]: Role(one.column, f"{one.share:.0%} of its values are in the {what}' file")
         for what, one in overlaps.items()
