@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from recsys.config import (
 from recsys.data.batches import BatchSource
 from recsys.data.held_back import held_back, training_events
 from recsys.data.histories import serving_histories
+from recsys.data.split_rule import SplitRule
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
@@ -152,6 +154,17 @@ def test_a_model_of_another_split_is_not_measured(unordered, tmp_path):
         evaluate(STAGE, out / "model", tmp_path / "data", tmp_path)
     assert caught.value.code == "R411"
     assert '"split": "random"' in str(caught.value)
+
+
+def test_of_a_model_by_time_it_is_the_split_that_is_told_and_not_the_cut(unordered, tmp_path):
+    out, _ = unordered
+    shutil.copytree(out / "model", tmp_path / "model")
+    file = tmp_path / "model" / "vocabulary" / "items.parquet"
+    items = Vocabulary.load(file)
+    items.split, items.cut = SplitRule(), 1_700_000_000
+    items.save(file)
+    with pytest.raises(RecsysError, match=r"R411.*split as those that it is measured on"):
+        evaluate(STAGE, tmp_path / "model", out / "data", tmp_path)
 
 
 def test_an_order_that_is_not_there_can_not_be_asked_for(unordered, tmp_path):

@@ -85,10 +85,10 @@ class Subject:
         self.name, self._data, self._embed = name, data, towers.queries
         self.history: int = towers.history
         """Items of a history that it reads, the newest ones."""
-        if towers.items.cut > data.store.cut:
-            raise _has_seen_the_answers(name, towers.items.cut, data.store.cut)
         if towers.items.split != data.items.split:
             raise _of_another_split(name, towers.items.split, data.items.split)
+        if towers.items.cut > data.store.cut:
+            raise _has_seen_the_answers(name, towers.items.cut, data.store.cut)
         self._own_row = _translation(data.items, towers.items)
         known = towers.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
