@@ -96,11 +96,13 @@ class _Questions:
         queries: Those that are ranked.
         repeats: The held-out events that repeat an item.
         n_trivial: Queries that have nothing but their answers to rank.
+        n_chosen: Users of all queries, of those that were left out too.
     """
 
     queries: Queries
     repeats: Repeats
     n_trivial: int
+    n_chosen: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +197,7 @@ class _Evaluation:
                 " data.eval_share, or data.vocabulary.items.min_count.",
                 f"{len(queries.positives.rows):,} held-out events, all of unknown items",
             )
+        n_chosen = len(np.unique(queries.user))
         is_repeated = repeated(queries, is_item)
         repeats = Repeats.of(queries, is_repeated)
         if self._masks_seen:
@@ -209,7 +212,7 @@ class _Evaluation:
                 "Evaluate with a larger catalogue, or set repeats to include.",
                 f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
             )
-        return _Questions(queries.select(kept), repeats, int((~kept).sum()))
+        return _Questions(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
 
     def _case(self, queries: Queries, model: Subject) -> Case:
         config = self.stage.evaluate
@@ -280,6 +283,7 @@ class _Evaluation:
         is_item, rows = self.known.catalogue.is_item, queries.positives.rows
         return {
             "users": len(np.unique(queries.user)),
+            "users_chosen": questions.n_chosen,
             "users_held_out": len(self.view.store.eval_users.rows),
             "queries": len(queries),
             "positives": len(rows),

@@ -279,6 +279,21 @@ def test_validation_in_training_goes_by_the_same_rule(world):
         assert len(asked.queries.positives.rows) == expected
 
 
+def test_users_of_repeats_alone_are_asked_but_not_counted(world, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(world[0], data)
+    shutil.rmtree(data / "store")
+    train = [one for one in EVENTS if one[2] < CUT]
+    known = {item for user, item, _ in train if user == 1}
+    new = next(item for item in range(1, ITEMS + 1) if item not in known)
+    held_out = table([(0, train[0][1], CUT), (1, new, CUT)])
+    write_store(data / "store", CUT, table(train), held_out)
+    result = evaluate(STAGE, world[1], data, tmp_path / "out")
+    for part in (result, result["at_cut"]):
+        names = ("users", "users_chosen", "users_held_out", "repeat_only_queries")
+        assert [part[name] for name in names] == [1, 2, 2, 1]
+
+
 def test_nothing_but_repeats_is_an_error_with_a_cure(world, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(world[0], data)

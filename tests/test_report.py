@@ -155,6 +155,16 @@ def test_a_split_says_what_it_makes_of_the_figures(run: Run) -> None:
     assert "1970" not in text
 
 
+@pytest.mark.parametrize(("chosen", "said"), [(120, False), (90, True)])
+def test_users_whose_queries_are_left_out_are_no_random_choice(
+    run: Run, chosen: int, said: bool
+) -> None:
+    run.evaluate(users_chosen=chosen, users_held_out=120, repeat_only_queries=40)
+    text = text_of(section(run.report(), "metrics"))
+    assert "80 users" in text
+    assert ("chosen at random of 120" in text) == said
+
+
 def test_the_deciding_metric_is_drawn_against_each_subject(run: Run) -> None:
     part = plain(run.report()).partition("Against each of them")[2].partition("</table>")[0]
     assert part.count("<svg") == 5

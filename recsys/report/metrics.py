@@ -140,9 +140,10 @@ def _basis(part: Any, *, is_chosen: bool) -> str:
 
 def _users(part: Any) -> str:
     users, held_out = part.get("users"), part.get("users_held_out")
-    left_out = part.get("left_out_queries")
+    # Evaluations of earlier versions don't tell them from those whose queries are left out.
+    chosen = part.get("users_chosen", held_out if part.get("left_out_queries") else users)
     text = counted(users, "user", "users")
-    if is_number(users) and is_number(held_out) and held_out > users and not left_out:
+    if is_number(chosen) and is_number(held_out) and held_out > chosen:
         return f"{text} (chosen at random of {count(held_out)})"
     return text
 
