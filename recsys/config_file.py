@@ -84,6 +84,7 @@ def load_stage(path: Path, kind: type[StageT]) -> StageT:
         ConfigError: As `load_config`.
     """
     raw = _read_yaml(path)
+    _rename(raw)
     if not set(raw) <= set(kind.model_fields):
         return stage_of(load_config(path), kind)
     try:

@@ -20,7 +20,7 @@ from recsys.config import (
     TrainStage,
     ValidationConfig,
 )
-from recsys.config_file import load_config
+from recsys.config_file import load_config, load_stage
 from recsys.data.catalogue import Catalogue
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore, write_store
@@ -241,6 +241,7 @@ def test_the_rule_on_repeats_is_read_from_the_old_key_too(tmp_path):
     assert load_config(file, [*small, "evaluate.mask_seen=true"]).repeats == "exclude"
     with pytest.raises(RecsysError, match=r"R105.*evaluate\.mask_seen"):
         load_config(file, [*small, "repeats=exclude"])
+    assert load_stage(file, EvaluateStage).repeats == "include"
 
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["kernel", "jax"])
