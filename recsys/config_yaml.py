@@ -134,6 +134,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Returns the map of `node`; YAML's own would keep the last of equal keys."""
+        if not isinstance(node, yaml.MappingNode):  # A tag may say that anything is one.
+            raise ConstructorError(None, None, "it is no map", node.start_mark)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:

@@ -335,6 +335,8 @@ def _alias_bomb():
         ("name: \x1b[31mred\n", "R102", r"line 1, column 7"),
         ('name: "\\ud800"\n', "R103", "half a character"),
         ("name: !!set {a, b}\n", "R103", "is a set"),
+        ("name: !!map abc\n", "R102", "line 1, column 7"),
+        ("name: !!map [a]\n", "R102", "it is no map"),
         ("# " + "x" * (3 << 20) + "\nname: x\n", "R102", "characters"),
     ],
 )
