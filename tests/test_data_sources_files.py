@@ -253,7 +253,7 @@ class _LocalAs:
 
 def test_without_beam_a_url_is_told_what_it_needs(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "apache_beam.io.filesystems", None)
-    with pytest.raises(RecsysError, match=r"R252.*recsys\[pipeline\]"):
+    with pytest.raises(RecsysError, match=r"R252.*Install the extra pipeline"):
         match_files(SourceConfig(files="gs://bucket/x.csv"), "items")
 
 

@@ -14,7 +14,7 @@ initializers = keras.initializers
 
 
 def initial_tables(configs, **kwargs):
-    features = {c.name: FeatureConfig(c.name, c, (None,), (None, 4)) for c in configs}
+    features = {c.name: FeatureConfig(c.name, c, (None,), (None, c.embedding_dim)) for c in configs}
     layer = ShardedEmbedding(features, **kwargs)
     layer.build()
     return layer.get_embedding_tables()

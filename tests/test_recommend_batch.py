@@ -198,7 +198,8 @@ from recsys.serving.batch_file import recommend_file
 from test_recommend_batch import Echo, quiet
 class Slow(Echo):
     def recommend(self, user_ids, k):
-        print("block", flush=True)
+        sys.stdout.write("block\\n")  # In one piece: two threads write.
+        sys.stdout.flush()
         time.sleep(0.1)
         return super().recommend(user_ids, k)
 folder = Path(sys.argv[1])

@@ -24,6 +24,7 @@ from recsys.data.segments.seen import Seen
 from recsys.data.segments.told import SpanTold, State, with_missing, write_told
 from recsys.data.segments.window import has_days
 from recsys.data.split import DAY_S
+from recsys.data.split_rule import BY_TIME
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +91,8 @@ class SpanOutput:
         self._link_letters()
         told = with_missing(self._tell(seen), has_days(self._config))
         write_told(self._letters, told)
-        facts = {**rows, "cut": cut, "segments": segments, "spans": [one.to_json() for one in told]}
+        facts = {**rows, "split": BY_TIME.split, "order": BY_TIME.order, "cut": cut}
+        facts |= {"segments": segments, "spans": [one.to_json() for one in told]}
         used = [span for span in self._spans if span.is_used and span.kept is not None]
         by_place = {
             place: path

@@ -72,7 +72,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
     except (OSError, ValueError) as error:
-        raise MissingError(f"{what} can't be read: {path.name}: {error}.") from None
+        raise MissingError(f"{what} can't be read: {_reason(path, error)}.") from None
 
 
 def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Table:
@@ -86,4 +86,10 @@ def read_table(path: Path, what: str, columns: list[str] | None = None) -> pa.Ta
     except FileNotFoundError:
         raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise MissingError(f"{what} can't be read: {path.name}: {error}.") from None
+        raise MissingError(f"{what} can't be read: {_reason(path, error)}.") from None
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Returns what is wrong with a file, with the file's name in it once."""
+    text = str(error)
+    return text if text.startswith(path.name) else f"{path.name}: {text}"

@@ -93,7 +93,10 @@ class Lookup(SparseModel):
     def __init__(self, features, **layer):
         super().__init__()
         self.features = dict(features)
-        configs = {n: FeatureConfig(n, t, (None,), (None, 4)) for n, t in self.features.items()}
+        configs = {
+            n: FeatureConfig(n, t, (None,), (None, t.embedding_dim))
+            for n, t in self.features.items()
+        }
         self.embedding = ShardedEmbedding(configs, name="embedding", **layer)
 
     def build(self, input_shape=None):

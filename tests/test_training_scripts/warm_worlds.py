@@ -24,6 +24,7 @@ STAGE = {
         "dim": 4,
         "feature_dim": 2,
         "history": 3,
+        "history_of": "past",  # As a training writes it down.
         "widths": [5],
         "dropout": 0.1,
         "table_placement": "row",

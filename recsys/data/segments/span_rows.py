@@ -19,7 +19,8 @@ Days = list[list[int]]
 
 _FILE_BITS = 40
 _BATCH_ROWS = 1 << 20
-_PLACE, _PART = "place", "part"
+# No column of interactions is called so.
+_PLACE, _PART = "recsys:position", "recsys:part"
 
 
 def bucket_file(bucket: int) -> str:
