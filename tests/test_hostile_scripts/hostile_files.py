@@ -91,6 +91,13 @@ def nested(n_deep: int, opening: str = "[", closing: str = "]", *, is_closed: bo
     return f'{{"user": "u1", "item": "i1", "time": 1600000000, "x": {inner}}}\n'
 
 
+def _objects_of_their_own(n_objects: int) -> str:
+    user, item, time = next(iter(events(1)))
+    row = {"user": user, "item": item, "time": time}
+    row["list"] = [{f"k{at}": at} for at in range(n_objects)]
+    return json.dumps(row) + "\n"
+
+
 def _many_keys(n_rows: int, n_keys: int) -> str:
     rows = [
         {"user": u, "item": i, "time": t, **{f"k{at}_{k}": k for k in range(n_keys)}}
@@ -164,6 +171,11 @@ _JSON_FILES = [
         "300 rows of 50 keys of their own",
         written("keys.jsonl", _many_keys(300, 50)),
         good=300,
+    ),
+    HostileFile(
+        "a list of 50,000 objects with a key of their own",
+        written("objects.jsonl", json_lines() + _objects_of_their_own(50_000)),
+        good=N_GOOD + 1,
     ),
     HostileFile(
         "JSON Lines in UTF-16, not said",

@@ -7,6 +7,7 @@ whole numbers, text that looks like a time, lists of lists), the lines are parse
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ _BLOCK_BYTES = 8 << 20
 _LINES = Dialect(quote="")
 _PARTS = 100
 """Objects of a list whose fields are looked at."""
+_MOST_NAMES = 2000
+"""Names of fields that Arrow is given to make columns of: it fills each up for each object."""
+_NAME = re.compile(rb'"([^"\\]*)"\s*:')
 _EXACT, _INT64 = 2.0**53, 2.0**63
 
 
@@ -117,6 +121,8 @@ class _ArrowParser:
                 return _read_json(text, self._schema, "ignore")
             except pa.ArrowInvalid:
                 self._schema = None
+        if len({name[1] for name in _NAME.finditer(text)}) > _MOST_NAMES:
+            return None
         try:
             table = _read_json(text, None, "infer")
             as_text = pa.schema([(f.name, _texted(f.type)) for f in table.schema])
