@@ -91,7 +91,7 @@ class SpanOutput:
         self._link_letters()
         told = with_missing(self._tell(seen), has_days(self._config))
         write_told(self._letters, told)
-        facts = {**rows, "split": BY_TIME.split, "order": BY_TIME.order, "cut": cut}
+        facts: Tally = {**rows, "split": BY_TIME.split, "order": BY_TIME.order, "cut": cut}
         facts |= {"segments": segments, "spans": [one.to_json() for one in told]}
         used = [span for span in self._spans if span.is_used and span.kept is not None]
         by_place = {
