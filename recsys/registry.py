@@ -1,0 +1,310 @@
+"""What a config names by `type`: models, encoders, losses, metrics and the like.
+
+A thing is one class, registered under a name, with a typed config of its own:
+
+    @recsys.register_loss("my_loss")
+    class MyLoss(recsys.Loss):          # a pydantic model: its fields are its config
+        margin: float = 0.5
+
+A config then writes `loss: my_loss`, or `loss: {type: my_loss, margin: 0.2}`. The built-in
+ones are registered in the same way. They are found by reading the sources of their package,
+and imported only when a config names them, so that a config is read without Keras.
+
+A class of one's own is found in a module that `plugins` in the config names, or that an
+installed package declares as an entry point of the group `recsys.plugins`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pydantic
+from pydantic_core import core_schema
+
+from recsys.errors import UsageError
+
+ENTRY_POINTS = "recsys.plugins"
+HOMES = {
+    "model": "recsys.models",
+    "encoder": "recsys.models",
+    "loss": "recsys.losses",
+    "metric": "recsys.metrics",
+    "baseline": "recsys.evaluation",
+    "feature": "recsys.data",
+    "source": "recsys.data",
+    "row_optimizer": "recsys.embedding",
+}
+"""The package of each kind's built-in classes, subpackages included."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_DECORATOR = re.compile(
+    r'^@(?:\w+\.)*register(?:_(?P<kind>\w+)\(|\("(?P<kind_2>\w+)",\s*)"(?P<name>\w+)"'
+    r'(?:,\s*config="(?P<config>[\w.:]+)")?',
+    re.MULTILINE,
+)
+ClassT = TypeVar("ClassT", bound=type)
+
+
+class _BuiltIn(NamedTuple):
+    """Where a built-in class is, as its source says."""
+
+    module: str
+    config: str | None
+
+
+_registered: dict[tuple[str, str], type] = {}
+
+
+def register(kind: str, name: str, config: str | None = None) -> Callable[[ClassT], ClassT]:
+    """Returns a class decorator that registers a class.
+
+    Args:
+        kind: What it is, a key of `HOMES`.
+        name: Name in a config: lower-case letters, digits and `_`.
+        config: `module:Class` of its config, where that must be had without importing the
+            class; by default the class is its own config, or has one as `Config`.
+
+    Raises:
+        UsageError: The kind is unknown, or the name is taken by another class (R109).
+    """
+    if kind not in HOMES or not _NAME.fullmatch(name):
+        raise UsageError(
+            "R109",
+            f"A class is registered as one of {', '.join(HOMES)}, under a lower-case name.",
+            "Write for example @recsys.register_loss('my_loss').",
+            (kind, name),
+        )
+
+    def decorate(cls: ClassT) -> ClassT:
+        earlier = _registered.get((kind, name))
+        built_in = _built_ins(kind).get(name)
+        is_ours = built_in is not None and built_in.module == cls.__module__
+        if (earlier and _path(earlier) != _path(cls)) or (built_in and not is_ours):
+            raise UsageError(
+                "R109",
+                f"The {kind} {name!r} must be registered once.",
+                "Choose another name for yours.",
+                _path(cls),
+            )
+        if config is not None:
+            setattr(cls, "Config", _load(config))  # noqa: B010  mypy: any class may get one.
+        _registered[kind, name] = cls
+        return cls
+
+    return decorate
+
+
+def get(kind: str, name: str) -> type:
+    """Returns the class that is registered under a name, importing it if need be.
+
+    Raises:
+        UsageError: There is none (R109).
+    """
+    if (kind, name) not in _registered and name in _built_ins(kind):
+        importlib.import_module(_built_ins(kind)[name].module)
+    if (kind, name) not in _registered:
+        _load_entry_points()
+    if (kind, name) not in _registered:
+        raise UsageError(
+            "R109",
+            f"There must be a {kind} of this name: {', '.join(names(kind))}.",
+            "Correct it, or name the module that registers it in the config's plugins.",
+            name,
+        )
+    return _registered[kind, name]
+
+
+def names(kind: str) -> list[str]:
+    """Returns the names that a config can use, the built-in ones first."""
+    own = sorted(name for k, name in _registered if k == kind)
+    return list(dict.fromkeys([*_built_ins(kind), *own]))
+
+
+def name_of(kind: str, thing: Any) -> str:
+    """Returns the name of a registered class, of its config class, or of an instance.
+
+    Raises:
+        ValueError: It is none.
+    """
+    cls = thing if isinstance(thing, type) else type(thing)
+    for (k, name), registered in _registered.items():
+        if k == kind and cls in (registered, getattr(registered, "Config", None)):
+            return name
+    for name, built_in in _built_ins(kind).items():
+        if built_in.config == _path(cls):
+            return name
+    raise ValueError(f"{_path(cls)} must be registered as a {kind}")
+
+
+def config_type(kind: str, name: str) -> type[pydantic.BaseModel]:
+    """Returns the config class of a registered class.
+
+    Raises:
+        UsageError: There is no class of this name, or it has no config class (R109).
+    """
+    built_in = _built_ins(kind).get(name)
+    if built_in is not None and built_in.config is not None:
+        config: type = _load(built_in.config)
+        return config
+    cls = get(kind, name)
+    config = getattr(cls, "Config", cls)
+    if not (inspect.isclass(config) and issubclass(config, pydantic.BaseModel)):
+        raise UsageError(
+            "R109",
+            f"The {kind} {name!r} must have a typed config.",
+            "Give its class a nested `class Config(recsys.Strict)`.",
+            _path(cls),
+        )
+    return config
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Imports modules that register classes.
+
+    Raises:
+        UsageError: One can't be imported (R108).
+    """
+    for module in modules:
+        if not _MODULE.fullmatch(module):
+            raise UsageError("R108", "A plugin is the name of a module.", "Correct it.", module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(
+                "R108",
+                f"The plugin {module!r} must be importable where recsys runs: {error}.",
+                "Install its package into this environment, or correct the name.",
+                module,
+            ) from error
+
+
+class Choice:
+    """Marks a config field whose value is `name` or `{type: name, option: value}`.
+
+    `Annotated[Any, Choice("loss")]` validates to the config object of the class; written out,
+    it is the bare name where the class has no options.
+
+    Args:
+        kind: What is chosen, a key of `HOMES`.
+        default: What a map without `type` means; None: `type` is required.
+    """
+
+    def __init__(self, kind: str, default: str | None = None) -> None:
+        self.kind, self.default = kind, default
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: pydantic.GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Returns how pydantic reads and writes the field."""
+        return core_schema.no_info_plain_validator_function(
+            self.read, serialization=core_schema.plain_serializer_function_ser_schema(self.write)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Returns the JSON schema: each built-in class, then any other by its `type`."""
+        built_ins = list(_built_ins(self.kind))
+        options = [self._options(name) for name in built_ins]
+        other = {
+            "type": "object",
+            "properties": {"type": {"type": "string", "not": {"enum": built_ins}}},
+            "required": ["type"],
+        }
+        by_name = {"type": "string", "examples": built_ins}
+        return {"anyOf": [by_name, *(o for o in options if o), other]}
+
+    def _options(self, name: str) -> dict[str, Any]:
+        schema = config_type(self.kind, name).model_json_schema()
+        properties = {"type": {"const": name}, **schema.get("properties", {})}
+        required = [] if name == self.default else ["type"]
+        schema.update(properties=properties, required=[*required, *schema.get("required", ())])
+        return schema
+
+    def read(self, value: Any) -> Any:
+        """Returns the config object that `value` stands for.
+
+        Raises:
+            ValueError: It names nothing that is registered, or has wrong options.
+        """
+        if isinstance(value, str):
+            value = {"type": value}
+        if not isinstance(value, dict):
+            name_of(self.kind, value)  # A config object, as Python code gives it.
+            return value
+        name = value.get("type", self.default)
+        options = {key: option for key, option in value.items() if key != "type"}
+        if not isinstance(name, str):
+            raise ValueError(f"must have a type: {', '.join(names(self.kind))}")
+        try:
+            config = config_type(self.kind, name)
+        except UsageError as error:
+            known = ", ".join(names(self.kind))
+            raise ValueError(
+                f"must be one of {known}, or be registered by a module that `plugins` names;"
+                f" received {name!r}"
+            ) from error
+        # As JSON: lists become tuples, and nothing else is converted.
+        return config.model_validate_json(json.dumps(options))
+
+    def write(self, config: pydantic.BaseModel) -> Any:
+        """Returns what `read` reads, fit for JSON."""
+        name = name_of(self.kind, config)
+        options = config.model_dump(mode="json")
+        return {"type": name, **options} if options else name
+
+
+@functools.cache
+def _built_ins(kind: str) -> dict[str, _BuiltIn]:
+    """Returns the built-in classes of a kind by name, as the sources of its package say."""
+    package = HOMES[kind]
+    folder = Path(__file__).resolve().parent.joinpath(*package.split(".")[1:])
+    entries = {}
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join([package, *file.relative_to(folder).with_suffix("").parts])
+        for match in _DECORATOR.finditer(file.read_text()):
+            if (match["kind"] or match["kind_2"]) == kind:
+                entries[match["name"]] = _BuiltIn(module, match["config"])
+    return entries
+
+
+@functools.cache
+def _load_entry_points() -> None:
+    for entry_point in metadata.entry_points(group=ENTRY_POINTS):
+        load_plugins([entry_point.value.partition(":")[0]])
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _of_kind(kind: str) -> Callable[..., Callable[[ClassT], ClassT]]:
+    def register_kind(name: str, config: str | None = None) -> Callable[[ClassT], ClassT]:
+        return register(kind, name, config)
+
+    register_kind.__name__ = register_kind.__qualname__ = f"register_{kind}"
+    register_kind.__doc__ = f"Returns a class decorator that registers a {kind}; see `register`."
+    return register_kind
+
+
+register_model = _of_kind("model")
+register_encoder = _of_kind("encoder")
+register_loss = _of_kind("loss")
+register_metric = _of_kind("metric")
+register_baseline = _of_kind("baseline")
+register_feature = _of_kind("feature")
+register_source = _of_kind("source")
+register_row_optimizer = _of_kind("row_optimizer")
