@@ -25,24 +25,26 @@ from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
 from recsys.evaluation import lists
 from recsys.evaluation.baselines import BaselineData, LeftOutError, fit
-from recsys.evaluation.compare import BLESSED, MODEL
-from recsys.evaluation.example_users import example_users
-from recsys.evaluation.exposure import exposure
+from recsys.evaluation.blessing import Evidence, judge
+from recsys.evaluation.examples import example_users, exposure
 from recsys.evaluation.figures import Figures
-from recsys.evaluation.measure import Case, Measured, Tell, measure
+from recsys.evaluation.measure import Case, Measured, measure
 from recsys.evaluation.queries import (
     Protocol,
     Queries,
+    Repeats,
     keep_rankable,
     make_queries,
+    meaning_of,
+    nothing_new,
     protocol_of,
+    repeated,
+    without,
 )
-from recsys.evaluation.ranking import DotProducts
-from recsys.evaluation.repeats import Repeats, nothing_new, repeated, without
+from recsys.evaluation.scores import DotProducts, Progress
+from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.slices import AGAIN, REPEATS, Known, make_slices
-from recsys.evaluation.split_meaning import meaning_of
-from recsys.evaluation.subjects import DataView, Subject, open_subject
-from recsys.evaluation.verdict import Evidence, judge
+from recsys.evaluation.systems import EvaluationData, System, open_system
 from recsys.model.tower_inputs import TowerInputs
 from recsys.process import stage_main
 
@@ -76,9 +78,9 @@ def evaluate(
     if not any(rule.over_blessed for rule in stage.bless.all_rules()):
         blessed = None
     subjects, evaluation = {}, _Evaluation.open(stage, data)
-    subjects[MODEL] = open_subject(model, evaluation.view, "the model")
+    subjects[MODEL] = open_system(model, evaluation.view, "the model")
     if blessed is not None:
-        subjects[BLESSED] = open_subject(blessed, evaluation.view, "the last blessed model")
+        subjects[BLESSED] = open_system(blessed, evaluation.view, "the last blessed model")
     result = evaluation.run(subjects)
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
@@ -116,15 +118,15 @@ class _Evaluation:
     """
 
     stage: EvaluateStage
-    view: DataView
+    view: EvaluationData
     known: TowerInputs
 
     @classmethod
     def open(cls, stage: EvaluateStage, data: Path) -> _Evaluation:
-        view = DataView.open(data)
+        view = EvaluationData.open(data)
         return cls(stage, view, TowerInputs.open(data))
 
-    def run(self, subjects: dict[str, Subject]) -> dict[str, Any]:
+    def run(self, subjects: dict[str, System]) -> dict[str, Any]:
         """Returns what `evaluation.json` holds."""
         config, store = self.stage.evaluate, self.view.store
         protocol = protocol_of(store, config.query)
@@ -214,7 +216,7 @@ class _Evaluation:
             )
         return _Questions(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
 
-    def _case(self, queries: Queries, model: Subject) -> Case:
+    def _case(self, queries: Queries, model: System) -> Case:
         config = self.stage.evaluate
         items = lists.Items(
             self.known.items.row_counts, self.known.catalogue.is_item, model.candidates
@@ -228,7 +230,7 @@ class _Evaluation:
             config.seed,
         )
 
-    def _measure(self, name: str, case: Case, subject: Subject) -> Measured:
+    def _measure(self, name: str, case: Case, subject: System) -> Measured:
         scorer = DotProducts(subject.queries(case.queries), subject.candidates)
         return measure(scorer, case, subject.is_candidate, _tell(name))
 
@@ -254,10 +256,10 @@ class _Evaluation:
             except LeftOutError as error:
                 left_out[name] = str(error)
                 continue
-            measured[name] = measure(baseline.scorer(case.queries), case, tell=_tell(name))
+            measured[name] = measure(baseline.scorer(case.queries), case, progress=_tell(name))
         return measured, left_out
 
-    def _other_protocol(self, protocol: Protocol, model: Subject) -> dict[str, Any]:
+    def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
         """Returns the figures under the protocol that doesn't decide, by its name.
 
         The two say different things of data that are split by time alone.
@@ -328,7 +330,7 @@ def _of_split(rule: SplitRule) -> dict[str, Any]:
     return {"split": rule.to_json(), "meaning": meaning_of(rule.split)}
 
 
-def _tell(name: str) -> Tell:
+def _tell(name: str) -> Progress:
     """Returns what tells of the progress of one subject."""
 
     def tell(done: int, total: int) -> None:

@@ -5,9 +5,8 @@ import pytest
 from baseline_worlds import data_of, dense, lists_of, queries_of, random_histories, scores_of
 from scipy import sparse
 
-from recsys.evaluation.baselines import least_squares
-from recsys.evaluation.baselines.ials import Ials, IalsSettings, factorise
-from recsys.evaluation.baselines.least_squares import Objective, solve
+from recsys.evaluation.baselines import ials
+from recsys.evaluation.baselines.ials import Ials, IalsSettings, Objective, factorise, solve
 
 
 def weights_of(taken, objective):
@@ -49,8 +48,8 @@ def a_world(seed=0):
 @pytest.mark.parametrize("dim", [1, 7, 16])
 @pytest.mark.parametrize("objective", [Objective(0.1, 0.01), Objective(0.5, 0.3, exponent=0.5)])
 def test_a_half_step_solves_the_normal_equations(dim, objective, monkeypatch):
-    monkeypatch.setattr(least_squares, "_CHUNK", 5)
-    monkeypatch.setattr(least_squares, "_BLOCK_NUMBERS", 3 * dim * dim)
+    monkeypatch.setattr(ials, "_CHUNK", 5)
+    monkeypatch.setattr(ials, "_BLOCK_NUMBERS", 3 * dim * dim)
     taken = a_world()
     n_taken = taken.sum(axis=1)
     assert n_taken.min() == 0 < dim < n_taken.max() == 60
@@ -142,6 +141,6 @@ def test_the_number_of_threads_changes_nothing(monkeypatch):
     matrix = sparse.csr_array(a_world())
     settings = IalsSettings(dim=8, sweeps=2)
     expected = factorise(matrix, Objective(0.1, 0.01), settings)
-    monkeypatch.setattr(least_squares, "_MOST_THREADS", 1)
+    monkeypatch.setattr(ials, "_MOST_THREADS", 1)
     found = factorise(matrix, Objective(0.1, 0.01), settings)
     np.testing.assert_array_equal(found, expected)

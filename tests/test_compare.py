@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from recsys.evaluation.bootstrap import interval, resampled_means
-from recsys.evaluation.compare import Key, UserMeans
+from recsys.evaluation.significance import Key, UserMeans, interval, resampled_means
 
 RNG = np.random.default_rng(0)
 MODEL = Key("model", "recall@10")
@@ -108,5 +107,5 @@ def test_a_margin_is_the_lower_end_of_the_mean_less_a_share_of_the_other_one():
 def test_draws_do_not_depend_on_the_size_of_a_block(monkeypatch):
     values = RNG.uniform(size=(30, 2))
     whole = resampled_means(values, 200, seed=5)
-    monkeypatch.setattr("recsys.evaluation.bootstrap._BLOCK_DRAWS", 64)
+    monkeypatch.setattr("recsys.evaluation.significance._BLOCK_DRAWS", 64)
     np.testing.assert_allclose(resampled_means(values, 200, seed=5), whole, rtol=1e-12)

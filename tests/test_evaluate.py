@@ -46,7 +46,7 @@ def table(events):
 
 @pytest.fixture(autouse=True)
 def two_users_are_enough(monkeypatch):
-    monkeypatch.setattr("recsys.evaluation.bootstrap._FEWEST_USERS", 2)
+    monkeypatch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_embeddings_that_are_no_numbers_stop_the_evaluation(folders, tmp_path, m
     def broken(model, inputs):
         return np.full((7, 4), np.nan, np.float32)
 
-    monkeypatch.setattr("recsys.evaluation.model_towers.embed_catalogue", broken)
+    monkeypatch.setattr("recsys.evaluation.systems.embed_catalogue", broken)
     with pytest.raises(RecsysError, match=r"R402.*7 of 7"):
         evaluate(STAGE, model, data, tmp_path)
     assert not (tmp_path / "evaluation.json").exists()

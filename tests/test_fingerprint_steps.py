@@ -64,7 +64,7 @@ def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
         "recsys/evaluate.py",
         "recsys/evaluation/metrics.py",
         "recsys/evaluation/figures.py",
-        "recsys/evaluation/verdict.py",
+        "recsys/evaluation/blessing.py",
         "recsys/config/evaluation.py",
         "recsys/config/run.py",
         "recsys/config/__init__.py",

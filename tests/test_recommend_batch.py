@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from subject_worlds import make_world
+from system_worlds import make_world
 
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
@@ -210,7 +210,7 @@ recommend_file(Slow(), asked, folder / "out.parquet", 1, 10, quiet)
 
 def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tmp_path):
     tests = Path(__file__).parent
-    code = _RUN.format(tests=str(tests), worlds=str(tests / "test_subjects_scripts"))
+    code = _RUN.format(tests=str(tests), worlds=str(tests / "test_systems_scripts"))
     (tmp_path / "users.txt").write_text("\n".join(f"u{n}" for n in range(2000)))
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, cwd=_REPO, stdout=subprocess.PIPE, text=True) as child:

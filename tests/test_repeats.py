@@ -27,7 +27,8 @@ from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
-from recsys.evaluation.ranking import DotProducts, rank
+from recsys.evaluation.ranking import rank
+from recsys.evaluation.scores import DotProducts
 from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.ragged import Ragged

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.evaluate_case.case import Case, Data, draw
 from recsys.evaluation import lists, measure
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import DotProducts
+from recsys.evaluation.scores import DotProducts
 from recsys.ragged import Ragged
 
 

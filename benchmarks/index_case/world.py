@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recsys.evaluation.ranking import DotProducts, rank
+from recsys.evaluation.ranking import rank
+from recsys.evaluation.scores import DotProducts
 from recsys.ragged import Ragged
 
 _ITEMS_OF_A_CLUSTER = 50

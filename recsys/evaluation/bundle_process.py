@@ -1,7 +1,8 @@
-"""The process that a bundle is asked in: TensorFlow, which an evaluation never imports.
+"""The embeddings of a bundle, from a process that runs its SavedModel.
 
-It is started once for all that is asked of a bundle, because TensorFlow takes longer to
-start than to answer: 12 s of a core, measured. Both sides speak in files.
+TensorFlow takes longer to start than to answer (12 s of a core), and an evaluation never
+imports it: one process is started for all that is asked of a bundle. Both sides exchange
+files.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from recsys.config import EvaluateStage, metric_names
-from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
 from recsys.evaluation.measure import Case, Measured
 from recsys.evaluation.metrics import per_query
-from recsys.evaluation.repeats import Repeats
+from recsys.evaluation.queries import Repeats
+from recsys.evaluation.significance import BLESSED, MODEL, Key, UserMeans
 from recsys.evaluation.slices import Slice
 
 _LIFT, _SHOWN, _BEFORE = "popularity_lift", "popularity", "popularity_before"

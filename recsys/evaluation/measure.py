@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from recsys.evaluation import lists
 from recsys.evaluation.metrics import Metrics, per_query
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import Ranking, Scorer, rank
-from recsys.evaluation.sampled import rank_sampled
+from recsys.evaluation.ranking import Ranking, rank, rank_sampled
+from recsys.evaluation.scores import Progress, Scorer
 from recsys.ragged import Ragged
-
-Tell = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +66,10 @@ class Measured:
 
 
 def measure(
-    scorer: Scorer, case: Case, is_candidate: np.ndarray | None = None, tell: Tell | None = None
+    scorer: Scorer,
+    case: Case,
+    is_candidate: np.ndarray | None = None,
+    progress: Progress | None = None,
 ) -> Measured:
     """Measures a subject.
 
@@ -77,7 +77,7 @@ def measure(
         scorer: Its scores.
         case: What it is measured on.
         is_candidate: Which item rows it can recommend `[item rows]` bool; None: all items.
-        tell: Is told of the queries done, and of all.
+        progress: Is told of the queries done, and of all.
 
     Raises:
         RecsysError: A score is no number (R405).
@@ -96,7 +96,7 @@ def measure(
             case.seed,
         )
     else:
-        ranking = rank(scorer, queries.positives, case.masked, own, max(case.ks), tell)
+        ranking = rank(scorer, queries.positives, case.masked, own, max(case.ks), progress)
     metrics = per_query(
         ranking.ranks, queries.positives.owner(), len(queries), case.ks, ranking.n_ranked
     )

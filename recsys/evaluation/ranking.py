@@ -1,60 +1,26 @@
 """Exact ranks and top lists over the full catalogue, in blocks that fit memory.
 
-Where the C kernel can be had it ranks, on all cores (`rank_host`); a host's devices are
-the same cores and memory, so it knows nothing of them. Elsewhere the candidates are
-spread over all local devices (`rank_devices`).
+Where the C kernel is available it ranks, on all cores (`ranking_host`); a host's devices
+are the same cores and memory, so it ignores them. Elsewhere the candidates are spread over
+all local devices (`ranking_devices`).
+
+Ranks among a few random items (`rank_sampled`) are there to reproduce papers that report
+such figures. They say little of the ranks among all items, and may order two models the
+other way round (Krichene and Rendle, 2020), so nothing else here uses them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from recsys import native
 from recsys.errors import RecsysError
-from recsys.evaluation import rank_host
-from recsys.evaluation.rank_numbers import check_products
+from recsys.evaluation import ranking_host
+from recsys.evaluation.scores import DotProducts, Progress, Scorer, check_products
 from recsys.ragged import Ragged
-
-Tell = Callable[[int, int], None]
-"""Is told how many queries are done, and of how many."""
-
-
-class Scorer(Protocol):
-    """Scores every item row for queries."""
-
-    def scores(self, block: slice) -> np.ndarray:
-        """Returns the scores `[queries of the block, item rows]` float32.
-
-        -inf stands for an item that can't be recommended: it comes behind all others.
-
-        Args:
-            block: Which queries.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class DotProducts:
-    """Scores that are dot products of embeddings, with a bias: those are ranked fast.
-
-    Attributes:
-        query: Embedding of each query `[queries, dim]` float32.
-        candidates: Embedding of each item row `[item rows, dim]` float32.
-        bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
-            recommended; None: nothing is added.
-    """
-
-    query: np.ndarray
-    candidates: np.ndarray
-    bias: np.ndarray | None = None
-
-    def scores(self, block: slice) -> np.ndarray:
-        """Returns the scores `[queries of the block, item rows]` float32."""
-        products = self.query[block] @ self.candidates.T
-        return products if self.bias is None else products + self.bias
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +49,7 @@ def rank(
     seen: Ragged,
     is_candidate: np.ndarray,
     k: int,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Ranks the positives of every query among all items that the user hasn't seen.
 
@@ -100,7 +66,7 @@ def rank(
         seen: Item rows of each query that are left out of its list, positives too.
         is_candidate: Which item rows are items `[item rows]` bool; row 0 is none.
         k: Items of the top lists; cut to the number of candidates.
-        tell: Is told now and then how many queries are done.
+        progress: Is called now and then with the number of queries done.
 
     Raises:
         RecsysError: A score is NaN, or could exceed float32 (R405); lists or arrays don't
@@ -110,32 +76,32 @@ def rank(
     k = min(k, int(is_candidate.sum()))
     positives, seen = (_checked(x, len(is_candidate)) for x in (positives, seen))
     _check_sizes(scorer, positives, seen, is_candidate)
-    told = tell or _silent
+    report = progress or _no_progress
     if isinstance(scorer, DotProducts):
         query, candidates = (_floats(x) for x in (scorer.query, scorer.candidates))
         bias = None if scorer.bias is None else _floats(scorer.bias)
         check_products(query, candidates, bias, is_candidate)
         start = _start(bias, is_candidate)
-        module = _module(native.available())
-        found = module.rank_products(query, candidates, start, positives, seen, k, told)
+        module = _backend(native.available())
+        found = module.rank_products(query, candidates, start, positives, seen, k, report)
     else:
         start = _start(None, is_candidate)
         # They come from this host, whatever the devices are.
-        module = _module(native.status().available)
-        found = module.rank_given(scorer.scores, start, positives, seen, k, told)
+        module = _backend(native.status().available)
+        found = module.rank_given(scorer.scores, start, positives, seen, k, report)
     return Ranking(found.ranks, found.n_ranked, found.top, found.top_scores)
 
 
-def _module(is_native: bool) -> Any:
+def _backend(is_native: bool) -> Any:
     if is_native:
-        return rank_host
-    from recsys.evaluation import rank_devices  # JAX, and all that it brings.
+        return ranking_host
+    from recsys.evaluation import ranking_devices  # JAX, and all that it brings.
 
-    return rank_devices
+    return ranking_devices
 
 
-def _silent(done: int, total: int) -> None:
-    """Tells nobody."""
+def _no_progress(done: int, total: int) -> None:
+    """Reports nothing."""
 
 
 def _start(bias: np.ndarray | None, is_candidate: np.ndarray) -> np.ndarray:
@@ -172,3 +138,80 @@ def _check_sizes(scorer: Scorer, positives: Ragged, seen: Ragged, is_candidate: 
 def _misfit(rule: str, received: object) -> RecsysError:
     cure = "Make embeddings, queries and candidates from one data folder."
     return RecsysError("R410", rule, cure, received)
+
+
+_BLOCK_SCORES = 2**24
+
+
+def rank_sampled(
+    scorer: Scorer,
+    positives: Ragged,
+    masked: Ragged,
+    is_candidate: np.ndarray,
+    is_item: np.ndarray,
+    n_negatives: int,
+    seed: int,
+) -> Ranking:
+    """Ranks each query's positives among themselves and random negatives.
+
+    Args:
+        scorer: Gives the scores.
+        positives: Held-out item rows of each query.
+        masked: Item rows of each query that are left out; a positive among them ranks last.
+        is_candidate: Which item rows can be recommended `[item rows]` bool.
+        is_item: Which item rows are items at all `[item rows]` bool.
+        n_negatives: Negatives of each query, drawn evenly without replacement from the
+            items that are neither positives nor masked; all of them where there are fewer.
+            Those that can't be recommended then drop out.
+        seed: Seed of the draw; with it, the same negatives for whatever is measured.
+
+    Returns:
+        Ranks among the drawn; the lists are empty.
+
+    Raises:
+        RecsysError: A score is NaN (R405).
+    """
+    n_queries, n_rows = len(positives), len(is_candidate)
+    rng = np.random.default_rng(seed)
+    ranks = np.empty(len(positives.rows), np.int64)
+    n_ranked = np.empty(n_queries, np.int64)
+    size = max(1, _BLOCK_SCORES // n_rows)
+    for start in range(0, n_queries, size):
+        scores = scorer.scores(slice(start, min(start + size, n_queries)))
+        for query, row in enumerate(scores, start):
+            own = slice(positives.offsets[query], positives.offsets[query + 1])
+            wanted = positives.rows[own]
+            is_left = np.ones(n_rows, bool)
+            is_left[masked.part(slice(query, query + 1)).rows] = False
+            allowed = is_item & is_left
+            allowed[wanted] = False
+            is_left &= is_candidate
+            others = np.flatnonzero(allowed)
+            negatives = rng.choice(others, min(n_negatives, len(others)), replace=False)
+            listed = np.concatenate([wanted, negatives])
+            listed = listed[is_left[listed]]
+            _check_sampled(row[listed], query)
+            n_ranked[query] = len(listed)
+            place = _places(row, listed)
+            ranks[own] = np.where(is_left[wanted], place[wanted], len(listed) + 1)
+    return Ranking(
+        ranks, n_ranked, np.zeros((n_queries, 0), np.int32), np.zeros((n_queries, 0), np.float32)
+    )
+
+
+def _places(scores: np.ndarray, listed: np.ndarray) -> np.ndarray:
+    """Returns the place `[item rows]` of each listed row, ties in the order of the rows."""
+    place = np.zeros(len(scores), np.int64)
+    place[listed[np.lexsort((listed, -scores[listed]))]] = np.arange(1, len(listed) + 1)
+    return place
+
+
+def _check_sampled(scores: np.ndarray, query: int) -> None:
+    n_bad = int(np.isnan(scores).sum())
+    if n_bad:
+        raise RecsysError(
+            "R405",
+            "Every score must be a number, else ranks mean nothing.",
+            "Train again with lower learning rates.",
+            f"{n_bad} of {len(scores)} scores of query {query} are NaN",
+        )

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from recsys.data.id_index import IdIndex
 from recsys.errors import RecsysError
-from recsys.evaluation.ranking import DotProducts, rank
+from recsys.evaluation.ranking import rank
+from recsys.evaluation.scores import DotProducts
 from recsys.ragged import Ragged
 from recsys.serving.catalogue import allowed_items, features_of
 from recsys.serving.contents import check_k, read_contents

@@ -11,9 +11,9 @@ from recsys.config import ModelConfig, Repeats, ValidationConfig
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluation.queries import Queries, of_some_users, without_twins
-from recsys.evaluation.ranking import DotProducts, rank
-from recsys.evaluation.repeats import repeated, without
+from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
+from recsys.evaluation.ranking import rank
+from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.watched import per_user, watched_metrics
 from recsys.model import TowerInputs
 from recsys.model.inference import Inference

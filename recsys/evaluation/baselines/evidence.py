@@ -12,7 +12,7 @@ from scipy import sparse
 
 from recsys.data.event_log import Column, EventLog
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import Scorer
+from recsys.evaluation.scores import Scorer
 from recsys.ragged import Ragged
 
 _CHUNK = 2**22

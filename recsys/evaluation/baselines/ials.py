@@ -1,18 +1,184 @@
-"""Implicit ALS: matrix factorisation without sampling, in closed half-steps."""
+"""Implicit ALS: matrix factorisation without sampling, in closed half-steps.
+
+Hu, Koren, Volinsky, "Collaborative Filtering for Implicit Feedback Datasets", ICDM 2008,
+with the regularisation by frequency of Rendle, Krichene, Zhang, Koren, "Revisiting the
+Performance of iALS on Item Recommendation Benchmarks", RecSys 2022.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from scipy import sparse
+from threadpoolctl import threadpool_limits
 
 from recsys.evaluation.baselines.evidence import BaselineData, as_sets, item_sets
-from recsys.evaluation.baselines.least_squares import Objective, solve
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import DotProducts
+from recsys.evaluation.scores import DotProducts
+
+_BLOCK_NUMBERS = 2**22
+"""Numbers that the systems of a block may hold; 16 MiB of float32."""
+_CHUNK = 2**16
+_MOST_THREADS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What implicit ALS makes small.
+
+    The sum over all taken pairs of (score - 1)², `unobserved` times the sum over all
+    pairs of score², and, for each vector, its squared length times `regularisation` x
+    (its taken pairs + `unobserved` x all of its pairs) ^ `exponent`.
+
+    Attributes:
+        unobserved: Weight of a pair that wasn't taken; a taken one has 1 more.
+        regularisation: Strength of the regularisation.
+        exponent: 1 weighs it by frequency, 0 not at all.
+    """
+
+    unobserved: float
+    regularisation: float
+    exponent: float = 1.0
+
+    def ridge(self, n_taken: np.ndarray, n_others: int) -> np.ndarray:
+        """Returns the weight of the squared length of each vector `[n]` float64.
+
+        Args:
+            n_taken: Pairs of each vector that were taken `[n]`.
+            n_others: All pairs of a vector.
+        """
+        frequency = n_taken + self.unobserved * n_others
+        return self.regularisation * frequency**self.exponent
+
+
+def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -> np.ndarray:
+    """Returns the vectors `[n, dim]` float32 of least loss, given those of the other side.
+
+    The solution for the row `u` of `taken` is that of `(Σ h hᵀ over its columns +
+    unobserved HᵀH + ridge I) w = Σ h over its columns`. It is reckoned in the basis where
+    `HᵀH` is diagonal: there a row with few columns is a small system of its columns
+    (Woodbury's identity) in place of one of `dim` unknowns.
+
+    Args:
+        taken: Which pairs were taken `[n, others]`, CSR, each value 1.
+        others: Vectors of the other side `[others, dim]` float32; 0 where it has none.
+        n_others: How many the other side has.
+        objective: The weights.
+    """
+    dim, n_taken = others.shape[1], np.diff(taken.indptr)
+    out = np.zeros((len(n_taken), dim), np.float32)
+    ridge = objective.ridge(n_taken, n_others)
+    with _workers() as pool:
+        values, basis = np.linalg.eigh(_gram(others, pool))
+        basis = basis.astype(np.float32)
+        turned = _turn(others, basis, pool)
+        diagonal = objective.unobserved * np.maximum(values, 0.0)
+
+        def solve_block(rows: np.ndarray) -> None:
+            weights = (ridge[rows, None] + diagonal).astype(np.float32)
+            step = _few if n_taken[rows[-1]] <= dim else _many
+            out[rows] = step(taken, rows, turned, weights) @ basis.T
+
+        _do(pool, solve_block, _blocks(n_taken, dim))
+    return out
+
+
+@contextlib.contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """Gives a thread for each core, in which BLAS has no threads of its own.
+
+    The systems are small: threads within each would wait for each other most of the
+    time, and where the machine is busy the products take ten times as long.
+    """
+    n_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
+        yield pool
+
+
+def _do(pool: ThreadPoolExecutor, work: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    """Does all the work, and raises what a part of it raised."""
+    for _ in pool.map(work, parts):
+        pass
+
+
+def _gram(vectors: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
+    """Returns `VᵀV` `[dim, dim]` float64."""
+
+    def of_part(part: slice) -> np.ndarray:
+        return vectors[part].T @ vectors[part]
+
+    total = np.zeros((vectors.shape[1],) * 2)
+    for product in pool.map(of_part, _parts(len(vectors))):
+        total += product
+    return total
+
+
+def _turn(vectors: np.ndarray, basis: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
+    """Returns the vectors in another basis `[n, dim]` float32."""
+    turned = np.empty_like(vectors)
+
+    def turn_part(part: slice) -> None:
+        turned[part] = vectors[part] @ basis
+
+    _do(pool, turn_part, _parts(len(vectors)))
+    return turned
+
+
+def _parts(n: int) -> Iterator[slice]:
+    for start in range(0, n, _CHUNK):
+        yield slice(start, min(start + _CHUNK, n))
+
+
+def _blocks(n_taken: np.ndarray, dim: int) -> Iterator[np.ndarray]:
+    """Yields rows that have columns, about equally many, all of a block for the same step."""
+    order = np.argsort(n_taken, kind="stable")
+    bands = [2**power for power in range(dim.bit_length()) if 2**power <= dim]
+    ends = np.searchsorted(n_taken[order], [*bands, dim + 1, np.inf])
+    for (start, end), longest in zip(itertools.pairwise(ends), [*bands[1:], dim, dim], strict=True):
+        size = max(1, _BLOCK_NUMBERS // (dim * longest))
+        for first in range(start, end, size):
+            yield order[first : min(first + size, end)]
+
+
+def _few(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Solves `(D + XᵀX) w = Xᵀ1` as `w = D⁻¹Xᵀz` with `(I + X D⁻¹ Xᵀ) z = 1`.
+
+    Args:
+        taken: Which pairs were taken.
+        rows: Rows to solve `[b]`, none with more than `dim` columns.
+        turned: Vectors of the other side `[others, dim]`, the rows of every `X`.
+        weights: The diagonal of each `D` `[b, dim]`.
+    """
+    starts, ends = taken.indptr[rows], taken.indptr[rows + 1]
+    place = starts[:, None] + np.arange((ends - starts).max())
+    is_there = place < ends[:, None]
+    x = turned[taken.indices[np.where(is_there, place, 0)]] * is_there[..., None]
+    scaled = x / weights[:, None, :]
+    system = scaled @ x.transpose(0, 2, 1)
+    system += np.eye(system.shape[1], dtype=np.float32)
+    z = np.linalg.solve(system, np.ones((*system.shape[:2], 1), np.float32))
+    return (z.transpose(0, 2, 1) @ scaled)[:, 0]
+
+
+def _many(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Solves `(D + XᵀX) w = Xᵀ1` as it stands; see `_few`."""
+    dim = turned.shape[1]
+    system, right = np.zeros((len(rows), dim, dim), np.float32), np.zeros((len(rows), dim))
+    for at, row in enumerate(rows):
+        for start in range(taken.indptr[row], taken.indptr[row + 1], _CHUNK):
+            x = turned[taken.indices[start : min(start + _CHUNK, taken.indptr[row + 1])]]
+            system[at] += x.T @ x
+            right[at] += x.sum(axis=0)
+    system[:, np.arange(dim), np.arange(dim)] += weights
+    return np.linalg.solve(system, right[..., None].astype(np.float32))[..., 0]
+
 
 _FIRST_LENGTH = 0.1
 """Length of the first item vectors, about; as Rendle et al. 2022 set it."""
@@ -80,7 +246,7 @@ class Ials:
         """Returns what scores the items for `queries`."""
         dim = self._vectors.shape[1]
         query = np.zeros((len(queries), dim + 1), np.float32)
-        for block in _blocks(queries.seen.offsets):
+        for block in _query_blocks(queries.seen.offsets):
             taken = as_sets(queries.seen.part(block), len(self._places))[:, self._rows]
             query[block, :dim] = solve(taken, self._vectors, len(self._rows), self._objective)
             # One more entry, which is the popularity of the items.
@@ -110,7 +276,7 @@ def factorise(taken: Any, objective: Objective, settings: IalsSettings) -> np.nd
     return items
 
 
-def _blocks(offsets: np.ndarray) -> Iterator[slice]:
+def _query_blocks(offsets: np.ndarray) -> Iterator[slice]:
     """Yields blocks of queries with few enough seen items."""
     start, n = 0, len(offsets) - 1
     while start < n:

@@ -9,7 +9,7 @@ import numpy as np
 from recsys.data.event_log import EventLog
 from recsys.evaluation.baselines.evidence import BaselineData, LeftOutError, chunks, places
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.ranking import DotProducts
+from recsys.evaluation.scores import DotProducts
 
 _DAY_S = 86_400
 

@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsys.config import BASELINES, BlessConfig, BlessRule
-from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.compare import BLESSED, MODEL, Difference, Key, UserMeans
+from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted, span
 
 FLOOR = "floor"
@@ -26,7 +25,7 @@ _NAMES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Ruling:
+class RuleOutcome:
     """One threshold, and what became of it.
 
     Attributes:
@@ -57,7 +56,7 @@ class Ruling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class Decision:
     """The decision.
 
     Attributes:
@@ -70,7 +69,7 @@ class Verdict:
     blessed: bool
     sentence: str
     reasons: list[str]
-    rules: list[Ruling]
+    rules: list[RuleOutcome]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Evidence:
     small_slice: int = 0
 
 
-def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
+def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     """Returns the verdict on the model.
 
     A threshold is reached if the lower end of the interval reaches it. One that can't be
@@ -123,10 +122,12 @@ def judge(config: BlessConfig, evidence: Evidence) -> Verdict:
         reasons.insert(0, f"{among}: set evaluate.sampled_negatives to null")
     if not rules:
         reasons.insert(0, "nothing was asked of it: give bless.at_least or bless.over")
-    return Verdict(blessed, _sentence(blessed, rules, reasons, evidence.confidence), reasons, rules)
+    return Decision(
+        blessed, _sentence(blessed, rules, reasons, evidence.confidence), reasons, rules
+    )
 
 
-def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[Ruling]:
+def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
     key = Key(MODEL, rule.metric, rule.slice)
     if rule.at_least:
         yield _of_floor(key, rule.at_least, evidence)
@@ -138,7 +139,7 @@ def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[Ruling]:
             yield _of_ratio(key, other, ratio, evidence)
 
 
-def _of_floor(key: Key, least: float, evidence: Evidence) -> Ruling:
+def _of_floor(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     value, found = evidence.means.mean(key), evidence.means.interval(key)
     if _too_few(key, evidence):
         found = None
@@ -151,10 +152,10 @@ def _of_floor(key: Key, least: float, evidence: Evidence) -> Ruling:
             f"{_subject(key)} is {value:.4f} ({_confidence(evidence.confidence)} interval"
             f" {found[0]:.4f} … {found[1]:.4f}): {_reached(passed, value >= least, asked)}"
         )
-    return Ruling(key.metric, key.slice, FLOOR, value, None, least, None, found, passed, text)
+    return RuleOutcome(key.metric, key.slice, FLOOR, value, None, least, None, found, passed, text)
 
 
-def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> Ruling:
+def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(subject=other))
     difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
@@ -175,7 +176,9 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> Ruling:
         words = _reached(passed, value >= ratio * theirs, asked)
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
-    return Ruling(key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text)
+    return RuleOutcome(
+        key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text
+    )
 
 
 def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
@@ -187,7 +190,7 @@ def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
 
 def _of_strongest(
     config: BlessConfig, other: str, evidence: Evidence, *, is_alone: bool
-) -> Iterator[Ruling]:
+) -> Iterator[RuleOutcome]:
     """Yields the ruling on the strongest baseline, if the config asks for one.
 
     That the whole interval lies above a margin is the test of non-inferiority; that it
@@ -226,7 +229,7 @@ def _title(baseline: str) -> str:
     return f"{_NAMES[baseline]}, the strongest baseline"
 
 
-def _cure(ruling: Ruling, *, lost: bool) -> str:
+def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
     """Returns which keys push such a model all the same; nothing pushes one that finds nothing."""
     if not ruling.value:
         return ""
@@ -285,7 +288,9 @@ def _asked(ratio: float) -> str:
     return _plain(change(ratio - 1))
 
 
-def _sentence(blessed: bool, rules: list[Ruling], reasons: list[str], confidence: float) -> str:
+def _sentence(
+    blessed: bool, rules: list[RuleOutcome], reasons: list[str], confidence: float
+) -> str:
     decision = "blessed" if blessed else "refused"
     failed = [ruling for ruling in rules if not ruling.passed]
     chosen = _headline(failed, first=BLESSED) if failed else _headline(rules)
@@ -304,7 +309,7 @@ def _sentence(blessed: bool, rules: list[Ruling], reasons: list[str], confidence
     return f"{what}, {_confidence(confidence)} interval {ends}{asked}; {decision}"
 
 
-def _headline(rules: list[Ruling], first: str | None = None) -> Ruling | None:
+def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome | None:
     """Returns the comparison that people ask for first.
 
     That with `first`; with the strongest baseline; with what is served; else any.

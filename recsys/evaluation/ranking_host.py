@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from recsys.evaluation.rank_numbers import check_given, given_block
+from recsys.evaluation.scores import Progress, as_scores, check_scores
 from recsys.native import rank as kernel
 from recsys.native.rank import Results
 from recsys.ragged import Ragged
@@ -30,7 +30,7 @@ def rank_products(
     positives: Ragged,
     seen: Ragged,
     k: int,
-    tell: Callable[[int, int], None],
+    progress: Progress,
 ) -> Results:
     """Ranks by dot products; see `recsys.evaluation.ranking.rank`.
 
@@ -41,7 +41,7 @@ def rank_products(
         positives: Item rows of each query, int32 and int64.
         seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
-        tell: Is told after each job how many queries are done.
+        progress: Is told after each job how many queries are done.
     """
     n_queries, done = len(positives), 0
     out = Results.empty(len(positives.rows), n_queries, k)
@@ -53,7 +53,7 @@ def rank_products(
     with _threads() as pool:
         for queries in pool.map(job, _jobs(slice(0, n_queries))):
             done += queries
-            tell(done, n_queries)
+            progress(done, n_queries)
     return out
 
 
@@ -63,7 +63,7 @@ def rank_given(
     positives: Ragged,
     seen: Ragged,
     k: int,
-    tell: Callable[[int, int], None],
+    progress: Progress,
 ) -> Results:
     """Ranks by scores that are given; see `recsys.evaluation.ranking.rank`.
 
@@ -74,7 +74,7 @@ def rank_given(
         positives: Item rows of each query, int32 and int64.
         seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
-        tell: Is told after each block how many queries are done.
+        progress: Is told after each block how many queries are done.
 
     Raises:
         RecsysError: A score is NaN (R405), or there are others than asked for (R410).
@@ -83,15 +83,15 @@ def rank_given(
     out = Results.empty(len(positives.rows), n_queries, k)
     with _threads() as pool:
         for block in _blocks(slice(0, n_queries), max(1, _GIVEN_SCORES // n_rows)):
-            given = given_block(scores(block), block, n_rows)
+            given = as_scores(scores(block), block, n_rows)
 
             def job(part: slice, given: np.ndarray = given, first: int = block.start) -> None:
                 own = given[part.start - first :]
                 kernel.rank_queries(part, None, own, bias, positives, seen, out)
 
             list(pool.map(job, _jobs(block)))
-            check_given(out.not_a_number[block], block.start)
-            tell(block.stop, n_queries)
+            check_scores(out.not_a_number[block], block.start)
+            progress(block.stop, n_queries)
     return out
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from recsys.config import BlessConfig, BlessRule
-from recsys.evaluation.compare import BLESSED, MODEL, Key, UserMeans
-from recsys.evaluation.verdict import Evidence, judge
+from recsys.evaluation.blessing import Evidence, judge
+from recsys.evaluation.significance import BLESSED, MODEL, Key, UserMeans
 
 N = 400
 BASE = np.random.default_rng(0).uniform(0.1, 0.3, N)

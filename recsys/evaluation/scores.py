@@ -1,13 +1,57 @@
-"""Whether all scores can be numbers: a NaN compares false and would rank in silence."""
+"""What scores the items of a query, and the checks that all scores are numbers.
+
+A NaN compares false and would rank silently, so every score is checked.
+"""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from recsys.errors import RecsysError
 
+Progress = Callable[[int, int], None]
+"""Is called with the number of queries done, and with that of all."""
+
 _LIMIT = 3e38
 """No float32 is much larger."""
+
+
+class Scorer(Protocol):
+    """Scores every item row for queries."""
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32.
+
+        -inf stands for an item that can't be recommended: it comes behind all others.
+
+        Args:
+            block: Which queries.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class DotProducts:
+    """Scores that are dot products of embeddings, with a bias: those are ranked fast.
+
+    Attributes:
+        query: Embedding of each query `[queries, dim]` float32.
+        candidates: Embedding of each item row `[item rows, dim]` float32.
+        bias: Added to the scores of an item row `[item rows]` float32, -inf: it can't be
+            recommended; None: nothing is added.
+    """
+
+    query: np.ndarray
+    candidates: np.ndarray
+    bias: np.ndarray | None = None
+
+    def scores(self, block: slice) -> np.ndarray:
+        """Returns the scores `[queries of the block, item rows]` float32."""
+        products = self.query[block] @ self.candidates.T
+        return products if self.bias is None else products + self.bias
 
 
 def check_products(
@@ -44,7 +88,7 @@ def check_products(
         raise _not_a_number(what)
 
 
-def given_block(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
+def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
     """Returns what a scorer gave as float32, every row of it in one piece.
 
     Args:
@@ -67,7 +111,7 @@ def given_block(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
     return given if given.strides[1] == given.itemsize else np.ascontiguousarray(given)
 
 
-def check_given(not_a_number: np.ndarray, first: int) -> None:
+def check_scores(not_a_number: np.ndarray, first: int) -> None:
     """Makes sure that a scorer gave numbers.
 
     Args:

@@ -1,8 +1,8 @@
-"""What an evaluation measures: a model folder or a bundle, in the item rows of a data folder.
+"""The systems that an evaluation compares, in the item rows of a data folder.
 
-A subject has a vocabulary of its own. Where it is not the one of the data folder, items
-and users go from one to the other by their ids, as a client of the served model would
-name them.
+A system is a model folder or a bundle with a vocabulary of its own. Where it is not the one
+of the data folder, items and users go from one to the other by their ids, as a client of
+the served model would name them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,115 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundle import MANIFEST, versions
+from recsys.bundle import MANIFEST, read_manifest, verify, versions
 from recsys.data.split_rule import SplitRule
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluation.bundle_towers import open_bundle
-from recsys.evaluation.model_towers import open_model
+from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.towers import Towers, check_numbers
 from recsys.formats import moment
+from recsys.model import load_model
+from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.model.saved import check_probe, read_probe
 
 
 @dataclasses.dataclass(frozen=True)
-class DataView:
+class SystemEmbeddings:
+    """A model in its own rows.
+
+    Attributes:
+        items: Vocabulary of its items.
+        candidates: Item embeddings `[item rows, dim]` float32, which may be written to.
+        history: Items of a history that it reads.
+        queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
+            newest first, padded with 0, to embeddings `[n, dim]` float32.
+    """
+
+    items: Vocabulary
+    candidates: np.ndarray
+    history: int
+    queries: Callable[[pa.Array, np.ndarray], np.ndarray]
+
+
+def check_numbers(name: str, *embeddings: np.ndarray) -> None:
+    """Checks that embeddings `[n, dim]` are finite.
+
+    Args:
+        name: Whose they are, for the message.
+        *embeddings: The embeddings.
+
+    Raises:
+        RecsysError: Some are NaN or infinite (R402).
+    """
+    for embedded in embeddings:
+        bad = int((~np.isfinite(embedded)).any(axis=1).sum())
+        if bad:
+            raise RecsysError(
+                "R402",
+                f"Every embedding of {name} must be finite, else ranks mean nothing.",
+                "Train again with lower learning rates.",
+                f"{bad} of {len(embedded)} embeddings are not",
+            )
+
+
+def open_model(folder: Path, name: str) -> SystemEmbeddings:
+    """Reads a model folder, and checks that it still computes what its trainer did.
+
+    Args:
+        folder: What a training wrote.
+        name: What people call it.
+
+    Raises:
+        RecsysError: It is damaged (R310), computes something else than when it was
+            trained (R311), or no numbers (R402).
+    """
+    saved = load_model(folder)
+    probe = read_probe(folder)
+    candidates = embed_catalogue(saved.model, saved.inputs)
+    query = embed_queries(saved.model, probe.user_row, probe.history, saved.inputs)
+    check_numbers(name, candidates, query)
+    check_probe(folder, probe, query, candidates)
+
+    def queries(user_ids: pa.Array, history: np.ndarray) -> np.ndarray:
+        return embed_queries(saved.model, saved.users.rows(user_ids), history, saved.inputs)
+
+    return SystemEmbeddings(saved.items, candidates, saved.stage.model.history, queries)
+
+
+def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
+    """Reads a bundle whose files are as its manifest says.
+
+    Args:
+        bundle: What an export or a push wrote.
+        name: What people call it.
+
+    Raises:
+        RecsysError: A file is missing or changed (R502, R503), lacks what measuring
+            needs (R409), or the embeddings are no numbers (R402).
+    """
+    verify(bundle)
+    try:
+        history = int(read_manifest(bundle)["config"]["model"]["history"])
+        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+        # Copy on write: the rows are read where they lie.
+        candidates = np.load(bundle / "item_embeddings.npy", mmap_mode="c", allow_pickle=False)
+        if candidates.ndim != 2 or len(candidates) != items.n_rows:
+            raise ValueError(f"{candidates.shape} embeddings of {items.n_rows} item rows")
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise RecsysError(
+            "R409",
+            f"A bundle that is measured must hold item_embeddings.npy, vocabulary/ and, in its"
+            f" manifest, the model's config; {str(bundle)!r} doesn't.",
+            "Export the model again: recsys export.",
+            f"{type(error).__name__}: {error}",
+        ) from None
+    check_numbers(name, candidates)
+    return SystemEmbeddings(items, candidates, history, BundleProcess(bundle).queries)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationData:
     """What is needed of a data folder to ask a model about it.
 
     Attributes:
@@ -39,7 +134,7 @@ class DataView:
     items: Vocabulary
 
     @classmethod
-    def open(cls, folder: Path) -> DataView:
+    def open(cls, folder: Path) -> EvaluationData:
         """Reads the data folder that an InteractionEncoder wrote.
 
         Raises:
@@ -57,7 +152,7 @@ class DataView:
             ) from None
 
 
-class Subject:
+class System:
     """A model that is measured, seen through the item rows of a data folder.
 
     The history of a query is translated item by item. One that the subject doesn't know
@@ -81,7 +176,7 @@ class Subject:
             the data hold out (R411).
     """
 
-    def __init__(self, name: str, towers: Towers, data: DataView) -> None:
+    def __init__(self, name: str, towers: SystemEmbeddings, data: EvaluationData) -> None:
         self.name, self._data, self._embed = name, data, towers.queries
         self.history: int = towers.history
         """Items of a history that it reads, the newest ones."""
@@ -126,7 +221,7 @@ class Subject:
         return embedded
 
 
-def open_subject(path: Path, data: DataView, name: str | None = None) -> Subject:
+def open_system(path: Path, data: EvaluationData, name: str | None = None) -> System:
     """Opens what is to be measured.
 
     Args:
@@ -140,10 +235,10 @@ def open_subject(path: Path, data: DataView, name: str | None = None) -> Subject
             data (R403).
     """
     name = str(path) if name is None else f"{name} ({path})"
-    return Subject(name, _opener(path)(path, name), data)
+    return System(name, _opener(path)(path, name), data)
 
 
-def _opener(path: Path) -> Callable[[Path, str], Towers]:
+def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:
     if (path / "model.json").is_file():
         return open_model
     if (path / MANIFEST).is_file():

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from subject_worlds import HISTORY, make_world
+from system_worlds import HISTORY, make_world
 
 from recsys import bundle as bundles
 from recsys.cli import main
@@ -22,9 +22,9 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import make_queries
-from recsys.evaluation.ranking import DotProducts, rank
-from recsys.evaluation.subjects import DataView, Subject, open_subject
-from recsys.evaluation.towers import Towers
+from recsys.evaluation.ranking import rank
+from recsys.evaluation.scores import DotProducts
+from recsys.evaluation.systems import EvaluationData, System, SystemEmbeddings, open_system
 from recsys.model import load_model
 from recsys.publish import publish
 from recsys.serving.embed import Embedder
@@ -48,10 +48,10 @@ def opened(world, told):
     """The model and its bundle on each of the data folders, with the latter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_EVENTS", str(told))
-        views = [DataView.open(folder) for folder in (world.data, world.later)]
+        views = [EvaluationData.open(folder) for folder in (world.data, world.later)]
         names = ["data", "later"]
         return {
-            name: (view, [open_subject(path, view) for path in (world.model, world.bundle)])
+            name: (view, [open_system(path, view) for path in (world.model, world.bundle)])
             for name, view in zip(names, views, strict=True)
         }
 
@@ -149,7 +149,7 @@ def test_anybody_can_be_asked_for_and_a_bundle_says_how_far_it_is(world, opened,
 
 @pytest.mark.parametrize("kind", ["model", "bundle"])
 def test_nothing_to_ask_is_answered_with_nothing(world, kind):
-    subject = open_subject(getattr(world, kind), DataView.open(world.data))
+    subject = open_system(getattr(world, kind), EvaluationData.open(world.data))
     none = subject.embed(pa.array([], pa.large_string()), np.zeros((0, HISTORY), np.int32))
     assert (none.shape, none.dtype) == ((0, 8), np.float32)
 
@@ -160,28 +160,28 @@ def test_data_of_other_items_are_refused_with_both_counts(world, tmp_path):
     items.save(foreign / "vocabulary" / "items.parquet")
     for path in (world.model, world.bundle):
         with pytest.raises(RecsysError, match="R403") as refused:
-            open_subject(path, DataView.open(foreign))
+            open_system(path, EvaluationData.open(foreign))
         text = str(refused.value)
         assert all(part in text for part in (str(path), "19 items", "'i0'", "the 3 of", "'a'"))
 
 
 def test_what_is_neither_kind_is_refused_and_both_kinds_are_named(world, tmp_path):
-    data = DataView.open(world.data)
+    data = EvaluationData.open(world.data)
     (tmp_path / "7").mkdir()
     for path in (tmp_path / "missing", tmp_path, world.data):
         with pytest.raises(RecsysError, match=r"R404.*model\.json.*manifest\.json") as refused:
-            open_subject(path, data)
+            open_system(path, data)
         found = "has neither" if path.exists() else "is no folder"
         assert repr(str(path)) in str(refused.value)
         assert f"it {found}" in str(refused.value)
     with pytest.raises(RecsysError, match=r"R404.*/7' is the newest"):
-        open_subject(tmp_path, data)
+        open_system(tmp_path, data)
 
 
 def test_a_pushed_version_is_a_bundle_like_any_other(world, tmp_path):
-    data = DataView.open(world.data)
+    data = EvaluationData.open(world.data)
     pushed = publish(world.bundle, tmp_path / "serving" / "tiny", keep=1)
-    found, expected = (open_subject(path, data) for path in (pushed, world.bundle))
+    found, expected = (open_system(path, data) for path in (pushed, world.bundle))
     np.testing.assert_array_equal(found.candidates, expected.candidates)
     assert found.name == str(tmp_path / "serving" / "tiny" / "1")
 
@@ -226,7 +226,7 @@ def test_a_damaged_bundle_is_refused_and_named(world, tmp_path, change, is_liste
     if is_listed:
         rewritten(bundle)
     with pytest.raises(RecsysError, match=code) as refused:
-        open_subject(bundle, DataView.open(world.data))
+        open_system(bundle, EvaluationData.open(world.data))
     assert words in str(refused.value)
     assert str(bundle)[:40] in str(refused.value)
 
@@ -234,7 +234,7 @@ def test_a_damaged_bundle_is_refused_and_named(world, tmp_path, change, is_liste
 def test_a_bundle_without_its_config_is_refused(world, tmp_path):
     bundle = changed(world, tmp_path, lambda b: rewritten(b, config={}))
     with pytest.raises(RecsysError, match=r"R409.*KeyError"):
-        open_subject(bundle, DataView.open(world.data))
+        open_system(bundle, EvaluationData.open(world.data))
 
 
 def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
@@ -242,7 +242,7 @@ def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
     candidates = np.load(model / "candidates.npy")
     np.save(model / "candidates.npy", candidates + 0.01)
     with pytest.raises(RecsysError, match="R311"):
-        open_subject(model, DataView.open(world.data))
+        open_system(model, EvaluationData.open(world.data))
 
 
 def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
@@ -252,26 +252,26 @@ def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
     weights = np.load(model / "weights" / f"{number}.npy")
     np.save(model / "weights" / f"{number}.npy", np.full_like(weights, np.nan))
     with pytest.raises(RecsysError, match=r"R402.*of yesterday's \(/.*/model\)"):
-        open_subject(model, DataView.open(world.data), name="yesterday's")
+        open_system(model, EvaluationData.open(world.data), name="yesterday's")
 
 
 def test_a_data_folder_without_its_items_is_refused(world, tmp_path):
     data = shutil.copytree(world.data, tmp_path / "data")
     (data / "vocabulary" / "items.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(RecsysError, match=r"R406.*InteractionEncoder"):
-        DataView.open(data)
+        EvaluationData.open(data)
     (data / "vocabulary" / "items.parquet").unlink()
     with pytest.raises(RecsysError, match="R406"):
-        DataView.open(data)
+        EvaluationData.open(data)
     shutil.rmtree(data / "store")
     with pytest.raises(RecsysError, match="R220"):
-        DataView.open(data)
+        EvaluationData.open(data)
 
 
 def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("raise ImportError('none here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    subject = open_subject(world.bundle, DataView.open(world.data))
+    subject = open_system(world.bundle, EvaluationData.open(world.data))
     with pytest.raises(RecsysError, match=r"R542.*recsys\[serve\]"):
         subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
     with pytest.raises(RecsysError, match=r"R610.*exit code 1"):
@@ -390,12 +390,15 @@ def test_rows_of_any_two_vocabularies_meet_by_their_ids(ours, theirs):
         asked.extend(rows.tolist())
         return np.zeros((len(user_ids), 1), np.float32)
 
-    towers, view = Towers(own, candidates, 3, queries), DataView(types.SimpleNamespace(cut=0), mine)
+    towers, view = (
+        SystemEmbeddings(own, candidates, 3, queries),
+        EvaluationData(types.SimpleNamespace(cut=0), mine),
+    )
     if not set(ours[0]) & set(theirs[0]):
         with pytest.raises(RecsysError, match="R403"):
-            Subject("it", towers, view)
+            System("it", towers, view)
         return
-    subject = Subject("it", towers, view)
+    subject = System("it", towers, view)
     names = mine.names_of_rows()
     place = {id_: own.first_own_row + n for n, id_ in enumerate(theirs[0])}
     of_id = [place.get(id_, 0) for id_ in names]

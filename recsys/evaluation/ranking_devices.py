@@ -1,0 +1,351 @@
+"""Ranking in JAX alone, with the candidates spread over all local devices.
+
+For accelerators, and where there is no C compiler. A device holds its own tiles of the
+catalogue and scores a block of queries against all of them; tiles and blocks have the
+same shapes on any number of devices, and so each score has the same bits. What devices
+progress each other is the scores of the positives, counts, and top lists.
+
+Scores are `[tiles, queries, tile]`: a tile is so many item rows, and the rows of a device
+follow each other. NaN stands for what isn't ranked: it is neither above nor equal to any
+score.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from recsys.evaluation.scores import Progress, as_scores, check_scores
+from recsys.native.rank import Results
+from recsys.ragged import Ragged
+
+# Most scores of a block; a device holds its share of them up to three times.
+_CPU_SCORES = 2**24
+_SCORES = 2**27
+_TILES = 16
+"""Tiles of a small catalogue; a large one has more, of the largest size."""
+_SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
+_FEWEST_QUERIES = 8
+
+
+def rank_products(
+    query: np.ndarray,
+    candidates: np.ndarray,
+    bias: np.ndarray,
+    positives: Ragged,
+    seen: Ragged,
+    k: int,
+    progress: Progress,
+) -> Results:
+    """Ranks by dot products; the arguments are those of `ranking_host.rank_products`."""
+    job = _Job.of(bias, positives, seen, k)
+    table = job.put(candidates, axis=0)
+
+    def run(block: slice, *pairs: Pairs) -> Found:
+        own = _padded(query[block], job.shapes.block, 0)
+        return program(job.shapes, job.mesh, False)(table, job.bias, own, *pairs)
+
+    return _rank(job, run, progress)
+
+
+def rank_given(
+    scores: Callable[[slice], np.ndarray],
+    bias: np.ndarray,
+    positives: Ragged,
+    seen: Ragged,
+    k: int,
+    progress: Progress,
+) -> Results:
+    """Ranks by given scores; arguments and errors are those of `ranking_host.rank_given`."""
+    job = _Job.of(bias, positives, seen, k)
+    no_query = np.zeros((job.shapes.block, 0), np.float32)
+
+    def run(block: slice, *pairs: Pairs) -> Found:
+        given = as_scores(scores(block), block, len(bias))
+        table = job.put(_padded(given, job.shapes.block, 0), axis=1)
+        return program(job.shapes, job.mesh, True)(table, job.bias, no_query, *pairs)
+
+    return _rank(job, run, progress)
+
+
+class _Job(NamedTuple):
+    """What is ranked, and how it is cut.
+
+    Attributes:
+        k: Length of the top lists.
+        positives: Item rows of each query.
+        seen: Item rows of each query that are left out; a positive among them ranks last.
+        is_candidate: `[item rows]` bool.
+        shapes: Sizes of blocks and tiles.
+        mesh: The local devices.
+        bias: `[all tiles, tile]` float32 on the devices; NaN: no candidate.
+    """
+
+    k: int
+    positives: Ragged
+    seen: Ragged
+    is_candidate: np.ndarray
+    shapes: Shapes
+    mesh: Mesh
+    bias: Any = None
+
+    @classmethod
+    def of(cls, bias: np.ndarray, positives: Ragged, seen: Ragged, k: int) -> _Job:
+        """Returns the job, cut for the local devices."""
+        mesh = Mesh(np.array(jax.local_devices()), (AXIS,))
+        shapes = _shapes(len(positives), len(bias), k, mesh.size)
+        job = cls(k, positives, seen, ~np.isnan(bias), shapes, mesh)
+        return job._replace(bias=job.put(bias, axis=0, fill=np.nan))
+
+    def put(self, x: np.ndarray, axis: int, fill: float = 0) -> Any:
+        """Spreads `x`, whose `axis` are item rows, in tiles that are cut from that axis."""
+        size, own = self.shapes.tile, self.shapes.tiles
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        shape = (own * self.mesh.size, *before, size, *after)
+
+        def part(index: Any) -> np.ndarray:
+            first = (index[0].start or 0) * size
+            rows = x[(slice(None),) * axis + (slice(first, first + own * size),)]
+            rows = _padded(rows, own * size, axis, fill)
+            return np.moveaxis(rows.reshape(*before, own, size, *after), axis, 0)
+
+        sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        return jax.make_array_from_callback(shape, sharding, part)
+
+
+def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
+    # All but the number of tiles is the same on any number of devices.
+    tile = min(max(_power(-(-n_rows // _TILES)), _SMALLEST_TILE), _LARGEST_TILE)
+    tiles = -(-n_rows // tile)
+    most = (_CPU_SCORES if jax.default_backend() == "cpu" else _SCORES) // (tiles * tile)
+    block = min(max(_power(most + 1) // 2, _FEWEST_QUERIES), _power(n_queries))
+    # As many maxima as members of the groups that are looked at.
+    group = min(_power(int((n_rows / max(k, 1)) ** 0.5)), tile)
+    each = -(-tiles // n_devices)
+    # Powers of two, so that few programs are compiled.
+    return Shapes(block, tile, each, group, min(_power(k), each * n_devices * tile))
+
+
+def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> Results:
+    n_queries, size = len(job.positives), job.shapes.block
+    out = Results.empty(len(job.positives.rows), n_queries, job.k)
+    waiting: list[tuple[slice, Found]] = []
+    for start in range(0, n_queries, size):
+        block = slice(start, min(start + size, n_queries))
+        waiting.append((block, run(block, *_pairs(job, block, out))))
+        # The devices work on it while the results of the block before are taken.
+        if len(waiting) > 1:
+            _take(job, *waiting.pop(0), out, progress)
+    for block, found in waiting:
+        _take(job, block, found, out, progress)
+    return out
+
+
+def _pairs(job: _Job, block: slice, out: Results) -> tuple[Pairs, Pairs]:
+    """Returns what is hidden and what is counted for; notes how many items are ranked."""
+    n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
+    hidden = np.unique(_keys(job, job.seen, block))
+    hidden = hidden[job.is_candidate[hidden % n_rows]]
+    n_hidden = np.bincount(hidden // n_rows, minlength=block.stop - block.start)
+    out.n_ranked[block] = job.is_candidate.sum() - n_hidden
+    beyond = job.shapes.tiles * job.mesh.size * job.shapes.tile
+    return _pairs_of(hidden, n_rows, beyond), _pairs_of(wanted, n_rows, beyond)
+
+
+def _keys(job: _Job, lists: Ragged, block: slice) -> np.ndarray:
+    """Returns one number for each query of the block and item row of its list."""
+    part = lists.part(block)
+    return np.asarray(part.owner() * len(job.is_candidate) + part.rows)
+
+
+def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
+    size = _power(max(len(keys), POSITIVES_STEP))
+    query, row = (keys // n_rows).astype(np.int32), (keys % n_rows).astype(np.int32)
+    return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
+
+
+def _take(job: _Job, block: slice, found: Found, out: Results, progress: Progress) -> None:
+    positives, n = job.positives.part(block), block.stop - block.start
+    before, top, scores, bad = (np.asarray(x) for x in found)
+    check_scores(bad[:n], block.start)
+    ranks = before[: len(positives.rows)].astype(np.int64) + 1
+    last = out.n_ranked[block][positives.owner()] + 1
+    first = job.positives.offsets[block.start]
+    is_seen = np.isin(_keys(job, job.positives, block), _keys(job, job.seen, block))
+    ranks = np.where(job.is_candidate[positives.rows] & ~is_seen, ranks, last)
+    out.ranks[first : first + len(ranks)] = ranks
+    out.top_scores[block] = scores[:n, : job.k]
+    out.top[block] = np.where(out.top_scores[block] > -np.inf, top[:n, : job.k], 0)
+    progress(block.stop, len(job.positives))
+
+
+def _padded(x: np.ndarray, size: int, axis: int, fill: float = 0) -> np.ndarray:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return np.pad(x, widths, constant_values=fill)
+
+
+def _power(n: int) -> int:
+    """Returns the smallest power of two that is not below `n`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+AXIS = "items"
+POSITIVES_STEP = 16
+"""Positives that are counted at a time."""
+
+_dot = functools.partial(
+    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+)
+
+
+class Shapes(NamedTuple):
+    """Sizes that a program is compiled for.
+
+    Attributes:
+        block: Queries.
+        tile: Item rows of a tile.
+        tiles: Tiles of each device.
+        group: Item rows of which one maximum is taken; they divide a tile.
+        k: Length of the top lists.
+    """
+
+    block: int
+    tile: int
+    tiles: int
+    group: int
+    k: int
+
+
+class Pairs(NamedTuple):
+    """Queries of the block and item rows, filled up with rows beyond the last.
+
+    Attributes:
+        query: `[pairs]` int32.
+        row: `[pairs]` int32.
+    """
+
+    query: Any
+    row: Any
+
+
+class Found(NamedTuple):
+    """What all devices found together.
+
+    Attributes:
+        before: Items that come before each positive `[positives]` int32.
+        top: Best item rows `[block, k]` int32.
+        top_scores: Their scores `[block, k]` float32, -inf where nothing is left.
+        not_a_number: An item row whose score is NaN `[block]` int32, or -1.
+    """
+
+    before: jax.Array
+    top: jax.Array
+    top_scores: jax.Array
+    not_a_number: jax.Array
+
+
+@functools.lru_cache(maxsize=64)
+def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., Found]:
+    """Returns the compiled program of all devices of `mesh`.
+
+    Its arguments:
+        table: Candidates `[all tiles, tile, dim]` float32; or scores
+            `[all tiles, block, tile]` if `is_given`. Split over the devices.
+        bias: Added to the scores `[all tiles, tile]` float32; NaN: no candidate. Split.
+        query: Query embeddings `[block, dim]` float32; not used if `is_given`.
+        hidden: `Pairs` that aren't ranked.
+        positives: `Pairs` that are counted for, a multiple of `POSITIVES_STEP`.
+    """
+    own, all_ = PartitionSpec(AXIS), PartitionSpec()
+    part = functools.partial(_part, shapes, is_given)
+    specs = (own, own, all_, all_, all_)
+    mapped = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=all_, check_vma=False)
+    return jax.jit(mapped)
+
+
+def _part(
+    shapes: Shapes,
+    is_given: bool,
+    table: jax.Array,
+    bias: jax.Array,
+    query: jax.Array,
+    hidden: Pairs,
+    positives: Pairs,
+) -> Found:
+    first = jax.lax.axis_index(AXIS) * shapes.tiles
+    scores = table if is_given else _products(query, table)
+    # Those of row 0 or of no row at all may be anything.
+    bad = jnp.isnan(scores) & ~jnp.isnan(bias)[:, None, :]
+    scores = scores + bias[:, None, :]
+    scores = scores.at[_places(shapes, first, hidden)].set(jnp.nan, mode="drop")
+    own = scores.at[_places(shapes, first, positives)].get(mode="fill", fill_value=-jnp.inf)
+    own = jax.lax.pmax(own, AXIS)
+    rows = _rows(shapes, first)
+    before = jax.lax.psum(_before(scores, rows, own, positives), AXIS)
+    top, top_scores = _merged(shapes, *_top(shapes, scores, first))
+    worst = jnp.where(bad, rows[:, None, :], -1).max(axis=(0, 2))
+    return Found(before, top, top_scores, jax.lax.pmax(worst, AXIS))
+
+
+def _products(query: jax.Array, table: jax.Array) -> jax.Array:
+    """Returns the dot products, each tile's by an operation of one shape."""
+    return jax.lax.map(lambda tile: _dot(query, tile, (((1,), (1,)), ((), ()))), table)
+
+
+def _places(shapes: Shapes, first: jax.Array, pairs: Pairs) -> tuple[jax.Array, ...]:
+    """Returns where pairs are among the scores of this device; others are past the end."""
+    tile = pairs.row // shapes.tile - first
+    return jnp.where(tile < 0, shapes.tiles, tile), pairs.query, pairs.row % shapes.tile
+
+
+def _rows(shapes: Shapes, first: jax.Array) -> jax.Array:
+    """Returns the item rows of this device `[tiles, tile]`."""
+    rows = jnp.arange(shapes.tiles * shapes.tile, dtype=jnp.int32)
+    return first * shapes.tile + rows.reshape(shapes.tiles, shapes.tile)
+
+
+def _before(scores: jax.Array, rows: jax.Array, own: jax.Array, positives: Pairs) -> jax.Array:
+    def some(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        query, row, own = (x[None, :, None] for x in args)
+        theirs = scores[:, query[0, :, 0], :]
+        before = (theirs > own) | ((theirs == own) & (rows[:, None, :] < row))
+        return jnp.sum(before, axis=(0, 2), dtype=jnp.int32)
+
+    split = [x.reshape(-1, POSITIVES_STEP) for x in (positives.query, positives.row, own)]
+    return jax.lax.map(some, tuple(split)).reshape(-1)
+
+
+def _top(shapes: Shapes, scores: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the best rows of this device, and their scores, `[block, up to k]`.
+
+    The k best are in the k groups whose maxima are best: what is in another group has the
+    maxima of all of these before it, or equal and with smaller rows.
+    """
+    groups_a_tile = shapes.tile // shapes.group
+    ranked = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+    ranked = ranked.reshape(shapes.tiles, shapes.block, groups_a_tile, shapes.group)
+    most = jnp.moveaxis(ranked.max(axis=3), 1, 0).reshape(shapes.block, -1)
+    _, groups = jax.lax.top_k(most, min(shapes.k, most.shape[1]))
+    # In the order of their rows: of equal scores `top_k` takes the one that comes first.
+    groups = jnp.sort(groups, axis=1)
+    query = jnp.arange(shapes.block)[:, None]
+    members = ranked[groups // groups_a_tile, query, groups % groups_a_tile]
+    members = members.reshape(shapes.block, -1)
+    values, places = jax.lax.top_k(members, min(shapes.k, members.shape[1]))
+    group = jnp.take_along_axis(groups, places // shapes.group, axis=1)
+    rows = first * shapes.tile + group * shapes.group + places % shapes.group
+    return rows.astype(jnp.int32), values
+
+
+def _merged(shapes: Shapes, rows: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # One device's after the other's: of equal scores the smaller rows come first.
+    rows, values = (jax.lax.all_gather(x, AXIS, axis=1, tiled=True) for x in (rows, values))
+    values, places = jax.lax.top_k(values, shapes.k)
+    return jnp.take_along_axis(rows, places, axis=1), values
