@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.segments.events import write_events
-from recsys.data.segments.linked import FOLDER, LinkedShard, write_linked
-from recsys.data.segments.store import write_segmented_store
+from recsys.data.ingest.segment_store import write_segmented_store
+from recsys.data.ingest.segments import FOLDER, LinkedShard, write_events, write_linked
 from recsys.data.shard import describe
 from recsys.data.shards import EVENTS_OF_A_SHARD, n_shards
 from recsys.data.vocabulary import Vocabulary

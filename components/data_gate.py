@@ -13,6 +13,7 @@ from components.artifacts import DeadLetters, Validation
 from components.artifacts import Verdict as VerdictArtifact
 from components.earlier_statistics import statistics_property
 from recsys.config import GateConfig
+from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError
 from recsys.formats import figure
 
@@ -58,7 +59,7 @@ def DataGate(
     validations = _given(interaction_validation, item_validation, user_validation)
     letters = _given(interaction_letters, item_letters, user_letters)
     for what, folder in letters.items():
-        check_letters(what, Path(folder.uri), gate.max_rejected_share)
+        check_rejected(what, Path(folder.uri), gate.max_rejected_share)
     found = {what: _read(Path(one.uri)) for what, one in validations.items()}
     for what, one in validations.items():
         check_validation(found[what], Path(one.uri))
@@ -68,22 +69,6 @@ def DataGate(
             shutil.copy(page, verdict.uri)
         name = statistics_property(what)
         verdict.set_int_custom_property(name, one.get_int_custom_property(name))
-
-
-def check_letters(what: str, folder: Path, max_rejected_share: float) -> None:
-    """Raises an error if too large a share of the rows was rejected."""
-    summary = json.loads((folder / "summary.json").read_text())
-    share = summary["rejected"] / max(summary["read"], 1)
-    if share <= max_rejected_share:
-        return
-    reasons = sorted(summary["by_reason"].items(), key=lambda one: -one[1])
-    raise RecsysError(
-        "R241",
-        f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
-        f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
-        f" most often: {reasons[0][0]}).",
-        f"See {folder / 'dead_letters'}, mend the data, or raise data.gate.max_rejected_share.",
-    )
 
 
 def check_validation(found: Mapping[str, Any], folder: Path) -> None:

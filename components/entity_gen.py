@@ -10,8 +10,8 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import DeadLetters, set_parquet_splits
-from components.ingest.entities import SPLIT, ingest
 from recsys.config import ItemsConfig, Strict, UsersConfig
+from recsys.data.ingest.entity_rows import SPLIT, ingest
 
 
 class EntitySource(Strict):

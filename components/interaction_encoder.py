@@ -14,10 +14,10 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples, TransformGraph
 
 from components.artifacts import InteractionData, Vocabularies
-from components.catalogue_gen import Transformed, write_catalogue, write_user_features
 from components.entity_gen import EntitySource
-from components.ingest.store import write_store
 from components.interaction_gen import CUT_PROPERTY, split_of
+from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
+from recsys.data.ingest.store_writer import write_store
 
 
 @component(use_beam=True)

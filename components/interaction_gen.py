@@ -12,10 +12,10 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import DeadLetters, set_parquet_splits
-from components.ingest.bigquery import stage_query
-from components.ingest.interactions import SPLITS, InteractionSource, ingest
-from components.ingest.spans import ingest_spans
-from recsys.data.segments.window import has_spans
+from recsys.data.ingest.bigquery import stage_query
+from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest
+from recsys.data.ingest.window import has_spans
+from recsys.data.ingest.windowed import ingest_spans
 from recsys.data.split_rule import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"

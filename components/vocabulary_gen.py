@@ -13,10 +13,10 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import Verdict, Vocabularies
-from components.ingest.entities import SPLIT
-from components.ingest.vocabularies import make_vocabularies
 from components.interaction_gen import CUT_PROPERTY, split_of
 from recsys.config import VocabulariesConfig
+from recsys.data.ingest.entity_rows import SPLIT
+from recsys.data.ingest.vocabularies import make_vocabularies
 
 
 @component(use_beam=True)

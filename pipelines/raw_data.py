@@ -15,16 +15,16 @@ from tfx.types import BaseChannel
 
 from components.data_gate import DataGate
 from components.entity_gen import EntityGen, EntitySource
-from components.ingest.entities import SPLIT, STEPS
-from components.ingest.interactions import InteractionSource
 from components.interaction_gen import InteractionGen
-from components.transform_features import PREPROCESSING_FN
 from pipelines.platforms import Platform
 from pipelines.validation import Validated, validate
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, example_columns, id_column
 from recsys.data.event_times import PLACE, TIME
-from recsys.data.segments.window import has_spans, window_digest
+from recsys.data.ingest.entity_rows import SPLIT, STEPS
+from recsys.data.ingest.ingestion import InteractionSource
+from recsys.data.ingest.transform_features import PREPROCESSING_FN
+from recsys.data.ingest.window import has_spans, window_digest
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
 
@@ -229,7 +229,7 @@ def _transform(
         {"column": columns[feature.name], "feature": json.loads(canonical_json(feature))}
         for feature in source.features
     ]
-    code = code_fingerprint("components.transform_features")
+    code = code_fingerprint("recsys.data.ingest.transform_features")
     return Transform(
         examples=examples,
         schema=schema,

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.ingest.span_look import unread_files
 from recsys.config import InteractionsConfig, ItemsConfig, SourceConfig, UsersConfig
-from recsys.data.segments.window import has_spans
+from recsys.data.ingest.span_state import unread_files
+from recsys.data.ingest.window import has_spans
 from recsys.data.sources.files import match_files
 from recsys.errors import RecsysError
 from recsys.formats import size

@@ -16,8 +16,8 @@ pytest.importorskip("apache_beam", reason="needs the extra `pipeline`")
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from components.ingest import bigquery
-from components.ingest.bigquery import stage_query, stage_rows, to_record_batch
+from recsys.data.ingest import bigquery
+from recsys.data.ingest.bigquery import stage_query, stage_rows, to_record_batch
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline

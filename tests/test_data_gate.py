@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 
 from components.artifacts import DeadLetters, Validation, Verdict
-from components.data_gate import DataGate, check_letters, check_validation
+from components.data_gate import DataGate, check_validation
 from recsys.config import GateConfig, canonical_json
+from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
@@ -38,10 +39,10 @@ def test_the_share_of_rejected_rows_may_reach_the_limit(tmp_path, rejected, read
     counts = {"read": read, "rejected": rejected, "by_reason": {"empty id": 1, "bad time": 9}}
     (tmp_path / "summary.json").write_text(json.dumps(counts))
     if passes:
-        check_letters("items", tmp_path, 0.01)
+        check_rejected("items", tmp_path, 0.01)
         return
     with pytest.raises(RecsysError) as stopped:
-        check_letters("items", tmp_path, 0.01)
+        check_rejected("items", tmp_path, 0.01)
     assert str(stopped.value) == (
         "[R241] At most 1.00% of the items may be rejected, 2.00% were (2 of 100, most often:"
         f" bad time). See {tmp_path}/dead_letters, mend the data, or raise"

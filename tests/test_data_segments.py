@@ -12,14 +12,18 @@ from hypothesis import given, settings
 
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.event_log import EventShard
-from recsys.data.segments import scratch as scratch_module
-from recsys.data.segments.blocks import SpanDays, plan_segments, split_segment
-from recsys.data.segments.events import COLUMNS, write_events
-from recsys.data.segments.kept import Kept, link, sweep
-from recsys.data.segments.merged import Source, merge
-from recsys.data.segments.scratch import Scratch
-from recsys.data.segments.told import SpanTold, with_missing
-from recsys.data.segments.window import Digests, read_window, window_digest
+from recsys.data.ingest import merge as scratch_module
+from recsys.data.ingest.cache import Kept, link, sweep
+from recsys.data.ingest.merge import Scratch, Source, merge
+from recsys.data.ingest.segments import (
+    COLUMNS,
+    SpanDays,
+    plan_segments,
+    split_segment,
+    write_events,
+)
+from recsys.data.ingest.span_report import SpanTold, with_missing
+from recsys.data.ingest.window import Digests, read_window, window_digest
 from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError
 
@@ -104,13 +108,13 @@ def test_digests_are_remembered_while_files_are_untouched(tmp_path, monkeypatch)
     assert [one.name for one in spans] == ["2024-03-01", "2024-03-02"]
     with monkeypatch.context() as later:
         # What has just been written isn't trusted yet.
-        later.setattr("recsys.data.segments.window._SETTLED_NS", 0)
+        later.setattr("recsys.data.ingest.window._SETTLED_NS", 0)
         first = window_digest(window(raw), root)
     assert json.loads((root / "digests.json").read_text()).keys() == {
         path for span in spans for path in span.paths
     }
     with monkeypatch.context() as blind:
-        blind.setattr("recsys.data.segments.window.content_digest", None)
+        blind.setattr("recsys.data.ingest.window.content_digest", None)
         assert window_digest(window(raw), root) == first
     file = raw / "2024-03-02.csv"
     stamp = file.stat()

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.ingest.span_look import settings_of
 from pipelines import room
 from recsys.config import InteractionsConfig
-from recsys.data.segments.kept import key_of
-from recsys.data.segments.window import Digests, read_window
+from recsys.data.ingest.cache import key_of
+from recsys.data.ingest.span_state import settings_of
+from recsys.data.ingest.window import Digests, read_window
 from recsys.errors import RecsysError
 from recsys.house.room import SAFETY, Reads, bytes_of
 

@@ -6,9 +6,9 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 import pytest
 
-from components.ingest.interactions import InteractionSource, ingest
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
 from recsys.data.examples import read_split
+from recsys.data.ingest.ingestion import InteractionSource, ingest
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("apache_beam")
 
-from components.ingest import shuffle
-from components.ingest.shuffle import SpillWriter, read_spills, write_spill
-from components.ingest.tally import add_up, letters_tally
 from recsys.data.dead_letters import dead_letters
+from recsys.data.ingest import shuffle
+from recsys.data.ingest.shuffle import SpillWriter, read_spills, write_spill
+from recsys.data.ingest.tally import add_up, letters_tally
 
 pytestmark = pytest.mark.pipeline
 

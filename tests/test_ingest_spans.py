@@ -16,14 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from components.ingest import segment_make, span_read
-from components.ingest import spans as spans_module
-from components.ingest.interactions import InteractionSource, ingest
-from components.ingest.segment_make import MakeSegments
-from components.ingest.span_look import unread_files
-from components.ingest.spans import ingest_spans
-from components.ingest.store import write_store
-from components.ingest.vocabularies import make_vocabularies
 from recsys.config import (
     InteractionColumns,
     InteractionsConfig,
@@ -32,17 +24,25 @@ from recsys.config import (
 )
 from recsys.data.encode import encode_positives
 from recsys.data.examples import read_split
-from recsys.data.segments.kept import sweep
-from recsys.data.segments.linked import counts_of, segments_in_use
-from recsys.data.segments.store import write_segmented_store
+from recsys.data.ingest import make_segments, read_rows
+from recsys.data.ingest import windowed as spans_module
+from recsys.data.ingest.cache import sweep
+from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.make_segments import MakeSegments
+from recsys.data.ingest.segment_store import write_segmented_store
+from recsys.data.ingest.segments import counts_of, segments_in_use
+from recsys.data.ingest.span_state import unread_files
+from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.windowed import ingest_spans
 from recsys.data.split import choose_cut
 from recsys.data.store import InteractionStore
 from recsys.data.store import write_store as write_plain_store
 from recsys.data.vocabulary_growth import grow
 from recsys.errors import RecsysError
 
-segment_facts = segment_make._write_facts
-span_facts = span_read._write_facts
+segment_facts = make_segments._write_facts
+span_facts = read_rows._write_facts
 
 pytestmark = pytest.mark.pipeline
 
@@ -108,7 +108,7 @@ def rows_of(day, n, seed=0, spill=0):
 
 
 def run_plainly(night, transform):
-    """Does what Beam does with a transform of `components.ingest.spans`."""
+    """Does what Beam does with a transform of `recsys.data.ingest.windowed`."""
     del night
     if isinstance(transform, MakeSegments):
         tasks = [
@@ -601,7 +601,7 @@ def test_a_full_disk_leaves_nothing_half(world, monkeypatch):
 
     for name in ("write_events", "write_examples"):
         with monkeypatch.context() as patched:
-            patched.setattr(segment_make, name, full)
+            patched.setattr(make_segments, name, full)
             with pytest.raises(OSError, match="No space"):
                 world.night()
         assert not list((world.root / "segments").glob(".segment-*"))
@@ -655,8 +655,8 @@ _NIGHT = """
 import os, sys
 from pathlib import Path
 import apache_beam as beam
-from components.ingest.interactions import InteractionSource
-from components.ingest.spans import ingest_spans
+from recsys.data.ingest.ingestion import InteractionSource
+from recsys.data.ingest.windowed import ingest_spans
 config, out, root, call = sys.argv[1:]
 calls, sync = [0], os.fsync
 def killed(descriptor):

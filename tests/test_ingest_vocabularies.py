@@ -6,9 +6,9 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 
-from components.ingest.vocabularies import make_vocabularies
 from recsys.config import VocabulariesConfig, VocabularyConfig
 from recsys.data.examples import write_examples
+from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 

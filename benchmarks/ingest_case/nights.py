@@ -22,11 +22,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from benchmarks.ingest_case.digest import digest
 from benchmarks.ingest_case.events import Format, write_events
-from components.ingest.interactions import InteractionSource, ingest
-from components.ingest.spans import ingest_spans
-from components.ingest.store import write_store
-from components.ingest.vocabularies import make_vocabularies
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.windowed import ingest_spans
 from recsys.data.store import InteractionStore
 
 _FIRST = dt.date(2024, 3, 1)

@@ -15,10 +15,10 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from benchmarks.ingest_case.digest import digest
-from components.ingest.interactions import InteractionSource, ingest
-from components.ingest.store import WriteStore
-from components.ingest.vocabularies import make_vocabularies
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.store_writer import WriteStore
+from recsys.data.ingest.vocabularies import make_vocabularies
 
 
 def main() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from recsys.errors import RecsysError
 
 KEPT_CHARACTERS = 65_536
 """Characters of a row that are kept, from its start."""
@@ -51,3 +55,28 @@ def count_reasons(letters: pa.RecordBatch | pa.Table) -> dict[str, int]:
     """Returns how many of `letters` give each reason."""
     counted = pc.value_counts(letters.column("reason"))
     return {entry["values"]: entry["counts"] for entry in counted.to_pylist()}
+
+
+def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
+    """Raises an error if too large a share of the rows was rejected.
+
+    Args:
+        what: `interactions`, `items` or `users`.
+        folder: Dead letters, with their `summary.json`.
+        max_rejected_share: Highest share that may be rejected [0..1].
+
+    Raises:
+        RecsysError: More were.
+    """
+    summary = json.loads((folder / "summary.json").read_text())
+    share = summary["rejected"] / max(summary["read"], 1)
+    if share <= max_rejected_share:
+        return
+    reasons = sorted(summary["by_reason"].items(), key=lambda one: -one[1])
+    raise RecsysError(
+        "R241",
+        f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
+        f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
+        f" most often: {reasons[0][0]}).",
+        f"See {folder / 'dead_letters'}, mend the data, or raise data.gate.max_rejected_share.",
+    )

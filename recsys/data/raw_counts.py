@@ -22,8 +22,8 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
-from recsys.data.segments.broken import unreadable_span
-from recsys.data.segments.window import has_spans, read_window, restrict
+from recsys.data.ingest.span_report import unreadable_span
+from recsys.data.ingest.window import has_spans, read_window, restrict
 from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.raw_batch import RawBatch

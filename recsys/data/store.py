@@ -7,7 +7,7 @@ before it. Layout of a store (docs/store.md):
     train/00000/ …       a shard of events, see `recsys.data.shard`
     eval/00000/ …
 
-A store of segments (`recsys.data.segments.store`) is opened as one log, too.
+A store of segments (`recsys.data.ingest.segment_store`) is opened as one log, too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from recsys.plain_files import DAMAGE, read_json
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex
-from recsys.data.segments.store import FORMAT as OF_SEGMENTS
-from recsys.data.segments.store import SegmentedPart
+from recsys.data.ingest.segment_store import FORMAT as OF_SEGMENTS
+from recsys.data.ingest.segment_store import SegmentedPart
 from recsys.data.shard import PARTS, ShardInfo, open_shard, read_users, write_shard
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.errors import RecsysError

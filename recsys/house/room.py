@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.data.segments.linked import has_segments
+from recsys.data.ingest.segments import has_segments
 from recsys.house.plan import tree_size
 
 SAFETY = 1.25

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recsys.config.keep import KeepConfig
-from recsys.data.segments.kept import sweep
-from recsys.data.segments.linked import segments_in_use
+from recsys.data.ingest.cache import sweep
+from recsys.data.ingest.segments import segments_in_use
 from recsys.house.plan import Thing
 
 SEGMENTS = "segments"

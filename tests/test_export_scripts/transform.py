@@ -11,9 +11,9 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from components.token_rows import rows_of_tables
-from components.transform_features import preprocessing_fn
 from recsys.config import Feature
+from recsys.data.ingest.token_rows import rows_of_tables
+from recsys.data.ingest.transform_features import preprocessing_fn
 
 ALWAYS = {"item_id": tf.string, "title": tf.string, "user_id": tf.string, "age": tf.float32}
 """Columns that a schema may have found in every row; the others may be missing."""

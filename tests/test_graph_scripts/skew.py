@@ -14,13 +14,13 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from components.catalogue_gen import Transformed, write_user_features
-from components.catalogue_gen import write_catalogue as write_items
-from components.transform_features import preprocessing_fn
 from recsys.config import ItemsConfig, ModelConfig, TrainConfig, TrainStage, UsersConfig
 from recsys.data.entities import example_columns, id_column, parse_entities, raw_columns
 from recsys.data.examples import write_examples
 from recsys.data.histories import serving_histories
+from recsys.data.ingest.data_folder import Transformed, write_user_features
+from recsys.data.ingest.data_folder import write_catalogue as write_items
+from recsys.data.ingest.transform_features import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary

@@ -5,11 +5,11 @@ import random
 import apache_beam as beam
 import numpy as np
 
-from components.catalogue_gen import write_catalogue
-from components.ingest.interactions import InteractionSource, ingest
-from components.ingest.store import write_store
-from components.ingest.vocabularies import make_vocabularies
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+from recsys.data.ingest.data_folder import write_catalogue
+from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 

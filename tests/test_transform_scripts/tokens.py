@@ -10,9 +10,9 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from components.token_rows import names_of_tables, read_token_rows, rows_of_tables
-from components.transform_features import preprocessing_fn
 from recsys.config import Feature
+from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
+from recsys.data.ingest.transform_features import preprocessing_fn
 
 TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import apache_beam as beam
 import pyarrow.parquet as pq
 
-from components.ingest.interactions import SPLITS
-from components.ingest.progress import Progress
-from components.ingest.shuffle import Spill, SpillWriter, read_spills
-from components.ingest.unique import ToOne
+from recsys.data.ingest.ingestion import SPLITS
+from recsys.data.ingest.step_progress import Progress
+from recsys.data.ingest.shuffle import Spill, SpillWriter, read_spills
+from recsys.data.ingest.unique import ToOne
 from recsys.data import encode
 from recsys.data.examples import example_files, read_examples
-from recsys.data.segments.linked import has_segments
-from recsys.data.segments.store import write_segmented_store
+from recsys.data.ingest.segments import has_segments
+from recsys.data.ingest.segment_store import write_segmented_store
 from recsys.data.shard import ShardInfo, write_shard
 from recsys.data.shards import (
     TrainShards,

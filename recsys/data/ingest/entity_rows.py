@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import apache_beam as beam
 import pyarrow as pa
 
-from components.ingest import unique
-from components.ingest.tally import Tally
-from components.ingest.unique import Ingestion, Part, ToOne
+from recsys.data.ingest import unique
+from recsys.data.ingest.tally import Tally
+from recsys.data.ingest.unique import Ingestion, Part, ToOne
 from recsys.data.entities import (
     EntityConfig,
     drop_duplicate_entities,

@@ -1,7 +1,7 @@
 """From raw files to unique rows, dead letters and counts, as Beam transforms.
 
 Record batches go from function to function; between workers they go through files
-(`components.ingest.shuffle`). The graphs are chains without side inputs and second outputs,
+(`recsys.data.ingest.shuffle`). The graphs are chains without side inputs and second outputs,
 which not every distributed runner has.
 """
 
@@ -19,9 +19,9 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.ingest.progress import Progress
-from components.ingest.shuffle import Spill, SpillWriter, read_spills, write_spill
-from components.ingest.tally import Tally, add_up, letters_tally, rows_tally
+from recsys.data.ingest.step_progress import Progress
+from recsys.data.ingest.shuffle import Spill, SpillWriter, read_spills, write_spill
+from recsys.data.ingest.tally import Tally, add_up, letters_tally, rows_tally
 from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.ingest.interactions import SPLITS
-from components.ingest.shuffle import Spill, SpillWriter, read_spills
-from components.ingest.unique import ToOne
+from recsys.data.ingest.ingestion import SPLITS
+from recsys.data.ingest.shuffle import Spill, SpillWriter, read_spills
+from recsys.data.ingest.unique import ToOne
 from recsys.config import VocabulariesConfig
 from recsys.data.buckets import hash_buckets
 from recsys.data.event_times import TIME
 from recsys.data.examples import example_files, read_examples, read_split
 from recsys.data.id_counts import count_ids, merge_counts
-from recsys.data.segments.linked import counts_of, has_segments
+from recsys.data.ingest.segments import counts_of, has_segments
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.vocabulary import Vocabulary
 from recsys.data.vocabulary_growth import grow

@@ -14,11 +14,11 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.ingest.progress import Progress
-from components.ingest.unique import ToOne
+from recsys.data.ingest.step_progress import Progress
+from recsys.data.ingest.unique import ToOne
 from recsys.data.examples import write_examples
-from recsys.data.segments.events import write_events
-from recsys.data.segments.span_rows import SpanPart, join_parts
+from recsys.data.ingest.segments import write_events
+from recsys.data.ingest.span_rows import SpanPart, join_parts
 from recsys.data.split import count_positive_days
 
 EXAMPLES = "examples.parquet"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from components.ingest.entities import SPLIT
-from components.token_rows import names_of_tables, read_token_rows, rows_of_tables
+from recsys.data.ingest.entity_rows import SPLIT
+from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
 from recsys.config import Feature, ItemsConfig, UsersConfig
 from recsys.data.catalogue_build import write_features, write_titles
 from recsys.data.examples import read_split

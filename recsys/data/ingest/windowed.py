@@ -13,18 +13,18 @@ from typing import Any
 
 import apache_beam as beam
 
-from components.ingest import unique
-from components.ingest.interactions import InteractionSource, unit_cure
-from components.ingest.segment_make import MakeSegments, SegmentPlan
-from components.ingest.span_look import NightSpan, look_at, settings_of
-from components.ingest.span_output import SegmentOfNight, SpanOutput
-from components.ingest.span_read import ReadSpans, SpanPlan
-from components.ingest.tally import Tally
-from recsys.data.segments.blocks import Segment, SpanDays, plan_segments, split_segment
-from recsys.data.segments.kept import Kept, key_of, sweep
-from recsys.data.segments.seen import Seen
-from recsys.data.segments.span_rows import SpanPart, totals
-from recsys.data.segments.window import Digests, read_window
+from recsys.data.ingest import unique
+from recsys.data.ingest.ingestion import InteractionSource, unit_cure
+from recsys.data.ingest.make_segments import MakeSegments, SegmentPlan
+from recsys.data.ingest.span_state import NightSpan, look_at, settings_of
+from recsys.data.ingest.span_output import SegmentOfNight, SpanOutput
+from recsys.data.ingest.read_rows import ReadSpans, SpanPlan
+from recsys.data.ingest.tally import Tally
+from recsys.data.ingest.segments import Segment, SpanDays, plan_segments, split_segment
+from recsys.data.ingest.cache import Kept, key_of, sweep
+from recsys.data.ingest.window import Seen
+from recsys.data.ingest.span_rows import SpanPart, totals
+from recsys.data.ingest.window import Digests, read_window
 from recsys.data.split import MIN_DAYS, choose_cut, too_few_days
 from recsys.errors import RecsysError
 from recsys.events import emit

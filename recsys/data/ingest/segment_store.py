@@ -26,10 +26,10 @@ import pyarrow.parquet as pq
 
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
-from recsys.data.segments.events import COLUMNS, ITEMS, USERS, read_ids
-from recsys.data.segments.kept import link
-from recsys.data.segments.linked import LinkedShard, read_linked
-from recsys.data.segments.merged import Source, merge
+from recsys.data.ingest.segments import COLUMNS, ITEMS, USERS, read_ids
+from recsys.data.ingest.cache import link
+from recsys.data.ingest.segments import LinkedShard, read_linked
+from recsys.data.ingest.merge import Source, merge
 from recsys.data.shard import PARTS, ShardInfo, check_file, describe, map_column, read_users_file
 from recsys.data.vocabulary import Vocabulary
 

@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from components.ingest import unique
-from components.ingest.segment_make import EXAMPLES
-from components.ingest.span_look import NightSpan
-from components.ingest.span_read import LETTERS
-from components.ingest.tally import Tally
+from recsys.data.ingest import unique
+from recsys.data.ingest.make_segments import EXAMPLES
+from recsys.data.ingest.span_state import NightSpan
+from recsys.data.ingest.read_rows import LETTERS
+from recsys.data.ingest.tally import Tally
 from recsys.config import InteractionsConfig
 from recsys.data.dead_letters import dead_letters
-from recsys.data.segments.blocks import Segment
-from recsys.data.segments.kept import KeptFolder, link
-from recsys.data.segments.linked import FOLDER, LinkedShard, write_linked
-from recsys.data.segments.seen import Seen
-from recsys.data.segments.told import SpanTold, State, with_missing, write_told
-from recsys.data.segments.window import has_days
+from recsys.data.ingest.segments import Segment
+from recsys.data.ingest.cache import KeptFolder, link
+from recsys.data.ingest.segments import FOLDER, LinkedShard, write_linked
+from recsys.data.ingest.window import Seen
+from recsys.data.ingest.span_report import SpanTold, State, with_missing, write_told
+from recsys.data.ingest.window import has_days
 from recsys.data.split import DAY_S
 from recsys.data.split_rule import BY_TIME
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from components.ingest.span_read import BrokenSpanError, plan_span
-from components.ingest.tally import Tally
+from recsys.data.ingest.read_rows import BrokenSpanError, plan_span
+from recsys.data.ingest.tally import Tally
 from recsys.config import InteractionsConfig, canonical_json
-from recsys.data.segments.broken import bad_rows, unreadable_span
-from recsys.data.segments.kept import Kept, KeptFolder, key_of
-from recsys.data.segments.span_rows import totals
-from recsys.data.segments.window import Digests, SpanFiles, read_window
+from recsys.data.ingest.span_report import bad_rows, unreadable_span
+from recsys.data.ingest.cache import Kept, KeptFolder, key_of
+from recsys.data.ingest.span_rows import totals
+from recsys.data.ingest.window import Digests, SpanFiles, read_window
 from recsys.data.sources.pieces import Piece
 from recsys.errors import RecsysError, UsageError
 

@@ -11,9 +11,9 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.ingest import unique
-from components.ingest.tally import Tally, add_up
-from components.ingest.unique import Ingestion, Part, ToOne
+from recsys.data.ingest import unique
+from recsys.data.ingest.tally import Tally, add_up
+from recsys.data.ingest.unique import Ingestion, Part, ToOne
 from recsys.config import InteractionsConfig, Share, Split, Strict
 from recsys.data.interactions import (
     drop_duplicates,

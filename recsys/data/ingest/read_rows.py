@@ -16,10 +16,10 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.ingest.progress import Progress
-from components.ingest.shuffle import Spill, SpillWriter, read_spills
-from components.ingest.tally import Tally, add_up, rows_tally
-from components.ingest.unique import LetterFile, ToOne
+from recsys.data.ingest.step_progress import Progress
+from recsys.data.ingest.shuffle import Spill, SpillWriter, read_spills
+from recsys.data.ingest.tally import Tally, add_up, rows_tally
+from recsys.data.ingest.unique import LetterFile, ToOne
 from recsys.config import InteractionsConfig
 from recsys.data.buckets import hash_buckets
 from recsys.data.interactions import (
@@ -28,8 +28,8 @@ from recsys.data.interactions import (
     parse_interactions,
     raw_times,
 )
-from recsys.data.segments.span_rows import write_span_rows
-from recsys.data.segments.window import restrict
+from recsys.data.ingest.span_rows import write_span_rows
+from recsys.data.ingest.window import restrict
 from recsys.data.sources.files import file_size, unreadable
 from recsys.data.sources.first_look import EMPTY
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece

@@ -11,7 +11,7 @@ from typing import Any
 
 from recsys.commit import commit_text
 from recsys.config import InteractionsConfig
-from recsys.data.segments.kept import key_of
+from recsys.data.ingest.cache import key_of
 from recsys.data.sources.files import (
     SourceFile,
     content_digest,
@@ -22,6 +22,13 @@ from recsys.data.sources.files import (
 )
 from recsys.data.sources.spans import day_name, span_pattern
 from recsys.errors import RecsysError, UsageError
+
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from recsys.commit import commit_text
 
 _DIGESTS = "digests.json"
 _SETTLED_NS = 2_000_000_000
@@ -170,3 +177,47 @@ def _read(file: Path) -> dict[str, list[Any]]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+# --- seen
+
+
+_FILE = "seen.json"
+
+
+class Seen:
+    """The spans that runs on a root have read.
+
+    Args:
+        root: Folder that remembers them.
+        run: What tells this run from others: equal where it reads the same files.
+    """
+
+    def __init__(self, root: Path, run: str) -> None:
+        self._file, self._run = root / _FILE, run
+        self._first_read = _first_read(self._file)
+        earlier = [span for span, by in self._first_read.items() if by != run]
+        self._newest = max(earlier, default=None)
+
+    def is_new(self, span: int) -> bool:
+        """Returns whether no other run has read the span."""
+        return self._first_read.get(span, self._run) == self._run
+
+    def is_late(self, span: int) -> bool:
+        """Returns whether the span is new, and older than one that was read before."""
+        return self._newest is not None and span < self._newest and self.is_new(span)
+
+    def remember(self, spans: Iterable[int]) -> None:
+        """Remembers that this run has read `spans`."""
+        for span in spans:
+            self._first_read.setdefault(span, self._run)
+        by_text = {str(span): by for span, by in sorted(self._first_read.items())}
+        commit_text(json.dumps(by_text, indent=1) + "\n", self._file)
+
+
+def _first_read(file: Path) -> dict[int, str]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {int(span): str(by) for span, by in found.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorflow as tf
 import tensorflow_transform as tft
 from tfx_bsl.coders import example_coder
@@ -24,18 +25,27 @@ def read_token_rows(
     """Yields ids `[n]` and the token rows `[n, width]` int64 of each feature.
 
     Args:
-        folder: A split of Transform's examples.
+        folder: A split of Transform's examples, or the tokens of `feature_transform`.
         id_column: Name of the id.
         features: The features to read.
     """
+    for file in sorted(folder.glob("*.parquet")):
+        for batch in pq.ParquetFile(file).iter_batches(_ROWS_OF_A_BATCH):
+            yield _decoded(batch, id_column, features)
     files = sorted(str(file) for file in folder.glob("*.gz"))
+    if not files:
+        return
     records = tf.data.TFRecordDataset(files, compression_type="GZIP", buffer_size=8 << 20)
     decoder = example_coder.ExamplesToRecordBatchDecoder()
     for serialized in records.batch(_ROWS_OF_A_BATCH).as_numpy_iterator():
-        batch = decoder.DecodeBatch(serialized.tolist())
-        n = batch.num_rows
-        ids = batch.column(id_column).flatten().cast(pa.string())
-        yield ids, {f.name: _dense(batch.column(f.name), n) for f in features}
+        yield _decoded(decoder.DecodeBatch(serialized.tolist()), id_column, features)
+
+
+def _decoded(
+    batch: pa.RecordBatch, id_column: str, features: Sequence[Feature]
+) -> tuple[pa.Array, dict[str, np.ndarray]]:
+    ids = batch.column(id_column).flatten().cast(pa.string())
+    return ids, {f.name: _dense(batch.column(f.name), batch.num_rows) for f in features}
 
 
 def _dense(column: pa.Array, n_rows: int) -> np.ndarray:

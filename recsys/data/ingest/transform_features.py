@@ -13,7 +13,7 @@ import tensorflow_transform as tft
 from recsys.config import Feature
 from recsys.data.tokens import BETWEEN_WORDS, bag_width
 
-PREPROCESSING_FN = "components.transform_features.preprocessing_fn"
+PREPROCESSING_FN = "recsys.data.ingest.transform_features.preprocessing_fn"
 
 _DAY_S = 86_400
 

@@ -1,0 +1,254 @@
+"""A data folder, opened: what training, evaluation and export read.
+
+    vocabulary/      rows of users and items          `recsys.data.vocabulary`
+    store/           events to train on and held out  `recsys.data.store`
+    catalogue/       titles and features of items     `recsys.data.catalogue`
+    user_features/   features of users, if there are any
+    ingest.json      what was read and rejected; not in folders that the pipeline wrote
+
+The pipeline's InteractionEncoder and `recsys.data.ingest.ingest` write the same folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
+from recsys.data.event_log import EventLog
+from recsys.data.split_rule import SplitRule
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.formats import counted, moment
+from recsys.plain_files import DAMAGE, read_json
+
+FACTS = "ingest.json"
+"""What was read and rejected, in a folder that `ingest` wrote."""
+
+Split = Literal["train", "eval"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureTable:
+    """The embedding table that one feature needs.
+
+    Attributes:
+        name: Name of the feature, and of the model's input.
+        side: Whose feature it is.
+        rows: Rows of the table, row 0 (padding) included.
+        width: Token rows of one item or user, padded with 0.
+    """
+
+    name: str
+    side: Literal["item", "user"]
+    rows: int
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSpec:
+    """The sizes that a model for some data is built from.
+
+    Attributes:
+        user_rows: Rows of the users' table, shared and free rows included.
+        item_rows: Rows of the items' table.
+        features: Features of the items, then those of the users.
+        has_weight: Whether events have weights.
+        split: How the held-out events were chosen, and what orders events.
+    """
+
+    user_rows: int
+    item_rows: int
+    features: tuple[FeatureTable, ...]
+    has_weight: bool
+    split: SplitRule
+
+
+class Data:
+    """A data folder, read lazily: columns are memory-mapped, vocabularies read when used.
+
+    Args:
+        folder: The folder.
+        verify: Whether every byte of the events is compared with its sha256.
+
+    Raises:
+        RecsysError: The folder holds no data, or damaged data.
+    """
+
+    def __init__(self, folder: str | Path, verify: bool = False) -> None:
+        self.folder = Path(folder)
+        self.store = InteractionStore.open(self.folder / "store", verify)
+        """The events."""
+
+    @property
+    def train(self) -> EventLog:
+        """The events to train on, sorted by user and time."""
+        return self.store.train
+
+    @property
+    def eval(self) -> EventLog:
+        """The held-out events, sorted by user and time."""
+        return self.store.eval
+
+    @functools.cached_property
+    def users(self) -> Vocabulary:
+        """The rows of the users."""
+        return Vocabulary.load(self.folder / "vocabulary" / "users.parquet")
+
+    @functools.cached_property
+    def items(self) -> Vocabulary:
+        """The rows of the items."""
+        return Vocabulary.load(self.folder / "vocabulary" / "items.parquet")
+
+    @functools.cached_property
+    def catalogue(self) -> Catalogue:
+        """Ids, titles and features of the items, by row."""
+        return Catalogue.open(self.folder / "catalogue")
+
+    @functools.cached_property
+    def user_features(self) -> tuple[FeatureBags, ...]:
+        """Features of the users, by row."""
+        return open_user_features(self.folder / "user_features", self.users.n_rows)
+
+    @property
+    def titles(self) -> list[str]:
+        """Title of each item row; its id where it has no title, empty where it is no item."""
+        return self.catalogue.titles
+
+    @functools.cached_property
+    def spec(self) -> DataSpec:
+        """The sizes that a model is built from."""
+        return DataSpec(
+            user_rows=self.users.n_rows,
+            item_rows=self.items.n_rows,
+            features=tuple(self._feature_tables()),
+            has_weight=self.train.weight is not None,
+            split=self.store.split,
+        )
+
+    @functools.cached_property
+    def facts(self) -> dict[str, Any]:
+        """What `ingest` read, rejected and split; empty for a folder of the pipeline.
+
+        Raises:
+            RecsysError: The file is damaged.
+        """
+        file = self.folder / FACTS
+        if not file.exists():
+            return {}
+        try:
+            return dict(read_json(file))
+        except DAMAGE as error:
+            raise RecsysError(
+                "R220", f"{str(file)!r} must hold JSON.", "Run ingest again.", str(error)
+            ) from None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Users, items and events, and the rows read, good, rejected and duplicate."""
+        read = self.facts.get("interactions", {})
+        names = ("read", "good", "rejected", "duplicates")
+        return {
+            "users": int(self.users.has_id().sum()),
+            "items": int(self.items.has_id().sum()),
+            "train_events": len(self.train),
+            "eval_events": len(self.eval),
+            **{name: read[name] for name in names if name in read},
+        }
+
+    def events(self, split: Split) -> pa.Table:
+        """Returns the events of a split as a table, users in the order of the store.
+
+        Args:
+            split: `train` or `eval`.
+
+        Returns:
+            Columns `user_id`, `item_id` (null for items without a row of their own),
+            `user_row`, `item_row`, `timestamp` [seconds since 1970, UTC], and `weight`
+            where the data have one.
+        """
+        log = getattr(self.store, split)
+        users = getattr(self.store, f"{split}_users")
+        owner = np.repeat(np.arange(len(users.rows)), np.diff(log.offsets))
+        item_row = np.asarray(log.item_row)
+        columns = {
+            "user_id": users.ids.take(pa.array(owner)),
+            "item_id": self.items.ids_of_rows.take(pa.array(item_row)),
+            "user_row": np.asarray(log.user_row),
+            "item_row": item_row,
+            "timestamp": np.asarray(log.timestamp),
+        }
+        if log.weight is not None:
+            columns["weight"] = np.asarray(log.weight)
+        return pa.table(columns)
+
+    def frame(self, split: Split) -> Any:
+        """Returns the events of a split as a pandas frame; needs pandas.
+
+        `time` has the timestamps as moments, where events are ordered by time.
+        """
+        frame = self.events(split).to_pandas()
+        if self.store.split.order == "time":
+            frame["time"] = frame["timestamp"].to_numpy().astype("datetime64[s]")
+        return frame
+
+    def _feature_tables(self) -> Iterator[FeatureTable]:
+        for feature in self.catalogue.features:
+            yield FeatureTable(feature.name, "item", feature.rows, int(feature.bags.shape[1]))
+        for feature in self.user_features:
+            yield FeatureTable(feature.name, "user", feature.rows, int(feature.bags.shape[1]))
+
+    def _lines(self) -> dict[str, str]:
+        counts, spec = self.counts, self.spec
+        at = f" at {moment(self.store.cut)}" if spec.split.split == "time" else ""
+        lines = {
+            "folder": str(self.folder),
+            "users": f"{counts['users']:,} ({spec.user_rows:,} rows)",
+            "items": f"{counts['items']:,} ({spec.item_rows:,} rows)",
+            "events": f"{counts['train_events']:,} to train on,"
+            f" {counts['eval_events']:,} held out",
+            "split": f"by {spec.split.split}{at}",
+            "features": ", ".join(
+                f"{f.name} ({f.side}, {counted(f.rows, 'row', 'rows')})" for f in spec.features
+            )
+            or "none",
+        }
+        if "read" in counts:
+            lines["raw rows"] = (
+                f"{counts['read']:,} read = {counts['good']:,} good + {counts['rejected']:,}"
+                f" rejected + {counts['duplicates']:,} duplicates"
+            )
+        return lines
+
+    def __repr__(self) -> str:
+        return "\n".join(["Data", *(f"  {name}: {text}" for name, text in self._lines().items())])
+
+    def _repr_html_(self) -> str:
+        """Returns the same as a table, for notebooks."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self._lines().items()
+        )
+        return f"<table>{rows}</table>"
+
+
+def open_data(folder: str | Path, verify: bool = False) -> Data:
+    """Opens a data folder that `ingest` or the pipeline wrote.
+
+    Args:
+        folder: The folder.
+        verify: Whether every byte of the events is compared with its sha256.
+
+    Raises:
+        RecsysError: The folder holds no data, or damaged data.
+    """
+    return Data(folder, verify)

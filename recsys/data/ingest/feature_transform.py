@@ -1,0 +1,95 @@
+"""TensorFlow Transform without TFX: the token rows of items or users, and the graph.
+
+The graph is the one that the pipeline's Transform makes, by the same
+`preprocessing_fn`; only the tables come by Beam alone.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+import tensorflow_transform.beam as tft_beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tensorflow_transform.tf_metadata import schema_utils
+from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
+
+from recsys.config import canonical_json
+from recsys.data.entities import EntityConfig, example_columns, id_column
+from recsys.data.examples import example_files
+from recsys.data.ingest.entity_rows import SPLIT
+from recsys.data.ingest.transform_features import preprocessing_fn
+
+_TYPES = ((pa.types.is_floating, tf.float32), (pa.types.is_integer, tf.int64))
+_BATCH_ROWS = 1 << 14
+
+
+def feature_settings(config: EntityConfig) -> dict[str, Any]:
+    """Returns what `preprocessing_fn` takes as `custom_config`."""
+    columns = example_columns(config)
+    features = [
+        {"column": columns[feature.name], "feature": json.loads(canonical_json(feature))}
+        for feature in config.features
+    ]
+    return {"id": id_column(config), "features": features}
+
+
+def transform(
+    config: EntityConfig, examples: Path, tokens: Path, graph: Path, options: PipelineOptions
+) -> None:
+    """Writes the token rows of items or users, and the graph that makes them.
+
+    Args:
+        config: The features.
+        examples: What `entity_rows.ingest` wrote.
+        tokens: Folder to write: Parquet with the id and the token rows of each feature.
+        graph: Folder to write: what `tft.TFTransformOutput` reads.
+        options: Options of the Beam pipeline.
+    """
+    settings = feature_settings(config)
+    files = example_files(examples / f"Split-{SPLIT}")
+    schema = pq.read_schema(files[0])
+    names = [settings["id"], *dict.fromkeys(part["column"] for part in settings["features"])]
+    spec = {name: tf.io.VarLenFeature(_type(schema.field(name).type)) for name in names}
+    representations = tensor_representation_util.InferTensorRepresentationsFromSchema(
+        schema_utils.schema_from_feature_spec(spec)
+    )
+    adapter = tensor_adapter.TensorAdapterConfig(
+        pa.schema([schema.field(name).remove_metadata() for name in names]), representations
+    )
+    out = tokens / f"Split-{SPLIT}"
+    out.mkdir(parents=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-transform-") as scratch,
+        beam.Pipeline(options=options) as pipeline,
+        tft_beam.Context(temp_dir=scratch),
+    ):
+        rows = pipeline | beam.Create(files) | beam.Reshuffle() | beam.FlatMap(_batches, names)
+        (made, _), function = (rows, adapter) | tft_beam.AnalyzeAndTransformDataset(
+            lambda inputs: preprocessing_fn(inputs, settings), output_record_batches=True
+        )
+        _ = made | "WriteTokens" >> beam.Map(_write, out)
+        _ = function | tft_beam.WriteTransformFn(str(graph))
+
+
+def _type(column: pa.DataType) -> tf.DType:
+    return next((dtype for is_type, dtype in _TYPES if is_type(column.value_type)), tf.string)
+
+
+def _batches(file: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=names):
+        yield batch.select(names).replace_schema_metadata(None)
+
+
+def _write(made: tuple[pa.RecordBatch, Any], folder: Path) -> str:
+    file = folder / f"tokens-{uuid.uuid4().hex}.parquet"
+    pq.write_table(pa.Table.from_batches([made[0]]), file)
+    return file.name

@@ -1,0 +1,265 @@
+"""The whole ingestion in one process and without TFX: raw files → a data folder.
+
+The steps are those of the pipeline, and so is the folder. Features are made by
+TensorFlow Transform, as there, so that an exported model reads raw values the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from recsys.config import Config, DataConfig
+from recsys.config_file import load_config
+from recsys.data.dataset import FACTS, Data
+from recsys.data.dead_letters import check_rejected
+from recsys.data.entities import EntityConfig
+from recsys.data.ingest import entity_rows
+from recsys.data.ingest.bigquery import stage_query
+from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
+from recsys.data.ingest.entity_rows import SPLIT
+from recsys.data.ingest.ingestion import InteractionSource, ingest as ingest_interactions
+from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.unique import read_summary
+from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.window import has_spans
+from recsys.data.ingest.windowed import ingest_spans
+from recsys.distribution import install_extra
+from recsys.errors import RecsysError, UsageError
+from recsys.events import ENVIRONMENT_VARIABLE, EventReader, emit
+from recsys.fingerprint import code_fingerprint
+
+BEAM_ARGS = ("--runner=DirectRunner",)
+_LETTERS = "dead_letters"
+
+
+def ingest(
+    config: str | Path | Config | DataConfig,
+    out: str | Path,
+    *,
+    previous: str | Path | Data | None = None,
+    cache: str | Path | None = None,
+    beam_args: Sequence[str] | None = None,
+    progress: bool = True,
+) -> Data:
+    """Reads raw files into a data folder: what training, evaluation and export read.
+
+    Drops bad rows and duplicates, splits the events, gives users and items their rows,
+    and makes the features. The result equals that of the pipeline.
+
+    Args:
+        config: A YAML file, a whole config, or its part `data`.
+        out: Folder to write. An earlier result there is replaced; it appears when it is
+            whole.
+        previous: Data to go on from: its users and items keep their rows.
+        cache: Where what was read of spans is kept from call to call, so that no file is
+            read twice; None: nothing is kept.
+        beam_args: Options of the Beam pipeline, as `--runner=…`; None: those of the
+            config, or one process.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The data, opened.
+
+    Raises:
+        RecsysError: A file can't be read, too many rows are rejected, or the positives
+            can't be split.
+        UsageError: `out` holds something else.
+    """
+    whole = load_config(Path(config)) if isinstance(config, str | Path) else config
+    data = whole.data if isinstance(whole, Config) else whole
+    if beam_args is None:
+        beam_args = whole.beam.args if isinstance(whole, Config) else BEAM_ARGS
+    final = Path(out)
+    _refuse_foreign(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    before = previous.folder if isinstance(previous, Data) else previous
+    run = _Ingestion(data, temporary, PipelineOptions(list(beam_args)))
+    try:
+        with _shown(progress):
+            run.run(None if before is None else Path(before), cache)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Data(final)
+
+
+class _Ingestion:
+    """One ingestion.
+
+    Args:
+        data: What to read.
+        folder: Folder to write.
+        options: Options of the Beam pipelines.
+    """
+
+    def __init__(self, data: DataConfig, folder: Path, options: PipelineOptions) -> None:
+        self._data, self._folder, self._options = data, folder, options
+        self._work = folder / "work"
+        self._facts: dict[str, Any] = {}
+
+    def run(self, previous: Path | None, cache: str | Path | None) -> None:
+        """Reads everything and writes the data folder."""
+        self._work.mkdir(parents=True)
+        source = self._interactions(cache)
+        sides = {"items": self._data.items, "users": self._data.users}
+        entities = {what: self._entities(what, c) for what, c in sides.items() if c is not None}
+        tokens = {
+            what: self._features(what, config, entities[what])
+            for what, config in sides.items()
+            if config is not None and config.features
+        }
+        vocabularies = self._folder / "vocabulary"
+        vocabularies.mkdir()
+        emit("progress", step="VocabularyGen", done=0, total=1, text="ids get rows")
+        cut = self._facts["interactions"]["cut"]
+        make_vocabularies(
+            self._work / "interactions",
+            cut,
+            {what: folder / f"Split-{SPLIT}" for what, folder in entities.items()},
+            None if previous is None else previous / "vocabulary",
+            vocabularies,
+            self._data.vocabulary,
+            self._pipeline(),
+            source.rule,
+        )
+        emit("progress", step="VocabularyGen", done=1, total=1, text="ids have rows")
+        write_store(
+            self._work / "interactions",
+            vocabularies,
+            cut,
+            self._folder / "store",
+            self._work / "store",
+            self._pipeline(),
+            source.rule,
+        )
+        write_catalogue(
+            self._folder, self._data.items, entities.get("items"), tokens.get("items")
+        )
+        if self._data.users is not None and "users" in tokens:
+            write_user_features(self._folder, self._data.users, tokens["users"])
+        (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
+        shutil.rmtree(self._work)
+
+    def _interactions(self, cache: str | Path | None) -> InteractionSource:
+        data = self._data
+        source = InteractionSource(
+            interactions=data.interactions, eval_share=data.eval_share, split=data.split
+        )
+        letters = self._letters("interactions")
+        if data.interactions.query is not None:
+            files = stage_query(data.interactions.query, letters / "query", self._options)
+            source = source.with_files(files)
+        examples = str(self._work / "interactions")
+        if has_spans(source.interactions):
+            share = data.gate.max_rejected_share
+            source = source.model_copy(update={"max_rejected_share": share})
+            kept = self._work / "cache" if cache is None else Path(cache)
+            code = code_fingerprint("recsys.data.ingest.ingestion")
+            ingest_spans(source, examples, str(letters), self._pipeline(), kept, code)
+        else:
+            ingest_interactions(source, examples, str(letters), self._pipeline())
+        self._judge("interactions", letters)
+        return source
+
+    def _entities(self, what: str, config: EntityConfig) -> Path:
+        letters, examples = self._letters(what), self._work / what
+        entity_rows.ingest(what, config, str(examples), str(letters), self._pipeline())
+        self._judge(what, letters)
+        return examples
+
+    def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # What it says of GPUs says nothing here.
+        step = f"{what.capitalize()}: features"
+        emit("progress", step=step, done=0, total=1, text="tokens are made")
+        try:
+            from recsys.data.ingest.feature_transform import transform
+        except ImportError as error:
+            raise RecsysError(
+                "R252",
+                f"Features (data.{what}.features) are made by TensorFlow Transform.",
+                install_extra("pipeline"),
+                error.name,
+            ) from error
+        made = Transformed(self._work / f"{what}-tokens", self._folder / "graphs" / what)
+        transform(config, examples, made.examples, made.graph, self._options)
+        emit("progress", step=step, done=1, total=1, text="tokens made")
+        return made
+
+    def _letters(self, what: str) -> Path:
+        folder = self._folder / _LETTERS / what
+        folder.mkdir(parents=True)
+        return folder
+
+    def _judge(self, what: str, letters: Path) -> None:
+        """Raises an error if too many rows were rejected; keeps the counts."""
+        self._facts[what] = read_summary(str(letters))
+        check_rejected(what, letters, self._data.gate.max_rejected_share)
+
+    def _pipeline(self) -> beam.Pipeline:
+        return beam.Pipeline(options=self._options)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not (folder / FACTS).is_file() and any(folder.iterdir()):
+        raise UsageError(
+            "R223",
+            f"{str(folder)!r} must be new, empty, or an earlier result of ingest.",
+            "Name another folder.",
+            sorted(path.name for path in folder.iterdir())[:5],
+        )
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[None]:
+    """Shows the progress of steps, which workers in any process append to a file."""
+    if not progress or os.environ.get(ENVIRONMENT_VARIABLE):
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+    with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder:
+        file, is_done = Path(folder) / "events.jsonl", threading.Event()
+        reader = EventReader(file)
+        os.environ[ENVIRONMENT_VARIABLE] = str(file)
+        try:
+            with Progress(*columns, TimeElapsedColumn()) as bar:
+                watcher = threading.Thread(target=_watch, args=(reader, bar, is_done), daemon=True)
+                watcher.start()
+                try:
+                    yield
+                finally:
+                    is_done.set()
+                    watcher.join()
+        finally:
+            os.environ.pop(ENVIRONMENT_VARIABLE, None)
+
+
+def _watch(reader: EventReader, bar: Progress, is_done: threading.Event) -> None:
+    tasks: dict[str, Any] = {}
+    is_last = False
+    while not is_last:
+        is_last = is_done.wait(0.2)
+        for event in reader:
+            if event["kind"] != "progress":
+                continue
+            step = event["step"]
+            if step not in tasks:
+                tasks[step] = bar.add_task(step, text="")
+            bar.update(
+                tasks[step], completed=event["done"], total=event["total"], text=event["text"]
+            )

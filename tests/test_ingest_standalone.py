@@ -1,0 +1,106 @@
+"""`ingest` and `open_data`: from raw files to data, without TFX."""
+
+import json
+
+import pytest
+
+from recsys.config import (
+    DataConfig,
+    Feature,
+    GateConfig,
+    InteractionColumns,
+    InteractionsConfig,
+    ItemColumns,
+    ItemsConfig,
+)
+from recsys.data import open_data
+from recsys.data.catalogue import Catalogue
+from recsys.data.ingest import ingest
+from recsys.errors import RecsysError, UsageError
+
+pytestmark = pytest.mark.pipeline
+
+DAY = 86_400
+START = 1_700_006_400
+COLUMNS = InteractionColumns(user="user", item="item", timestamp="time")
+
+
+@pytest.fixture
+def raw(tmp_path):
+    rows = [f"u{n % 3},i{n % 4},{START + n * DAY}" for n in range(12)]
+    text = "\n".join(["user,item,time", *rows, "u1,i1", rows[0]])
+    (tmp_path / "events.csv").write_text(text + "\n")
+    (tmp_path / "items.csv").write_text(
+        "item,title,genres\ni0,Zero,a|b\ni1,One,b\ni2,<b>Two</b>,c|a|b\nnew,New,\n"
+    )
+    return tmp_path
+
+
+def config(raw, **more):
+    interactions = InteractionsConfig(files=str(raw / "events.csv"), columns=COLUMNS)
+    gate = GateConfig(max_rejected_share=0.2)
+    return DataConfig(interactions=interactions, eval_share=0.25, gate=gate, **more)
+
+
+def items(raw, **more):
+    columns = ItemColumns(item="item", title="title")
+    return ItemsConfig(files=str(raw / "items.csv"), columns=columns, **more)
+
+
+def test_the_data_hold_every_good_event_and_show_themselves(raw):
+    data = ingest(config(raw, items=items(raw)), raw / "out", progress=False)
+    assert data.counts == {
+        "users": 3, "items": 5, "train_events": 9, "eval_events": 3,
+        "read": 14, "good": 12, "rejected": 1, "duplicates": 1,
+    }  # fmt: skip
+    found = [(r["user_id"], r["item_id"], r["timestamp"]) for r in data.events("train").to_pylist()]
+    assert sorted(found) == sorted((f"u{n % 3}", f"i{n % 4}", START + n * DAY) for n in range(9))
+    assert set(data.titles) == {"", "Zero", "One", "<b>Two</b>", "i3", "New"}
+    assert "9 to train on, 3 held out" in repr(data)
+    assert "14 read = 12 good + 1 rejected + 1 duplicates" in data._repr_html_()
+    assert (data.spec.user_rows, data.spec.item_rows, data.spec.features) == (4, 6, ())
+    assert not list((raw / "out").glob("work"))
+    assert repr(open_data(raw / "out", verify=True)) == repr(data)
+
+
+def test_rows_stay_where_data_go_on_from_earlier_data(raw):
+    first = ingest(config(raw), raw / "out", progress=False)
+    text = (raw / "events.csv").read_text()
+    (raw / "events.csv").write_text(text.replace("u0", "someone"))
+    later = ingest(config(raw), raw / "later", previous=first, progress=False)
+    assert later.users.rows(["u1", "u2"]).tolist() == first.users.rows(["u1", "u2"]).tolist()
+    assert later.users.rows(["someone"]).tolist() == [4]
+
+
+def test_an_earlier_result_is_replaced_and_nothing_else(raw):
+    ingest(config(raw), raw / "out", progress=False)
+    ingest(config(raw), raw / "out", progress=False)
+    with pytest.raises(UsageError, match=r"R223.*events\.csv"):
+        ingest(config(raw), raw, progress=False)
+
+
+def test_too_many_rejected_rows_leave_no_data(raw):
+    (raw / "events.csv").write_text((raw / "events.csv").read_text() + "u,i,never\n" * 9)
+    with pytest.raises(RecsysError, match="R241"):
+        ingest(config(raw), raw / "out", progress=False)
+    assert sorted(path.name for path in raw.iterdir()) == ["events.csv", "items.csv"]
+
+
+@pytest.mark.slow
+def test_features_are_those_of_the_raw_columns(raw):
+    features = (
+        Feature(name="genres", column="genres", kind="categories"),
+        Feature(name="words", column="title", kind="words", max_tokens=2),
+    )
+    data = ingest(config(raw, items=items(raw, features=features)), raw / "out", progress=False)
+    genres = data.catalogue.features[0]
+    rows = dict(zip(data.catalogue.ids, genres.bags, strict=True))
+    names = {id_: [genres.tokens[t] for t in bag if t] for id_, bag in rows.items()}
+    assert names == {
+        "": [], "i0": ["a", "b"], "i1": ["b"], "i2": ["c", "a", "b"], "i3": [], "new": [],
+    }  # fmt: skip
+    assert [(f.name, f.side, f.width) for f in data.spec.features] == [
+        ("genres", "item", 8), ("words", "item", 2),
+    ]  # fmt: skip
+    assert Catalogue.open(raw / "out" / "catalogue").titles == data.titles
+    assert json.loads((raw / "out" / "ingest.json").read_text())["items"]["read"] == 4
