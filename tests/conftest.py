@@ -15,7 +15,7 @@ sys.path.extend(
         "baselines",
         "training",
         "report",
-        "subjects",
+        "systems",
         "tensorflow",
         "telling",
         "shapes",

@@ -48,7 +48,6 @@ from recsys.config.run import (
     stage_of,
 )
 from recsys.config.split import Order, Split
-from recsys.config.strict import Name, Repeats, Share, Strict, canonical_json
 from recsys.config.train_stage import TrainStage
 from recsys.config.training import (
     CheckpointConfig,
@@ -58,6 +57,7 @@ from recsys.config.training import (
     ValidationConfig,
 )
 from recsys.config.warm_start import WarmStartConfig
+from recsys.strict import Name, Repeats, Share, Strict, canonical_json
 
 __all__ = [
     "BASELINES",

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
-from recsys.config.strict import Name, Share, Strict
 from recsys.config.time_format import check_time_format
+from recsys.strict import Name, Share, Strict
 
 # Tables and inputs of the model that aren't features of an item.
 RESERVED_FEATURE_NAMES = {

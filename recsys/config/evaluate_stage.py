@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
-from recsys.config.strict import Repeats, Strict
+from recsys.strict import Repeats, Strict
 
 
 class EvaluateStage(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from recsys.config.strict import Share, Strict
+from recsys.strict import Share, Strict
 
 BaselineName = Literal["popularity", "recent_popularity", "item_knn", "ials"]
 BASELINES: tuple[BaselineName, ...] = get_args(BaselineName)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from recsys.config.index import IndexConfig
-from recsys.config.strict import Name, Repeats, Share, Strict
+from recsys.strict import Name, Repeats, Share, Strict
 
 
 class ExportConfig(Strict):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from recsys.config.strict import Share, Strict
+from recsys.strict import Share, Strict
 
 
 class IndexConfig(Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import PositiveInt
 
-from recsys.config.strict import Strict
+from recsys.strict import Strict
 
 
 class KeepConfig(Strict):

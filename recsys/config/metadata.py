@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from recsys.config.strict import Strict
+from recsys.strict import Strict
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")]

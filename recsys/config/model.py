@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from recsys.config.strict import Strict
+from recsys.strict import Strict
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
 LEARNED_TEMPERATURE = (0.01, 10.0)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from recsys.config.strict import Strict
+from recsys.strict import Strict
 
 Told = Literal["blessed", "refused", "failed", "interrupted"]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]

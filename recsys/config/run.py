@@ -19,10 +19,10 @@ from recsys.config.metadata import MetadataConfig
 from recsys.config.model import ModelConfig
 from recsys.config.notify import NotifyConfig
 from recsys.config.split import misfits_of_run, refuse
-from recsys.config.strict import Name, Repeats, Strict
 from recsys.config.train_stage import TrainStage
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
+from recsys.strict import Name, Repeats, Strict
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 

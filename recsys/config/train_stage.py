@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from recsys.config.model import ModelConfig
-from recsys.config.strict import Repeats, Strict
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
+from recsys.strict import Repeats, Strict
 
 
 class TrainStage(Strict):

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from recsys.config.strict import Share, Strict
+from recsys.strict import Share, Strict
 
 
 class HardNegativesConfig(Strict):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from recsys.config.strict import Strict
+from recsys.strict import Strict
 
 
 class WarmStartConfig(Strict):

@@ -1,4 +1,7 @@
-"""What every part of the config is: frozen, strict, finite, closed to unknown keys."""
+"""The base of every typed config: frozen, strict, finite, closed to unknown keys.
+
+It imports nothing of ours, so that a registered class in any package can be a config.
+"""
 
 from __future__ import annotations
 
