@@ -154,10 +154,10 @@ def _reader(source: BatchSource, case: str) -> Iterable[Any]:
         return read_ahead(source)
     # JAX and Keras are started in this case alone.
     from recsys.embedding import TableConfig, activate, table_layout
-    from recsys.training.feed import Feed
+    from recsys.training.prefetch import BatchIterator
 
     activate(table_layout([TableConfig("items", 1 + _N_ITEMS, 64)]))
-    return Feed(source)
+    return BatchIterator(source)
 
 
 def _source(store: InteractionStore, options: argparse.Namespace) -> BatchSource:

@@ -27,19 +27,18 @@ from recsys.model import TowerInputs, TwoTower, save_model
 from recsys.model.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
 from recsys.source_version import source_version
-from recsys.training import launcher, processes
-from recsys.training.folders import Folders
-from recsys.training.setup import Prepared, prepare
-from recsys.warm_start.choice import Choice, begun_anew, choose, config_of
-from recsys.warm_start.fit import CHANGED
-from recsys.warm_start.state import (
-    State,
+from recsys.training import distributed, launcher
+from recsys.training.earlier_model import (
+    TrainingState,
     drop_state,
     fingerprint,
     save_state,
     trained_until,
     updates_of,
 )
+from recsys.training.run_folders import RunFolders
+from recsys.training.setup import Prepared, prepare
+from recsys.training.warm_start import CHANGED, Choice, begun_anew, choose, config_of
 
 _PROBES = 1000
 
@@ -60,12 +59,12 @@ def train(
         checkpoints: Folder of the checkpoints of all runs, each in a folder of its own;
             `checkpoints` beside `out` by default.
         base: Model folder that it goes on from, unless that has seen what is evaluated,
-            is damaged or kept no state (see `recsys.warm_start.choice`); None: it begins
+            is damaged or kept no state (see `recsys.training.warm_start`); None: it begins
             anew.
 
     Returns:
         What `training.json` holds; None if several processes trained, of which one
-        has yet to write the folder: see `recsys.training.processes.go_on_alone`.
+        has yet to write the folder: see `recsys.training.distributed.finish_alone`.
 
     Raises:
         RecsysError: The data are damaged or too few, a table isn't placed as
@@ -77,7 +76,7 @@ def train(
     stage = _with_histories(stage, store)
     inputs = TowerInputs.open(data)
     choice = choose(base, stage, store, inputs)
-    run = _Run(stage, data, out, checkpoints or Folders.root_beside(out), store, inputs)
+    run = _Run(stage, data, out, checkpoints or RunFolders.root_beside(out), store, inputs)
     try:
         return run.train(choice)
     except UsageError as error:
@@ -122,7 +121,7 @@ class _Run:
         """Trains from what was chosen on, and writes the model folder; see `train`."""
         base, out, stage = choice.base, self.out, self.stage
         of_base = None if base is None else base.fingerprint
-        folders = Folders.of_run(self.checkpoints, stage, self.data, of_base)
+        folders = RunFolders.of_run(self.checkpoints, stage, self.data, of_base)
         with prepare(stage, self.store, self.inputs, folders, base) as prepared:
             prepared.train()
             model = prepared.model
@@ -138,14 +137,14 @@ class _Run:
             return _write_summary(out, prepared, stage, choice.cold)
 
 
-def _state(prepared: Prepared, store: InteractionStore) -> State:
+def _state(prepared: Prepared, store: InteractionStore) -> TrainingState:
     """Returns how far a training is that has ended."""
     has_times = store.split.order == "time"
     until = trained_until(prepared.source.events) if has_times else 0
-    before = State(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
+    before = TrainingState(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
     if prepared.base is not None:
         before = prepared.base.state
-    return State(
+    return TrainingState(
         cut=store.cut,
         trained_until=max(until, before.trained_until),
         updates=updates_of(prepared.model),
@@ -214,23 +213,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     _check_backend()
     words = [f"--{k}={getattr(options, k)}" for k in ("config", "data", "out")]
-    checkpoints = options.checkpoints or Folders.root_beside(options.out)
+    checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
     words.append(f"--checkpoints={checkpoints}")
     base: Path | None = options.base
     if base is not None:
         words.append(f"--base={base}")
     stage = load_stage(options.config, TrainStage)
-    if options.processes > 1 and processes.COORDINATOR not in os.environ:
+    if options.processes > 1 and distributed.COORDINATOR not in os.environ:
         # With a base that can't be used the run begins anew, and saves where such a run does.
         bases = {None, None if base is None else fingerprint(base)}
-        last = [Folders.of_run(checkpoints, stage, options.data, one).last for one in bases]
+        last = [RunFolders.of_run(checkpoints, stage, options.data, one).last for one in bases]
         return launcher.launch(words, options.processes, last)
-    processes.join()
-    with processes.failing_at_once():
+    distributed.join()
+    with distributed.failing_at_once():
         summary = train(stage, options.data, options.out, checkpoints, base)
     if summary is None:
-        if processes.is_primary():
-            processes.go_on_alone(words)
+        if distributed.is_primary():
+            distributed.finish_alone(words)
         return {"process": jax.process_index()}
     hidden = ("curve", "validation")
     return {"model": str(options.out), **{k: v for k, v in summary.items() if k not in hidden}}

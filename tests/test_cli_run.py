@@ -21,7 +21,7 @@ from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
 from recsys.errors import RecsysError, UsageError
 from recsys.report.runs import RunRecord
-from recsys.training.told import note
+from recsys.training.training_log import note
 
 METRICS = {
     "recall@10": 0.12,

@@ -7,8 +7,8 @@ from batch_sources import N_ITEMS, included, make, small_source
 from recsys.config import HardNegativesConfig
 from recsys.data.hard_negatives import HardNegatives
 from recsys.errors import RecsysError
-from recsys.training import hard_negatives
-from recsys.training.hard_negatives import mine
+from recsys.training import callbacks
+from recsys.training.callbacks import mine_hard_negatives
 
 
 @pytest.fixture(name="source")
@@ -32,14 +32,14 @@ def brute_force(vectors, is_item, config):
 @pytest.mark.parametrize("guard", [1.0, 0.8])
 @pytest.mark.parametrize("block", [1, 50_000])
 def test_lists_are_those_of_brute_force(monkeypatch, n, dim, guard, block):
-    monkeypatch.setattr(hard_negatives, "_BLOCK_SCORES", block * 5)
-    monkeypatch.setattr(hard_negatives, "_GROUP", 8)
+    monkeypatch.setattr(callbacks, "_BLOCK_SCORES", block * 5)
+    monkeypatch.setattr(callbacks, "_GROUP", 8)
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(n, dim))
     is_item = rng.random(n) > 0.1
     is_item[0] = False
     config = HardNegativesConfig(count=8, pool=12, skip=3, guard=guard)
-    found = mine(vectors.astype(np.float32), is_item, config)
+    found = mine_hard_negatives(vectors.astype(np.float32), is_item, config)
     expected = brute_force(vectors, is_item, config)
     for row in range(n):
         assert found.rows[row, : found.lengths[row]].tolist() == expected.get(row, [])
@@ -51,7 +51,7 @@ def test_lists_are_those_of_brute_force(monkeypatch, n, dim, guard, block):
 def test_twins_of_an_item_are_kept_out_by_the_guard():
     vectors = np.repeat(np.eye(3), 4, axis=0) + 1e-3 * np.arange(12)[:, None] ** 0.5
     config = HardNegativesConfig(count=8, pool=11, skip=0, guard=0.95)
-    found = mine(vectors, np.ones(12, bool), config)
+    found = mine_hard_negatives(vectors, np.ones(12, bool), config)
     for row in range(12):
         close = set(found.rows[row, : found.lengths[row]])
         assert close == set(range(12)) - set(range(row // 4 * 4, row // 4 * 4 + 4))
@@ -59,7 +59,7 @@ def test_twins_of_an_item_are_kept_out_by_the_guard():
 
 def test_a_catalogue_too_small_for_the_first_few_gives_no_lists():
     config = HardNegativesConfig(count=8, pool=3, skip=5)
-    found = mine(np.eye(4), np.array([False, True, True, True]), config)
+    found = mine_hard_negatives(np.eye(4), np.array([False, True, True, True]), config)
     assert not found.lengths.any()
     assert found.items.tolist() == [1, 2, 3]
 

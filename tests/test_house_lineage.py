@@ -22,8 +22,8 @@ from recsys.lineage import origin
 from recsys.lineage.origin import describe_origin, describe_source, model_fingerprint
 from recsys.lineage.trace import find_bundle, trace
 from recsys.source_version import source_version
-from recsys.training.sealed import encoded
-from recsys.warm_start import state
+from recsys.training import earlier_model
+from recsys.training.checksums import encoded
 
 SPANS = [
     {"span": 1, "name": "2026-01-30", "version": 0, "state": "reused", "rows": 9, "rejected": 0},
@@ -75,10 +75,12 @@ def test_a_model_is_told_by_the_fingerprint_that_a_warm_start_names(tmp_path):
     model = model_of(tmp_path / "model")
     of_weights = model_fingerprint(model)
     assert of_weights == model_fingerprint(model_of(tmp_path / "same"))
-    assert str(origin._STATE) == f"{state.FOLDER}/state.json"
-    (model / state.FOLDER).mkdir()
-    (model / state.FOLDER / "state.json").write_text(encoded({"format": 1, "files": {"a": [1, 2]}}))
-    assert model_fingerprint(model) == state.fingerprint(model)
+    assert str(origin._STATE) == f"{earlier_model.FOLDER}/state.json"
+    (model / earlier_model.FOLDER).mkdir()
+    (model / earlier_model.FOLDER / "state.json").write_text(
+        encoded({"format": 1, "files": {"a": [1, 2]}})
+    )
+    assert model_fingerprint(model) == earlier_model.fingerprint(model)
     assert model_fingerprint(model) != of_weights
 
 

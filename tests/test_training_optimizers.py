@@ -8,10 +8,11 @@ from recsys.config import ModelConfig, TrainConfig
 from recsys.data.catalogue import Catalogue
 from recsys.embedding.optimizers import LazyAdam
 from recsys.model import ModelSpec, TwoTower
-from recsys.training.averages import averaged, finalize
 from recsys.training.optimizers import (
     WarmupAndDecay,
+    averaged,
     exclude_vectors,
+    finalize,
     table_optimizers,
     tower_optimizer,
 )

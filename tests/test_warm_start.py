@@ -25,11 +25,11 @@ from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.model import load_model, model_tables
 from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.training.earlier_model import EarlierModel
 from recsys.training.optimizers import tower_optimizer
-from recsys.warm_start.base import Base
-from recsys.warm_start.carry import carry_over
-from recsys.warm_start.choice import choose, going_on, of_batches
-from recsys.warm_start.row_sources import sources_of_ids
+from recsys.training.row_transfer import sources_of_ids
+from recsys.training.state_transfer import transfer_state
+from recsys.training.warm_start import choose, going_on, of_batches
 
 OLD = World(
     users=["u1", "u2", "u3", "u4"],
@@ -67,10 +67,10 @@ def old(tmp_path_factory):
 def carried(base, world, asked=None):
     """What a model of `world` has before its first step, and the report."""
     asked = asked or stage()
-    opened = Base.open(base)
+    opened = EarlierModel.open(base)
     model = compiled(world.inputs, asked, opened.state.updates)
     cold = all_in_order(model)
-    report = carry_over(opened, model, world.inputs, asked)
+    report = transfer_state(opened, model, world.inputs, asked)
     return model, report, cold
 
 
@@ -184,8 +184,8 @@ def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
 
 def test_a_table_of_several_chunks_is_the_same(old, without_mesh, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
-    for module in ("put_rows._CHUNK_BYTES", "new_rows._CHUNK_NUMBERS"):
-        monkeypatch.setattr(f"recsys.warm_start.{module}", 3 * 4 * 4)
+    for module in ("row_transfer._CHUNK_BYTES", "new_rows._CHUNK_NUMBERS"):
+        monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
     for path, array in all_in_order(carried(old, NEW)[0]).items():
         assert array == pytest.approx(whole[path], abs=1e-6), path
 
@@ -292,7 +292,7 @@ def test_averaged_towers_go_on_from_their_averages(tmp_path, without_mesh):
 
 def test_a_run_that_goes_on_makes_its_own_passes_and_draws_otherwise(old):
     asked = stage(hard_negatives={"count": 8, "after_epochs": 1}, seed=5)
-    base = Base.open(old)
+    base = EarlierModel.open(old)
     warm = going_on(asked, base)
     assert (warm.train.epochs, warm.train.hard_negatives.after_epochs) == (1, 0)
     assert warm.model_copy(update={"train": asked.train}) == asked

@@ -15,7 +15,7 @@ from recsys.errors import RecsysError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HardNegatives:
-    """A list of close items for each item; `recsys.training.hard_negatives` makes them.
+    """A list of close items for each item; `recsys.training.callbacks` makes them.
 
     Attributes:
         rows: Item rows of each list `[item rows, pool]` int32, padded with 0.

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import keras
+import numpy as np
 import orbax.checkpoint as ocp
 
+from recsys.embedding import spread
 from recsys.errors import RecsysError, UsageError
 from recsys.training import checkpoint_files as files
-from recsys.training.checkpoint_arrays import Form, Variables, check_fit, form_of, read_into
-from recsys.training.processes import agreed, is_primary
+from recsys.training.checkpoint_files import Form, check_fit, form_of
+from recsys.training.distributed import agreed, is_primary
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
@@ -199,7 +202,7 @@ class CheckpointStore:
         if after is not None:
             after.result()
         if is_primary():
-            files.seal(self._folder, contents)
+            files.commit(self._folder, contents)
             files.prune(self._folder, contents["step"], self._keep)
 
     def _not_written(self, step: int, error: Exception) -> RecsysError:
@@ -283,9 +286,8 @@ class CheckpointStore:
         return None
 
     def _check_identity(self, folder: Path, contents: files.Contents) -> None:
-        found = contents.identity
-        parts = sorted({*found, *self._identity})
-        wrong = [part for part in parts if found.get(part) != self._identity.get(part)]
+        saved, own = contents.identity, self._identity
+        wrong = [k for k in sorted({*saved, *own}) if saved.get(k) != own.get(k)]
         if wrong:
             raise RecsysError(
                 "R332",
@@ -293,7 +295,7 @@ class CheckpointStore:
                 f" {' and another '.join(wrong)}.",
                 "Go back to what it was saved under; or remove the folder"
                 f" {self._folder}, or choose another one, to train anew.",
-                {part: (found.get(part), self._identity.get(part)) for part in wrong},
+                {part: (saved.get(part), own.get(part)) for part in wrong},
             )
 
     def _forms(self, variables: Mapping[str, Any]) -> dict[str, Form]:
@@ -319,3 +321,76 @@ def _free_space(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free:,} bytes free"
     except OSError as error:
         return error.strerror or "not to be reached"
+
+
+Variables = Mapping[str, keras.Variable]
+
+
+def read_into(
+    checkpointer: ocp.AsyncCheckpointer,
+    folder: Path,
+    saved: Mapping[str, Form],
+    variables: Variables,
+) -> None:
+    """Gives `variables` the numbers of a checkpoint that fits them.
+
+    Each device reads its own part. What the variables hold is freed first, so the
+    devices never hold a table twice.
+    """
+    places = {path: variable.value.sharding for path, variable in variables.items()}
+    for variable in variables.values():
+        variable.value.delete()
+
+    def assign(read: Mapping[str, Any]) -> None:
+        for path, array in read.items():
+            variables[path].assign(array)
+
+    same = [path for path in variables if saved[path].shape == tuple(variables[path].shape)]
+    arguments = {
+        path: ocp.ArrayRestoreArgs(
+            sharding=places[path], global_shape=saved[path].shape, dtype=saved[path].dtype
+        )
+        for path in same
+    }
+    assign(_read(checkpointer, folder, arguments))
+    for path in sorted(set(variables) - set(same)):
+        # Another padding, which few numbers of devices have: the table passes through
+        # the host's memory.
+        table = _read(checkpointer, folder, {path: ocp.RestoreArgs(restore_type=np.ndarray)})[path]
+        shape, rows = tuple(variables[path].shape), saved[path].rows
+        assert rows is not None  # noqa: S101 only spread tables fit another shape
+        part = _replaced(table, shape, rows)
+        assign({path: jax.make_array_from_callback(shape, places[path], part)})
+
+
+def _read(
+    checkpointer: ocp.AsyncCheckpointer, folder: Path, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the arrays that `arguments` name, read as they say."""
+    read: dict[str, Any] = checkpointer.restore(
+        folder,
+        args=ocp.args.PyTreeRestore(
+            item=dict.fromkeys(arguments, 0), restore_args=arguments, partial_restore=True
+        ),
+    )
+    return read
+
+
+def _replaced(table: np.ndarray, shape: tuple[int, ...], rows: int) -> Callable[[Any], np.ndarray]:
+    """Returns a function from an index to that part of `table` in places of `shape`.
+
+    Args:
+        table: Values `[places, width]`.
+        shape: The other shape `[other places, width]`; its padding is zero.
+        rows: Rows that mean something.
+    """
+
+    def part(index: Any) -> np.ndarray:
+        row = spread.rows_at(np.arange(shape[0])[index[0]], shape[0])
+        columns = table[:, index[1]]
+        out = np.zeros((len(row), columns.shape[1]), table.dtype)
+        inside = row < rows
+        out[inside] = columns[spread.places(row[inside], len(table))]
+        return out
+
+    return part

@@ -1,10 +1,15 @@
 """The files of checkpoints: whole or not there, and damage is seen.
 
 A folder of checkpoints holds `120/`, the checkpoint of step 120, and so on. A
-checkpoint is written as `120.writing`, sealed with a manifest of its files, and
-renamed; one that goes is renamed to `120.old` first. So what has a plain number is
-whole, however its writer ended, and the rest is debris. A checkpoint that was found
-damaged is set aside as `120.damaged`, for whoever wants to know.
+checkpoint is written as `120.writing`, gets a manifest with the checksums of its files,
+and is renamed; one that is deleted is renamed to `120.old` first. So a folder with a plain
+number is complete, however its writer ended, and the rest is swept away. A damaged
+checkpoint is set aside as `120.damaged`.
+
+Orbax' `CheckpointManager` with the same checksums costs as much (256 MiB: 371 ms a save,
+ours 367 ms; 4 MiB: 76 and 69; medians of 10 saves in one run), but commits a checkpoint,
+and deletes the older one, before its checksums and what it names are on the disk. It
+would replace the forty lines below that rename, prune and sweep.
 """
 
 from __future__ import annotations
@@ -15,16 +20,79 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import keras
 
 from recsys.commit import commit_folder, commit_text
-from recsys.training import sealed
-from recsys.training.checkpoint_arrays import Form
-from recsys.training.sealed import DamageError as DamageError
+from recsys.errors import RecsysError
+from recsys.training import checksums
+from recsys.training.checksums import DamageError as DamageError
 
 FORMAT = "1"
 MANIFEST = "checkpoint.json"
-_DEBRIS = re.compile(r"\d+\.(writing.*|old)")
+_PARTIAL = re.compile(r"\d+\.(writing.*|old)")
+
+
+class Form(NamedTuple):
+    """What a variable is like.
+
+    Attributes:
+        shape: Its shape, padding included.
+        dtype: The name of its type.
+        rows: Rows that mean something, where the places of the first axis hold rows
+            spread (`recsys.embedding.spread`); None where they don't.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    rows: int | None
+
+    def __str__(self) -> str:
+        rows = "" if self.rows is None else f" of {self.rows:,} rows"
+        return f"{self.dtype}{list(self.shape)}{rows}"
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> Form:
+        """Returns the form that JSON wrote as a list."""
+        return cls(tuple(fields[0]), fields[1], fields[2])
+
+    def fits(self, other: Form) -> bool:
+        """Returns whether numbers of this form can become those of another.
+
+        Spread tables fit, however padded, if they have the same rows.
+        """
+        if self.rows is None:
+            return self == other
+        here, there = (form._replace(shape=form.shape[1:]) for form in (self, other))
+        return here == there
+
+
+def form_of(array: Any, rows: int | None) -> Form:
+    """Returns the form of an array or a variable."""
+    return Form(tuple(array.shape), keras.backend.standardize_dtype(array.dtype), rows)
+
+
+def check_fit(folder: Path, saved: Mapping[str, Form], wanted: Mapping[str, Form]) -> None:
+    """Checks that a checkpoint holds the variables of a model, and no others.
+
+    Raises:
+        RecsysError: It doesn't; names the first that differs, found and expected.
+    """
+    wrong = [
+        f"variable {path!r} must be {wanted.get(path, 'absent')}, as in the model;"
+        f" it is {saved.get(path, 'absent')}"
+        for path in sorted({*saved, *wanted})
+        if path not in saved or path not in wanted or not saved[path].fits(wanted[path])
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
+        raise RecsysError(
+            "R333",
+            f"In checkpoint {folder} {wrong[0]}{more}.",
+            "Go back to the config and data that it was saved under; or remove the folder"
+            f" {folder.parent}, or choose another one, to train anew.",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +142,16 @@ def steps_in(root: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
 
-def seal(root: Path, contents: Mapping[str, Any]) -> None:
-    """Makes the written files of a checkpoint a whole one.
+def commit(root: Path, contents: Mapping[str, Any]) -> None:
+    """Adds the manifest to the files of a checkpoint, and gives it its name.
 
     Args:
         root: Folder of the checkpoints.
         contents: What `Contents.to_json` returned.
     """
     writing = writing_folder(root, contents["step"])
-    files = sealed.sums(writing, sealed.names_in(writing))
-    commit_text(sealed.encoded({**contents, "files": files}), writing / MANIFEST)
+    files = checksums.sums(writing, checksums.names_in(writing))
+    commit_text(checksums.encoded({**contents, "files": files}), writing / MANIFEST)
     commit_folder(writing, folder_of(root, contents["step"]))
 
 
@@ -93,7 +161,7 @@ def contents_in(folder: Path) -> Contents:
     Raises:
         DamageError: Its manifest isn't as it was written.
     """
-    return Contents.from_json(sealed.read_manifest(folder / MANIFEST))
+    return Contents.from_json(checksums.read_manifest(folder / MANIFEST))
 
 
 def check_files(folder: Path) -> None:
@@ -102,7 +170,7 @@ def check_files(folder: Path) -> None:
     Raises:
         DamageError: A file is missing, or isn't as it was written.
     """
-    sealed.check_files(folder, sealed.read_manifest(folder / MANIFEST)["files"])
+    checksums.check_files(folder, checksums.read_manifest(folder / MANIFEST)["files"])
 
 
 def set_aside(root: Path, step: int) -> None:
@@ -131,5 +199,5 @@ def sweep(root: Path) -> None:
     if not root.is_dir():
         return
     for path in root.iterdir():
-        if _DEBRIS.fullmatch(path.name):
+        if _PARTIAL.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)

@@ -25,9 +25,8 @@ from recsys.parent import as_parent
 from recsys.process import last_json_line
 from recsys.stopping import signals_to
 from recsys.training.checkpoint_files import steps_in
-from recsys.training.processes import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE
-from recsys.training.stopping import Wish
-from recsys.training.told import note
+from recsys.training.distributed import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE, StopSignals
+from recsys.training.training_log import note
 
 _POLL_S = 0.1
 _TRIES_WITHOUT_A_STEP = 3
@@ -49,7 +48,7 @@ def launch(arguments: Sequence[str], n_processes: int, last: Sequence[Path]) -> 
         RecsysError: A process refused to go on, or they died several times without a
             new checkpoint between.
     """
-    restarts, in_vain = 0, 0
+    restarts, without_progress = 0, 0
     with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
         while True:
             saved = [_newest(folder) for folder in last]
@@ -59,8 +58,8 @@ def launch(arguments: Sequence[str], n_processes: int, last: Sequence[Path]) -> 
                 return {**result, "restarts": restarts}
             restarts += 1
             is_further = [_newest(folder) for folder in last] != saved
-            in_vain = 0 if is_further else in_vain + 1
-            if in_vain >= _TRIES_WITHOUT_A_STEP:
+            without_progress = 0 if is_further else without_progress + 1
+            if without_progress >= _TRIES_WITHOUT_A_STEP:
                 raise RecsysError(
                     "R377",
                     "The processes of a training must live from one checkpoint to the next.",
@@ -82,7 +81,7 @@ class _Group:
     def __init__(self, children: list[subprocess.Popen[bytes]], outputs: list[Path]) -> None:
         self._children, self._outputs = children, outputs
         self.failure: int | None = None
-        self._wish = Wish()
+        self._signals = StopSignals()
 
     def result(self) -> dict[str, Any] | None:
         """Waits for the processes; returns the first one's result, None if one died.
@@ -96,17 +95,17 @@ class _Group:
             time.sleep(_POLL_S)
         codes = self._codes()
         failed = [i for i, code in enumerate(codes) if code]
-        # Of several, one that was killed: the others may have failed for its death.
+        # Of several, one that was killed: the others may have failed because of it.
         first = min(failed, key=lambda i: (codes[i] or 0) > 0, default=None)
         if first is None:
             return last_json_line(self._outputs[0].read_text(errors="replace"))
         self.failure = self._children[first].returncode
         self._end()
-        # What the others say may come from its death.
-        said = last_json_line(self._outputs[first].read_text(errors="replace"))
-        if said is not None and "error" in said:
-            raise RecsysError.from_json(said["error"])
-        if self._wish.is_there:
+        # An error of the others may come from its death.
+        output = last_json_line(self._outputs[first].read_text(errors="replace"))
+        if output is not None and "error" in output:
+            raise RecsysError.from_json(output["error"])
+        if self._signals.is_set:
             raise RecsysError(
                 "R378",
                 "The processes of a training save before they stop.",
@@ -115,12 +114,12 @@ class _Group:
             )
         return None
 
-    def ask_to_stop(self, _signum: int, _frame: FrameType | None) -> None:
-        """Passes the wish to stop on to all processes, which save; asked again, they end."""
-        asks = signal.SIGKILL if self._wish.insists() else signal.SIGTERM
+    def forward(self, _signum: int, _frame: FrameType | None) -> None:
+        """Passes a signal to stop on to all processes, which save; on a second one they end."""
+        signum = signal.SIGKILL if self._signals.add() else signal.SIGTERM
         for child in self._children:
             if child.poll() is None:
-                child.send_signal(asks)
+                child.send_signal(signum)
 
     def _codes(self) -> list[int | None]:
         return [child.poll() for child in self._children]
@@ -140,7 +139,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
     children: list[subprocess.Popen[bytes]] = []
     outputs = [scratch / f"{index}.out" for index in range(n_processes)]
     group = _Group(children, outputs)
-    with signals_to(group.ask_to_stop), _all_ended(children):
+    with signals_to(group.forward), _all_ended(children):
         for index, output in enumerate(outputs):
             own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
             own[LOCAL_DEVICE] = str(index)
@@ -151,7 +150,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
                         env={**os.environ, **own, **as_parent()},
                         stdin=subprocess.DEVNULL,
                         stdout=file,
-                        process_group=0,  # Ctrl-C comes to them through `ask_to_stop`.
+                        process_group=0,  # Ctrl-C comes to them through `forward`.
                     )
                 )
         yield group

@@ -1,12 +1,13 @@
-"""The loop: steps, points of the curve, looks at the validation, checkpoints; and on again.
+"""The training loop: steps, points of the loss curve, validation, checkpoints, resume.
 
-Everything that a step does is a function of the variables and of its number, so a run
-that was killed goes on from its last checkpoint and ends with the same bits.
+A step is a function of the variables and of its number alone, so a run that was killed
+is resumed from its last checkpoint and ends with the same bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ import keras
 from recsys.config import TrainConfig
 from recsys.embedding import SparseModel
 from recsys.errors import RecsysError
-from recsys.training.averages import averaged, finalize
-from recsys.training.border import Border
+from recsys.training.callbacks import EpochTasks, UserCallbacks
 from recsys.training.checkpoint import DAMAGED, CheckpointStore
-from recsys.training.feed import Feed
-from recsys.training.processes import agreed
-from recsys.training.progress import CURVE_POINTS, Progress
-from recsys.training.recorder import Recorder, not_a_number
-from recsys.training.stopping import StopRequest, stopped
-from recsys.training.told import note_once
-from recsys.training.variables import all_finite, kept_variables, values_of, weights_of
+from recsys.training.distributed import StopRequest, agreed, stopped
+from recsys.training.optimizers import averaged, finalize
+from recsys.training.prefetch import BatchIterator
+from recsys.training.run_state import (
+    CURVE_POINTS,
+    Progress,
+    all_finite,
+    arrays_of,
+    saved_variables,
+    weights_of,
+)
+from recsys.training.training_log import TrainingLog, not_a_number, note_once
 
 _PROFILE_AFTER = 100
 
@@ -39,8 +44,9 @@ class TrainingRun:
         last: Where checkpoints go.
         best: Where the model goes that validation found best.
         progress: Where the run stands.
-        border: What happens between two epochs.
+        tasks: What is done between two epochs.
         profile: Folder for the trace of JAX's profiler.
+        callbacks: Keras callbacks of the user.
     """
 
     def __init__(
@@ -50,56 +56,67 @@ class TrainingRun:
         last: CheckpointStore,
         best: CheckpointStore,
         progress: Progress,
-        border: Border,
+        tasks: EpochTasks,
         profile: Path,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
     ) -> None:
         self.model, self.config, self.progress = model, config, progress
         self.last, self.best = last, best
-        self.border, self.profile = border, profile
-        self.steps_per_epoch, self.total = border.source.steps_per_epoch, len(border.source)
+        self.tasks, self.profile = tasks, profile
+        self.steps_per_epoch, self.total = tasks.source.steps_per_epoch, len(tasks.source)
+        epochs = self.total // self.steps_per_epoch
+        self.callbacks = UserCallbacks(callbacks, model, epochs, self.steps_per_epoch)
 
-    def run(self, feed: Feed, recorder: Recorder) -> None:
-        """Trains to the end, or until validation finds nothing better any more.
+    def run(self, batches: BatchIterator, log: TrainingLog) -> None:
+        """Trains to the end, or until validation finds nothing better or a callback stops it.
 
         Args:
-            feed: The batches from the present step on.
-            recorder: Takes down what is seen.
+            batches: The batches from the present step on.
+            log: Records what is seen.
 
         Raises:
-            RecsysError: Somebody asked the run to stop, or its numbers went off.
+            RecsysError: The run was asked to stop, or its numbers are not finite.
         """
         if not self.is_over():
-            self.progress.machine = _machine()
-            stop = StopRequest()
-            self.border.begin(self.progress.step, feed)
-            steps = _Steps(self, feed, recorder, stop)
-            with stop.listening():
-                self.model.fit(
-                    feed,
-                    steps_per_epoch=self.total - self.progress.step,
-                    callbacks=_Unblocked([steps], add_history=True, model=self.model),
-                    shuffle=False,
-                    verbose=0,
-                )
-                self.last.wait()
-                self.best.wait()
-            if steps.was_asked:
-                raise stopped(self.progress.step, self.total)
+            self._fit(batches, log)
         if self.progress.best_step is not None:
-            self._take_best(self.progress.best_step)
+            self._restore_best(self.progress.best_step)
         else:
             finalize(self.model)
 
+    def _fit(self, batches: BatchIterator, log: TrainingLog) -> None:
+        self.progress.machine = {
+            "devices": jax.device_count(),
+            "processes": jax.process_count(),
+            "platform": jax.devices()[0].platform,
+        }
+        stop = StopRequest()
+        self.tasks.begin(self.progress.step, batches)
+        steps = _Steps(self, batches, log, stop)
+        with stop.listening():
+            self.model.fit(
+                batches,
+                steps_per_epoch=self.total - self.progress.step,
+                callbacks=_Unblocked([steps], add_history=True, model=self.model),
+                shuffle=False,
+                verbose=0,
+            )
+            self.last.wait()
+            self.best.wait()
+        if steps.is_interrupted:
+            raise stopped(self.progress.step, self.total)
+
     def is_over(self) -> bool:
         """Returns whether there is no step left, or no reason for one."""
-        return self.progress.step >= self.total or self.is_patience_out()
+        is_stopped = self.progress.is_stopped
+        return self.progress.step >= self.total or is_stopped or self._is_patience_out()
 
-    def is_patience_out(self) -> bool:
-        """Returns whether the last looks were no better than one before."""
+    def _is_patience_out(self) -> bool:
+        """Returns whether the last validations were no better than one before."""
         validation, best = self.config.validation, self.progress.best_step
         if validation is None or validation.patience is None or best is None:
             return False
-        since = [look for look in self.progress.looks if look["step"] > best]
+        since = [metrics for metrics in self.progress.looks if metrics["step"] > best]
         return len(since) >= validation.patience
 
     def save(self) -> None:
@@ -108,32 +125,32 @@ class TrainingRun:
         Raises:
             RecsysError: A variable isn't finite, or an earlier save failed.
         """
-        variables = kept_variables(self.model)
+        variables = saved_variables(self.model)
         if self.model.step_proof is not None:
             self.progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
         self._check_finite(variables)
         # What this checkpoint names as the best model must be there before it is.
         self.last.save(
-            self.progress.step, values_of(variables), self.progress.to_json(), self.best.pending
+            self.progress.step, arrays_of(variables), self.progress.to_json(), self.best.pending
         )
 
-    def _take_best(self, step: int) -> None:
+    def _restore_best(self, step: int) -> None:
         """Gives the model the weights that validation found best.
 
         Raises:
-            RecsysError: They aren't there, or not whole, and the run's own checkpoint of
-                that step isn't there any more.
+            RecsysError: They are missing or damaged, and the run's own checkpoint of that
+                step is gone.
         """
-        found = "no checkpoint of that step"
+        reason = "no checkpoint of that step"
         try:
             if self.best.restore(weights_of(self.model), step) is not None:
                 return
         except RecsysError as error:
             if error.code != DAMAGED:
                 raise
-            found = error.rule
-        if self.last.restore(kept_variables(self.model), step) is not None:
-            note_once(f"The best model is taken from the run's own checkpoint: {found}")
+            reason = error.rule
+        if self.last.restore(saved_variables(self.model), step) is not None:
+            note_once(f"The best model is taken from the run's own checkpoint: {reason}")
             finalize(self.model)
             return
         folder = self.best.folder.parent
@@ -141,92 +158,102 @@ class TrainingRun:
             "R379",
             f"The best model, that of step {step:,}, must be whole.",
             f"Remove the folder {str(folder)!r} to train anew.",
-            found,
+            reason,
         )
 
     def _check_finite(self, variables: dict[str, keras.Variable]) -> None:
         if not all_finite(variables.values()):
             raise not_a_number(self.progress.step, "a weight that is NaN or infinite")
 
-    def look(self, metric: str) -> dict[str, float]:
-        """Looks at the validation, and keeps the model if its `metric` is the best so far."""
+    def validate(self, metric: str) -> dict[str, float]:
+        """Returns the validation's metrics; saves the model if its `metric` is the best so far."""
         progress = self.progress
         with averaged(self.model):
             # Rounded otherwise, another process might think otherwise of what is best.
-            found = self.border.look()
-            found = agreed(lambda: found)
-            before = [k[metric] for k in progress.looks]
-            progress.looks.append({"step": progress.step, **found})
-            if not before or found[metric] > max(before):
+            own = self.tasks.validate()
+            metrics: dict[str, float] = agreed(lambda: own)
+            earlier = [before[metric] for before in progress.looks]
+            progress.looks.append({"step": progress.step, **metrics})
+            if not earlier or metrics[metric] > max(earlier):
                 progress.best_step = progress.step
                 variables = weights_of(self.model)
                 self._check_finite(variables)
-                self.best.save(progress.step, values_of(variables), {})
-        return found
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "devices": jax.device_count(),
-        "processes": jax.process_count(),
-        "platform": jax.devices()[0].platform,
-    }
+                self.best.save(progress.step, arrays_of(variables), {})
+        return metrics
 
 
 class _Steps(keras.callbacks.Callback):
-    """What happens after each step."""
+    """What happens before and after each step."""
 
-    def __init__(self, run: TrainingRun, feed: Feed, recorder: Recorder, stop: StopRequest) -> None:
+    def __init__(
+        self, run: TrainingRun, batches: BatchIterator, log: TrainingLog, stop: StopRequest
+    ) -> None:
         super().__init__()
-        self.was_asked = False
-        self._is_due = False
+        self.is_interrupted = False
+        self._is_save_due = False
+        self._wants_stop = False
         self._traced_to = 0
-        self._run, self._feed, self._recorder, self._stop = run, feed, recorder, stop
+        self._run, self._batches, self._log, self._stop = run, batches, log, stop
         self._every = max(1, run.total // CURVE_POINTS)
         accumulate = run.config.accumulate
         # Where accumulated gradients are spent.
         self._save_every = -(-run.config.checkpoint.every_steps // accumulate) * accumulate
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._recorder.skip_time(self._feed.waited_s)
+        self._run.callbacks.begin(self._run.progress.step)
+        self._log.skip_time(self._batches.waited_s)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._run.callbacks.begin_step(self._run.progress.step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         run, progress = self._run, self._run.progress
         progress.step += 1
         step = progress.step
         self._profile(step)
-        is_border = step % run.steps_per_epoch == 0
-        is_last = step == run.total
-        self.was_asked = self.was_asked or self._stop.is_due(step)
+        run.callbacks.end_step(step, logs)
+        self.is_interrupted = self.is_interrupted or self._stop.is_due(step)
+        is_asked = self._is_asked()
+        is_epoch_end, is_last = step % run.steps_per_epoch == 0, step == run.total
         # Between two updates a checkpoint would lack the gradients that are added up.
         is_update = step % run.config.accumulate == 0
-        is_asked = self.was_asked and is_update
-        is_save = step % self._save_every == 0 or is_last or is_asked
-        is_save = is_save or (self._is_due and is_update)
-        if not (is_border or is_save or step % self._every == 0):
+        is_save = step % self._save_every == 0 or is_last
+        is_save = is_save or (is_update and (is_asked or self._is_save_due))
+        if not (is_epoch_end or is_save or step % self._every == 0):
             return
         # From here on the model's variables hold their values.
         run.model.jax_state_sync()
-        self._recorder.record(run.model, logs, self._feed.waited_s)
+        self._log.record(run.model, logs, self._batches.waited_s)
         run.model.reset_metrics()
-        if is_border:
-            self._at_border(step // run.steps_per_epoch, is_last)
+        if is_epoch_end:
+            self._end_epoch(step // run.steps_per_epoch, is_last)
+            self._is_asked()
+        progress.is_stopped = self._wants_stop and is_update
         is_over = run.is_over()
-        self._is_due = self._is_due or progress.best_step == step
-        if is_save or is_over or (self._is_due and is_update):
+        self._is_save_due = self._is_save_due or progress.best_step == step
+        if is_save or is_over or (self._is_save_due and is_update):
             run.save()
-            self._is_due = False
-        self._recorder.skip_time(self._feed.waited_s)
-        if is_over or is_asked:
+            self._is_save_due = False
+        self._log.skip_time(self._batches.waited_s)
+        if is_over or (self.is_interrupted and is_update):
             self.model.stop_training = True
 
-    def _at_border(self, epochs: int, is_last: bool) -> None:
+    def _is_asked(self) -> bool:
+        """Returns whether a signal or a callback asks to stop, at the next update."""
+        self._wants_stop = self._wants_stop or bool(self.model.stop_training)
+        self.model.stop_training = False
+        return self.is_interrupted or self._wants_stop
+
+    def _end_epoch(self, epochs: int, is_last: bool) -> None:
         run = self._run
-        validation = run.config.validation
+        validation, metrics = run.config.validation, {}
         if validation is not None and (is_last or epochs % validation.every_epochs == 0):
-            self._recorder.looked(run.look(validation.metric))
-        if not run.is_over():
-            run.border.refresh(epochs, self._feed)
+            metrics = run.validate(validation.metric)
+            self._log.record_validation(metrics)
+        run.callbacks.end_epoch(epochs - 1, run.progress.end_epoch(epochs - 1, metrics))
+        if not run.is_over() and not self._is_asked():
+            run.tasks.refresh(epochs, self._batches)
+            run.callbacks.begin_epoch(epochs)
 
     def _profile(self, step: int) -> None:
         n_steps = self._run.config.profile_steps
@@ -240,13 +267,16 @@ class _Steps(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         if self._traced_to:
             jax.profiler.stop_trace()
+        self._run.callbacks.end()
 
 
 class _Unblocked(keras.callbacks.CallbackList):
     """Callbacks that get the logs as they are: Keras' own list waits for every step."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Does nothing: no callback of ours begins a step."""
+        """Calls each callback."""
+        for callback in self.callbacks:
+            callback.on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Calls each callback without waiting for the step's numbers."""

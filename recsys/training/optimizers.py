@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -138,3 +140,30 @@ def _rate(
     return WarmupAndDecay(
         peak, updates, schedule.kind, warmup, schedule.end, accumulate, start * accumulate
     )
+
+
+@contextmanager
+def averaged(model: keras.Model) -> Iterator[None]:
+    """Gives the dense weights their moving averages while it is open, if there are any.
+
+    Args:
+        model: A compiled model whose variables hold their values.
+    """
+    optimizer = model.optimizer
+    if not getattr(optimizer, "use_ema", False) or not optimizer.built:
+        yield
+        return
+    variables = model.trainable_variables
+    own = [variable.value for variable in variables]
+    optimizer.finalize_variable_values(variables)
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable.assign(value)
+
+
+def finalize(model: keras.Model) -> None:
+    """Gives the dense weights their moving averages for good, if there are any."""
+    if getattr(model.optimizer, "use_ema", False):
+        model.optimizer.finalize_variable_values(model.trainable_variables)

@@ -17,23 +17,20 @@ from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
 from recsys.embedding.placement import tables_of
 from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables
-from recsys.training.border import Border
+from recsys.training.callbacks import EpochTasks
 from recsys.training.checkpoint import CheckpointStore, spread_rows
-from recsys.training.feed import Feed
-from recsys.training.folders import Folders
+from recsys.training.distributed import is_primary
+from recsys.training.earlier_model import EarlierModel
 from recsys.training.loop import TrainingRun
 from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, check_events, unknown_share
-from recsys.training.processes import is_primary
-from recsys.training.progress import Progress
-from recsys.training.recorder import Recorder
-from recsys.training.scalars import Scalars
-from recsys.training.told import note, note_once
+from recsys.training.prefetch import BatchIterator
+from recsys.training.run_folders import RunFolders
+from recsys.training.run_state import Progress, saved_variables
+from recsys.training.state_transfer import transfer_state
+from recsys.training.training_log import TensorBoardWriter, TrainingLog, note, note_once
 from recsys.training.validation import trained_inputs
-from recsys.training.variables import kept_variables
-from recsys.warm_start.base import Base
-from recsys.warm_start.carry import carry_over
-from recsys.warm_start.choice import going_on, of_batches
+from recsys.training.warm_start import going_on, of_batches
 
 
 @dataclasses.dataclass
@@ -54,9 +51,9 @@ class Prepared:
     placements: list[TablePlacement]
     source: BatchSource
     run: TrainingRun
-    folders: Folders
+    folders: RunFolders
     inputs: TowerInputs
-    base: Base | None = None
+    base: EarlierModel | None = None
 
     def train(self) -> None:
         """Trains to the end; see `TrainingRun.run`."""
@@ -64,13 +61,13 @@ class Prepared:
         with ExitStack() as stack:
             scalars = None
             if is_primary():
-                scalars = Scalars(self.folders.tensorboard, progress.step)
+                scalars = TensorBoardWriter(self.folders.tensorboard, progress.step)
                 stack.callback(scalars.close)
-            feed = stack.enter_context(Feed(self.source, progress.step))
-            recorder = Recorder(
+            batches = stack.enter_context(BatchIterator(self.source, progress.step))
+            log = TrainingLog(
                 progress, self.run.total, self.source.batch_size, self.unknown_share, scalars
             )
-            self.run.run(feed, recorder)
+            self.run.run(batches, log)
 
     @functools.cached_property
     def unknown_share(self) -> float:
@@ -83,8 +80,8 @@ def prepare(
     stage: TrainStage,
     store: InteractionStore,
     inputs: TowerInputs,
-    folders: Folders,
-    base: Base | None = None,
+    folders: RunFolders,
+    base: EarlierModel | None = None,
 ) -> Iterator[Prepared]:
     """Yields a run that goes on from its last checkpoint, if it has one.
 
@@ -139,7 +136,7 @@ def prepare(
             _settle_others(folders, is_new=not progress.step and base is None)
         inputs = trained_inputs(inputs, events)
         since = None if base is None else base.state.trained_until
-        border = Border(model, inputs, source, stage, folders, since)
+        border = EpochTasks(model, inputs, source, stage, folders, since)
         run = TrainingRun(model, stage.train, last, best, progress, border, folders.profile)
         yield Prepared(model, placements, source, run, folders, inputs, base)
 
@@ -166,7 +163,9 @@ def _built(
     return model, placements
 
 
-def _begun(model: TwoTower, base: Base | None, inputs: TowerInputs, stage: TrainStage) -> Progress:
+def _begun(
+    model: TwoTower, base: EarlierModel | None, inputs: TowerInputs, stage: TrainStage
+) -> Progress:
     """Returns the beginning of a run, with the model as `base` was, if there is one."""
     progress = Progress()
     if base is not None:
@@ -178,7 +177,7 @@ def _begun(model: TwoTower, base: Base | None, inputs: TowerInputs, stage: Train
             "steps_before": base.state.steps,
             "warm_starts": base.state.warm_starts + 1,
             "epochs": stage.train.epochs,
-            "carried": carry_over(base, model, inputs, stage),
+            "carried": transfer_state(base, model, inputs, stage),
         }
         note_once(f"Goes on from the model in {base.folder}: {_in_words(progress.warm_start)}.")
     return progress
@@ -199,7 +198,7 @@ def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress | 
 
     None if it has no checkpoint.
     """
-    restored = last.restore(kept_variables(model))
+    restored = last.restore(saved_variables(model))
     if restored is None:
         return None
     for sentence in restored.damaged:
@@ -211,7 +210,7 @@ def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress | 
     return progress
 
 
-def _settle_others(folders: Folders, is_new: bool) -> None:
+def _settle_others(folders: RunFolders, is_new: bool) -> None:
     """Says why a run begins anew beside those of another one, and removes what is too old."""
     other = folders.newest_other() if is_new else None
     if other is not None:

@@ -14,9 +14,9 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.in_order import in_order
 from recsys.embedding.placement import tables_of
 from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables, save_model
+from recsys.training.earlier_model import TrainingState, save_state
 from recsys.training.optimizers import table_optimizers, tower_optimizer
-from recsys.training.variables import moments_of, seeds_of
-from recsys.warm_start.state import State, save_state
+from recsys.training.run_state import moments_of, seeds_of
 
 DAY = 86_400
 STAGE = {
@@ -163,7 +163,7 @@ def save_base(folder, data, world, stage, until=9 * DAY, cut=10 * DAY, steps=30)
     model = compiled(world.inputs, stage)
     randomize(model)
     save_model(folder, model, stage, data, world.inputs)
-    save_state(folder, model, State(cut, until, updates=30, steps=steps))
+    save_state(folder, model, TrainingState(cut, until, updates=30, steps=steps))
     return folder
 
 

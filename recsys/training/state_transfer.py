@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from recsys.config import TrainStage, WarmStartConfig
+from recsys.data.catalogue import FeatureBags
 from recsys.embedding.placement import tables_of
 from recsys.embedding.table import Table
 from recsys.model import TowerInputs, TwoTower
 from recsys.model.saved import kept_weights
-from recsys.training.told import tell_progress
-from recsys.training.variables import moments_of, seeds_of
-from recsys.warm_start.base import Base
-from recsys.warm_start.fit import refused
-from recsys.warm_start.new_rows import NewRows
-from recsys.warm_start.put_rows import chunk_rows, put_rows
-from recsys.warm_start.row_sources import RowSources
-from recsys.warm_start.table_plan import TablePlan
+from recsys.training.earlier_model import EarlierModel
+from recsys.training.new_rows import NewRows, Survivors
+from recsys.training.row_transfer import (
+    RowSources,
+    chunk_rows,
+    put_rows,
+    sources_of_ids,
+    sources_of_tokens,
+)
+from recsys.training.run_state import moments_of, seeds_of
+from recsys.training.training_log import report_progress
+from recsys.training.warm_start import refused
 
 Report = dict[str, dict[str, int]]
 
 
-def carry_over(base: Base, model: TwoTower, inputs: TowerInputs, stage: TrainStage) -> Report:
+def transfer_state(
+    base: EarlierModel, model: TwoTower, inputs: TowerInputs, stage: TrainStage
+) -> Report:
     """Gives a model that was just built and compiled what `base` has learned.
 
     Surviving rows and their slots come bit for bit, as do the towers and the moments of
@@ -50,7 +57,7 @@ def carry_over(base: Base, model: TwoTower, inputs: TowerInputs, stage: TrainSta
     tables = tables_of(model)
     report: Report = {}
     for number, table in enumerate(tables):
-        tell_progress(number, len(tables), f"takes over the table {table.name}")
+        report_progress(number, len(tables), f"takes over the table {table.name}")
         sources = plan.sources(table.name)
         new = plan.new_rows(table.name, table.embeddings.path)
         _put(table, sources, new, base)
@@ -64,7 +71,7 @@ def carry_over(base: Base, model: TwoTower, inputs: TowerInputs, stage: TrainSta
     return report
 
 
-def _check_variables(base: Base, model: TwoTower) -> None:
+def _check_variables(base: EarlierModel, model: TwoTower) -> None:
     """Checks what no config shows: that the code makes the same variables as it did."""
     found = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
@@ -78,7 +85,7 @@ def _check_variables(base: Base, model: TwoTower) -> None:
         raise refused(base.folder, found)
 
 
-def _put(table: Table, sources: RowSources, new: NewRows | None, base: Base) -> None:
+def _put(table: Table, sources: RowSources, new: NewRows | None, base: EarlierModel) -> None:
     for variable in table.variables_by_row:
         is_slot = variable is not table.embeddings
         values = base.kept(variable.path) if is_slot else base.weights(variable.path)
@@ -104,7 +111,7 @@ def _chunks(
         yield start + chosen, found
 
 
-def _carry_dense(base: Base, model: TwoTower) -> None:
+def _carry_dense(base: EarlierModel, model: TwoTower) -> None:
     """Gives the towers their weights, and their optimizer its moments."""
     for variable, table in kept_weights(model):
         if table is None:
@@ -127,3 +134,69 @@ def _carry_dense(base: Base, model: TwoTower) -> None:
 def _whole(array: np.ndarray | None) -> np.ndarray:
     assert array is not None  # noqa: S101 `_check_variables` saw to it
     return np.array(array)
+
+
+_SIDES = ("users", "items")
+
+
+class TablePlan:
+    """What the tables of a model take over.
+
+    Args:
+        base: The earlier model.
+        now: What is known of users and items now.
+        config: What new rows start from.
+    """
+
+    def __init__(self, base: EarlierModel, now: TowerInputs, config: WarmStartConfig) -> None:
+        self._base, self._before, self._now = base, base.read_inputs(), now
+        self._config = config
+        self._sources = {
+            side: sources_of_ids(getattr(self._before, side), getattr(now, side)) for side in _SIDES
+        }
+
+    def sources(self, name: str) -> RowSources:
+        """Returns where the rows of the table `name` come from."""
+        if name not in self._sources:
+            side = next(side for side in _SIDES if name in _features(self._now, side))
+            then, today = (_features(known, side)[name] for known in (self._before, self._now))
+            self._sources[name] = sources_of_tokens(then, today, self._sources[side].source)
+        return self._sources[name]
+
+    def new_rows(self, name: str, path: str) -> NewRows | None:
+        """Returns what the new rows of a table start from; None: what they have.
+
+        Args:
+            name: Name of the table.
+            path: Path of its weights.
+        """
+        sources = self.sources(name)
+        rows, kind = np.flatnonzero(sources.is_new), self._config.new_rows
+        survived, weights = self._survivors(name, sources), self._base.weights(path)
+        if kind == "initial" or not len(rows) or not len(survived) or weights is None:
+            return None
+        features: Sequence[FeatureBags] = ()
+        if kind == "neighbours" and name in _SIDES:
+            features = list(_features(self._now, name).values())
+        return NewRows(Survivors(weights, survived, sources.source[survived]), features, rows)
+
+    def _survivors(self, name: str, sources: RowSources) -> np.ndarray:
+        """Returns the rows `[n]` that new ones may be made of.
+
+        Not padding, nor rows that many ids share; nor rows of ids that had no training
+        positives, which may hold what they began with.
+        """
+        survived = np.flatnonzero(sources.source >= 0)
+        if name not in _SIDES:
+            return survived[survived > 0]
+        vocabulary = getattr(self._before, name)
+        source = sources.source[survived]
+        is_trained = vocabulary.row_counts[source] > 0
+        chosen: np.ndarray = survived[is_trained & (source >= vocabulary.first_own_row)]
+        return chosen
+
+
+def _features(inputs: TowerInputs, side: str) -> dict[str, FeatureBags]:
+    """Returns the features of users or of items by their names."""
+    features = inputs.catalogue.features if side == "items" else inputs.user_features
+    return {feature.name: feature for feature in features}

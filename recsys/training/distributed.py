@@ -1,4 +1,4 @@
-"""Training in several processes: how one joins the others, and how the first ends alone.
+"""Training in several processes: join, agree, stop together, and finish in the first one.
 
 The processes of a run find each other through the environment:
 
@@ -16,10 +16,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import jax
@@ -28,6 +32,7 @@ from jax.experimental import multihost_utils
 
 from recsys.errors import RecsysError, UsageError
 from recsys.process import storage_error
+from recsys.stopping import signals_to
 
 COORDINATOR, COUNT, INDEX = "RECSYS_COORDINATOR", "RECSYS_PROCESSES", "RECSYS_PROCESS"
 LOCAL_DEVICE = "RECSYS_LOCAL_DEVICE"
@@ -53,15 +58,15 @@ def join() -> None:
 
 
 def _number(name: str, least: int) -> int:
-    given = os.environ.get(name, "")
-    if not given.isdecimal() or int(given) < least:
+    text = os.environ.get(name, "")
+    if not text.isdecimal() or int(text) < least:
         raise UsageError(
             "R376",
             f"With {COORDINATOR} set, {name} must be a whole number from {least} on.",
             f"Set {COUNT} to how many processes there are, and {INDEX} to which one this is.",
-            given,
+            text,
         )
-    return int(given)
+    return int(text)
 
 
 def is_primary() -> bool:
@@ -111,8 +116,8 @@ def failing_at_once() -> Iterator[None]:
         os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
 
 
-def go_on_alone(arguments: Sequence[str]) -> NoReturn:
-    """Ends this process' part in the run, and goes on as a single one.
+def finish_alone(arguments: Sequence[str]) -> NoReturn:
+    """Leaves the other processes, and starts again as a single one.
 
     What several processes trained lies in the last checkpoint; one process, with this
     machine's devices, restores it and writes the model.
@@ -127,3 +132,72 @@ def go_on_alone(arguments: Sequence[str]) -> NoReturn:
     sys.stderr.flush()
     words = [sys.executable, "-m", "recsys.train", *arguments]
     os.execve(sys.executable, words, environment)  # noqa: S606 our own program, by list
+
+
+_TOGETHER_S = 1.0
+
+
+class StopSignals:
+    """Counts signals to stop; those that arrive within a second are one.
+
+    A signal often arrives twice: from the terminal or the service manager, which send it
+    to all processes, and from the parent, which passes it on.
+
+    Attributes:
+        is_set: Whether there was a signal.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._since = 0.0
+
+    def add(self) -> bool:
+        """Takes a signal; returns whether it is a second one, which asks to stop at once."""
+        now = time.monotonic()
+        if self.is_set:
+            return now - self._since > _TOGETHER_S
+        self.is_set, self._since = True, now
+        return False
+
+
+class StopRequest:
+    """Whether the run was asked to stop, by SIGTERM or SIGINT.
+
+    Asked again, the run ends without saving.
+    """
+
+    def __init__(self) -> None:
+        self._signals = StopSignals()
+        self._before: dict[int, Any] = {}
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to stop after `step`; the same in every process."""
+        if jax.process_count() > 1:
+            # JAX's own service hears the signal in any process, and names a step to all.
+            return bool(multihost_utils.reached_preemption_sync_point(step))
+        return self._signals.is_set
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handles the signals while it is open; their earlier handlers do outside."""
+        is_ours = threading.current_thread() is threading.main_thread()
+        if jax.process_count() > 1 or not is_ours:
+            yield
+            return
+        with signals_to(self._handle) as self._before:
+            yield
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._signals.add():
+            signal.signal(signum, self._before[signum])
+            signal.raise_signal(signum)
+
+
+def stopped(step: int, total: int) -> RecsysError:
+    """Returns the error of a run that stopped because it was asked to."""
+    return RecsysError(
+        "R375",
+        f"Training was asked to stop, and has saved where it is: step {step:,} of {total:,}.",
+        "Run the same command again to go on from there.",
+        "SIGTERM or SIGINT",
+    )

@@ -4,31 +4,31 @@ import signal
 
 import pytest
 
-from recsys.training import stopping
-from recsys.training.stopping import StopRequest, Wish
+from recsys.training import distributed
+from recsys.training.distributed import StopRequest, StopSignals
 
 
 @pytest.fixture(name="clock")
 def _clock(monkeypatch):
     times = [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: times[0])
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: times[0])
     return times
 
 
 def test_one_wish_that_comes_by_two_ways_is_one(clock):
-    wish = Wish()
-    assert not wish.is_there
-    assert not wish.insists()
+    signals = StopSignals()
+    assert not signals.is_set
+    assert not signals.add()
     clock[0] += 0.5
-    assert not wish.insists()
-    assert wish.is_there
+    assert not signals.add()
+    assert signals.is_set
 
 
 def test_who_asks_again_later_insists(clock):
-    wish = Wish()
-    wish.insists()
+    signals = StopSignals()
+    signals.add()
     clock[0] += 5
-    assert wish.insists()
+    assert signals.add()
 
 
 def test_a_second_signal_goes_to_whoever_heard_it_before(clock):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +14,12 @@ from recsys.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
-from recsys.model import TowerInputs
-from recsys.training.processes import agreed
-from recsys.training.told import note_once
+from recsys.model import ModelSpec, TowerInputs
+from recsys.training.distributed import agreed
+from recsys.training.earlier_model import EarlierModel, UnusableModelError
+from recsys.training.row_transfer import kind_of
+from recsys.training.training_log import note_once
 from recsys.training.validation import Validation
-from recsys.warm_start.base import Base, UnusableBaseError
-from recsys.warm_start.fit import differences, refused
 
 _SEEDS = 2**31
 
@@ -31,7 +33,7 @@ class Choice:
         cold: Why it begins anew though it was given a model, as a sentence.
     """
 
-    base: Base | None = None
+    base: EarlierModel | None = None
     cold: str | None = None
 
 
@@ -57,7 +59,7 @@ def choose(
         return Choice()
     reason = agreed(lambda: _reason_against(folder, stage, store, inputs))
     if reason is None:
-        return Choice(Base.open(folder, verify=False))
+        return Choice(EarlierModel.open(folder, verify=False))
     return begun_anew(folder, reason)
 
 
@@ -80,8 +82,8 @@ def _reason_against(
             str(folder),
         )
     try:
-        base = Base.open(folder)
-    except UnusableBaseError as error:
+        base = EarlierModel.open(folder)
+    except UnusableModelError as error:
         return str(error)
     if store.split.split != "time":
         return "the data are not split by time, and it may have seen the answers"
@@ -100,7 +102,7 @@ def _reason_against(
 
 
 def _reason_of_validation(
-    base: Base, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
+    base: EarlierModel, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
 ) -> str | None:
     """Returns why nothing could tell how good the model becomes; None if something can."""
     validation, until = stage.train.validation, base.state.trained_until
@@ -121,7 +123,7 @@ def config_of(stage: TrainStage) -> WarmStartConfig:
     return stage.warm_start or WarmStartConfig()
 
 
-def going_on(stage: TrainStage, base: Base | None) -> TrainStage:
+def going_on(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
     """Returns the stage of a training that goes on from `base`; as it is without one.
 
     It makes `warm_start.epochs` passes. All that counts passes or steps goes by them: the
@@ -136,7 +138,7 @@ def going_on(stage: TrainStage, base: Base | None) -> TrainStage:
     return stage.model_copy(update={"train": stage.train.model_copy(update=changes)})
 
 
-def of_batches(train: TrainConfig, base: Base | None) -> TrainConfig:
+def of_batches(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
     """Returns what the batches of a training are made by.
 
     Each night that goes on shuffles and draws otherwise than the one before: the same
@@ -149,3 +151,104 @@ def of_batches(train: TrainConfig, base: Base | None) -> TrainConfig:
 
 def _date(seconds: int) -> str:
     return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+CHANGED = "R390"
+"""Code of the error that the model is another one than the earlier one."""
+
+# What training changes by, and no weight or vector depends on.
+_MAY_CHANGE = {
+    "temperature",
+    "id_dropout",
+    "history_dropout",
+    "new_user_share",
+    "dropout",
+    "init_stddev",
+    "user_init_stddev",
+    "table_placement",
+    "sequence",
+}
+_SEQUENCE_MAY_CHANGE = {"dropout"}
+_OPTIMIZERS = ("table_optimizer", "tower_optimizer")
+
+
+def differences(base: EarlierModel, stage: TrainStage, inputs: TowerInputs) -> list[str]:
+    """Returns what keeps a training from going on from `base`, each as `what: then → now`.
+
+    Args:
+        base: The earlier model.
+        stage: The model and the training loop now.
+        inputs: What is known of users and items now.
+    """
+    before = base.read_inputs()
+    return [
+        *_of_config(base.spec, stage),
+        *_of_optimizers(base.stage, stage),
+        *_of_hash_rows(before, inputs),
+        *_of_features(before, inputs),
+    ]
+
+
+def refused(folder: Path, found: list[str]) -> UsageError:
+    """Returns what to say of a model that differs by `found`."""
+    return UsageError(
+        CHANGED,
+        f"The model in {str(folder)!r} can only be gone on from by one like it;"
+        f" {len(found)} of its traits changed: {'; '.join(found)}.",
+        "Change that back; or train from the beginning, with warm_start.changed=cold, or once"
+        " with warm_start=null.",
+    )
+
+
+def _of_config(spec: ModelSpec, stage: TrainStage) -> Iterator[str]:
+    before, now = spec.config.model_dump(mode="json"), stage.model.model_dump(mode="json")
+    yield from _changed("model", before, now, _MAY_CHANGE)
+    if now["pooling"] == before["pooling"] == "sequence":
+        # `null` is the width of the vectors.
+        for part in (before, now):
+            part["sequence"]["width"] = part["sequence"]["width"] or part["dim"]
+        yield from _changed(
+            "model.sequence", before["sequence"], now["sequence"], _SEQUENCE_MAY_CHANGE
+        )
+
+
+def _changed(
+    prefix: str, before: dict[str, Any], now: dict[str, Any], left_out: set[str]
+) -> Iterator[str]:
+    for name in now:
+        if name not in left_out and before.get(name) != now[name]:
+            yield f"{prefix}.{name}: {before.get(name)} → {now[name]}"
+
+
+def _of_optimizers(before: TrainStage, now: TrainStage) -> Iterator[str]:
+    for name in _OPTIMIZERS:
+        then, today = getattr(before.train, name), getattr(now.train, name)
+        if then != today:
+            yield f"train.{name}: {then} → {today}"
+
+
+def _of_hash_rows(before: TowerInputs, now: TowerInputs) -> Iterator[str]:
+    for side in ("users", "items"):
+        then, today = (getattr(known, side).config.hash_buckets for known in (before, now))
+        if then != today:
+            yield f"data.vocabulary.{side}.hash_buckets: {then} → {today}"
+
+
+def _of_features(before: TowerInputs, now: TowerInputs) -> Iterator[str]:
+    pairs = (
+        ("items", before.catalogue.features, now.catalogue.features),
+        ("users", before.user_features, now.user_features),
+    )
+    for side, then, today in pairs:
+        names = [
+            ", ".join(feature.name for feature in features) or "none" for features in (then, today)
+        ]
+        if names[0] != names[1]:
+            yield f"features of {side}: {names[0]} → {names[1]}"
+            continue
+        for old, new in zip(then, today, strict=True):
+            kinds = kind_of(old), kind_of(new)
+            if kinds[0] != kinds[1]:
+                yield f"tokens of {new.name}: {kinds[0]} → {kinds[1]}"
+            elif kinds[0] == "hashed" and old.rows != new.rows:
+                yield f"hash rows of {new.name}: {old.rows - 1} → {new.rows - 1}"

@@ -21,8 +21,7 @@ from recsys.embedding import (
     activate,
     table_layout,
 )
-from recsys.training.feed import Feed
-from recsys.training.on_devices import rows_of_process
+from recsys.training.prefetch import BatchIterator, rows_of_process
 
 RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}
 
@@ -50,7 +49,7 @@ def assert_batch(found, expected):
 @pytest.mark.parametrize("first_step", [0, 7, 10, 19, 20])
 def test_batches_come_in_order_from_any_step_to_the_end(source, first_step):
     random = again(source, **RANDOM)
-    with Feed(random, first_step) as feed:
+    with BatchIterator(random, first_step) as feed:
         steps = []
         for (batch,) in feed:
             steps.append(feed.step - 1)
@@ -60,7 +59,7 @@ def test_batches_come_in_order_from_any_step_to_the_end(source, first_step):
 
 
 def test_the_position_is_that_of_the_batches_taken_not_of_those_read_ahead(source):
-    with Feed(source) as feed:
+    with BatchIterator(source) as feed:
         batches = iter(feed)
         assert feed.step == 0
         for _ in range(13):
@@ -69,26 +68,26 @@ def test_the_position_is_that_of_the_batches_taken_not_of_those_read_ahead(sourc
         (expected,) = next(batches)
         for _ in range(2):
             next(batches)
-        feed.go_on(source, first_step=13)
+        feed.restart(source, first_step=13)
         (found,) = next(batches)
         assert_batch(found, {name: np.asarray(x) for name, x in expected.items()})
 
 
 def test_it_ends_before_a_step_and_goes_on_with_another_source(source):
     other = again(source, uniform_negatives=5)
-    with Feed(source, 4, end_step=10) as feed:
+    with BatchIterator(source, 4, end_step=10) as feed:
         assert [feed.step for _ in feed] == list(range(5, 11))
-        feed.go_on(other)
+        feed.restart(other)
         for step in (10, 11):
             (batch,) = next(iter(feed))
             assert_batch(batch, other[step])
-        feed.go_on(source, first_step=2)
+        feed.restart(source, first_step=2)
         (batch,) = next(iter(feed))
         assert_batch(batch, source[2])
 
 
 def test_what_stops_early_leaves_no_thread(source):
-    feed = Feed(source)
+    feed = BatchIterator(source)
 
     def take_one_and_fail():
         with feed:
@@ -101,7 +100,7 @@ def test_what_stops_early_leaves_no_thread(source):
 
 
 def test_a_feed_that_is_dropped_leaves_no_thread(source):
-    feed = Feed(source)
+    feed = BatchIterator(source)
     next(iter(feed))
     gone = weakref.ref(feed)
     del feed
@@ -121,7 +120,7 @@ class Broken(BatchSource):
 def test_an_error_of_the_reader_comes_to_the_taker_with_its_words(source, monkeypatch):
     monkeypatch.setattr("recsys.data.read_ahead._BLOCK_EXAMPLES", 10)
     broken = Broken(source.events, source.catalogue, source.model, source.train)
-    feed = Feed(broken)
+    feed = BatchIterator(broken)
     batches = iter(feed)
     next(batches), next(batches)
     with pytest.raises(OSError, match="the disk went away"):
@@ -135,7 +134,7 @@ def test_each_device_gets_its_rows(source, n_model):
     layout = table_layout([TableConfig("t", 64, 8)], n_model=n_model)
     activate(layout)
     mesh = layout.device_mesh.backend_mesh
-    with Feed(wide) as feed:
+    with BatchIterator(wide) as feed:
         (batch,) = next(iter(feed))
     for name, values in wide[0].items():
         expected = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
@@ -205,7 +204,7 @@ def test_fit_trains_on_each_batch_once_in_order(source, first_step):
     model = Recorder(table)
     model.build()
     model.compile(optimizer=keras.optimizers.SGD(0.1))
-    with Feed(wide, first_step) as feed:
+    with BatchIterator(wide, first_step) as feed:
         model.fit(feed, steps_per_epoch=steps - first_step, shuffle=False, verbose=0)
         assert feed.step == steps
     expected = [

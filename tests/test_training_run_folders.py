@@ -9,7 +9,7 @@ from training_runs import STAGE, write_data
 
 from recsys.config import TrainStage
 from recsys.errors import RecsysError
-from recsys.training.folders import Folders
+from recsys.training.run_folders import RunFolders
 
 NAMES = [f"{n:016x}" for n in range(5)]
 
@@ -26,7 +26,7 @@ def stage(**train):
 
 
 def folders(root, name=NAMES[0], identity=()):
-    return Folders(dict(identity), root / "checkpoints" / name, root / "tensorboard" / name)
+    return RunFolders(dict(identity), root / "checkpoints" / name, root / "tensorboard" / name)
 
 
 def saved(root, name, time):
@@ -40,7 +40,7 @@ def saved(root, name, time):
 
 def test_the_same_training_has_the_same_folder_and_another_has_another(data, tmp_path):
     def folder(**train):
-        return Folders.of_run(tmp_path, stage(**train), data).checkpoints
+        return RunFolders.of_run(tmp_path, stage(**train), data).checkpoints
 
     assert folder() == folder()
     assert folder(seed=1) != folder()
@@ -49,11 +49,11 @@ def test_the_same_training_has_the_same_folder_and_another_has_another(data, tmp
 
 
 def test_other_data_have_another_folder(data, tmp_path):
-    before = Folders.of_run(tmp_path, stage(), data)
+    before = RunFolders.of_run(tmp_path, stage(), data)
     titles = data / "catalogue" / "titles.parquet"
     content = titles.read_bytes()
     titles.write_bytes(content + b" ")
-    after = Folders.of_run(tmp_path, stage(), data)
+    after = RunFolders.of_run(tmp_path, stage(), data)
     titles.write_bytes(content)
     assert after.identity["data"] != before.identity["data"]
     assert after.identity["config"] == before.identity["config"]
@@ -90,8 +90,8 @@ def test_a_run_that_still_goes_on_is_neither_removed_nor_joined(tmp_path):
         saved(tmp_path, name, time)
     other = folders(tmp_path, NAMES[4])
     script = (
-        "import sys; from pathlib import Path; from recsys.training.folders import Folders\n"
-        "f = Folders({}, Path(sys.argv[1]), Path())\n"
+        "import sys; from pathlib import Path; from recsys.training.run_folders import RunFolders\n"
+        "f = RunFolders({}, Path(sys.argv[1]), Path())\n"
         "with f.locked():\n    print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -1,0 +1,267 @@
+"""What happens between epochs: validation, new hard negatives, and a user's Keras callbacks.
+
+Hard negatives are the items that the model itself finds close to an item. The lists are
+drawn from the last index, as ANCE does (Xiong et al., ICLR 2021), once an epoch. The
+closest items are often liked as well, so the first few are left out, and those whose
+similarity to the positive is above a share of the highest one there can be, 1
+(positive-aware mining: Moreira et al., "NV-Retriever", 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+
+from recsys.config import HardNegativesConfig, TrainStage
+from recsys.data.batches import BatchSource
+from recsys.data.hard_negatives import HardNegatives
+from recsys.model import TowerInputs, TwoTower
+from recsys.model.inference import Inference
+from recsys.training.checkpoint_files import steps_in
+from recsys.training.distributed import is_primary
+from recsys.training.prefetch import BatchIterator
+from recsys.training.run_folders import RunFolders
+from recsys.training.validation import Validation
+
+_BLOCK_SCORES = 1 << 24
+"""Similarities held at a time; 64 MiB of float32."""
+_GROUP = 32
+
+
+class UserCallbacks:
+    """Keras callbacks of a user, called at the epochs of the run.
+
+    To Keras' `fit` a run is one epoch, so that it can be resumed at any step; callbacks see
+    the real ones. Where none has a hook for batches, no step is waited for.
+
+    Args:
+        callbacks: The callbacks.
+        model: The model.
+        epochs: Epochs of the run.
+        steps_per_epoch: Steps of each.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        epochs: int,
+        steps_per_epoch: int,
+    ) -> None:
+        self._model, self._steps = model, steps_per_epoch
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks), model=model, epochs=epochs, steps=steps_per_epoch, verbose=0
+        )
+        self._logs: dict[str, Any] = {}
+        self._has_begin = any(_has_hook(callback, "begin") for callback in callbacks)
+        self._has_end = any(_has_hook(callback, "end") for callback in callbacks)
+
+    def begin(self, step: int) -> None:
+        """Calls `on_train_begin`, then `on_epoch_begin` of the epoch that `step` is in."""
+        self._list.on_train_begin()
+        self.begin_epoch(step // self._steps)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Calls `on_epoch_begin` of an epoch, from 0 on."""
+        self._list.on_epoch_begin(epoch)
+
+    def begin_step(self, step: int) -> None:
+        """Calls `on_train_batch_begin` of the step after `step` steps."""
+        if self._has_begin:
+            self._list.on_train_batch_begin(step % self._steps)
+
+    def end_step(self, step: int, logs: Mapping[str, Any] | None) -> None:
+        """Calls `on_train_batch_end` of the last of `step` steps."""
+        if self._has_end:
+            self._list.on_train_batch_end((step - 1) % self._steps, logs)
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Calls `on_epoch_end` of an epoch, from 0 on, with its metrics."""
+        self._logs = dict(logs)
+        self._list.on_epoch_end(epoch, self._logs)
+
+    def end(self) -> None:
+        """Calls `on_train_end` with the metrics of the last epoch that ended."""
+        self._list.on_train_end(self._logs)
+
+
+def _has_hook(callback: keras.callbacks.Callback, when: str) -> bool:
+    """Returns whether a callback does something when a batch begins or ends."""
+    return any(
+        getattr(getattr(callback, name), "__func__", None)
+        is not getattr(keras.callbacks.Callback, name)
+        for name in (f"on_batch_{when}", f"on_train_batch_{when}")
+    )
+
+
+class EpochTasks:
+    """Validates the model between two epochs, and mines hard negatives for the next one.
+
+    The lists of hard negatives are written to a file, for a run that is resumed in the
+    middle of an epoch reads with those of its beginning.
+
+    Args:
+        model: The model.
+        inputs: What is known of users and items, as `trained_inputs` returns it.
+        source: The batches.
+        stage: The model and the training loop.
+        folders: Where the lists are kept.
+        since: See `Validation`.
+    """
+
+    def __init__(
+        self,
+        model: TwoTower,
+        inputs: TowerInputs,
+        source: BatchSource,
+        stage: TrainStage,
+        folders: RunFolders,
+        since: int | None = None,
+    ) -> None:
+        self.source, self._inference, self._folders = source, Inference(model), folders
+        self._inputs = inputs
+        self._hard = stage.train.hard_negatives
+        self._validation = None
+        if stage.train.validation is not None:
+            self._validation = Validation(
+                source.events, inputs, stage.model, stage.train.validation, since, stage.repeats
+            )
+
+    def validate(self) -> dict[str, float]:
+        """Returns the validation's metrics of the model as it is; none without one."""
+        return {} if self._validation is None else self._validation.metrics(self._inference)
+
+    def begin(self, step: int, batches: BatchIterator) -> None:
+        """Gives `batches` the hard negatives of the epoch that `step` is in, if it has any.
+
+        A model that was warm-started has some before its first step.
+        """
+        epochs = step // self.source.steps_per_epoch
+        if step:
+            self._use_lists(epochs, batches)
+        else:
+            self.refresh(epochs, batches)
+
+    def refresh(self, epochs: int, batches: BatchIterator) -> None:
+        """Mines hard negatives after `epochs` epochs, and draws from them from now on."""
+        if not self._has_lists(epochs):
+            return
+        vectors = self._inference.catalogue(self._inputs)
+        if is_primary():
+            # Others might round otherwise, and make other lists.
+            lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
+            self._folders.negatives.mkdir(parents=True, exist_ok=True)
+            lists.save(self._file(epochs))
+            self._remove_old()
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"hard negatives after {epochs} epochs")
+        self._use_lists(epochs, batches)
+
+    def _use_lists(self, epochs: int, batches: BatchIterator) -> None:
+        """Draws from the lists that were mined after `epochs` epochs, if any were.
+
+        Raises:
+            RecsysError: Their file is missing or damaged.
+        """
+        if self._has_lists(epochs):
+            lists = HardNegatives.load(self._file(epochs), self._inputs.catalogue.n_rows)
+            self.source = self.source.with_hard_negatives(lists)
+            batches.restart(self.source)
+
+    def _has_lists(self, epochs: int) -> bool:
+        return self._hard.count > 0 and epochs >= self._hard.after_epochs
+
+    def _remove_old(self) -> None:
+        """Removes the lists of epochs before that of the oldest checkpoint."""
+        oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
+        for path in self._folders.negatives.glob("*.npz"):
+            if path.stem.isdecimal() and int(path.stem) < oldest:
+                path.unlink()
+
+    def _file(self, epochs: int) -> Path:
+        return self._folders.negatives / f"{epochs}.npz"
+
+
+def mine_hard_negatives(
+    vectors: np.ndarray, is_item: np.ndarray, config: HardNegativesConfig
+) -> HardNegatives:
+    """Returns for each item the items from place `skip` + 1 to `skip` + `pool` by cosine.
+
+    Exact, by blocks: memory grows with the catalogue, not with its square.
+
+    Args:
+        vectors: Item vectors of the last index `[item rows, dim]`.
+        is_item: Which rows are items `[item rows]` bool; others are in no list.
+        config: Size of the lists, and what is left out of them.
+    """
+    items = np.flatnonzero(is_item).astype(np.int32)
+    directions = _directions(vectors[items])
+    skip = min(config.skip, len(items) - 1)
+    pool = min(config.pool, len(items) - 1 - skip)
+    if pool <= 0:
+        return HardNegatives.none_yet(is_item)
+    rows = np.zeros((len(vectors), pool), np.int32)
+    lengths = np.zeros(len(vectors), np.int32)
+    size = max(1, _BLOCK_SCORES // len(items))
+    for start in range(0, len(items), size):
+        of = np.arange(start, min(start + size, len(items)))
+        scores = directions[of] @ directions.T
+        scores[np.arange(len(of)), of] = -np.inf
+        places, similarity = _best(scores, skip + pool)
+        n_close = np.maximum((similarity > config.guard).sum(axis=1), skip)
+        _fill(rows, lengths, items[of], items[places], n_close)
+    return HardNegatives(rows, lengths, items)
+
+
+def _fill(
+    rows: np.ndarray, lengths: np.ndarray, of: np.ndarray, nearest: np.ndarray, n_close: np.ndarray
+) -> None:
+    """Writes the lists of the items `of` `[b]`: `nearest` without its first `n_close`."""
+    n = np.minimum(nearest.shape[1] - n_close, rows.shape[1])
+    place = np.arange(rows.shape[1])
+    shifted = np.minimum(place + n_close[:, None], nearest.shape[1] - 1)
+    shifted_items = np.take_along_axis(nearest, shifted, axis=1)
+    rows[of], lengths[of] = np.where(place < n[:, None], shifted_items, 0), n
+
+
+def _directions(vectors: np.ndarray) -> np.ndarray:
+    """Returns unit vectors `[n, dim]` float32; a zero vector stays zero."""
+    norms = np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True)
+    return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+
+
+def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the places and values of the `k` highest scores of each row, the best first.
+
+    The k highest are in the k groups with the highest maxima, and maxima are shifted_items
+    several times faster than a part of all scores is sorted.
+
+    Args:
+        scores: Scores `[b, n]`.
+        k: How many, `n` at the most.
+    """
+    n_groups = scores.shape[1] // _GROUP
+    if n_groups < 4 * k:
+        return _sorted_best(scores, np.broadcast_to(np.arange(scores.shape[1]), scores.shape), k)
+    grouped = scores[:, : n_groups * _GROUP].reshape(len(scores), _GROUP, n_groups)
+    groups = np.argpartition(grouped.max(axis=1), n_groups - k, axis=1)[:, n_groups - k :]
+    # Group g has the places g, g + n_groups, …; what is left over is looked at as it is.
+    inside = (groups[:, :, None] + np.arange(_GROUP) * n_groups).reshape(len(scores), -1)
+    rest = np.arange(n_groups * _GROUP, scores.shape[1])
+    places = np.concatenate([inside, np.broadcast_to(rest, (len(scores), len(rest)))], axis=1)
+    return _sorted_best(np.take_along_axis(scores, places, axis=1), places, k)
+
+
+def _sorted_best(scores: np.ndarray, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    chosen = np.argpartition(scores, scores.shape[1] - k, axis=1)[:, scores.shape[1] - k :]
+    values = np.take_along_axis(scores, chosen, axis=1)
+    places = np.take_along_axis(places, chosen, axis=1)
+    # Of equals, the smaller row first, whatever order the partition left them in.
+    order = np.lexsort((places, -values), axis=1)
+    return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)

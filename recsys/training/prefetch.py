@@ -1,0 +1,174 @@
+"""The batches that the loop takes: read, shuffled and on the devices before it asks.
+
+Grain's threads read blocks of batches from the store; one more thread puts the next
+batches on the devices. The loop waits only where both are slower than the step.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import grain
+import jax
+import keras
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+# Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
+# generator or a `PyDataset` it copies to the host first.
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from recsys.data.batches import Batch, BatchSource
+from recsys.data.read_ahead import read_ahead
+
+DEPTH = 2
+"""Batches that are put on the devices before they are asked for."""
+
+Element = tuple[dict[str, Any]]
+
+
+class BatchIterator(DataAdapter):
+    """The batches of a source on the devices, for `fit`, and how long it waited for them.
+
+    Keras asks for the next batch when the step before has been started, and for none
+    beyond, so the position is that of the loop.
+
+    Args:
+        source: The batches.
+        first_step: Step to begin with.
+        end_step: Step to end before; None: the end of the run.
+
+    Example:
+        with BatchIterator(source, first_step=progress.step) as batches:
+            model.fit(batches, steps_per_epoch=len(source) - progress.step, shuffle=False)
+
+    Attributes:
+        step: The step whose batch comes next.
+        waited_s: Time for which batches were waited for [seconds].
+    """
+
+    def __init__(self, source: BatchSource, first_step: int = 0, end_step: int | None = None):
+        self.step, self.waited_s = first_step, 0.0
+        self._place = batch_placer()
+        self._batches: Any = None
+        self.restart(source, first_step, end_step)
+
+    def restart(
+        self, source: BatchSource, first_step: int | None = None, end_step: int | None = None
+    ) -> None:
+        """Reads from another source from now on; what was read ahead is thrown away.
+
+        Args:
+            source: The batches, such as those with new lists of hard negatives.
+            first_step: Step to go on with; None: the present one.
+            end_step: Step to end before; None: the end of the run.
+        """
+        self.close()
+        self._source = source
+        self.step = self.step if first_step is None else first_step
+        self._end = len(source) if end_step is None else min(end_step, len(source))
+
+    def close(self) -> None:
+        """Stops the threads; a later batch starts them again."""
+        if self._batches is not None:
+            self._stop()  # Once; later calls do nothing, and hold nothing.
+            self._batches = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Element]:
+        """Yields `(batch,)` from the present step on, up to the end."""
+        while self.step < self._end:
+            yield self._next()
+
+    def get_jax_iterator(self) -> Iterator[Element]:
+        """Yields as `__iter__` does."""
+        return iter(self)
+
+    def get_numpy_iterator(self) -> Iterator[Element]:
+        """Yields as `__iter__` does."""
+        return iter(self)
+
+    @property
+    def num_batches(self) -> None:
+        """Unknown to Keras, which would stop there: the loop says how many steps it takes."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples of a batch."""
+        return self._source.batch_size
+
+    @property
+    def has_partial_batch(self) -> bool:
+        """Whether a batch is shorter than others: never."""
+        return False
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Size of that one."""
+
+    def _next(self) -> Element:
+        started = time.perf_counter()
+        if self._batches is None:
+            self._batches = _placed_ahead(self._source, self.step, self._end, self._place)
+            # Threads hold no reference to this object, so they end with it in any case.
+            self._stop = weakref.finalize(self, self._batches.close)
+        try:
+            batch: Element = next(self._batches)
+        except BaseException:
+            self.close()
+            raise
+        self.waited_s += time.perf_counter() - started
+        self.step += 1
+        return batch
+
+
+def _placed_ahead(source: BatchSource, first: int, end: int, place: Placer) -> Any:
+    """Returns Grain's iterator of `(batch,)` on the devices, `DEPTH` of them ahead."""
+    placed = read_ahead(source, first, end).map(lambda element: (place(element[0]),))
+    return iter(grain.experimental.ThreadPrefetchIterDataset(placed, prefetch_buffer_size=DEPTH))
+
+
+Placer = Callable[[Batch], dict[str, Any]]
+
+
+def batch_placer() -> Placer:
+    """Returns what puts whole batches where Keras' trainer would.
+
+    The active distribution is asked for now: Keras keeps it by thread, and batches are
+    placed in another one. In one process the arrays are sent to the devices; the copy
+    goes on while the caller does. In several, each gets its rows of each array on the
+    host, for that is what `fit` takes there: all processes make the same whole batch,
+    so the model and the loss see one batch, in the order of a single process.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return lambda batch: {name: jax.device_put(x) for name, x in batch.items()}
+    mesh, axis = distribution.device_mesh.backend_mesh, distribution.batch_dim_name
+    place = jax.device_put if jax.process_count() == 1 else rows_of_process
+
+    def placed(batch: Batch) -> dict[str, Any]:
+        return {
+            # Spelled as Keras spells it, so that it finds the array where it wants it.
+            name: place(x, NamedSharding(mesh, PartitionSpec(axis, *[None] * (x.ndim - 1))))
+            for name, x in batch.items()
+        }
+
+    return placed
+
+
+def rows_of_process(array: np.ndarray, sharding: Sharding) -> np.ndarray:
+    """Returns the rows of `array` that this process' devices hold, in order.
+
+    That is what `jax.make_array_from_process_local_data` makes the array of again.
+    """
+    parts = sharding.addressable_devices_indices_map(array.shape).values()
+    rows = {index[0].indices(len(array))[:2] for index in parts if index is not None}
+    return np.concatenate([array[first:end] for first, end in sorted(rows)])

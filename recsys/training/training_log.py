@@ -1,0 +1,259 @@
+"""The log of a run: the loss curve, progress and time left, scalars for TensorBoard, notes."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+from recsys.errors import RecsysError
+from recsys.events import emit
+from recsys.training.distributed import is_primary
+from recsys.training.run_state import Progress
+
+
+class TrainingLog:
+    """Turns the logs of the steps since the last point into the next point of the loss curve.
+
+    Args:
+        progress: Where the curve is kept.
+        total: Steps of the whole run.
+        batch_size: Examples of a step.
+        unknown_share: Share of the ids of the training positives that no vocabulary has a
+            row for [0..1].
+        scalars: Where to write them for TensorBoard; None in all processes but the first.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        total: int,
+        batch_size: int,
+        unknown_share: float,
+        scalars: TensorBoardWriter | None,
+    ) -> None:
+        self._progress, self._total = progress, total
+        self._batch_size, self._unknown_share = batch_size, unknown_share
+        self._scalars = scalars
+        self._step, self._time = progress.step, time.perf_counter()
+        self._waited_s = 0.0
+        self._pace = Pace()
+
+    def record(self, model: keras.Model, logs: Mapping[str, Any], waited_s: float) -> None:
+        """Records the metrics of the steps since the last call.
+
+        Args:
+            model: The model; its variables hold their values.
+            logs: Means and counts over these steps.
+            waited_s: Seconds waited for input since the run was started.
+
+        Raises:
+            RecsysError: The loss is NaN or infinite.
+        """
+        progress = self._progress
+        steps = progress.step - self._step
+        if not steps:
+            return
+        # Waits for the last step, so that the time is that of all.
+        values = {name: float(value) for name, value in logs.items()}
+        now = time.perf_counter()
+        loss = values.pop("loss")
+        if not np.isfinite(loss):
+            raise not_a_number(progress.step, loss)
+        seconds, waited = now - self._time, waited_s - self._waited_s
+        progress.seconds += seconds
+        progress.waited_s += waited
+        point = {"step": progress.step, "loss": round(loss, 6)}
+        if "temperature" in values:
+            point["temperature"] = round(values["temperature"], 6)
+        progress.curve.append(point)
+        progress.add_steps(steps, {"loss": loss, **values})
+        speed = steps * self._batch_size / seconds
+        self._write(model, {"loss": loss, **values}, speed, waited / seconds)
+        self._pace.add(steps, seconds)
+        self._report(loss)
+        self._step, self._time, self._waited_s = progress.step, time.perf_counter(), waited_s
+
+    def skip_time(self, waited_s: float) -> None:
+        """Leaves out the time since the last point, which was spent beside the steps."""
+        self._time, self._waited_s = time.perf_counter(), waited_s
+
+    def record_validation(self, metrics: Mapping[str, float]) -> None:
+        """Writes the metrics of the validation."""
+        if self._scalars is not None:
+            named = {f"validation/{name}": value for name, value in metrics.items()}
+            self._scalars.write(self._progress.step, named)
+
+    def _write(
+        self, model: keras.Model, values: Mapping[str, float], speed: float, wait_share: float
+    ) -> None:
+        # In every process: what is computed of arrays of all is computed by all.
+        named = {f"train/{name}": value for name, value in values.items()}
+        named["train/examples_per_s"] = speed
+        named["train/input_wait_share"] = wait_share
+        named["train/unknown_id_share"] = self._unknown_share
+        named["train/learning_rate"] = float(model.optimizer.learning_rate)
+        dense = model.trainable_variables
+        norms = np.asarray(_norms([variable.value for variable in dense]))
+        named |= {f"norm/{v.path}": float(n) for v, n in zip(dense, norms, strict=True)}
+        if self._scalars is not None:
+            self._scalars.write(self._progress.step, {**named, **memory()})
+
+    def _report(self, loss: float) -> None:
+        step, total, pace = self._progress.step, self._total, self._pace
+        text = f"loss {loss:.3f}"
+        left_s = pace.seconds_of(total - step)
+        if left_s is not None:
+            speed = pace.steps * self._batch_size / pace.seconds
+            text += f" · {speed:,.0f} examples/s · {dt.timedelta(seconds=round(left_s))} left"
+        if self._scalars is not None:  # The first process reports for all.
+            report_progress(step, total, text)
+
+
+def not_a_number(step: int, received: Any) -> RecsysError:
+    """Returns the error of a run whose loss or weights are not finite."""
+    return RecsysError(
+        "R322",
+        f"Loss and weights must be numbers; they were none around step {step}.",
+        "Lower train.table_learning_rate and train.tower_learning_rate; what was saved before"
+        " is whole.",
+        received,
+    )
+
+
+@jax.jit
+def _norms(arrays: list[jax.Array]) -> jax.Array:
+    """Returns the norm of each array `[arrays]`, all at once: a call costs more than they do."""
+    return jnp.array([jnp.sqrt(jnp.sum(jnp.square(array))) for array in arrays])
+
+
+class TensorBoardWriter:
+    """Writes numbers by step into a folder that TensorBoard reads.
+
+    Each call writes: tensorboardX's own thread would end at a full disk, without a word,
+    and the training then wait for it for good. Where they can't be written the run goes on
+    without.
+
+    Args:
+        folder: The folder; made if missing.
+        first_step: Steps after this one, which an earlier attempt wrote, are forgotten.
+    """
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._writer: EventsWriter | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        except OSError as error:
+            self._give_up(error)
+        if first_step:
+            start = SessionLog(status=SessionLog.START)
+            self._put(step=first_step + 1, session_log=start)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes values, by names such as `train/loss`, as of `step`."""
+        named = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._put(step=step, summary=Summary(value=named))
+
+    def close(self) -> None:
+        """Closes the file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
+
+    def _put(self, **fields: Any) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.write_event(Event(wall_time=time.time(), **fields))
+            self._writer.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        note(f"Nothing more is written for TensorBoard: {error.strerror or error}.")
+
+
+def memory() -> dict[str, float]:
+    """Returns the memory of this process and of its devices [MiB]."""
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    values = {"memory/peak_rss_mib": peak_kib / 2**10}
+    for device in jax.local_devices():
+        # CPUs have no statistics.
+        if statistics := device.memory_stats():
+            values[f"memory/device_{device.id}_mib"] = statistics["bytes_in_use"] / 2**20
+    return values
+
+
+_LEAST_S = 3.0
+_LEAST_STEPS = 10
+
+
+@dataclasses.dataclass
+class Pace:
+    """The mean speed of the steps, without the first of them, which wait for a compiler.
+
+    Attributes:
+        steps: Steps that count.
+        seconds: The time that they took [s].
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    _is_warm: bool = False
+
+    def add(self, steps: int, seconds: float) -> None:
+        """Adds the time of some steps [s]; those of the first call are left out."""
+        if self._is_warm:
+            self.steps += steps
+            self.seconds += seconds
+        self._is_warm = True
+
+    def seconds_of(self, steps: int) -> float | None:
+        """Returns what so many steps will take [s]; None while too little is known."""
+        if self.steps < _LEAST_STEPS or self.seconds < _LEAST_S:
+            return None
+        return steps * self.seconds / self.steps
+
+
+_STEP = "Trainer"
+
+
+def report_progress(done: int, total: int, text: str) -> None:
+    """Reports how far the run is, for a progress bar.
+
+    Args:
+        done: Steps done.
+        total: Steps of the whole run.
+        text: Loss, speed and time left.
+    """
+    emit("progress", step=_STEP, done=done, total=total, text=text)
+
+
+def note(sentence: str) -> None:
+    """Reports what is no error but should be known, in the log too."""
+    emit("note", step=_STEP, text=sentence)
+    print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+
+
+def note_once(sentence: str) -> None:
+    """Reports it in one of several processes that all know it."""
+    if is_primary():
+        note(sentence)

@@ -1,1 +1,0 @@
-"""Warm start: a training that goes on from an earlier model, whose rows follow their ids."""
