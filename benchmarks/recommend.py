@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.measure import Watched, print_line, watch
 from benchmarks.serve_case.server import bundle_of
-from recsys.publish import publish
+from recsys.bundles.publishing import publish
 
 BENCH = "recommend"
 

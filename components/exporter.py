@@ -1,4 +1,4 @@
-"""Exporter: starts `recsys.export` in a process of its own, with Keras on TensorFlow."""
+"""Exporter: starts `recsys.bundles.export` in a process of its own, with Keras on TensorFlow."""
 
 import json
 import tempfile
@@ -69,4 +69,4 @@ def Exporter(
         file = Path(folder) / "data.json"
         file.write_text(json.dumps(data), encoding="utf-8")
         arguments += ["--told-data", str(file)] if data else []
-        run_with_config("recsys.export", config, arguments, backend="tensorflow")
+        run_with_config("recsys.bundles.export", config, arguments, backend="tensorflow")

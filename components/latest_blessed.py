@@ -18,7 +18,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 
 from components.artifacts import CURRENT_MODEL
 from components.pusher import DESTINATION
-from recsys.ledger import Ledger
+from recsys.bundles.versions import Ledger
 
 
 class LatestBlessedStrategy(ResolverStrategy):

@@ -10,8 +10,8 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import ModelBlessing, PushedModel
 
 from components.artifacts import CURRENT_MODEL, ServingBundle
+from recsys.bundles.publishing import WithdrawnError, publish
 from recsys.config import Strict
-from recsys.publish import WithdrawnError, publish
 
 DESTINATION = "pushed_destination"
 """Custom property of a pushed model: the folder of its version."""

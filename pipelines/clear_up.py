@@ -11,9 +11,9 @@ from absl import logging
 from pipelines.debris import sweep_artifacts, sweep_records
 from pipelines.ghosts import find_ghosts, lay, mark_runs
 from pipelines.killed import record_killed
+from recsys.bundles.publishing import only_publisher
 from recsys.errors import RecsysError
 from recsys.held_folder import link_on_the_way
-from recsys.publish import only_publisher
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **raw.graphs,
         **raw.origin,
         config=canonical_json(stage_of(config, ExportStage)),
-        code=code_fingerprint("components.exporter", "recsys.export"),
+        code=code_fingerprint("components.exporter", "recsys.bundles.export"),
     )
     made["bundle"] = exporter.outputs["bundle"]
     pusher = _pusher(config, bundle=made["bundle"], blessing=evaluator.outputs["blessing"])

@@ -30,7 +30,7 @@ from pipelines.record import Recorder, new_run_id
 from pipelines.roomy_launcher import RoomyLauncher
 from pipelines.summary import summarize, told
 from recsys import events
-from recsys.bundle import versions
+from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
 from recsys.process import log_traceback
 from recsys.run_lock import RunLock, run_lock

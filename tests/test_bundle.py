@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import publish
+from recsys.bundles.versions import latest
 from recsys.errors import RecsysError
-from recsys.publish import publish
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,7 +169,7 @@ def test_versions_count_up_and_the_newest_stay(tmp_path):
     for n in range(1, 13):
         path = publish(make_bundle(tmp_path / f"b{n}", content=str(n)), root, keep=3)
         assert path == root / str(n)
-        assert bundles.latest(root) == path
+        assert latest(root) == path
     assert versions(root) == ["10", "11", "12"]
     assert (root / "12" / "variables" / "data").read_text() == "12"
 
@@ -204,7 +205,7 @@ def test_what_is_no_version_is_left_alone_and_its_number_is_not_taken(tmp_path):
     (root / "7").write_text("a file")
     (root / "99999999999999999999").mkdir()  # More than an int64.
     assert publish(make_bundle(tmp_path / "b"), root, keep=1).name == "8"
-    assert bundles.latest(root).name == "8"
+    assert latest(root).name == "8"
     assert versions(root) == ["8", "99999999999999999999", "notes"]
     assert (root / "7").read_text() == "a file"
 
@@ -213,7 +214,7 @@ def test_a_link_is_no_version(tmp_path):
     root = tmp_path / "serving"
     publish(make_bundle(tmp_path / "b"), root, keep=1)
     (root / "2").symlink_to(tmp_path / "b")
-    assert bundles.latest(root).name == "1"
+    assert latest(root).name == "1"
     assert publish(make_bundle(tmp_path / "c", "c"), root, keep=1).name == "3"
 
 
@@ -280,7 +281,7 @@ def test_latest_without_a_push_names_the_cure(tmp_path, exists):
     if exists:
         root.mkdir()
     with pytest.raises(RecsysError, match=r"R510.*recsys run"):
-        bundles.latest(root)
+        latest(root)
 
 
 def test_a_serving_root_that_is_a_file_is_refused(tmp_path):
@@ -299,7 +300,7 @@ def test_at_least_one_version_is_kept(tmp_path):
 _PUBLISH = """
 import sys
 from pathlib import Path
-from recsys.publish import publish
+from recsys.bundles.publishing import publish
 publish(Path(sys.argv[1]), Path(sys.argv[2]), keep=2)
 """
 
@@ -331,7 +332,7 @@ def test_a_kill_in_the_middle_of_the_copy_leaves_the_old_version(tmp_path):
     child.kill()
     assert child.wait() == -signal.SIGKILL
     assert 0 < len(list(temporary.iterdir())) < 301, "not in the middle of the copy"
-    assert bundles.latest(root).name == "1"
+    assert latest(root).name == "1"
     assert_only_whole_versions(root)
 
     assert publish(big, root, keep=2).name == "2"
@@ -347,7 +348,7 @@ def test_a_reader_sees_only_whole_versions_while_others_publish(tmp_path):
 
     def read() -> None:
         while not done.is_set():
-            path = bundles.latest(root)
+            path = latest(root)
             try:
                 bundles.verify(path)
             except RecsysError as error:

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parent / "test_bundle_scripts"))
 import mutations
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import publish
 from recsys.errors import RecsysError
-from recsys.publish import publish
 from recsys.serving.recommender import Recommender
 
 _SCRIPT = Path(mutations.__file__)

@@ -183,7 +183,7 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
     assert run_main("export", "--data", "d", "--model", "m", *common) == 0
     assert started == [
         ("recsys.train", "jax", 3),
-        ("recsys.export", "tensorflow", 3),
+        ("recsys.bundles.export", "tensorflow", 3),
     ]
     assert tunes == [True, False]
     assert capsys.readouterr().out == '{"out": "x"}\n' * 2

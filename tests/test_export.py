@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from recsys.bundle import verify
+from recsys.bundles.bundle import verify
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.histories import ServingHistories, serving_histories
 from recsys.data.store import InteractionStore, write_store

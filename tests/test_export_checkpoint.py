@@ -10,8 +10,8 @@ import pytest
 from recsys.errors import RecsysError
 
 tf = pytest.importorskip("tensorflow")
-from recsys.serving import checkpoint, constants, slices  # noqa: E402
-from recsys.serving.checkpoint import fill, filled_later  # noqa: E402
+from recsys.bundles import variables  # noqa: E402
+from recsys.bundles.variables import fill, filled_later  # noqa: E402
 
 
 class Reader(tf.Module):
@@ -41,7 +41,7 @@ def saved(folder, **values):
 
 @pytest.fixture
 def slices_of_100_bytes(monkeypatch):
-    monkeypatch.setattr(slices, "SLICE_BYTES", 100)
+    monkeypatch.setattr(variables, "SLICE_BYTES", 100)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 24, 100])
@@ -105,7 +105,7 @@ def test_a_full_disk_is_an_error_with_a_cure(tmp_path):
 
 
 def test_only_a_large_constant_waits_for_its_rows():
-    large = np.zeros(checkpoint.SMALL_BYTES // 4 + 1, np.float32)
-    assert constants.constant(large, tf.float32).shape.as_list() == [None]
-    assert constants.constant(large[1:], tf.float32).shape.as_list() == [len(large) - 1]
-    assert constants.constant(large[:5], tf.int32).dtype == tf.int32
+    large = np.zeros(variables.SMALL_BYTES // 4 + 1, np.float32)
+    assert variables.constant(large, tf.float32).shape.as_list() == [None]
+    assert variables.constant(large[1:], tf.float32).shape.as_list() == [len(large) - 1]
+    assert variables.constant(large[:5], tf.int32).dtype == tf.int32

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from recsys.bundle import manifest_digest, verify
+from recsys.bundles.bundle import manifest_digest, verify
 
 pytestmark = pytest.mark.faults
 
@@ -42,7 +42,7 @@ def start(folder, largest_file=None):
     paths = {"config": "export.json", "model": "model", "data": "data", "out": "bundle"}
     words = [word for name, path in paths.items() for word in (f"--{name}", str(folder / path))]
     return subprocess.Popen(
-        [sys.executable, "-m", "recsys.export", *words],
+        [sys.executable, "-m", "recsys.bundles.export", *words],
         env={**os.environ, "KERAS_BACKEND": "tensorflow"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -20,10 +20,10 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 pytest.importorskip("tensorflow")
-from recsys.serving import gate_scores, latency
-from recsys.serving.gate_process import check_absent
-from recsys.serving.gate_reference import Reference, raw_probes
-from recsys.serving.gate_scores import Answers, compare_scores
+from recsys.bundles import parity
+from recsys.bundles.parity import Answers, compare_scores
+from recsys.bundles.parity_process import check_absent
+from recsys.bundles.parity_reference import Reference, raw_probes
 
 
 @pytest.mark.parametrize("buckets", [0, 3])
@@ -86,7 +86,7 @@ def test_the_best_answers_pass_whatever_the_blocks(seed, n_items, k):
     k = min(k, int(is_item.sum()))
     answers = answered(reference, embeddings, is_item, popular, k)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate_scores, "_BLOCK_ROWS", 7)
+        patch.setattr(parity, "_BLOCK_ROWS", 7)
         assert compare_scores([answers], reference, embeddings, is_item) <= 1e-5
 
 
@@ -127,10 +127,10 @@ def test_one_slow_request_in_fifty_is_over_the_budget(monkeypatch):
     # Two looks at the clock for each request.
     steps = [0.0005] * 99 + [0.02]
     clock = itertools.accumulate(itertools.cycle(steps)).__next__
-    monkeypatch.setattr(latency, "time", types.SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(parity, "time", types.SimpleNamespace(perf_counter=clock))
     with pytest.raises(RecsysError, match=r"R528.*5 ms.*Received: '20.00 ms'"):
-        latency.check(Model(), make_reference(3, 2), 5.0)
-    found = latency.check(Model(), make_reference(3, 2), 25.0)
+        parity.check_latency(Model(), make_reference(3, 2), 5.0)
+    found = parity.check_latency(Model(), make_reference(3, 2), 25.0)
     assert found == {"p50": pytest.approx(0.5), "p99": pytest.approx(20.0)}
 
 
@@ -142,12 +142,12 @@ def test_a_module_that_is_there_is_named():
 def test_the_gates_run_where_the_trainers_libraries_cant_be_imported():
     script = """
 import importlib, sys
-from recsys.serving.gate_process import FORBIDDEN, main
+from recsys.bundles.parity_process import FORBIDDEN, main
 try:
     main(["--bundle", "none", "--reference", "none"])
 except FileNotFoundError:
     pass
-assert "recsys.serving.gates" in sys.modules and "tensorflow" in sys.modules
+assert "recsys.bundles.parity" in sys.modules and "tensorflow" in sys.modules
 for name in (*FORBIDDEN, "recsys.model.saved"):
     try:
         importlib.import_module(name)

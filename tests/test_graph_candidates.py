@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recsys.bundles import quantization
+from recsys.bundles.quantization import check_parity, stored
 from recsys.errors import RecsysError
-from recsys.serving import stored_embeddings
-from recsys.serving.stored_embeddings import check_parity, stored
 
 
 @st.composite
@@ -48,7 +48,7 @@ def expected(case):
 def test_blocks_of_any_size_find_the_best_of_all_and_the_first_of_equals(case):
     import tensorflow as tf
 
-    from recsys.serving import candidates
+    from recsys.bundles import candidates
 
     hidden = tf.ragged.constant(case["hidden"], tf.int32, ragged_rank=1)
     by_popularity = tf.constant(case["by_popularity"], tf.bool)
@@ -73,7 +73,7 @@ def test_short_embeddings_are_within_half_a_step(seed, rows, block):
     rng = np.random.default_rng(seed)
     size = 10.0 ** rng.integers(-3, 4, (rows, 1)) * (rng.random((rows, 1)) < 0.8)
     numbers = (rng.standard_normal((rows, 5)) * size).astype(np.float32)
-    with mock.patch.object(stored_embeddings, "BLOCK_ROWS", block):
+    with mock.patch.object(quantization, "BLOCK_ROWS", block):
         int8, half = stored(numbers, "int8"), stored(numbers, "float16")
     assert (int8.values.dtype, half.values.dtype) == (np.int8, np.float16)
     largest = np.abs(numbers).max(axis=1, initial=0)[:, None]
@@ -108,7 +108,7 @@ def ranked():
 @pytest.mark.parametrize("block", [64, 499, 500, 1000])
 def test_parity_is_the_share_of_the_exact_best(ranked, block):
     query, embeddings, is_item, best = ranked
-    with mock.patch.object(stored_embeddings, "BLOCK_ROWS", block):
+    with mock.patch.object(quantization, "BLOCK_ROWS", block):
         assert check_parity(best, query, embeddings, is_item, 1.0) == 1.0
         swapped = np.where(best == 7, 300, np.where(best == 300, 7, best))
         assert check_parity(swapped, query, embeddings, is_item, 1.0) == 1.0

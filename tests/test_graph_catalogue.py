@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsys.bundles import item_table as of_bundle
+from recsys.bundles.item_table import allowed_items, features_of, write_catalogue
+from recsys.bundles.signatures import filter_inputs, raw_inputs
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
-from recsys.serving import catalogue as of_bundle
-from recsys.serving.catalogue import allowed_items, features_of, write_catalogue
-from recsys.serving.input_names import filter_inputs, raw_inputs
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from recsys.bundle import read_manifest
+from recsys.bundles.bundle import read_manifest
 from recsys.cli import main
 from recsys.data.catalogue import open_user_features
 from recsys.data.store import InteractionStore

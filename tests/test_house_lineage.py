@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from recsys import __version__
-from recsys.bundle import write_manifest
+from recsys.bundles.bundle import write_manifest
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.house.known import Artifact, Execution, Known, PastRun

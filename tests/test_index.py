@@ -11,14 +11,11 @@ pytest.importorskip("faiss", reason="needs FAISS")
 from recsys.config.index import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import Ragged
-from recsys.serving.index import exact as exact_module
-from recsys.serving.index import ranker as ranker_module
-from recsys.serving.index.build import build
-from recsys.serving.index.effort import choose_effort, recall_of
-from recsys.serving.index.exact import ExactItems
-from recsys.serving.index.queries import judging_queries
-from recsys.serving.index.ranker import Ranker
-from recsys.serving.index.stored import read_index
+from recsys.serving import ranker as exact_module
+from recsys.serving import ranker as ranker_module
+from recsys.serving.ann_index import read_index
+from recsys.serving.index_build import build, choose_effort, judging_queries, recall_of
+from recsys.serving.ranker import ExactItems, Ranker
 
 _N, _DIM, _K = 4000, 16, 20
 

@@ -18,7 +18,7 @@ from recsys.native.compiler import FLAGS, compilers
 from recsys.native.rank import Results, rank_queries
 from recsys.native.rank_top import Best, RoundedItems
 from recsys.ragged import Ragged
-from recsys.serving.index.exact import ExactItems
+from recsys.serving.ranker import ExactItems
 
 pytestmark = pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
 

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from system_worlds import make_world
 
+from recsys.bundles.publishing import publish
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.publish import publish
 from recsys.serving import batch_file
-from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import SCHEMA
 from recsys.serving.batch_file import recommend_file
+from recsys.serving.users_file import AskedUsers
 
 _REPO = Path(__file__).resolve().parent.parent
 
@@ -193,7 +193,7 @@ _RUN = """
 import sys, time
 sys.path[:0] = [{tests!r}, {worlds!r}]
 from pathlib import Path
-from recsys.serving.asked_users import AskedUsers
+from recsys.serving.users_file import AskedUsers
 from recsys.serving.batch_file import recommend_file
 from test_recommend_batch import Echo, quiet
 class Slow(Echo):
@@ -254,8 +254,8 @@ def served(tmp_path_factory):
 _ASK = """
 import json, sys
 from pathlib import Path
-from recsys.serving.loading import load_saved_model
-from recsys.serving.signatures import ask
+from recsys.serving.saved_model import load_saved_model
+from recsys.serving.saved_model import ask
 users = json.loads(sys.argv[2])
 n = len(users)
 found = ask(load_saved_model(Path(sys.argv[1])), "recommend", user_id=users, history=[[""]] * n,

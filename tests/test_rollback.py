@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import Rollback, WithdrawnError, publish, rollback
+from recsys.bundles.versions import latest
 from recsys.cli import main
 from recsys.errors import RecsysError, UsageError
-from recsys.publish import WithdrawnError, publish
-from recsys.rollback import Rollback, rollback
 
 _KILLS = Path(__file__).parent / "test_bundle_scripts" / "kills.py"
 
@@ -49,7 +49,7 @@ def served(root: Path) -> list[str]:
 def test_the_version_before_is_served_again(root):
     assert rollback(root) == Rollback(root / "2", [3])
     assert served(root) == ["1", "2"]
-    assert (bundles.latest(root) / "data").read_text() == "b"
+    assert (latest(root) / "data").read_text() == "b"
 
 
 def test_each_rollback_goes_one_further_back(root):
@@ -281,7 +281,7 @@ def test_a_reader_never_sees_a_version_between(root):
 
     def seen(*paths: object, **descriptors: object) -> None:
         real(*paths, **descriptors)
-        names.append(bundles.latest(root).name)
+        names.append(latest(root).name)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", seen)

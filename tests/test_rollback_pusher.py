@@ -14,9 +14,10 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 from components.artifacts import ServingBundle
 from components.latest_blessed import LatestBlessedStrategy
 from components.pusher import DESTINATION, WITHDRAWN, Pusher, PushTarget
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import rollback
+from recsys.bundles.versions import latest
 from recsys.config import canonical_json
-from recsys.rollback import rollback
 
 pytestmark = pytest.mark.pipeline
 
@@ -68,7 +69,7 @@ def test_what_was_rolled_back_is_not_pushed_again_and_the_run_goes_on(tmp_path):
     push(bad, root, tmp_path / "p2")
     rollback(root)
     again = push(bad, root, tmp_path / "p3")
-    assert bundles.latest(root).name == "1"
+    assert latest(root).name == "1"
     assert again.get_int_custom_property("pushed") == 0
     assert again.get_int_custom_property(WITHDRAWN) == 1
     found = told(tmp_path / "p3")

@@ -22,11 +22,10 @@ import httpx
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
 
-from recsys.bundle import write_manifest
+from recsys.bundles.bundle import write_manifest
+from recsys.bundles.publishing import publish, rollback
 from recsys.config.index import IndexConfig
-from recsys.publish import publish
-from recsys.rollback import rollback
-from recsys.serving.index.build import build
+from recsys.serving.index_build import build
 
 pytestmark = pytest.mark.slow
 

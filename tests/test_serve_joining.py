@@ -13,11 +13,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from serving import FakeRecommender, wait_for
 
-from recsys.serving.server.joining import ask_together, may_join
+from recsys.serving.server.http_errors import Refusal
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.question import Question
-from recsys.serving.server.refusals import Refusal
-from recsys.serving.server.work import Work
+from recsys.serving.server.messages import Question
+from recsys.serving.server.micro_batcher import Work, ask_together, may_join
 
 
 class Echo:

@@ -7,13 +7,11 @@ import weakref
 
 import pytest
 
-from recsys.bundle import verify, write_manifest
+from recsys.bundles.bundle import verify, write_manifest
+from recsys.bundles.publishing import publish, rollback
 from recsys.errors import RecsysError
-from recsys.publish import publish
-from recsys.rollback import rollback
 from recsys.serving import pool as pool_module
-from recsys.serving.pool import Pool
-from recsys.serving.watcher import Watcher
+from recsys.serving.pool import Pool, Watcher
 
 
 class FakeModel:

@@ -11,11 +11,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.serving.index.ranker import Ranker
-from recsys.serving.server.item_filters import ItemFilters
-from recsys.serving.server.names import Names
+from recsys.serving.ranker import Ranker
+from recsys.serving.server.catalogue_search import ItemFilters, Names
 from recsys.serving.server.ranked import NO_SCORE, RankedAnswers
-from recsys.serving.server.signature import Input, Signature
+from recsys.serving.server.tensors import Input, Signature
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-from recsys.serving.server.answer import write_answer
+from recsys.serving.server.http_errors import Refusal
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.question import read_question
-from recsys.serving.server.refusals import Refusal
-from recsys.serving.server.signature import Input, Signature
+from recsys.serving.server.messages import read_question, write_answer
+from recsys.serving.server.tensors import Input, Signature
 
 LIMITS = Limits()
 SIGNATURES = {

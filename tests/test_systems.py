@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from system_worlds import HISTORY, make_world
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import publish
 from recsys.cli import main
 from recsys.config import VocabularyConfig
 from recsys.data.vocabulary import Vocabulary
@@ -26,7 +27,6 @@ from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import EvaluationData, System, SystemEmbeddings, open_system
 from recsys.model import load_model
-from recsys.publish import publish
 from recsys.serving.embed import Embedder
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,8 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from benchmarks.crash_case.runs import World
-from recsys.bundle import verify, versions
+from recsys.bundles.bundle import verify
+from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
 from recsys.report.runs import RUNS, read_result
 

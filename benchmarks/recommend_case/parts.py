@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from recsys.serving import batch_file
-from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import BatchRecommender
+from recsys.serving.users_file import AskedUsers
 
 _PARTS = {"_prepare": "query", "_rank": "rank", "_as_batch": "encode"}
 

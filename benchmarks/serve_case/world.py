@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
     config = ModelConfig(dim=options.dim, history=8, widths=widths)
     write_model(work, TrainStage(model=config), inputs, options.seed, options.clusters)
     # Imports TensorFlow.
-    from recsys.export import Sources, export
+    from recsys.bundles.export import Sources, export
 
     stage = ExportStage(name=options.name, export=ExportConfig(k=options.k))
     print(json.dumps(export(stage, Sources(work / "model", work / "data"), options.out)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from recsys.bundle import manifest_digest, read_manifest
+from recsys.bundles.bundle import manifest_digest, read_manifest
 from recsys.cli.stages import stage_log
 from recsys.cli.terminal import Console
 from recsys.formats import count, moment

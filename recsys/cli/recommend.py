@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from recsys.bundle import latest
+from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER
+from recsys.bundles.versions import latest
 from recsys.cli.terminal import Console
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
 from recsys.serving.recommender import Recommendations, Recommender
-from recsys.serving.sources import FEATURES, HISTORY, POPULARITY, USER
 from recsys.visible import visible
 
 _SHOWN_HISTORY = 10

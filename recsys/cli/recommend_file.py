@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from recsys.bundle import latest
+from recsys.bundles.versions import latest
 from recsys.cli.recommend import serving_folder
 from recsys.cli.terminal import Console
 from recsys.formats import counted, duration
-from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import BatchRecommender
 from recsys.serving.batch_file import Answered
 from recsys.serving.batch_file import recommend_file as answer_file
+from recsys.serving.users_file import AskedUsers
 
 
 def recommend_file(

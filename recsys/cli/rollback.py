@@ -11,12 +11,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from recsys.bundle import versions
+from recsys.bundles.publishing import Rollback
+from recsys.bundles.publishing import rollback as roll_back
+from recsys.bundles.versions import versions, withdrawn_folders
 from recsys.cli.recommend import serving_folder
 from recsys.cli.terminal import Console
-from recsys.ledger import withdrawn_folders
-from recsys.rollback import Rollback
-from recsys.rollback import rollback as roll_back
 
 
 def rollback(

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from recsys.bundle import MANIFEST
+from recsys.bundles.bundle import MANIFEST
 from recsys.cli.recommend import serving_folder
 from recsys.config_file import default_config_path, load_config
 from recsys.distribution import install_extra
@@ -41,7 +41,7 @@ def serve(
     """
     folder = _folder(config, root, model_dir, name)
     try:
-        from recsys.serving.server.run import Service, serve
+        from recsys.serving.server.service import Service, serve
     except ImportError as error:
         raise UsageError(
             "R550",

@@ -80,7 +80,7 @@ def export(
 ) -> dict[str, Any]:
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
     folders = {"--model": model, "--data": data, "--out": out}
-    return _run("recsys.export", "tensorflow", config_of(path, overrides), folders)
+    return _run("recsys.bundles.export", "tensorflow", config_of(path, overrides), folders)
 
 
 def config_of(path: Path | None, overrides: Sequence[str]) -> Config:

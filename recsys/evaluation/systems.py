@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundle import MANIFEST, read_manifest, verify, versions
+from recsys.bundles.bundle import MANIFEST, read_manifest, verify
+from recsys.bundles.versions import versions
 from recsys.data.split_rule import SplitRule
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from recsys.bundle import versions
+from recsys.bundles.versions import versions, withdrawn_folders
 from recsys.config.keep import KeepConfig
 from recsys.held_folder import link_on_the_way
 from recsys.house.known import PastRun, Version
 from recsys.house.plan import Kind, Thing
-from recsys.ledger import withdrawn_folders
 
 GONE = ".gone"
 """Folder under a root for what is being removed; whatever is in it is debris."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recsys.bundle import MANIFEST
+from recsys.bundles.bundle import MANIFEST
 from recsys.house.known import Artifact, Execution, Known
 
 _BUNDLE, _PUSHED = "ServingBundle", "PushedModel"

@@ -17,18 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.bundles.bundle import check_k, read_contents
+from recsys.bundles.item_table import allowed_items, features_of
+from recsys.bundles.signatures import POPULARITY, filter_inputs
 from recsys.data.id_index import IdIndex
 from recsys.errors import RecsysError
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.ragged import Ragged
-from recsys.serving.catalogue import allowed_items, features_of
-from recsys.serving.contents import check_k, read_contents
-from recsys.serving.index.exact import ExactItems
-from recsys.serving.input_names import filter_inputs
-from recsys.serving.loading import load_saved_model
-from recsys.serving.signatures import ask
-from recsys.serving.sources import POPULARITY
+from recsys.serving.ranker import ExactItems
+from recsys.serving.saved_model import ask, load_saved_model
 
 SCHEMA = pa.schema(
     [
@@ -40,7 +38,7 @@ SCHEMA = pa.schema(
     ]
 )
 """Of an answer: items the best first, fewer than asked for where the catalogue has no more;
-whether the data hold the user; what the answer rests on, see `recsys.serving.sources`."""
+whether the data hold the user; what the answer rests on, see `recsys.bundles.signatures`."""
 
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
 """`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
@@ -54,7 +52,7 @@ class BatchRecommender:
     """Answers many users of a bundle at a time. Loading takes seconds.
 
     Args:
-        bundle: Folder of a bundle, as `recsys.bundle.latest` finds it.
+        bundle: Folder of a bundle, as `recsys.bundles.versions.latest` finds it.
         exclude_ids: Items that nobody gets.
         only: Names of tokens by feature; every item of an answer has one of them in each
             of these features.

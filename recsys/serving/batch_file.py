@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recsys.bundles.signatures import SOURCES
 from recsys.commit import commit_file
 from recsys.data import dead_letters
 from recsys.errors import RecsysError, UsageError
-from recsys.serving.asked_users import AskedUsers
 from recsys.serving.batch import ENCODED, SCHEMA
-from recsys.serving.sources import SOURCES
+from recsys.serving.users_file import AskedUsers
 
 Tell = Callable[[int, int], None]
 """Is told how many users were answered since, and how many bytes of the file are done."""
@@ -58,7 +58,7 @@ class Answered:
         rejected_file: The rows that are no user id, as dead letters; None: there are none.
         users: Users that were answered.
         unknown: Those of them whom the bundle doesn't know.
-        sources: How many answers rest on what, see `recsys.serving.sources`.
+        sources: How many answers rest on what, see `recsys.bundles.signatures`.
         rejected: Rows that are no user id.
         seconds: Time that it took [s].
     """

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from recsys.bundles.parity_reference import stand_ins
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import EMBEDDINGS, HISTORIES, USERS
 from recsys.events import emit
 from recsys.process import stage_main
-from recsys.serving.gate_reference import stand_ins
-from recsys.serving.loading import load_saved_model
+from recsys.serving.saved_model import load_saved_model
 
 _STEP = "RetrievalEvaluator"
 _BLOCK = 1024

@@ -1,7 +1,7 @@
-"""The versions of a model that are loaded, and how one takes another's place.
+"""The versions of a model that are loaded, and how one replaces another.
 
-A request takes a version once, and keeps it to its end; a swap is one assignment. So
-every request is answered by one whole version, and none waits for a swap.
+A request takes a version once, and keeps it to its end; a swap is one assignment. So every
+request is answered by one whole version, and none waits for a swap.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from recsys.bundle import MANIFEST, versions
+from recsys.bundles.bundle import MANIFEST
+from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
 
 _LOG = logging.getLogger("recsys.serve")
@@ -142,7 +144,7 @@ class Pool(Generic[ModelT]):
         started = time.monotonic()
         try:
             model = self._load(path)
-        except Exception as error:  # noqa: BLE001 a bundle may be broken in any way
+        except Exception as error:  # noqa: BLE001 any failure of a damaged bundle, or of a request, is reported
             self._refuse(identity, path, _as_recsys_error(path, error), tries)
             return None
         finally:
@@ -199,3 +201,35 @@ def _as_recsys_error(path: Path, error: Exception) -> RecsysError:
         "Delete it and run again: recsys run.",
         f"{type(error).__name__}: {error}",
     )
+
+
+class Watcher:
+    """A thread that refreshes a pool again and again.
+
+    Args:
+        pool: The pool.
+        every_s: Time between two looks [s].
+    """
+
+    def __init__(self, pool: Pool[Any], every_s: float) -> None:
+        self._pool, self._every_s = pool, every_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="recsys-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends it; returns whether it ended in time [s]: a load can't be stopped."""
+        self._is_over.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _watch(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._pool.refresh()
+            except OSError as error:
+                _LOG.error("the serving folder can't be read: %s", error)
+            self._is_over.wait(self._every_s)

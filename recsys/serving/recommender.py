@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recsys.bundles.bundle import check_k, read_contents
 from recsys.errors import UsageError
-from recsys.serving.contents import check_k, read_contents
-from recsys.serving.loading import load_saved_model
-from recsys.serving.signatures import ask, needed
+from recsys.serving.saved_model import ask, load_saved_model, needed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Recommender:
     Loading takes seconds; while TensorFlow starts, its chatter on stderr is dropped.
 
     Args:
-        bundle: Folder of a bundle, as `recsys.bundle.latest` finds it.
+        bundle: Folder of a bundle, as `recsys.bundles.versions.latest` finds it.
 
     Attributes:
         max_k: Most items of an answer.

@@ -14,10 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.publishing import publish, rollback
+from recsys.bundles.versions import latest, versions
 from recsys.errors import RecsysError
-from recsys.publish import publish
-from recsys.rollback import rollback
 
 _SYSTEM = {"posix", "fcntl", "_io"}
 
@@ -101,12 +101,12 @@ def main(name, folder):
     for n, root in killed_roots(scenario, folder):
         found = {
             "call": n,
-            "versions": [int(path.name) for path in bundles.versions(root)],
-            "damaged": [path.name for path in bundles.versions(root) if not is_whole(path)],
+            "versions": [int(path.name) for path in versions(root)],
+            "damaged": [path.name for path in versions(root) if not is_whole(path)],
         }
         scenario.act(root)
-        found["after"] = [int(path.name) for path in bundles.versions(root)]
-        found["content"] = (bundles.latest(root) / "variables" / "data").read_text()
+        found["after"] = [int(path.name) for path in versions(root)]
+        found["content"] = (latest(root) / "variables" / "data").read_text()
         found["debris"] = [path.name for path in root.glob(".publish-*")]
         found["next"] = int(publish(make_bundle(root / "new", "new"), root, keep=9).name)
         sys.stdout.write(json.dumps(found) + "\n")

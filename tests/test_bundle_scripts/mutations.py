@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
-from recsys import bundle as bundles
+from recsys.bundles import bundle as bundles
+from recsys.bundles.bundle import read_contents
+from recsys.bundles.publishing import publish, rollback
+from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
-from recsys.publish import publish
-from recsys.rollback import rollback
-from recsys.serving.contents import read_contents
 
 _LONGEST_S = 20
 _NAMES = ["../outside/secret", "/etc/passwd", "a/../../outside/secret", "", ".", "..", "a//b",
@@ -231,14 +231,14 @@ def try_one(bundle, serving):
         "publish": code_of(lambda: publish(bundle, serving, keep=2)),
     }
     assert (codes["publish"] == "ok") == (codes["verify"] == "ok"), codes
-    for version in bundles.versions(serving):
+    for version in versions(serving):
         bundles.verify(version)
     return codes
 
 
 def try_as_version(bundle, serving):
     """Puts what may be damaged where the version before the newest is, and rolls back."""
-    before = bundles.versions(serving)[-2]
+    before = versions(serving)[-2]
     shutil.rmtree(before)
     shutil.copytree(bundle, before, symlinks=True, copy_function=_copy)
     codes = {name: code_of(lambda act=act: act(before)) for name, act in

@@ -1,4 +1,4 @@
-"""Exports as `python -m recsys.export` does, then tries what must be refused."""
+"""Exports as `python -m recsys.bundles.export` does, then tries what must be refused."""
 
 import contextlib
 import dataclasses
@@ -18,25 +18,28 @@ bundle.mkdir()  # TFX makes the folder before.
 # What a kill has left.
 (folder / ".bundle.partial" / "variables").mkdir(parents=True)
 (folder / ".bundle.partial" / "variables" / "variables-0-0.index").write_bytes(b"half")
-sys.argv = ["recsys.export", "--config", str(folder / "export.json"), "--data", str(data)]
+sys.argv = ["recsys.bundles.export", "--config", str(folder / "export.json"), "--data", str(data)]
 sys.argv += ["--model", str(folder / "model"), "--transform", str(folder / "item_transform")]
 sys.argv += ["--user-transform", str(folder / "user_transform")]
 sys.argv += ["--evaluation", str(folder), "--out", str(bundle)]
-runpy.run_module("recsys.export", run_name="__main__")
+runpy.run_module("recsys.bundles.export", run_name="__main__")
 
+from recsys.bundles import parity  # noqa: E402
+from recsys.bundles.export import (  # noqa: E402
+    Opened,
+    Sources,
+    export,
+)
+from recsys.bundles.parity import compare_scores  # noqa: E402
+from recsys.bundles.parity_reference import Reference, raw_probes  # noqa: E402
+from recsys.bundles.signatures import popularity_shares  # noqa: E402
 from recsys.config import ExportStage  # noqa: E402
 from recsys.config_file import load_stage  # noqa: E402
 from recsys.data.histories import serving_histories  # noqa: E402
 from recsys.data.store import InteractionStore  # noqa: E402
 from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
-from recsys.export import Sources, export  # noqa: E402
-from recsys.serving import gates, latency  # noqa: E402
-from recsys.serving.export_sources import Opened  # noqa: E402
-from recsys.serving.gate_reference import Reference, raw_probes  # noqa: E402
-from recsys.serving.gate_scores import compare_scores  # noqa: E402
-from recsys.serving.loading import load_saved_model  # noqa: E402
-from recsys.serving.sources import popularity_shares  # noqa: E402
+from recsys.serving.saved_model import load_saved_model  # noqa: E402
 
 stage = load_stage(folder / "export.json", ExportStage)
 refused = {}
@@ -96,7 +99,7 @@ def try_gates():
     source = opened.reference(stage.export).source
     reference = Reference(*ids, probe["query"], source, popularity)
     told = []
-    assert gates.check(model, bundle, reference, told.append) <= 1e-5
+    assert parity.check(model, bundle, reference, told.append) <= 1e-5
     assert len(told) == 3
     for name, row in (("candidate", 7), ("last candidate", items.n_rows - 1)):
         bent = shutil.copytree(bundle, folder / name)
@@ -104,19 +107,19 @@ def try_gates():
         rows[row, 2] += 2e-5
         np.save(bent / "item_embeddings.npy", rows)
         with noted(name):
-            gates.check(model, bent, reference, told.append)
+            parity.check(model, bent, reference, told.append)
     # The scores of the trainer would be others, though every embedding is its own.
     bent = dataclasses.replace(reference, query=-reference.query)
-    found = gates._in_batches(
-        lambda part: gates._answer(model.signatures["recommend"], reference, part), 5
+    found = parity._in_batches(
+        lambda part: parity._answer(model.signatures["recommend"], reference, part), 5
     )
     few = dataclasses.replace(bent, query=bent.query[:5], source=bent.source[:5])
     with noted("scores"):
-        answers = [gates._answers("recommend", found, items)]
+        answers = [parity._answers("recommend", found, items)]
         compare_scores(answers, few, np.load(bundle / "item_embeddings.npy"), items.has_id())
     with noted("slow"):
-        latency.check(model, reference, 1e-4)
-    quick = latency.check(model, reference, 1e6)
+        parity.check_latency(model, reference, 1e-4)
+    quick = parity.check_latency(model, reference, 1e6)
     assert 0 < quick["p50"] <= quick["p99"]
 
 

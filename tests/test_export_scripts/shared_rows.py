@@ -7,10 +7,10 @@ from unittest import mock
 
 import tensorflow as tf
 
+from recsys.bundles import graph, row_embedding
+from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
-from recsys.export import Sources, export
-from recsys.serving import graph, stored_users
 
 
 def other_rows(ids, n_hash_rows):
@@ -41,7 +41,7 @@ def main(folder):
     try:
         with (
             mock.patch.object(graph, "hash_rows", other_rows),
-            mock.patch.object(stored_users, "hash_rows", other_rows),
+            mock.patch.object(row_embedding, "hash_rows", other_rows),
         ):
             export(stage, sources, folder / "faulty")
     except RecsysError as error:

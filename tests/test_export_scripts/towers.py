@@ -8,17 +8,17 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from recsys.bundles import parity
+from recsys.bundles.export import Sources, export
+from recsys.bundles.parity_reference import Reference
 from recsys.config import ExportConfig, ExportStage
-from recsys.export import Sources, export
 from recsys.model import load_model
-from recsys.serving import gates
-from recsys.serving.gate_reference import Reference
-from recsys.serving.loading import load_saved_model
+from recsys.serving.saved_model import load_saved_model
 
 
 def gates_here(bundle, reference):
     """Runs the gates in this process: to start one for each model would take minutes."""
-    found = gates.check(load_saved_model(bundle), bundle, Reference.load(reference), print)
+    found = parity.check(load_saved_model(bundle), bundle, Reference.load(reference), print)
     return {"max_difference": found}
 
 
@@ -26,7 +26,7 @@ def main(folder):
     for number, model in enumerate(sorted(folder.glob("model-*"))):
         with contextlib.ExitStack() as stack:
             if number:
-                stack.enter_context(mock.patch("recsys.export.run_gates", gates_here))
+                stack.enter_context(mock.patch("recsys.bundles.export.run_gates", gates_here))
             export_and_ask(folder, model)
 
 

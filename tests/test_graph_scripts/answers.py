@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from recsys.bundle import write_manifest
+from recsys.bundles import candidates, variables
+from recsys.bundles.bundle import write_manifest
+from recsys.bundles.graph import Retrieval
+from recsys.bundles.item_table import write_catalogue
 from recsys.data.histories import serving_histories
 from recsys.data.store import InteractionStore
 from recsys.model.saved import load_model
-from recsys.serving import candidates, checkpoint
 from recsys.serving.batch import BatchRecommender
-from recsys.serving.catalogue import write_catalogue
-from recsys.serving.graph import Retrieval
 
 FORMS = {
     "whole": ("float32", 1000, 1000),
@@ -42,7 +42,7 @@ def make(folder, form, k):
     if form != "whole":
         return retrieval, signatures
     tf.saved_model.save(retrieval, str(folder / form), signatures=signatures)
-    checkpoint.fill(folder / form, retrieval.variables)
+    variables.fill(folder / form, retrieval.variables)
     loaded = tf.saved_model.load(str(folder / form))
     return loaded, loaded.signatures
 

@@ -14,6 +14,8 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
+from recsys.bundles.graph import Retrieval
+from recsys.bundles.raw_features import RawFeatures
 from recsys.config import ItemsConfig, ModelConfig, TrainConfig, TrainStage, UsersConfig
 from recsys.data.entities import example_columns, id_column, parse_entities, raw_columns
 from recsys.data.examples import write_examples
@@ -25,8 +27,6 @@ from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.model import ModelSpec, TowerInputs, TwoTower, load_model, save_model
-from recsys.serving.graph import Retrieval
-from recsys.serving.raw_features import RawFeatures
 
 KINDS = {pa.string(): tf.string, pa.float32(): tf.float32, pa.int64(): tf.int64}
 

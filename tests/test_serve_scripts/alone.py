@@ -10,7 +10,7 @@ import numpy as np
 from serving import FakeModel, FakeRecommender, Running
 
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.signature import Input, Signature
+from recsys.serving.server.tensors import Input, Signature
 
 
 class LongWinded(FakeModel):

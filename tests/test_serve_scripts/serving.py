@@ -14,13 +14,12 @@ import uvicorn
 
 from recsys.data.vocabulary import Vocabulary
 from recsys.serving.server.app import App
-from recsys.serving.server.item_filters import ItemFilters
+from recsys.serving.server.catalogue_search import ItemFilters, Names
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.metrics import Metrics
-from recsys.serving.server.names import Names
-from recsys.serving.server.run import server_config
-from recsys.serving.server.served import Served
-from recsys.serving.server.signature import Input, Signature
+from recsys.serving.server.prometheus import Metrics
+from recsys.serving.server.served_models import Served
+from recsys.serving.server.service import server_config
+from recsys.serving.server.tensors import Input, Signature
 
 
 class FakeModel:

@@ -121,4 +121,4 @@ def export(folder, model, out):
     """Exports a model of the world in `folder`."""
     words = ["--config", folder / "export.json", "--model", model, "--data", folder / "data"]
     words = [str(word) for word in (*words, "--out", out)]
-    run_stage("recsys.export", words, {"KERAS_BACKEND": "tensorflow"})
+    run_stage("recsys.bundles.export", words, {"KERAS_BACKEND": "tensorflow"})

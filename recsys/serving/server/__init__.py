@@ -28,6 +28,6 @@ scalars    single values of JSON as TensorFlow's types
 app        all routes together
 run        the process: sockets, signals, the watcher of new versions
 
-`recsys.serving.pool` keeps the versions, and `recsys.serving.watcher` looks for new ones.
+`recsys.serving.pool` keeps the versions, and `recsys.serving.pool` looks for new ones.
 Nothing here but `model` imports TensorFlow.
 """

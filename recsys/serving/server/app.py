@@ -1,26 +1,58 @@
-"""All routes together, and what stands before them."""
+"""The ASGI app: all routes, the page, and the checks before them."""
 
 from __future__ import annotations
 
 import ipaddress
+from importlib import resources
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from recsys import __version__
-from recsys.serving.server import api, page, predict, schemas
-from recsys.serving.server.body import BodyLimits, refuse
-from recsys.serving.server.limits import Limits
-from recsys.serving.server.metrics import Metrics
-from recsys.serving.server.protocol import Connections
-from recsys.serving.server.refusals import MISDIRECTED, UNAVAILABLE, Refusal
-from recsys.serving.server.sending import limited
-from recsys.serving.server.served import Served
-from recsys.serving.server.wish import invalid
-from recsys.serving.server.work import Work
+from recsys.serving.server import api, openapi, predict
+from recsys.serving.server.api import invalid
+from recsys.serving.server.connections import Connections, limited
+from recsys.serving.server.http_errors import MISDIRECTED, UNAVAILABLE, Refusal
+from recsys.serving.server.limits import BodyLimits, Limits, refuse
+from recsys.serving.server.micro_batcher import Work
+from recsys.serving.server.prometheus import Metrics
+from recsys.serving.server.served_models import Served
+
+_TYPES = {
+    "page.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+}
+_HEADERS = {
+    # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+        " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_router() -> APIRouter:
+    """Returns the routes of the page and of its two files."""
+    routes = APIRouter(include_in_schema=False)
+    folder = resources.files("recsys.serving.server") / "static"
+    for file, media_type in _TYPES.items():
+        path = "/" if file == "page.html" else f"/static/{file}"
+        _add(routes, path, (folder / file).read_bytes(), media_type)
+    return routes
+
+
+def _add(routes: APIRouter, path: str, content: bytes, media_type: str) -> None:
+    @routes.get(path)
+    async def file() -> Response:
+        return Response(content, headers=_HEADERS, media_type=media_type)
+
 
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -107,9 +139,9 @@ def _routes(served: Served, work: Work, limits: Limits, metrics: Metrics) -> Fas
     app.add_exception_handler(HTTPException, _no_route)
     app.include_router(predict.router(served, work, limits))
     app.include_router(api.router(served, work))
-    app.include_router(page.router())
+    app.include_router(page_router())
 
-    @app.get("/healthz", responses=schemas.errors(503), tags=["operation"])
+    @app.get("/healthz", responses=openapi.errors(503), tags=["operation"])
     async def healthz() -> dict[str, int]:
         """Tell whether a version is loaded, and which is the newest."""
         return {"version": served.model().version}

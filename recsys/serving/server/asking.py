@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, Refusal
 from recsys.serving.server.named_model import NamedModel
-from recsys.serving.server.refusals import BAD_REQUEST, NOT_FOUND, Refusal
-from recsys.serving.server.signature import Arrays
+from recsys.serving.server.tensors import Arrays
 
 _RECOMMEND, _FILTERED, _HISTORY = "recommend", "recommend_filtered", "stored_history"
 _SHOWN_HISTORY = 100

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundle import excludes_seen, read_manifest, verify
+from recsys.bundles.bundle import excludes_seen, read_manifest, verify
 from recsys.errors import RecsysError
-from recsys.serving.loading import load_saved_model
-from recsys.serving.server.item_filters import ItemFilters
-from recsys.serving.server.names import Names
+from recsys.serving.saved_model import load_saved_model
+from recsys.serving.server.catalogue_search import ItemFilters, Names
+from recsys.serving.server.http_errors import BAD_REQUEST, UNAVAILABLE, Refusal
 from recsys.serving.server.ranked import RANKED, RankedAnswers
-from recsys.serving.server.refusals import BAD_REQUEST, UNAVAILABLE, Refusal
-from recsys.serving.server.signature import Arrays, Input, Signature
+from recsys.serving.server.tensors import Arrays, Input, Signature
 
 _SAVED_MODEL = "saved_model.pb"
 _SHOWN = 300
@@ -52,7 +51,7 @@ class BundleModel:
                 self.ask(name, _warm_up(signature))
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
-        """See `recsys.serving.server.signature.Model`."""
+        """See `recsys.serving.server.tensors.Model`."""
         if self._ranked is not None and signature in RANKED:
             return self._ranked.answer(signature, inputs)
         return self._ask_graph(signature, inputs)
@@ -153,6 +152,6 @@ def _empty(one: Input) -> np.ndarray:
     shape = [max(size, 1) for size in one.shape or ()]
     if one.dtype == "DT_STRING":
         return np.full(shape, b"", object)
-    from recsys.serving.server.scalars import SCALARS
+    from recsys.serving.server.tensors import SCALARS
 
     return np.zeros(shape, SCALARS[one.dtype].dtype)

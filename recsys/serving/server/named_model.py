@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from recsys.serving.server.item_filters import ItemFilters
-from recsys.serving.server.names import Names
-from recsys.serving.server.signature import Model
+from recsys.serving.server.catalogue_search import ItemFilters, Names
+from recsys.serving.server.tensors import Model
 
 
 class NamedModel(Model, Protocol):

@@ -8,15 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
-from recsys.serving.server import schemas
-from recsys.serving.server.answer import write_answer
-from recsys.serving.server.joining import ask_together, may_join
+from recsys.serving.server import openapi
+from recsys.serving.server.http_errors import BAD_REQUEST, Refusal
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.question import Question, read_question
-from recsys.serving.server.refusals import BAD_REQUEST, Refusal
-from recsys.serving.server.served import Served
-from recsys.serving.server.signature import Arrays, Model
-from recsys.serving.server.work import Work
+from recsys.serving.server.messages import Question, read_question, write_answer
+from recsys.serving.server.micro_batcher import Work, ask_together, may_join
+from recsys.serving.server.served_models import Served
+from recsys.serving.server.tensors import Arrays, Model
 
 _JSON = "application/json"
 _SMALL_BYTES = 16 << 10
@@ -43,32 +41,32 @@ def router(served: Served, work: Work, limits: Limits) -> APIRouter:
             found = await work.together(kind, question, lambda some: answer_all(model, some))
         return Response(found, media_type=_JSON)
 
-    @routes.post("/{name}:predict", **schemas.PREDICT)
+    @routes.post("/{name}:predict", **openapi.PREDICT)
     async def predict_newest(request: Request, name: str) -> Response:
         """Ask the newest version."""
         return await answer(request, name, None)
 
-    @routes.post("/{name}/versions/{version}:predict", **schemas.PREDICT)
+    @routes.post("/{name}/versions/{version}:predict", **openapi.PREDICT)
     async def predict_version(request: Request, name: str, version: Version) -> Response:
         """Ask one version."""
         return await answer(request, name, version)
 
-    @routes.get("/{name}/metadata", **schemas.METADATA)
+    @routes.get("/{name}/metadata", **openapi.METADATA)
     async def metadata_of_newest(name: str) -> dict[str, Any]:
         """List the signatures of the newest version."""
         return _metadata(served, served.named(name))
 
-    @routes.get("/{name}/versions/{version}/metadata", **schemas.METADATA)
+    @routes.get("/{name}/versions/{version}/metadata", **openapi.METADATA)
     async def metadata_of_version(name: str, version: Version) -> dict[str, Any]:
         """List the signatures of one version."""
         return _metadata(served, served.named(name, version))
 
-    @routes.get("/{name}", **schemas.STATUS)
+    @routes.get("/{name}", **openapi.STATUS)
     async def status_of_all(name: str) -> dict[str, Any]:
         """Tell the state of every version."""
         return {"model_version_status": served.statuses(served.number(name, None))}
 
-    @routes.get("/{name}/versions/{version}", **schemas.STATUS)
+    @routes.get("/{name}/versions/{version}", **openapi.STATUS)
     async def status_of_version(name: str, version: Version) -> dict[str, Any]:
         """Tell the state of one version."""
         return {"model_version_status": served.statuses(served.number(name, version))}

@@ -3,7 +3,7 @@
 The SavedModel embeds a query and tells what its user has seen (`prepare_query`); the
 items are ranked here, by exact float32 dot products, which is faster than in the graph.
 What a bundle answers by popularity it is asked for itself. Inputs and outputs are those
-of `recommend` and `recommend_filtered`, see `recsys.serving.graph`.
+of `recommend` and `recommend_filtered`, see `recsys.bundles.graph`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from recsys import native
+from recsys.bundles.signatures import POPULARITY
 from recsys.errors import RecsysError
 from recsys.ragged import Ragged
-from recsys.serving.index.ranker import Ranker
-from recsys.serving.index.stored import FOLDER, read_index
-from recsys.serving.server.item_filters import ItemFilters
-from recsys.serving.server.names import Names
-from recsys.serving.server.signature import Arrays, Signature
-from recsys.serving.sources import POPULARITY
+from recsys.serving.ann_index import FOLDER, read_index
+from recsys.serving.ranker import Ranker
+from recsys.serving.server.catalogue_search import ItemFilters, Names
+from recsys.serving.server.tensors import Arrays, Signature
 
 Ask = Callable[[str, Arrays], Arrays]
 """Asks a signature of the SavedModel."""

@@ -1,16 +1,173 @@
-"""One value of JSON, lists nested to any depth, to an array."""
+"""Signatures without TensorFlow, and values of JSON as arrays of their types."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from recsys.serving.server.http_errors import BAD_REQUEST, Refusal, too_large
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.refusals import BAD_REQUEST, Refusal, too_large
-from recsys.serving.server.scalars import SCALARS
-from recsys.serving.server.signature import Input
+
+DEFAULT_SIGNATURE = "serving_default"
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input of a signature.
+
+    Attributes:
+        dtype: Its type as TensorFlow writes it, `DT_STRING`.
+        shape: Its sizes, -1 for any; None where even their number is open.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """A function of a SavedModel.
+
+    Attributes:
+        inputs: What it takes, by name.
+    """
+
+    inputs: Mapping[str, Input]
+
+
+class Model(Protocol):
+    """A loaded version of a model, whatever computes it."""
+
+    @property
+    def version(self) -> int:
+        """Number of the version."""
+        ...
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        """Its functions by name."""
+        ...
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """All functions, as TensorFlow Serving tells them in JSON."""
+        ...
+
+    def ask(self, signature: str, inputs: Arrays) -> Arrays:
+        """Returns what a function gives.
+
+        Args:
+            signature: Name of the function.
+            inputs: All of its inputs, of the types and shapes that it takes; text as
+                bytes in arrays of objects.
+
+        Raises:
+            Refusal: The function can't take their content.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """A type of TensorFlow.
+
+    Attributes:
+        expected: What JSON must hold, in words.
+        dtype: NumPy's type; objects for text, which hold bytes.
+        read: Turns one value into one that NumPy takes; None where it must not.
+    """
+
+    expected: str
+    dtype: Any
+    read: Callable[[Any], Any]
+
+    def array(self, name: str, values: list[Any]) -> np.ndarray:
+        """Returns values `[n]` of the input `name`.
+
+        Raises:
+            Refusal: One of them has another type, or is too large.
+        """
+        read = [self.read(value) for value in values]
+        if None in read:
+            self._refuse(name, values[read.index(None)])
+        # Not by np.array(bytes), whose own type would drop NULs at the end.
+        out = np.empty(len(read), self.dtype)
+        out[:] = read
+        return out
+
+    def _refuse(self, name: str, value: Any) -> NoReturn:
+        raise Refusal(
+            BAD_REQUEST,
+            "R555",
+            f"Every value of the input {name!r} must be {self.expected}.",
+            'Ids are text: write 42 as "42".' if self.dtype is object else "Correct it.",
+            value,
+        )
+
+
+def _bytes(value: Any) -> bytes | None:
+    try:
+        if isinstance(value, str):
+            return value.encode("utf-8")
+        if isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str):
+            text = value["b64"]
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error, ValueError):  # Half a surrogate pair, no base64.
+        pass
+    return None
+
+
+def _bool(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _integer(dtype: Any) -> Callable[[Any], int | None]:
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+    def read(value: Any) -> int | None:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        return value if is_integer and least <= value <= most else None
+
+    return read
+
+
+def _number(dtype: Any) -> Callable[[Any], float | None]:
+    largest = float(np.finfo(dtype).max)
+    largest_integer = 2 ** (np.finfo(dtype).nmant + 1) - 1
+
+    def read(value: Any) -> float | None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if isinstance(value, int):  # As TensorFlow Serving: exactly, or not at all.
+            return float(value) if abs(value) <= largest_integer else None
+        return value if not np.isfinite(value) or abs(value) <= largest else None
+
+    return read
+
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+SCALARS = {
+    "DT_STRING": Scalar('a text, or bytes as {"b64": "…"}', object, _bytes),
+    "DT_BOOL": Scalar("true or false", np.bool_, _bool),
+    "DT_FLOAT": Scalar("a number that fits into float32", np.float32, _number(np.float32)),
+    "DT_DOUBLE": Scalar("a number", np.float64, _number(np.float64)),
+    **{
+        f"DT_{name.upper()}": Scalar(
+            f"a whole number that fits into {name}", np.dtype(name), _integer(np.dtype(name))
+        )
+        for name in _INTEGERS
+    },
+}
+"""By TensorFlow's name of the type."""
 
 
 def read_tensor(name: str, value: Any, spec: Input, limits: Limits) -> np.ndarray:

@@ -1,0 +1,21 @@
+"""The serving bundle: exported, checked for parity with the trainer, and published.
+
+export            the stage: from a model folder to a bundle
+graph             the signatures of its SavedModel
+row_embedding     users and items by row inside the graph
+candidates        the best k inside the graph
+raw_features      raw columns to token rows inside the graph
+id_table          ids to rows inside the graph
+variables         the variables of a SavedModel, written slice by slice
+quantization      item embeddings in fewer bits
+signatures        what the signatures take and answer
+parity            what a SavedModel must do before it becomes a bundle
+parity_process    the process of that check, with TensorFlow alone
+parity_reference  what the trainer computed, for that check
+item_table        ids, titles and features of the items
+model_card        MODEL_CARD.md
+warmup            TensorFlow Serving's warm-up requests
+bundle            the bundle on disk: its manifest and its check
+versions          the published versions of a serving root
+publishing        publish and roll back
+"""

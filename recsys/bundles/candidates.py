@@ -1,0 +1,226 @@
+"""The best k of the whole catalogue inside the graph, and filters by features of the items.
+
+Ranking is exact, block by block: a block of items is scored, masked, and its best are
+merged with the best so far, so that the scores `[batch, items]` never exist all at once. A
+catalogue of one block has no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from recsys.bundles.id_table import IdTable
+from recsys.bundles.quantization import StoredEmbeddings
+from recsys.bundles.signatures import filter_inputs
+from recsys.bundles.variables import constant
+from recsys.data.catalogue import FeatureBags
+
+NO_SCORE = float(np.finfo(np.float32).min)
+"""Of a place that no item has."""
+
+ONE_BLOCK_ROWS = 131_072
+"""Items that are scored without a loop."""
+
+BLOCK_ROWS = 65_536
+MOST_SCORES = 1 << 25
+"""A block has a multiple of `BLOCK_ROWS` items: as many as give `MOST_SCORES` (128 MiB), so
+that a single query of many items has few blocks, and a large batch little memory."""
+
+Allow = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Tells which items may be recommended `[b, n]` bool, of a first row and of `n` rows."""
+
+_Best = tuple[tf.Tensor, tf.Tensor]
+
+
+class Candidates(tf.Module):
+    """The items, by row.
+
+    Args:
+        embeddings: Of each item row `[item rows, dim]`.
+        is_item: Which rows are items `[item rows]` bool.
+        popularity: What they score for who nothing is known of `[item rows]` float32.
+        k: Candidates of an answer; at most as many as there are item rows.
+    """
+
+    def __init__(
+        self, embeddings: StoredEmbeddings, is_item: np.ndarray, popularity: np.ndarray, k: int
+    ) -> None:
+        super().__init__(name="candidates")
+        self._n_rows, self._k = len(embeddings), k
+        self._values = constant(embeddings.values, tf.as_dtype(embeddings.values.dtype))
+        # Short numbers are made floats block by block: no more than in a catalogue of one.
+        is_short = embeddings.values.dtype != np.float32
+        self._most_rows = max(BLOCK_ROWS, ONE_BLOCK_ROWS) if is_short else self._n_rows
+        scale = embeddings.scale
+        self._scale = None if scale is None else constant(scale, tf.float32)
+        # Row 0 is masked with what the user did.
+        self._is_item = None if is_item[1:].all() else constant(is_item, tf.bool)
+        self._popularity = constant(popularity, tf.float32)
+
+    def best(
+        self,
+        query: tf.Tensor,
+        by_popularity: tf.Tensor,
+        hidden: tf.RaggedTensor,
+        allow: Allow | None = None,
+    ) -> _Best:
+        """Returns scores `[b, k]`, the best first, and item rows `[b, k]`.
+
+        Of equal scores the smaller row comes first. Where fewer items remain, the rest
+        has `NO_SCORE` and any row.
+
+        Args:
+            query: Embeddings `[b, dim]`.
+            by_popularity: Which queries are answered by popularity `[b]` bool.
+            hidden: Item rows that each query's answer must not have `[b, any]`, row 0
+                among them.
+            allow: Which items may be recommended; None: all.
+        """
+
+        def block(start: tf.Tensor, size: tf.Tensor) -> _Best:
+            scores = self._scores(query, by_popularity, start, size)
+            if self._is_item is not None:
+                scores = tf.where(tf.slice(self._is_item, [start], [size]), scores, NO_SCORE)
+            if allow is not None:
+                scores = tf.where(allow(start, size), scores, NO_SCORE)
+            scores = _mask(scores, hidden, start, size)
+            best, places = tf.math.top_k(scores, tf.minimum(self._k, size))
+            return best, places + start
+
+        if self._n_rows <= ONE_BLOCK_ROWS:
+            return block(tf.constant(0), tf.constant(self._n_rows))
+        return self._looped(block, tf.shape(query)[0])
+
+    def _looped(self, block: Callable[[tf.Tensor, tf.Tensor], _Best], n: tf.Tensor) -> _Best:
+        n_rows = MOST_SCORES // tf.maximum(n, 1) // BLOCK_ROWS * BLOCK_ROWS
+        n_rows = tf.clip_by_value(n_rows, BLOCK_ROWS, max(BLOCK_ROWS, self._most_rows))
+
+        def step(start: tf.Tensor, scores: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            more = block(start, tf.minimum(n_rows, self._n_rows - start))
+            # The smaller rows stand first, so that they stay first among equals.
+            both = tf.concat([scores, more[0]], axis=1)
+            scores, places = tf.math.top_k(both, self._k)
+            rows = tf.gather(tf.concat([rows, more[1]], axis=1), places, batch_dims=1)
+            return start + n_rows, scores, rows
+
+        nothing = tf.fill([n, self._k], NO_SCORE), tf.zeros([n, self._k], tf.int32)
+        _, scores, rows = tf.while_loop(
+            lambda start, *_: start < self._n_rows,
+            step,
+            (tf.constant(0), *nothing),
+            # Blocks that are scored side by side would need the memory of them all.
+            parallel_iterations=1,
+            shape_invariants=(tf.TensorShape([]), *2 * [tf.TensorShape([None, self._k])]),
+        )
+        return scores, rows
+
+    def _scores(
+        self, query: tf.Tensor, by_popularity: tf.Tensor, start: tf.Tensor, size: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the scores `[b, size]` of a block."""
+        values = tf.slice(self._values, [start, 0], [size, -1])
+        scores = tf.matmul(query, tf.cast(values, tf.float32), transpose_b=True)
+        if self._scale is not None:
+            scores *= tf.slice(self._scale, [start], [size])
+        return tf.cond(
+            tf.reduce_any(by_popularity),
+            lambda: tf.where(
+                by_popularity[:, None], tf.slice(self._popularity, [start], [size]), scores
+            ),
+            lambda: scores,
+        )
+
+
+def _mask(scores: tf.Tensor, rows: tf.RaggedTensor, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns `scores` `[b, size]` with `NO_SCORE` at the item rows of each query."""
+    columns = rows.values - start
+    places = tf.stack([rows.value_rowids(), tf.cast(columns, tf.int64)], axis=1)
+    places = tf.boolean_mask(places, (columns >= 0) & (columns < size))
+    lowest = tf.fill([tf.shape(places)[0]], tf.constant(NO_SCORE))
+    return tf.tensor_scatter_nd_update(scores, places, lowest)
+
+
+class ItemFilters(tf.Module):
+    """Filters by the features of the items whose tokens have names.
+
+    Args:
+        features: The features of the items.
+        bags: Token rows of each item row `[item rows, width]` int32, by feature.
+    """
+
+    def __init__(self, features: Iterable[FeatureBags], bags: Mapping[str, tf.Variable]) -> None:
+        super().__init__(name="item_filters")
+        tokens = {f.name: list(f.tokens) for f in features if f.tokens is not None}
+        self._filters = {
+            input_: _Filter(tokens[feature], bags[feature])
+            for input_, feature in filter_inputs(tokens).items()
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that say what a query wants."""
+        return tuple(self._filters)
+
+    def allow(self, only: Mapping[str, tf.Tensor]) -> Allow:
+        """Returns what tells which items are wanted.
+
+        Args:
+            only: Names of tokens `[b, any]` by `inputs`, padded with the empty string.
+                Padding alone wants any item; one of several tokens is enough; all
+                features must be as wanted.
+        """
+        wanted = {name: self._filters[name].wanted(names) for name, names in only.items()}
+        # Read once: a variable that is gathered from is copied at every read.
+        bags = {name: tf.convert_to_tensor(self._filters[name].bags) for name in only}
+
+        def allowed(start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            n = tf.shape(next(iter(only.values())))[0]
+            result = tf.fill([n, size], value=True)
+            for name, tokens in wanted.items():
+                # Of a width that the graph knows before it runs.
+                block = tf.slice(bags[name], [start, 0], [size, bags[name].shape[1]])
+                result &= _have(tokens, tf.ensure_shape(block, [None, bags[name].shape[1]]))
+            return result
+
+        return allowed
+
+
+class _Filter(tf.Module):
+    """One feature."""
+
+    def __init__(self, tokens: list[str], bags: tf.Variable) -> None:
+        super().__init__(name="item_filter")
+        rows = np.array([row for row, token in enumerate(tokens) if token], np.int64)
+        self._table = IdTable([tokens[row] for row in rows], rows)
+        self._n_tokens, self.bags = len(tokens), bags
+
+    def wanted(self, names: tf.Tensor) -> tf.Tensor:
+        """Returns which tokens each query wants `[b, tokens]` bool; all, if it says nothing."""
+        rows = self._table.lookup(names)
+        n, width = tf.unstack(tf.shape(rows))
+        who = tf.repeat(tf.range(n), width)
+        places = tf.stack([who, tf.reshape(rows, [-1])], axis=1)
+        # Unknown names and padding have row 0, which stands for no token.
+        named = tf.reshape(rows > 0, [-1])
+        places = tf.boolean_mask(places, named)
+        ones = tf.fill([tf.shape(places)[0]], value=1)
+        wants = tf.scatter_nd(places, ones, [n, self._n_tokens]) > 0
+        says_nothing = tf.reduce_all(names == "", axis=1)
+        return wants | says_nothing[:, None]
+
+
+def _have(wanted: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
+    """Returns which items of a block `[b, n]` have one of the wanted tokens.
+
+    Args:
+        wanted: Which tokens each query wants `[b, tokens]` bool.
+        bags: Token rows of the items of the block `[n, width]`.
+    """
+    found = tf.gather(wanted, bags[:, 0], axis=1)
+    # Token by token: all at once would be as wide as the bags.
+    for column in range(1, bags.shape[1]):
+        found |= tf.gather(wanted, bags[:, column], axis=1)
+    return found

@@ -1,0 +1,355 @@
+"""`python -m recsys.bundles.export`: from a model folder to a serving bundle.
+
+Runs with `KERAS_BACKEND=tensorflow`, so that the SavedModel holds TensorFlow's own
+operations: what JAX exports needs its runtime inside TensorFlow, and fails on empty
+batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from recsys.bundles import variables, warmup
+from recsys.bundles.bundle import MANIFEST, write_manifest
+from recsys.bundles.graph import Retrieval
+from recsys.bundles.item_table import write_catalogue
+from recsys.bundles.model_card import model_card
+from recsys.bundles.parity_process import run_gates
+from recsys.bundles.parity_reference import Reference, raw_probes
+from recsys.bundles.raw_features import RawFeatures
+from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
+from recsys.bundles.variables import filled_later
+from recsys.commit import commit_folder
+from recsys.config import ExportConfig, ExportStage
+from recsys.config_file import load_stage
+from recsys.data.histories import ServingHistories, serving_histories
+from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import Vocabulary
+from recsys.embedding.table import Table
+from recsys.errors import RecsysError, UsageError
+from recsys.events import emit
+from recsys.fingerprint import code_fingerprint
+from recsys.lineage.origin import describe_origin
+from recsys.model.saved import Probe, SavedModel, load_model, read_probe
+from recsys.model.spec import Side
+from recsys.model.tower_inputs import trained_rows
+from recsys.process import stage_main
+from recsys.room import free_there
+from recsys.serving.index_build import build
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """The folders that a bundle is made of.
+
+    Attributes:
+        model: A model folder.
+        data: The data folder that the model was trained on.
+        transform: Output of the Transform of the items; without it `embed_candidate`
+            takes ids alone.
+        user_transform: Output of the Transform of the users; without it queries are
+            made of ids and histories alone.
+        evaluation: The model's evaluation folder, for card and manifest.
+        told_data: What the manifest tells of the raw data (`recsys.lineage.origin`).
+    """
+
+    model: Path
+    data: Path
+    transform: Path | None = None
+    user_transform: Path | None = None
+    evaluation: Path | None = None
+    told_data: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """The sources of a bundle, open; no table of the model is in memory.
+
+    Attributes:
+        saved: The model, whose tables have no rows before they are in the SavedModel.
+        histories: What every user did.
+        probe: What the trainer's towers gave; the candidates are memory-mapped.
+        items: From raw columns of items to token rows; None where there are none.
+        users: The same for users.
+    """
+
+    saved: SavedModel
+    histories: ServingHistories
+    probe: Probe
+    items: RawFeatures | None
+    users: RawFeatures | None
+
+    @classmethod
+    def open(cls, sources: Sources) -> Opened:
+        """Reads all but the tables.
+
+        Raises:
+            RecsysError: An input is damaged, or doesn't fit the others.
+        """
+        saved = load_model(sources.model, _without_rows)
+        histories = _histories(sources.data, saved)
+        items = _raw_features(sources.transform, "item", saved)
+        users = _raw_features(sources.user_transform, "user", saved)
+        return cls(saved, histories, read_probe(sources.model), items, users)
+
+    @property
+    def n_items(self) -> int:
+        """Items that can be recommended."""
+        return int(self.saved.catalogue.is_item.sum())
+
+    def reference(self, config: ExportConfig) -> Reference:
+        """Returns what the bundle must reproduce."""
+        probe, saved = self.probe, self.saved
+        user_id, history = raw_probes(saved.users, saved.items, probe.user_row, probe.history)
+        return Reference(
+            user_id=user_id,
+            history=history,
+            query=probe.query,
+            source=_sources(saved, probe.user_row, probe.history),
+            popularity=popularity_shares(self.histories, saved.catalogue.is_item),
+            kind=config.item_embeddings,
+            min_parity=config.min_parity,
+            latency_ms=config.latency_ms,
+        )
+
+
+def _sources(saved: SavedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Returns what an answer must rest on `[n]`, of user rows `[n]` and item rows `[n, length]`."""
+    spec = saved.model.spec
+    own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
+    names = {feature.name for feature in spec.of_side("user")}
+    bags = [bag.bags[user_row] for bag in saved.inputs.user_features if bag.name in names]
+    has_features = [(bag > 0).any(axis=1) for bag in bags]
+    has = [
+        own & spec.config.user_id,
+        (trained_rows(history, saved.items) > 0).any(axis=1),
+        np.logical_or.reduce([np.zeros_like(own), *has_features]),
+    ]
+    return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)
+
+
+def _without_rows(table: Table, weights: np.ndarray) -> None:
+    variable = filled_later(weights, tf.as_dtype(table.kind.dtype))
+    # Read, not gathered from: a variable that is gathered from is copied at every read.
+    table.read_from(variable, lambda: tf.convert_to_tensor(variable))
+
+
+def _raw_features(folder: Path | None, side: Side, saved: SavedModel) -> RawFeatures | None:
+    """Returns what turns raw columns of items, or of users, into token rows."""
+    if folder is None:
+        return None
+    widths = {feature.name: feature.width for feature in saved.model.spec.of_side(side)}
+    return RawFeatures(folder, f"{side}_id", widths)
+
+
+def _histories(data: Path, saved: SavedModel) -> ServingHistories:
+    """Returns the histories of `data`, whose rows must mean what they do in the model."""
+    for name, of_model in (("users", saved.users), ("items", saved.items)):
+        of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
+        if of_model.fingerprint() != of_data.fingerprint():
+            raise RecsysError(
+                "R524",
+                f"The {name} of the model must be those of the data folder {str(data)!r}.",
+                "Export with the data folder that the model was trained on.",
+                {"model": of_model.n_rows, "data": of_data.n_rows},
+            )
+    return serving_histories(InteractionStore.open(data / "store"))
+
+
+__all__ = ["Sources", "export"]
+
+_STEP = "Exporter"
+_VERSIONS = ("tensorflow", "keras", "numpy", "pyarrow")
+
+
+def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
+    """Writes the bundle `out`, whole or not at all.
+
+    Args:
+        stage: Name of the served model, and how many candidates it returns.
+        sources: What it is made of.
+        out: The bundle: absent, an empty folder, or an older bundle to replace.
+
+    Returns:
+        `bundle`, `max_difference` and `checked_queries`.
+
+    Raises:
+        RecsysError: An input is damaged, or the SavedModel differs from the trainer.
+    """
+    if keras.config.backend() != "tensorflow":
+        raise RecsysError(
+            "R520",
+            "The export must run with Keras on TensorFlow.",
+            "Set KERAS_BACKEND=tensorflow; `recsys export` does.",
+            keras.config.backend(),
+        )
+    _check_replaceable(out)
+    temporary = out.parent / f".{out.name}.partial"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        checked = _write(temporary, stage, sources)
+        _replace(temporary, out)
+    except OSError as error:
+        raise RecsysError(
+            "R525",
+            f"The export must be able to read or write {Path(error.filename or out).name!r} in"
+            f" {str(out.parent)!r}{free_there(out)}.",
+            "Free some space, correct the permissions, or run again: recsys run.",
+            str(error),
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return {"bundle": str(out), **checked}
+
+
+def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
+    """Writes a checked bundle into `folder`; the manifest comes last."""
+    warmup.check_available()
+    training = _json(sources.model / "training.json")
+    evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
+    fields, reference = _write_contents(folder, stage, sources)
+    gc.collect()  # The memory is needed by the process of the gates.
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        reference.save(Path(scratch))
+        checked = run_gates(folder, Path(scratch))
+    trained_with = fields["config"]
+    card = model_card(
+        stage.name, fields["counts"], training, evaluation, trained_with, stage.repeats
+    )
+    (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    fields |= {
+        "name": stage.name,
+        "repeats": stage.repeats,
+        "metrics": evaluation["metrics"] if evaluation else None,
+        "lineage": describe_origin(sources.model, evaluation, sources.told_data),
+        "config": {**stage.model_dump(mode="json"), **trained_with},
+        "code": code_fingerprint("recsys.bundles.export", "recsys.train"),
+        "versions": {name: metadata.version(name) for name in _VERSIONS},
+        **checked,
+    }
+    write_manifest(folder, fields)
+    return {**checked, "checked_queries": len(reference.query)}
+
+
+def _write_contents(
+    folder: Path, stage: ExportStage, sources: Sources
+) -> tuple[dict[str, Any], Reference]:
+    """Writes all that the gates look at; returns fields of the manifest, and the reference."""
+    opened = Opened.open(sources)
+    saved, config = opened.saved, stage.export
+    reference = opened.reference(config)
+    k = min(config.k, opened.n_items)
+    _save_model(folder, stage, opened, reference, k)
+    shutil.copyfile(sources.model / "candidates.npy", folder / "item_embeddings.npy")
+    shutil.copytree(sources.model / "vocabulary", folder / "vocabulary")
+    shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
+    write_catalogue(folder, saved.catalogue)
+    is_item, candidates = saved.catalogue.is_item, opened.probe.candidates
+    index = build(folder, candidates, is_item, reference.query, k, config.index, _tell_indexed)
+    fields = {
+        "k": k,
+        "index": index,
+        "item_columns": opened.items.columns if opened.items else (),
+        "user_columns": opened.users.columns if opened.users else (),
+        "counts": {"users": len(opened.histories.ids), "items": opened.n_items},
+        "config": saved.stage.model_dump(mode="json"),
+    }
+    return fields, reference
+
+
+def _save_model(
+    folder: Path, stage: ExportStage, opened: Opened, reference: Reference, k: int
+) -> None:
+    """Writes the SavedModel, its tables slice by slice, and its warm-up requests."""
+    retrieval = Retrieval(
+        opened.saved,
+        opened.probe.candidates,
+        opened.histories,
+        opened.items,
+        opened.users,
+        k,
+        stage.export.item_embeddings,
+        excludes_seen=stage.repeats == "exclude",
+    )
+    with variables.written_whole(folder):
+        # With gradients in it, TensorFlow never lets a loaded model go.
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        signatures = retrieval.signatures()
+        tf.saved_model.save(retrieval, str(folder), signatures=signatures, options=options)
+        variables.fill(folder, retrieval.variables, _tell_written)
+        warmup.write_warmup(folder, stage.name, reference)
+
+
+def _tell_indexed(done: int, total: int) -> None:
+    text = f"{done:,} of {total:,} items indexed"
+    emit("progress", step=_STEP, done=done, total=total, text=text)
+
+
+def _tell_written(done: int, total: int) -> None:
+    text = f"{done / 2**30:.2f} of {total / 2**30:.2f} GiB of variables written"
+    emit("progress", step=_STEP, done=done, total=total, text=text)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _check_replaceable(out: Path) -> None:
+    is_taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if is_taken and not (out / MANIFEST).exists():
+        raise UsageError(
+            "R521",
+            "The export writes to a new or empty folder, or over an older bundle.",
+            "Name another folder with --out.",
+            str(out),
+        )
+
+
+def _replace(temporary: Path, out: Path) -> None:
+    """Renames `temporary` to `out`; an older bundle there goes."""
+    old = out.parent / f".{out.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    commit_folder(temporary, out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _main() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m recsys.bundles.export", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--transform", type=Path, help="Transform's output for the items")
+    parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
+    parser.add_argument("--evaluation", type=Path)
+    parser.add_argument("--told-data", type=Path, help="what the manifest tells of the raw data")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    sources = Sources(
+        given.model,
+        given.data,
+        given.transform,
+        given.user_transform,
+        given.evaluation,
+        given.told_data and _json(given.told_data),
+    )
+    return export(load_stage(given.config, ExportStage), sources, given.out.absolute())
+
+
+if __name__ == "__main__":
+    stage_main(_main)

@@ -1,0 +1,267 @@
+"""The functions of the SavedModel: raw ids in, candidates out.
+
+Conventions of every signature:
+
+- Ids and raw columns are text, normalised as the ingest does it (Unicode NFC). An id
+  that the vocabularies don't know reads row 0, or a row that such ids share.
+- `history` `[batch, any length]` holds item ids, the newest first; the empty
+  string is padding. A row of nothing but padding stands for the stored history of
+  its user; any other row replaces it. An unknown item keeps its place in a
+  history and counts nothing, as in training.
+- Raw columns `[batch, any]` are those that the features are made of, padded with the
+  empty string. Where all columns of a row are empty, the features are the stored ones.
+- `exclude_seen` masks what the user did, stored or given.
+- Candidates come best first, always `k` of them: who wants fewer takes the first
+  ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
+- `known` tells whether the data hold the user, or the item.
+- `source` tells what an answer rests on, see `recsys.bundles.signatures`. Where nothing is
+  known it is `popularity`, and the scores are the items' shares of all positives.
+- Every item with a row can be recommended, one without a single interaction too: its
+  embedding is made of its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from recsys.bundles.candidates import NO_SCORE, Allow, Candidates, ItemFilters
+from recsys.bundles.id_table import IdTable, hash_rows
+from recsys.bundles.quantization import Kind, stored
+from recsys.bundles.raw_features import RawFeatures, text_columns
+from recsys.bundles.row_embedding import Bags, Query, RowTowers, StoredUsers
+from recsys.bundles.signatures import POPULARITY, popularity_shares
+from recsys.bundles.variables import constant
+from recsys.data.histories import ServingHistories
+from recsys.model.saved import SavedModel
+
+__all__ = ["NO_SCORE", "Retrieval"]
+
+_Tensors = dict[str, tf.Tensor]
+
+
+class Retrieval(tf.Module):
+    """Answers with the best candidates of the whole catalogue, exactly.
+
+    Args:
+        saved: The model.
+        item_embeddings: Of each item row `[item rows, dim]` float32.
+        histories: What every user did.
+        raw_items: From raw columns of items to token rows; None where there are none.
+        raw_users: The same for users.
+        k: Candidates of an answer.
+        kind: What the item embeddings are stored as.
+        excludes_seen: Whether a tf.Example that doesn't say so asks for new items alone.
+
+    Raises:
+        RecsysError: The item embeddings can't be stored so (R539).
+    """
+
+    def __init__(
+        self,
+        saved: SavedModel,
+        item_embeddings: np.ndarray,
+        histories: ServingHistories,
+        raw_items: RawFeatures | None,
+        raw_users: RawFeatures | None,
+        k: int,
+        kind: Kind = "float32",
+        *,
+        excludes_seen: bool = True,
+    ) -> None:
+        super().__init__(name="retrieval")
+        # The saved graph finds variables and tables through the attributes of a module.
+        self._towers = RowTowers(saved)
+        self._raw_items, self._raw_users = raw_items, raw_users
+        self._excludes_seen = excludes_seen
+        self._tower_variables = list(self._towers.variables)
+        is_item = saved.catalogue.is_item
+        self._item_table = IdTable(
+            [id_ for id_ in saved.catalogue.ids if id_], np.flatnonzero(is_item)
+        )
+        self._n_item_hash_rows = saved.items.first_own_row - 1
+        self._item_ids = constant(np.asarray(saved.catalogue.ids, object), tf.string)
+        shares = popularity_shares(histories, is_item)
+        self._candidates = Candidates(stored(item_embeddings, kind), is_item, shares, k)
+        bags = self._towers.item_bag_tables
+        self._filters = ItemFilters(saved.catalogue.features, bags)
+        self._users = StoredUsers(saved, histories)
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the functions to save, by the name of their signature."""
+        ids = tf.TensorSpec([None], tf.string)
+        query = {
+            "user_id": tf.TensorSpec([None], tf.string, "user_id"),
+            "history": tf.TensorSpec([None, None], tf.string, "history"),
+            **text_columns(self._raw_users.columns if self._raw_users else ()),
+        }
+        seen = {"exclude_seen": tf.TensorSpec([None], tf.bool, "exclude_seen")}
+        candidate = {
+            "item_id": tf.TensorSpec([None], tf.string, "item_id"),
+            **text_columns(self._raw_items.columns if self._raw_items else ()),
+        }
+        filters = text_columns(["exclude_ids", *self._filters.inputs])
+        return {
+            "serving_default": _traced(self.recommend_examples, {"examples": ids}),
+            "recommend": _traced(self.recommend, {**query, **seen}),
+            "recommend_filtered": _traced(self.recommend_filtered, {**query, **seen, **filters}),
+            "prepare_query": _traced(self.prepare_query, {**query, **seen}),
+            "embed_query": _traced(self.embed_query, query),
+            "embed_candidate": _traced(self.embed_candidate, candidate),
+            "stored_history": _traced(self.stored_history, {"user_id": ids}),
+        }
+
+    def recommend(
+        self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor, **raw: tf.Tensor
+    ) -> _Tensors:
+        """Returns `candidate_ids` `[b, k]`, `scores` `[b, k]`, `known` and `source` `[b]`."""
+        user, seen = self._seen(user_id, history, exclude_seen)
+        return self._answer(user, self._query(user, user_id, history, raw), seen)
+
+    def recommend_filtered(
+        self,
+        user_id: tf.Tensor,
+        history: tf.Tensor,
+        exclude_seen: tf.Tensor,
+        exclude_ids: tf.Tensor,
+        **others: tf.Tensor,
+    ) -> _Tensors:
+        """Answers as `recommend` does, with some items alone.
+
+        Args:
+            user_id: As in `recommend`.
+            history: As in `recommend`.
+            exclude_seen: As in `recommend`.
+            exclude_ids: Item ids that are left out `[b, any]`, padded with `""`.
+            **others: Raw columns of the users; and `only_<feature>` `[b, any]` for each
+                feature of the items with named tokens, see `ItemFilters.allow`.
+        """
+        only = {name: others.pop(name) for name in self._filters.inputs}
+        user, seen = self._seen(user_id, history, exclude_seen)
+        query = self._query(user, user_id, history, others)
+        hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
+        return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
+
+    def recommend_examples(self, examples: tf.Tensor) -> _Tensors:
+        """Answers serialized tf.Examples `[b]` as `recommend` does.
+
+        Their features: `user_id`, one text; `history`, any number of texts;
+        `exclude_seen`, one integer, where it is missing 1 or, in a bundle whose config
+        includes repeats, 0; and the raw columns of the users, any number of texts each.
+        """
+        columns = self._raw_users.columns if self._raw_users else ()
+        parsed = tf.io.parse_example(
+            examples,
+            {
+                "user_id": tf.io.FixedLenFeature([], tf.string, ""),
+                "history": tf.io.RaggedFeature(tf.string),
+                "exclude_seen": tf.io.FixedLenFeature([], tf.int64, int(self._excludes_seen)),
+                **{name: tf.io.RaggedFeature(tf.string) for name in columns},
+            },
+        )
+        raw = {name: parsed[name].to_tensor("") for name in columns}
+        history = parsed["history"].to_tensor("")
+        return self.recommend(parsed["user_id"], history, parsed["exclude_seen"] != 0, **raw)
+
+    def prepare_query(
+        self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor, **raw: tf.Tensor
+    ) -> _Tensors:
+        """Returns what is needed to rank elsewhere, exactly as `recommend` does.
+
+        `embedding` `[b, dim]`, `known` and `source` `[b]`, and the item rows to leave out,
+        `seen_rows` `[seen]` int32: those of query `i` are at `seen_offsets[i]` …
+        `seen_offsets[i + 1]`, `[b + 1]` int64. Where `source` is `popularity` the
+        embedding says nothing: ask `recommend`.
+        """
+        user, seen = self._seen(user_id, history, exclude_seen)
+        query = self._query(user, user_id, history, raw)
+        rows = tf.ragged.boolean_mask(seen, seen > 0)
+        return {
+            "embedding": query.embedding,
+            "known": user > 0,
+            "source": query.source,
+            "seen_rows": rows.values,
+            "seen_offsets": rows.row_splits,
+        }
+
+    def embed_query(self, user_id: tf.Tensor, history: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
+        """Returns the query's `embedding` `[b, dim]`."""
+        query = self._query(self._users.numbers(user_id), user_id, history, raw)
+        return {"embedding": query.embedding}
+
+    def embed_candidate(self, item_id: tf.Tensor, **raw: tf.Tensor) -> _Tensors:
+        """Returns the item's `embedding` `[b, dim]` and whether it is `known` `[b]`.
+
+        One that isn't has the embedding of its features, if raw columns are given.
+        """
+        row = self._items(item_id)
+        bags = _fresh(self._raw_items, item_id, raw, self._towers.item_bags(row))
+        return {
+            "embedding": self._towers.candidate(row, bags),
+            "known": self._item_table.lookup(item_id) > 0,
+        }
+
+    def stored_history(self, user_id: tf.Tensor) -> _Tensors:
+        """Returns `item_ids` `[b, longest]`, the newest first, padded with `""`; `known` `[b]`."""
+        user = self._users.numbers(user_id)
+        rows = tf.reverse(self._users.history(user), axis=[1]).to_tensor(0)
+        return {"item_ids": tf.gather(self._item_ids, rows), "known": user > 0}
+
+    def _answer(
+        self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
+    ) -> _Tensors:
+        scores, rows = self._candidates.best(
+            query.embedding, query.source == POPULARITY, hidden, allow
+        )
+        ids = tf.where(scores > NO_SCORE, tf.gather(self._item_ids, rows), "")
+        return {
+            "candidate_ids": ids,
+            "scores": scores,
+            "known": user > 0,
+            "source": query.source,
+        }
+
+    def _items(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the item rows of `ids`; 0 for the empty one."""
+        rows = self._item_table.lookup(ids)
+        return tf.where(rows > 0, rows, hash_rows(ids, self._n_item_hash_rows))
+
+    def _query(
+        self, user: tf.Tensor, user_id: tf.Tensor, history: tf.Tensor, raw: _Tensors
+    ) -> Query:
+        """Embeds queries; `user` `[b]` holds the users' numbers."""
+        row, length = self._users.rows(user, user_id), self._towers.history
+        # What stands behind is never read.
+        given = self._items(history[:, :length])
+        given = tf.pad(given, [[0, 0], [0, length - tf.shape(given)[1]]])
+        is_given = tf.reduce_any(history != "", axis=1)
+        rows = tf.where(is_given[:, None], given, self._users.newest(user, length))
+        bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
+        return self._towers.query(row, rows, bags)
+
+    def _seen(
+        self, user_id: tf.Tensor, history: tf.Tensor, exclude_seen: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.RaggedTensor]:
+        """Returns the users' numbers `[b]`, and the item rows to mask; row 0 always."""
+        user = self._users.numbers(user_id)
+        seen = tf.concat([self._users.history(user), self._items(history)], axis=1)
+        seen = tf.ragged.boolean_mask(seen, _as_ragged(exclude_seen, seen))
+        return user, tf.concat([tf.zeros_like(user, tf.int32)[:, None], seen], axis=1)
+
+
+def _fresh(
+    features: RawFeatures | None, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Bags
+) -> Bags:
+    return features.or_stored(ids, raw, stored) if features else stored
+
+
+def _traced(function: Any, inputs: Mapping[str, tf.TensorSpec]) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(**inputs)
+
+
+def _as_ragged(flags: tf.Tensor, like: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Returns each row's flag for each value of the row of `like`."""
+    return like.with_values(tf.gather(flags, like.value_rowids()))

@@ -1,0 +1,107 @@
+"""Ids to places inside the graph, and to the rows that unknown ids share.
+
+The graph holds no ids: a constant of many would be over the 2 GB of a protobuf, and a
+hash table of texts takes minutes and gigabytes to load. It holds two fingerprints of
+each, in variables like those of a table of weights: 16 bytes an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from recsys.bundles.variables import constant
+from recsys.errors import RecsysError
+
+_FIRST_BUCKETS, _SECOND_BUCKETS = 2**63 - 1, 2**31 - 1
+_SECOND_KEY = (0x9AE16A3B2F90404F >> 1, 0xC3A5C85C97CB3127 >> 1)
+_TRIES = 8
+_BLOCK = 1 << 16
+
+
+class IdTable(tf.Module):
+    """A table from ids to numbers; an id that it doesn't hold has the number 0.
+
+    An id is found by a first fingerprint of 63 bits, by binary search, and verified by a
+    second one of 31 bits; both are SipHashes (Aumasson and Bernstein, "SipHash: a fast
+    short-input PRF", 2012) under different keys. An id that the table doesn't hold is
+    taken for one of its `n` with a chance of `n / 2^94`: below 2^-60 for any `n` below
+    2^34. Ids that the table holds never share a first fingerprint: that is checked as it
+    is built, and cured by another key.
+
+    Args:
+        ids: Ids `[n]`, text, unique.
+        numbers: The number of each of them `[n]`, from 1 on.
+
+    Raises:
+        RecsysError: An id is there twice (R527).
+    """
+
+    def __init__(self, ids: pa.Array | Sequence[str], numbers: np.ndarray) -> None:
+        super().__init__(name="id_table")
+        self._key, first, order = _sorted(ids)
+        second = _hashed(ids, _SECOND_BUCKETS, _SECOND_KEY).astype(np.int32)[order]
+        values = np.asarray(numbers, np.int32)[order]
+        # Behind all others, so that each search ends inside; no id has its fingerprint.
+        self._first = constant(np.append(first, np.int64(_FIRST_BUCKETS)), tf.int64)
+        self._second = constant(np.append(second, np.int32(_SECOND_BUCKETS)), tf.int32)
+        self._numbers = constant(np.append(values, np.int32(0)), tf.int32)
+
+    def lookup(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the numbers `[...]` int32 of `ids` `[...]`."""
+        flat = tf.reshape(ids, [-1])
+        first = tf.strings.to_hash_bucket_strong(flat, _FIRST_BUCKETS, self._key)
+        second = tf.strings.to_hash_bucket_strong(flat, _SECOND_BUCKETS, _SECOND_KEY)
+        # Read, not gathered from: a variable that is gathered from is copied at every read.
+        known = tf.convert_to_tensor(self._first)
+        # `tf.searchsorted` can't search for nothing.
+        places = tf.raw_ops.LowerBound(sorted_inputs=known[None], values=first[None])[0]
+        is_same = tf.gather(known, places) == first
+        is_same &= tf.gather(self._second, places) == tf.cast(second, tf.int32)
+        numbers = tf.where(is_same, tf.gather(self._numbers, places), 0)
+        return tf.reshape(numbers, tf.shape(ids))
+
+
+def _sorted(ids: pa.Array | Sequence[str]) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+    """Returns a key without twins, the first fingerprints under it in order, and that order."""
+    for number in range(_TRIES):
+        key = (number, 0)
+        hashes = _hashed(ids, _FIRST_BUCKETS, key)
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        twins = np.flatnonzero(hashes[1:] == hashes[:-1])
+        if not len(twins):
+            return key, hashes, order
+    raise RecsysError(
+        "R527",
+        "The ids of a table must differ from each other.",
+        "Report this as a bug, with the run's log.",
+        str(ids[int(order[twins[0]])]),
+    )
+
+
+def _hashed(ids: pa.Array | Sequence[str], buckets: int, key: tuple[int, int]) -> np.ndarray:
+    """Returns the fingerprints `[n]` int64 of ids, block by block."""
+    hashes = np.empty(len(ids), np.int64)
+    for start in range(0, len(ids), _BLOCK):
+        part = ids[start : start + _BLOCK]
+        texts = part.to_pylist() if isinstance(part, pa.Array) else list(part)
+        block = tf.strings.to_hash_bucket_strong(tf.constant(texts, tf.string), buckets, key)
+        hashes[start : start + len(texts)] = block.numpy()
+    return hashes
+
+
+def hash_rows(ids: tf.Tensor, n_hash_rows: int) -> tf.Tensor:
+    """Returns the row that each of `ids` has without one of its own, as `Vocabulary.rows`.
+
+    Args:
+        ids: Ids `[...]`; the empty one stands for no id, and has row 0.
+        n_hash_rows: Rows that such ids share; 0: they have row 0.
+    """
+    if not n_hash_rows:
+        return tf.zeros_like(ids, tf.int32)
+    hashed = 1 + tf.strings.to_hash_bucket_fast(ids, n_hash_rows)
+    return tf.where(ids == "", 0, tf.cast(hashed, tf.int32))

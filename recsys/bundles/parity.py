@@ -1,0 +1,321 @@
+"""Export parity: a SavedModel must answer as the trainer's model does, and fast enough.
+
+Embeddings and scores are compared within `TOLERANCE` of the largest number, in batches of
+several sizes. Scores are compared block by block of items.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from recsys.bundles.parity_reference import Reference
+from recsys.bundles.quantization import check_parity, stored
+from recsys.bundles.signatures import POPULARITY
+from recsys.bundles.variables import read_rows
+from recsys.data.vocabulary import Vocabulary, as_texts
+from recsys.errors import RecsysError
+
+TOLERANCE = 1e-5
+
+
+def difference(code: str, subject: str, found: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the largest difference of two arrays.
+
+    Raises:
+        RecsysError: They differ in shape, or by more than the tolerance (`code`).
+    """
+    if found.shape != expected.shape:
+        raise refused(code, subject, f"shape {found.shape} instead of {expected.shape}")
+    worst = float(np.max(np.abs(found - expected), initial=0.0))
+    # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
+    largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
+        raise refused(code, subject, f"a difference of {worst:.3g}")
+    return worst
+
+
+def refused(code: str, subject: str, received: str) -> RecsysError:
+    """Returns the error of a model that must not be exported."""
+    return RecsysError(
+        code,
+        f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
+        " of the largest number, or of 1.",
+        "Nothing was exported. Train again: recsys run; if it stays, report it as a bug.",
+        received,
+    )
+
+
+_BLOCK_ROWS = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What a signature answered to all probes.
+
+    Attributes:
+        signature: Its name.
+        rows: Item rows `[n, k]`, the best first.
+        scores: Their scores `[n, k]`.
+        source: What each answer says that it rests on `[n]`, bytes.
+    """
+
+    signature: str
+    rows: np.ndarray
+    scores: np.ndarray
+    source: np.ndarray
+
+
+def compare_scores(
+    answers: Sequence[Answers], reference: Reference, embeddings: np.ndarray, is_item: np.ndarray
+) -> float:
+    """Returns the largest difference between found scores and the trainer's best.
+
+    Ids are compared by their scores: two items of one score may change places.
+
+    Args:
+        answers: Of each signature that recommends; alike in k and in what they rest on.
+        reference: What the trainer computed.
+        embeddings: Of each item row `[item rows, dim]`, memory-mapped.
+        is_item: Which item rows are items `[item rows]` bool.
+
+    Raises:
+        RecsysError: A difference is over the tolerance (R532, R533), an answer rests on
+            something else than it must (R533), or short item
+            embeddings find too few (R538).
+    """
+    worst = 0.0
+    is_popular = reference.source == POPULARITY
+    for one in answers:
+        _check_sources(one, reference)
+        best, of_rows = _expected(one.rows, is_popular, reference, embeddings, is_item)
+        subject = f"scores of {one.signature}"
+        worst = max(worst, difference("R532", subject, one.scores, best))
+        if reference.kind != "float32":
+            known = ~is_popular
+            exact = reference.query[known], embeddings
+            check_parity(one.rows[known], *exact, is_item, reference.min_parity)
+        subject = f"scores of the candidates of {one.signature}"
+        worst = max(worst, difference("R533", subject, of_rows, best))
+    return worst
+
+
+def _check_sources(answers: Answers, reference: Reference) -> None:
+    expected = np.asarray([source.encode() for source in reference.source], object)
+    wrong = np.flatnonzero(answers.source != expected)
+    if len(wrong):
+        first = wrong[0]
+        raise refused(
+            "R533",
+            f"source of the answers of {answers.signature}",
+            f"{len(wrong):,} others, such as {answers.source[first].decode()} for"
+            f" {reference.source[first]}",
+        )
+
+
+def _expected(
+    rows: np.ndarray,
+    is_popular: np.ndarray,
+    reference: Reference,
+    embeddings: np.ndarray,
+    is_item: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the best scores `[n, k]`, and the scores of given item rows `[n, k]`.
+
+    All scores, `[n, item rows]`, are never there at once, nor are all embeddings.
+    """
+    n, k = rows.shape
+    best = np.full((n, k), -np.inf, np.float32)
+    of_rows = np.zeros((n, k), np.float32)
+    for start in range(0, len(embeddings), _BLOCK_ROWS):
+        part = slice(start, min(start + _BLOCK_ROWS, len(embeddings)))
+        floats = stored(read_rows(embeddings, part.start, part.stop), reference.kind).floats(
+            slice(None)
+        )
+        scores = reference.query @ floats.T
+        scores[is_popular] = reference.popularity[part]
+        who, place = np.nonzero((rows >= part.start) & (rows < part.stop))
+        of_rows[who, place] = scores[who, rows[who, place] - part.start]
+        scores[:, ~is_item[part]] = -np.inf
+        both = np.concatenate([best, scores], axis=1)
+        best = np.partition(both, both.shape[1] - k, axis=1)[:, both.shape[1] - k :]
+    return -np.sort(-best, axis=1), of_rows
+
+
+_BATCHES = (0, 1, 7, 512)
+
+Tell = Callable[[str], None]
+"""Is told what was checked."""
+
+
+def check(model: Any, bundle: Path, reference: Reference, tell: Tell) -> float:
+    """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
+
+    The embeddings of all probes and all items, the candidates of all probes, in
+    batches of 0, 1, 7 and 512, and the same from serialized tf.Examples.
+
+    Args:
+        model: The loaded SavedModel.
+        bundle: The unfinished bundle; vocabulary and item embeddings are read there.
+        reference: What the trainer computed.
+        tell: Is told after each check.
+
+    Returns:
+        The largest difference of an embedding or of a score.
+
+    Raises:
+        RecsysError: A difference is over the tolerance (R530 … R533), or short item
+            embeddings find too few (R538).
+    """
+    ask, n = model.signatures, len(reference.query)
+    items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+    embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
+    found = _in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
+    worst = difference("R530", "query embeddings", found["embedding"], reference.query)
+    tell(f"{n:,} query embeddings are the trainer's")
+    worst = max(worst, _items_difference(ask["embed_candidate"], items, embeddings))
+    tell(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
+
+    def examples(part: slice) -> dict[str, tf.Tensor]:
+        return ask["serving_default"](examples=_examples(reference, part))
+
+    found = _in_batches(lambda part: _answer(ask["recommend"], reference, part), n)
+    answers = [_answers("recommend", found, items)]
+    answers.append(_answers("serving_default", _in_batches(examples, n), items))
+    worst = max(worst, compare_scores(answers, reference, embeddings, items.has_id()))
+    tell(f"the candidates of {n:,} queries are the trainer's")
+    return worst
+
+
+def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+    """Returns the inputs of a signature for some probes; others are padding, for the stored."""
+    given = {"user_id": reference.user_id[part], "history": reference.history[part]}
+    n = len(given["user_id"])
+    given["exclude_seen"] = np.zeros(n, bool)
+    specs = signature.structured_input_signature[1]
+    inputs = {}
+    for name, spec in specs.items():
+        values = given[name] if name in given else np.full((n, 1), "", object)
+        inputs[name] = tf.constant(values, spec.dtype, values.shape)
+    return inputs
+
+
+def _answer(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
+    return signature(**inputs_of(signature, reference, part))
+
+
+def _examples(reference: Reference, part: slice) -> tf.Tensor:
+    serialized = []
+    for user_id, history in zip(reference.user_id[part], reference.history[part], strict=True):
+        example = tf.train.Example()
+        feature = example.features.feature
+        feature["user_id"].bytes_list.value.append(user_id.encode())
+        feature["history"].bytes_list.value.extend(id_.encode() for id_ in history)
+        feature["exclude_seen"].int64_list.value.append(0)
+        serialized.append(example.SerializeToString())
+    return tf.constant(serialized, tf.string, [len(serialized)])
+
+
+def _in_batches(ask: Callable[[slice], dict[str, tf.Tensor]], n: int) -> dict[str, np.ndarray]:
+    answers = [{name: t.numpy() for name, t in ask(part).items()} for part in _parts(n)]
+    return {name: np.concatenate([a[name] for a in answers]) for name in answers[0]}
+
+
+def _parts(n: int) -> Iterator[slice]:
+    """Yields slices of 0, 1, 7 and 512, then of 512 up to `n`."""
+    start = 0
+    for size in _BATCHES:
+        yield slice(start, min(start + size, n))
+        start = min(start + size, n)
+    while start < n:
+        yield slice(start, min(start + _BATCHES[-1], n))
+        start += _BATCHES[-1]
+
+
+def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:
+    """Returns the largest difference between the found embeddings of items and the trainer's."""
+    rows = np.flatnonzero(items.has_id())
+    raw = set(signature.structured_input_signature[1]) - {"item_id"}
+    worst = 0.0
+    for part in _parts(len(rows)):
+        # Batch by batch: all at once they may be as large as a table.
+        ids = items.ids_of_rows.take(rows[part]).to_pylist()
+        columns = {name: tf.fill([len(ids), 1], "") for name in raw}
+        found = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
+        found = found["embedding"].numpy()
+        expected = _picked(embeddings, rows[part])
+        worst = max(worst, difference("R531", "item embeddings", found, expected))
+    return worst
+
+
+def _picked(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the embeddings of ascending `rows`, which lie close together."""
+    if not len(rows):
+        return np.zeros((0, embeddings.shape[1]), np.float32)
+    return read_rows(embeddings, rows[0], rows[-1] + 1)[rows - rows[0]]
+
+
+def _answers(signature: str, found: dict[str, np.ndarray], items: Vocabulary) -> Answers:
+    """Returns what a signature answered, in item rows.
+
+    Raises:
+        RecsysError: There is an item twice, or none where there should be one (R533).
+    """
+    ids, place = np.unique(found["candidate_ids"].astype(object), return_inverse=True)
+    places = items.index.find(as_texts([id_.decode() for id_ in ids]))
+    rows = np.where(places >= 0, places + items.first_own_row, 0)[place]
+    rows = rows.reshape(found["candidate_ids"].shape)
+    n_distinct = [len(set(row)) for row in rows.tolist()]
+    k = found["candidate_ids"].shape[1]
+    if (rows == 0).any() or min(n_distinct, default=k) < k:
+        raise refused("R533", f"candidates of {signature}", "an item twice, or none")
+    return Answers(signature, rows, found["scores"], found["source"])
+
+
+_WARM_UP, _REQUESTS = 50, 400
+
+
+def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[str, float]:
+    """Times requests of one user to `recommend`, one after the other, once it is warm.
+
+    Args:
+        model: A loaded SavedModel.
+        reference: Its probes ask.
+        allowed_ms: Longest that 99 % of the requests may take [ms].
+
+    Returns:
+        `p50` and `p99` of the requests [ms].
+
+    Raises:
+        RecsysError: They take longer (R528).
+    """
+    times = _times_ms(model, reference)[_WARM_UP:]
+    p50, p99 = (float(np.quantile(times, share, method="higher")) for share in (0.5, 0.99))
+    if p99 > allowed_ms:
+        raise RecsysError(
+            "R528",
+            f"The exported model must answer 99 % of single requests within {allowed_ms:g} ms.",
+            "Raise export.latency_ms, use an index or a smaller export.k, or export on a"
+            " machine that does nothing else.",
+            f"{p99:.2f} ms",
+        )
+    return {"p50": p50, "p99": p99}
+
+
+def _times_ms(model: Any, reference: Reference) -> np.ndarray:
+    signature = model.signatures["recommend"]
+    times = np.empty(_WARM_UP + _REQUESTS)
+    for number in range(len(times)):
+        probe = number % len(reference.query)
+        inputs = inputs_of(signature, reference, slice(probe, probe + 1))
+        started = time.perf_counter()
+        for value in signature(**inputs).values():
+            value.numpy()
+        times[number] = (time.perf_counter() - started) * 1e3
+    return times

@@ -1,0 +1,270 @@
+"""Publishing a bundle as the next served version, and rolling back to an earlier one.
+
+A bundle is copied beside the versions under a hidden name, checked, synced to the disk,
+then renamed: a reader sees the old version or the new one. Whatever can fail for want of
+space comes before the rename.
+
+A rollback renames the newer versions to hidden names: what serves the highest number, as
+TensorFlow Serving does, then finds the earlier one. The rename works at once and on a full
+disk, and the same rename undoes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from recsys.bundles.bundle import manifest_digest, verify
+from recsys.bundles.versions import HIDDEN, Ledger, hidden_folder, versions, withdrawn_folders
+from recsys.commit import commit_folder
+from recsys.errors import RecsysError, UsageError
+from recsys.held_folder import HeldFolder
+
+_LOCK = ".lock"
+_HIGHEST = 2**63 - 1
+
+
+class WithdrawnError(RecsysError):
+    """What is to be published was rolled back (R513)."""
+
+
+def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
+    """Copies `bundle` to the next version of `serving_root`, atomically.
+
+    Sweeps what a killed call left behind. Publishes nothing where the newest
+    version already holds the same content. No number is given twice.
+
+    Args:
+        bundle: A bundle with a manifest.
+        serving_root: Folder of the versions; made where there is none.
+        keep: Newest versions that stay, the new one included; at least 1. The one that
+            the last rollback chose stays too.
+
+    Returns:
+        The folder of the version that holds the content of `bundle`.
+
+    Raises:
+        WithdrawnError: The same content was rolled back (R513).
+        RecsysError: The bundle is damaged, or the folder can't be written.
+    """
+    if keep < 1:
+        raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
+    verify(bundle)
+    with only_publisher(serving_root) as held:
+        ledger = Ledger.open(serving_root)
+        path = _published_already(bundle, serving_root) or _add(bundle, held, ledger)
+        _prune(held, keep, ledger.pinned)
+    return path
+
+
+def _published_already(bundle: Path, serving_root: Path) -> Path | None:
+    published = versions(serving_root)
+    if not published or manifest_digest(published[-1]) != manifest_digest(bundle):
+        return None
+    try:
+        verify(published[-1])
+    except RecsysError:  # Damaged since: publish it anew.
+        return None
+    return published[-1]
+
+
+def _add(bundle: Path, held: HeldFolder, ledger: Ledger) -> Path:
+    serving_root = held.path
+    digest = manifest_digest(bundle)
+    for number, withdrawn in ledger.withdrawn.items():
+        if withdrawn == digest:
+            raise _withdrawn(bundle, number)
+    number = ledger.highest + 1
+    if number > _HIGHEST:
+        raise OSError(f"no number is left above {ledger.highest}")
+    temporary, final = serving_root / f"{HIDDEN}{number}", serving_root / str(number)
+    try:
+        shutil.copytree(bundle, temporary, symlinks=True)
+        verify(temporary)  # It may have changed while it was copied.
+        # Before it can be seen: were it deleted by hand, its number would be forgotten.
+        dataclasses.replace(ledger, highest=number).save(serving_root)
+        commit_folder(temporary, final)
+    finally:
+        with contextlib.suppress(OSError):
+            held.remove(temporary)  # A full disk gets its space back.
+    return final
+
+
+def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
+    """Deletes old versions, and all but the newest `keep` of those rolled back."""
+    serving_root = held.path
+    old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
+    rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
+    if rolled_back:
+        Ledger.open(serving_root).save(serving_root)  # What they hold is not to be forgotten.
+    for path in [*old, *rolled_back]:
+        hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
+        held.rename(path, hidden)
+        held.remove(hidden)
+
+
+@contextlib.contextmanager
+def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
+    """Waits for other publishers, and sweeps after those that were killed.
+
+    The system frees the lock of a killed one.
+
+    Yields:
+        The folder, which is what is removed and renamed in whatever its path leads to then.
+    """
+    try:
+        serving_root.mkdir(parents=True, exist_ok=True)
+        with HeldFolder(serving_root) as held, _locked(held):
+            for path in serving_root.glob(f"{HIDDEN}*"):
+                held.remove(path)
+            yield held
+    except OSError as error:
+        raise RecsysError(
+            "R511",
+            f"The serving folder {str(serving_root)!r} must be a folder that can be written.",
+            "Free some space, or correct its permissions, and run again;"
+            " the version that was served is untouched.",
+            str(error),
+        ) from None
+
+
+@contextlib.contextmanager
+def _locked(held: HeldFolder) -> Iterator[None]:
+    with held.opened(held.path) as folder:
+        # Never through a link, and without waiting for a pipe.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(_LOCK, flags, 0o666, dir_fd=folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _withdrawn(bundle: Path, number: int) -> WithdrawnError:
+    return WithdrawnError(
+        "R513",
+        f"What was rolled back is not published again: the bundle {str(bundle)!r} has the"
+        f" content of version {number}.",
+        "Train on new data or with another config; or bring that version back:"
+        f" recsys rollback --to {number}.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollback:
+    """What a rollback did.
+
+    Attributes:
+        served: Folder of the version that is served now.
+        withdrawn: Numbers that are no longer served, ascending; none if `served` was
+            the served one before.
+    """
+
+    served: Path
+    withdrawn: list[int]
+
+
+def rollback(serving_root: Path, to: int | None = None) -> Rollback:
+    """Makes an earlier version the served one again; the newer ones go out of service.
+
+    They stay under hidden names, so that they can be brought back by their number.
+
+    Args:
+        serving_root: Folder of the versions.
+        to: Number of the version to serve; the one before the newest by default.
+
+    Raises:
+        UsageError: There is no such version (R516).
+        RecsysError: There is nothing to roll back to (R515), it is damaged (R517), or
+            the folder can't be written (R511).
+    """
+    if not versions(serving_root) and not withdrawn_folders(serving_root):
+        raise _nothing_before(serving_root)
+    with only_publisher(serving_root) as held:
+        target = _target(serving_root, to)
+        _check_target(target)
+        number = _number_of(target)
+        newer = [path for path in versions(serving_root) if int(path.name) > number]
+        if newer or target.name.startswith("."):
+            # On a full disk it can't be written, and the folders tell what matters.
+            with contextlib.suppress(OSError):
+                _pinning(Ledger.open(serving_root), number).save(serving_root)
+        return Rollback(_switch(held, target, newer), [int(p.name) for p in newer])
+
+
+def _pinning(ledger: Ledger, number: int) -> Ledger:
+    withdrawn = {n: digest for n, digest in ledger.withdrawn.items() if n != number}
+    return dataclasses.replace(ledger, pinned=number, withdrawn=withdrawn)
+
+
+def _switch(held: HeldFolder, target: Path, newer: list[Path]) -> Path:
+    """Serves `target`; the last rename alone changes which number is the highest."""
+    serving_root = held.path
+    number = _number_of(target)
+    if target.name.startswith("."):
+        served = serving_root / str(number)
+        _rename(held, target, served)
+    else:
+        served = target
+    for path in newer:
+        hidden = hidden_folder(serving_root, int(path.name))
+        held.remove(hidden)
+        _rename(held, path, hidden)
+    return served
+
+
+def _target(serving_root: Path, to: int | None) -> Path:
+    published = versions(serving_root)
+    if to is None:
+        if len(published) < 2:
+            raise _nothing_before(serving_root)
+        return published[-2]
+    there = withdrawn_folders(serving_root) | {int(path.name): path for path in published}
+    if to not in there:
+        raise UsageError(
+            "R516",
+            f"The serving folder {str(serving_root)!r} must have the version, in service or"
+            " rolled back.",
+            f"Name one of {', '.join(map(str, sorted(there)))}; recsys rollback --list tells"
+            " of them.",
+            to,
+        )
+    return there[to]
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _check_target(target: Path) -> None:
+    try:
+        verify(target)
+    except RecsysError as error:
+        raise RecsysError(
+            "R517",
+            f"The version to roll back to must be whole; {str(target)!r} is damaged: {error.rule}",
+            "Nothing was changed. Name another version: recsys rollback --list, --to VERSION.",
+            f"{error.code}, {error.received}",
+        ) from None
+
+
+def _rename(held: HeldFolder, path: Path, to: Path) -> None:
+    held.rename(path, to)
+    with held.opened(to.parent) as folder:
+        os.fsync(folder)
+
+
+def _nothing_before(serving_root: Path) -> RecsysError:
+    return RecsysError(
+        "R515",
+        f"A rollback needs two versions in {str(serving_root)!r}: the served one and an earlier.",
+        "Nothing was changed. Push another model: recsys run; push.keep in the config says"
+        " how many versions stay.",
+        [path.name for path in versions(serving_root)],
+    )

@@ -1,0 +1,195 @@
+"""The Transform graphs inside the bundle: raw columns to token rows.
+
+A raw column is text `[batch, any]`, padded with the empty string, whatever it holds:
+numbers as people write them; dates as seconds since 1970, UTC, as years, or in ISO 8601.
+Each is read as the ingest reads it, so that one raw value is one token row in training and
+in serving. Two things are the client's: Unicode's normal form C, which TensorFlow can't
+make, and the parts of a list, one by one. What the ingest would reject is an error of the
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from recsys.bundles.signatures import raw_inputs
+from recsys.errors import RecsysError
+
+# All that Unicode calls a blank: RE2's \s is ASCII without \v.
+_BLANKS = r"[\s\v\pZ\x{1c}-\x{1f}\x{85}]+"
+_WHOLE = r"[0-9]{1,18}(\.0*)?"
+_DAY = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?"
+_ZONE = r"(Z|[+-][0-9]{2}:[0-9]{2}| UTC)?"
+_ISO = rf"{_DAY}([T ]{_TIME}{_ZONE})?"
+_DAY_S = 86_400
+_YEARS = (1000, 3000)
+
+
+def trimmed(texts: tf.Tensor) -> tf.Tensor:
+    """Returns texts `[n]` without blanks around them."""
+    return tf.strings.regex_replace(texts, f"^{_BLANKS}|{_BLANKS}$", "")
+
+
+def numbers(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the numbers that `texts` `[n]` are, rounded once from float64; NaN for none."""
+    texts = tf.strings.regex_replace(trimmed(texts), r"^\+", "")
+    # 0x10 is 16 to TensorFlow, and no number to the ingest.
+    texts = tf.strings.regex_replace(texts, "[xX]", "?")
+    texts = tf.where(texts == "", "nan", texts)
+    return tf.cast(tf.strings.to_number(texts, tf.float64), dtype)
+
+
+def seconds(texts: tf.Tensor) -> tf.Tensor:
+    """Returns the times that `texts` `[n]` are [seconds since 1970, UTC] int64.
+
+    A whole number from 1000 to 3000 is a year, and its first day; any other one is the
+    seconds themselves. Other texts are dates in ISO 8601, with a time of day or without;
+    without an offset they are UTC. The lowest int64 stands for none.
+    """
+    texts = trimmed(texts)
+    is_iso = tf.strings.regex_full_match(texts, _ISO)
+    is_whole = tf.strings.regex_full_match(texts, _WHOLE)
+    whole = tf.where(is_whole, tf.strings.regex_replace(texts, r"\.0*$", ""), texts)
+    plain = tf.where(texts == "", str(tf.int64.min), tf.where(is_iso, "0", whole))
+    number = tf.strings.to_number(plain, tf.int64)
+    is_year = (number >= _YEARS[0]) & (number <= _YEARS[1])
+    first_day = _days(number, tf.ones_like(number), tf.ones_like(number)) * _DAY_S
+    iso = _iso_seconds(tf.where(is_iso, texts, "1970-01-01"))
+    return tf.where(is_iso, iso, tf.where(is_year, first_day, number))
+
+
+def _iso_seconds(texts: tf.Tensor) -> tf.Tensor:
+    """Returns the seconds of texts `[n]` that fit `_ISO`."""
+    day = _days(*(_part(texts, start, length) for start, length in ((0, 4), (5, 2), (8, 2))))
+    clock = tf.strings.regex_replace(texts, rf"^{_DAY}[T ]?", "")
+    zone = tf.strings.regex_replace(clock, rf"^({_TIME})?", "")
+    # Padded, so that each part is there.
+    clock = tf.where(tf.strings.regex_full_match(clock, rf"{_TIME}.*"), clock, "00:00")
+    has_seconds = tf.strings.regex_full_match(clock, r".{5}:.*")
+    clock = tf.where(has_seconds, clock, tf.strings.substr(clock, 0, 5) + ":00")
+    hours, minutes, rest = (_part(clock, start, 2) for start in (0, 3, 6))
+    has_offset = tf.strings.regex_full_match(zone, r"[+-].{5}")
+    zone = tf.where(has_offset, zone, "+00:00")
+    offset = _part(zone, 1, 2) * 3600 + _part(zone, 4, 2) * 60
+    offset = tf.where(tf.strings.substr(zone, 0, 1) == "-", -offset, offset)
+    return day * _DAY_S + hours * 3600 + minutes * 60 + rest - offset
+
+
+def _part(texts: tf.Tensor, start: int, length: int) -> tf.Tensor:
+    return tf.strings.to_number(tf.strings.substr(texts, start, length), tf.int64)
+
+
+def _days(year: tf.Tensor, month: tf.Tensor, day: tf.Tensor) -> tf.Tensor:
+    """Returns the days since 1970-01-01 of dates in the Gregorian calendar, int64.
+
+    Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", days_from_civil.
+    """
+    year = tf.where(month <= 2, year - 1, year)
+    era = tf.math.floordiv(year, 400)
+    year_of_era = year - era * 400
+    from_march = tf.math.floormod(month + 9, 12)
+    day_of_year = (153 * from_march + 2) // 5 + day - 1
+    day_of_era = year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year
+    return era * 146_097 + day_of_era - 719_468
+
+
+class RawFeatures(tf.Module):
+    """Turns raw columns into token rows with the very graph that made the stored ones.
+
+    Args:
+        folder: A TFT transform output; its `transform_fn/` is a SavedModel.
+        id_column: `item_id` or `user_id`.
+        widths: Tokens of each feature that the tower reads.
+    """
+
+    def __init__(self, folder: Path, id_column: str, widths: Mapping[str, int]) -> None:
+        super().__init__(name=f"raw_features_by_{id_column}")
+        self.graph = _load(folder)
+        self._function = self.graph.transform_fn
+        self._specs: dict[str, Any] = self._function.structured_input_signature[0][0]
+        self._id_column, self._widths = id_column, dict(widths)
+        self._column_of = raw_inputs(sorted(set(self._specs) - {id_column}))
+        missing = sorted({id_column, *widths} - set(self._function.structured_outputs))
+        if missing:
+            raise RecsysError(
+                "R523",
+                f"The transform graph in {str(folder)!r} must give {id_column!r} and every"
+                " feature of the model.",
+                "Export with the transform graphs that the model's data were made with.",
+                missing,
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The raw columns that it reads, beside the id, by the names of inputs."""
+        return tuple(self._column_of)
+
+    def or_stored(
+        self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor], stored: Mapping[str, tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Returns token rows `[b, width]` int32 by feature.
+
+        Args:
+            ids: Ids `[b]`.
+            raw: Raw columns `[b, any]`, by `columns`.
+            stored: Token rows `[b, width]` to read where all columns of a row are empty.
+        """
+        is_given = [tf.reduce_any(column != "", axis=1) for column in raw.values()]
+        one_is_given = tf.reduce_any(is_given, axis=0)
+        fresh = self._bags(ids, raw)
+        return {
+            name: tf.where(one_is_given[:, None], fresh[name], bag) for name, bag in stored.items()
+        }
+
+    def _bags(self, ids: tf.Tensor, raw: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        columns = {self._column_of[name]: column for name, column in raw.items()}
+        columns[self._id_column] = ids[:, None]
+        outputs = self._function({name: _as(columns[name], s) for name, s in self._specs.items()})
+        return {name: _padded(outputs[name], width) for name, width in self._widths.items()}
+
+
+def text_columns(names: Iterable[str]) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs of a signature that takes raw columns."""
+    return {name: tf.TensorSpec([None, None], tf.string, name) for name in names}
+
+
+def _load(folder: Path) -> Any:
+    try:
+        return tf.saved_model.load(str(folder / "transform_fn"))
+    except (OSError, ValueError) as error:
+        raise RecsysError(
+            "R522",
+            f"{str(folder)!r} must hold the output of Transform.",
+            "Name the folder that holds transform_fn/, or leave the option out.",
+            str(error),
+        ) from None
+
+
+def _as(column: tf.Tensor, spec: Any) -> Any:
+    """Returns a text column `[b, any]` as the graph wants it."""
+    values = tf.ragged.boolean_mask(column, column != "")
+    if isinstance(spec, tf.SparseTensorSpec):
+        return values.with_values(_typed(values.values, spec.dtype)).to_sparse()
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return values.with_values(_typed(values.values, spec.dtype))
+    # Where the schema has a shape the graph has a place for so many values, mostly one.
+    width = spec.shape[1:].num_elements()
+    first = values[:, :width].to_tensor("", shape=[None, width])
+    return tf.reshape(_typed(first, spec.dtype), [-1, *spec.shape[1:]])
+
+
+def _typed(texts: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns what `texts` say; for the empty one what the graph knows as missing."""
+    if dtype == tf.string:
+        return trimmed(texts)
+    return numbers(texts, dtype) if dtype.is_floating else seconds(texts)
+
+
+def _padded(bag: tf.Tensor, width: int) -> tf.Tensor:
+    """Returns a bag as `[b, width]` int32."""
+    return tf.ensure_shape(tf.cast(bag, tf.int32), [None, width])

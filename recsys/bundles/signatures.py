@@ -1,0 +1,63 @@
+"""What the signatures of a bundle take and answer: names of inputs, and sources of answers.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from recsys.data.histories import ServingHistories
+
+ONLY = "only_"
+_OWN = ("user_id", "item_id", "history", "exclude_seen", "exclude_ids")
+
+
+def raw_inputs(columns: Iterable[str]) -> dict[str, str]:
+    """Returns the column of each input that takes raw values, by the name of the input."""
+    return _named(columns, "")
+
+
+def filter_inputs(features: Iterable[str]) -> dict[str, str]:
+    """Returns the feature of each input that filters, by the name of the input."""
+    return _named(features, ONLY)
+
+
+def _named(columns: Iterable[str], prefix: str) -> dict[str, str]:
+    """Returns the column of each input; a name of TensorFlow has letters, digits and `_`."""
+    column_of: dict[str, str] = {}
+    for column in columns:
+        name = prefix + re.sub(r"[^A-Za-z0-9]", "_", column)
+        is_taken = not prefix and name.startswith(ONLY)
+        name = name if name[:1].isalpha() and not is_taken else f"column_{name}"
+        taken = {*column_of, *_OWN}
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        free = next(one for one in itertools.chain([name], numbered) if one not in taken)
+        column_of[free] = column
+    return column_of
+
+
+USER, HISTORY, FEATURES, POPULARITY = "user", "history", "features", "popularity"
+SOURCES = (USER, HISTORY, FEATURES, POPULARITY)
+"""The strongest first: a trained row of the user's own; items of the history with a
+trained row; features; nothing, and so what is popular."""
+
+
+def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.ndarray:
+    """Returns the share that each item has in the positives of all users `[item rows]` float32.
+
+    Of all time, before the cut and after it: that is the order which the baseline
+    `popularity` gives everybody, it needs no moment that "lately" is reckoned from, and an
+    old bundle's answer doesn't wear away. Of equal items the smaller row comes first.
+
+    Args:
+        histories: What every user did.
+        is_item: Which item rows are items `[item rows]` bool; others have 0.
+    """
+    counts = np.bincount(histories.item_rows, minlength=len(is_item))
+    shares = np.where(is_item, counts, 0) / max(1, len(histories.item_rows))
+    return shares.astype(np.float32)

@@ -1,0 +1,214 @@
+"""The variables of a SavedModel, written slice by slice: a table needs no memory.
+
+A large variable is made without rows, by `filled_later`, so that neither Keras nor
+`tf.saved_model.save` ever hold it. Afterwards `fill` writes `variables/` anew: each of
+these variables in slices that are read from where they lie, with the operations that
+TensorFlow writes checkpoints of split variables with. A reader of the SavedModel reads
+whole variables; `RestoreV2` puts the slices together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+from recsys.errors import RecsysError
+from recsys.room import free_there
+
+SLICE_BYTES = 16 << 20
+"""Of a slice: as much is read at a time, by who writes a checkpoint and by who loads it."""
+
+
+def slices(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the first row of each slice of `values` `[rows, ...]`, and the slice itself.
+
+    Raises:
+        OSError: The file of a memory map has become shorter.
+    """
+    n = max(1, SLICE_BYTES // _row_bytes(values))
+    for start in range(0, len(values), n):
+        stop = min(start + n, len(values))
+        yield start, read_rows(values, start, stop)
+
+
+def read_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Returns the rows `start` … `stop` of `values` `[rows, ...]`.
+
+    Those of a memory map are read from its file: a mapped page that was touched counts as
+    this process's memory.
+
+    Raises:
+        OSError: The file of a memory map has become shorter.
+    """
+    if not (isinstance(values, np.memmap) and values.flags.c_contiguous and values.filename):
+        return np.ascontiguousarray(values[start:stop])
+    shape = (stop - start, *values.shape[1:])
+    count = int(np.prod(shape))
+    with Path(values.filename).open("rb") as file:
+        file.seek(values.offset + start * _row_bytes(values))
+        found = np.fromfile(file, values.dtype, count)
+    if len(found) < count:
+        raise OSError(None, "the file has become shorter", str(values.filename))
+    return found.reshape(shape)
+
+
+def _row_bytes(values: np.ndarray) -> int:
+    return max(1, values.itemsize * int(np.prod(values.shape[1:])))
+
+
+SMALL_BYTES = 1 << 20
+"""A variable of `constant` up to this size has its content from the start."""
+
+_SLICES_OF_A_FILE = 4
+_SOURCE = "_recsys_source"
+_NUMBERS = itertools.count()
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+Tell = Callable[[int, int], None]
+"""Is told how many bytes are written, and of how many."""
+
+
+def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
+    """Returns a variable without rows, which `fill` gives those of `values`.
+
+    Args:
+        values: `[rows, ...]`. A memory map, of `numpy.load` for example, is read from its
+            file by and by, and never mapped into memory.
+        dtype: What they are stored as.
+    """
+    shape = values.shape[1:]
+    # By its name the variable is found again in the checkpoint.
+    name = f"filled_later_{next(_NUMBERS)}"
+    variable = tf.Variable(
+        tf.zeros([0, *shape], dtype), trainable=False, name=name, shape=[None, *shape]
+    )
+    setattr(variable, _SOURCE, values)
+    return variable
+
+
+def fill(folder: Path, variables: Iterable[tf.Variable], tell: Tell | None = None) -> None:
+    """Gives the variables of the SavedModel in `folder` their content.
+
+    Args:
+        folder: What `tf.saved_model.save` has just written.
+        variables: All that it was written with; those of `filled_later` get their rows.
+        tell: Is told now and then how much is written.
+
+    Raises:
+        RecsysError: It can't be written, as on a full disk (R526).
+        OSError: The rows can't be read.
+    """
+    prefix = folder / "variables" / "variables"
+    sources = [v for v in variables if getattr(v, _SOURCE, None) is not None]
+    with written_whole(folder):
+        _rewrite(prefix, sources, tell or _silent)
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path) -> Iterator[None]:
+    """Says in a sentence why TensorFlow couldn't write.
+
+    Args:
+        folder: Where it writes.
+
+    Raises:
+        RecsysError: As on a full disk (R526).
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise RecsysError(
+            "R526",
+            f"The SavedModel must be written whole{free_there(folder)}.",
+            "Free some space, correct the permissions, or run again: recsys run.",
+            error.message,
+        ) from None
+
+
+def _rewrite(prefix: Path, variables: list[tf.Variable], tell: Tell) -> None:
+    reader = tf.train.load_checkpoint(str(prefix))
+    keys = _keys(reader)
+    by_key = {keys[variable.name.partition(":")[0]]: variable for variable in variables}
+    rest = sorted(set(reader.get_variable_to_shape_map()) - set(by_key))
+    written = [f"{prefix}-rest"]
+    tf.raw_ops.SaveV2(
+        prefix=written[0],
+        tensor_names=rest,
+        shape_and_slices=[""] * len(rest),
+        tensors=[reader.get_tensor(key) for key in rest],
+    )
+    total = sum(_bytes(variable) for variable in variables)
+    done = 0
+    for number, (key, variable) in enumerate(by_key.items()):
+        for part in _written(f"{prefix}-{number}", key, variable):
+            written.append(part)
+            done += _SLICES_OF_A_FILE * SLICE_BYTES
+            tell(min(done, total), total)
+    del reader
+    for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
+        path.unlink()
+    tf.raw_ops.MergeV2Checkpoints(
+        checkpoint_prefixes=written, destination_prefix=str(prefix), delete_old_dirs=False
+    )
+
+
+def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[str]:
+    """Writes a variable in files of a few slices each; yields the prefix of each file."""
+    values = cast(np.ndarray, getattr(variable, _SOURCE))
+    shape = " ".join(str(size) for size in values.shape)
+    rest = "".join(f":0,{size}" for size in values.shape[1:])
+    if not len(values):
+        pending = [("", tf.constant(values, variable.dtype))]
+        yield _saved(f"{prefix}-0", key, pending)
+        return
+    pending, n_files = [], 0
+    for start, rows in slices(values):
+        described = f"{shape} {start},{len(rows)}{rest}"
+        pending.append((described, tf.cast(rows, variable.dtype)))
+        if len(pending) == _SLICES_OF_A_FILE or start + len(rows) == len(values):
+            yield _saved(f"{prefix}-{n_files}", key, pending)
+            pending, n_files = [], n_files + 1
+
+
+def _saved(prefix: str, key: str, pending: list[tuple[str, tf.Tensor]]) -> str:
+    tf.raw_ops.SaveV2(
+        prefix=prefix,
+        tensor_names=[key] * len(pending),
+        shape_and_slices=[described for described, _ in pending],
+        tensors=[rows for _, rows in pending],
+    )
+    return prefix
+
+
+def _keys(reader: Any) -> dict[str, str]:
+    """Returns the key in the checkpoint of each variable, by the variable's name."""
+    graph = TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
+    found = [attribute for node in graph.nodes for attribute in node.attributes]
+    return {attribute.full_name: attribute.checkpoint_key for attribute in found}
+
+
+def _bytes(variable: tf.Variable) -> int:
+    values = getattr(variable, _SOURCE)
+    return int(values.size) * variable.dtype.size
+
+
+def _silent(done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def constant(values: Any, dtype: tf.DType) -> tf.Variable:
+    """Returns a variable, which is saved in a file of its own and not in the graph.
+
+    A large one has no rows before `recsys.bundles.variables.fill` gives them to what was
+    saved; an array in memory or a memory map is then read slice by slice.
+    """
+    if isinstance(values, np.ndarray) and dtype != tf.string and values.nbytes > SMALL_BYTES:
+        return filled_later(values, dtype)
+    return tf.Variable(tf.convert_to_tensor(values, dtype), trainable=False)

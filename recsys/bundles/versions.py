@@ -1,0 +1,142 @@
+"""The published versions of a serving root, and a registry of those that are gone.
+
+The folders tell most of it. A small file beside them keeps what they forget: the highest
+number ever given, what was rolled back, and what a rollback chose. Without the file, or
+with a damaged one, the folders are all that is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from recsys.bundles.bundle import manifest_digest
+from recsys.commit import commit_file
+from recsys.errors import RecsysError
+from recsys.plain_files import read_plain
+
+LEDGER = ".versions.json"
+HIDDEN = ".publish-"
+"""Start of the names of what a publisher is at; after a kill it is debris."""
+_WITHDRAWN = ".withdrawn-"
+_LONGEST = 1 << 20
+_MOST_WITHDRAWN = 1000
+
+
+_HIGHEST_VERSION = 2**63 - 1
+"""TensorFlow Serving's versions are int64."""
+
+
+def versions(serving_root: Path) -> list[Path]:
+    """Returns the folders of the published versions, the oldest first."""
+    if not serving_root.is_dir():
+        return []
+    numbered = [
+        path
+        for path in serving_root.iterdir()
+        if is_version(path.name) and path.is_dir() and not path.is_symlink()
+    ]
+    return sorted(numbered, key=lambda path: int(path.name))
+
+
+def is_version(name: str) -> bool:
+    """Returns whether a folder of this name is a version, to TensorFlow Serving too."""
+    return name.isascii() and name.isdecimal() and int(name) <= _HIGHEST_VERSION
+
+
+def latest(serving_root: Path) -> Path:
+    """Returns the newest published version.
+
+    Raises:
+        RecsysError: Nothing was published.
+    """
+    published = versions(serving_root)
+    if not published:
+        raise RecsysError(
+            "R510",
+            f"A bundle must have been pushed to {str(serving_root)!r}.",
+            "Run the pipeline first: recsys run. Its report says why a model was not pushed.",
+        )
+    return published[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """What is remembered.
+
+    Attributes:
+        highest: Highest number that was ever given; 0 before the first.
+        pinned: The version that the last rollback chose, and that is kept.
+        withdrawn: Digest of the manifest of each version that was rolled back.
+    """
+
+    highest: int = 0
+    pinned: int | None = None
+    withdrawn: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def open(cls, serving_root: Path) -> Ledger:
+        """Reads the ledger, and what the folders know better."""
+        kept = _read(serving_root / LEDGER)
+        there = {int(path.name) for path in versions(serving_root)}
+        withdrawn = kept.withdrawn | {
+            number: digest
+            for number, path in withdrawn_folders(serving_root).items()
+            if (digest := manifest_digest(path)) is not None
+        }
+        # Whatever has a number's name, be it a link or a file, TensorFlow Serving may read.
+        taken = {int(path.name) for path in serving_root.iterdir() if is_version(path.name)}
+        return cls(
+            highest=max([kept.highest, *taken, *withdrawn]),
+            pinned=kept.pinned if kept.pinned in there else None,
+            withdrawn={n: withdrawn[n] for n in sorted(withdrawn.keys() - there)},
+        )
+
+    def save(self, serving_root: Path) -> None:
+        """Writes the ledger in one step."""
+        newest = dict(list(self.withdrawn.items())[-_MOST_WITHDRAWN:])
+        temporary = serving_root / f"{HIDDEN}versions.json"
+        temporary.unlink(missing_ok=True)
+        with temporary.open("x", encoding="utf-8") as file:  # Never through a link.
+            json.dump({**dataclasses.asdict(self), "withdrawn": newest}, file)
+        commit_file(temporary, serving_root / LEDGER)
+
+
+def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
+    """Returns the folders of the versions that were rolled back, by number, ascending."""
+    found = {
+        int(number): path
+        for path in serving_root.glob(f"{_WITHDRAWN}*")
+        if is_version(number := path.name.removeprefix(_WITHDRAWN))
+        and path.is_dir()
+        and not path.is_symlink()
+    }
+    return dict(sorted(found.items()))
+
+
+def hidden_folder(serving_root: Path, number: int) -> Path:
+    """Returns where the version `number` goes when it is rolled back."""
+    return serving_root / f"{_WITHDRAWN}{number}"
+
+
+def _read(path: Path) -> Ledger:
+    try:
+        return _parsed(json.loads(read_plain(path, _LONGEST)))
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return Ledger()
+
+
+def _parsed(fields: dict[str, Any]) -> Ledger:
+    withdrawn = {_number(int(n)): str(digest) for n, digest in fields["withdrawn"].items()}
+    pinned = fields["pinned"]
+    return Ledger(
+        _number(fields["highest"]), None if pinned is None else _number(pinned), withdrawn
+    )
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not is_version(str(value)):
+        raise ValueError(f"{value!r} is no version")
+    return value

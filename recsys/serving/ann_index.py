@@ -1,0 +1,227 @@
+"""An approximate index: items in lists of alike ones, of which a query looks at the nearest.
+
+FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
+nearest neighbor search", 2011, section 4, each number rounded for itself). Who asks it
+reckons the exact scores of what it finds. Chosen by `python -m benchmarks.index`.
+
+What is kept of it is three plain arrays, and not FAISS's own file: that is read by C++
+that trusts it, while a bundle may be made in bad faith. The rounded vectors are made
+again of the item embeddings when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from recsys.distribution import install_extra
+from recsys.errors import RecsysError
+from recsys.plain_files import read_plain
+
+Tell = Callable[[int, int], None]
+"""Is told how many items have their list, and of how many."""
+
+_SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
+_BLOCK = 65_536
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """What an index has learnt of the items.
+
+    Attributes:
+        middles: Of each list `[lists, dim]` float32.
+        ranges: Least value and width of each dimension, one after the other, of which a
+            number of 8 bits is a place `[2 * dim]` float32.
+        list_of: List of each item, in the order of their rows `[items]` int32.
+    """
+
+    middles: np.ndarray
+    ranges: np.ndarray
+    list_of: np.ndarray
+
+
+def learn_lists(
+    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, tell: Tell | None = None
+) -> Lists:
+    """Spreads items over lists by k-means; the same for the same input.
+
+    Args:
+        embeddings: `[item rows, dim]` float32; may be a memory map.
+        rows: Those that are items `[n]`, ascending.
+        n_lists: How many lists; at most `n`.
+        tell: Is told how far it is.
+
+    Raises:
+        RecsysError: FAISS is missing (R580).
+    """
+    faiss = _faiss()
+    index = _empty(n_lists, embeddings.shape[1])
+    index.cp.niter, index.cp.seed = _ROUNDS, _SEED
+    index.cp.min_points_per_centroid = 1  # No warning of small catalogues.
+    n = min(len(rows), _SAMPLES_OF_A_LIST * n_lists)
+    drawn = np.random.default_rng(_SEED).choice(len(rows), n, replace=False)
+    index.train(_floats(embeddings[rows[np.sort(drawn)]]))
+    list_of = np.zeros(len(rows), np.int32)
+    for start in range(0, len(rows), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        list_of[block] = index.quantizer.assign(_floats(embeddings[rows[block]]), 1)[:, 0]
+        if tell is not None:
+            tell(min(start + _BLOCK, len(rows)), len(rows))
+    middles = index.quantizer.reconstruct_n(0, n_lists)
+    return Lists(middles, faiss.vector_to_array(index.sq.trained), list_of)
+
+
+class AnnIndex:
+    """Finds items of large dot products. May be asked from several threads.
+
+    Args:
+        lists: What was learnt of the items.
+        embeddings: `[item rows, dim]` float32; may be a memory map.
+        rows: Those that are items `[n]`, ascending.
+
+    Attributes:
+        n_lists: Lists that there are.
+
+    Raises:
+        RecsysError: FAISS is missing (R580).
+    """
+
+    def __init__(self, lists: Lists, embeddings: np.ndarray, rows: np.ndarray) -> None:
+        faiss = _faiss()
+        self.n_lists = len(lists.middles)
+        self._index = _empty(self.n_lists, embeddings.shape[1])
+        self._index.quantizer.add(_floats(lists.middles))
+        faiss.copy_array_to_vector(_floats(lists.ranges), self._index.sq.trained)
+        self._index.is_trained = True
+        for start in range(0, len(rows), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            self._add(embeddings[rows[block]], rows[block], lists.list_of[block])
+
+    def _add(self, vectors: np.ndarray, rows: np.ndarray, list_of: np.ndarray) -> None:
+        faiss = _faiss()
+        vectors, ids = _floats(vectors), np.ascontiguousarray(rows, np.int64)
+        places = np.ascontiguousarray(list_of, np.int64)
+        pointers = (faiss.swig_ptr(array) for array in (vectors, ids, places))
+        self._index.add_core(len(ids), *pointers)
+
+    def search(self, queries: np.ndarray, n: int, effort: int) -> np.ndarray:
+        """Returns rows `[queries, n]` int64 of large scores, in no order that counts; -1: none.
+
+        Args:
+            queries: `[queries, dim]` float32.
+            n: Rows of each.
+            effort: Lists that are looked through.
+        """
+        faiss = _faiss()
+        # Of this thread alone: it is the requests that run side by side.
+        faiss.omp_set_num_threads(1)
+        parameters = faiss.SearchParametersIVF(nprobe=min(effort, self.n_lists))
+        return np.asarray(self._index.search(_floats(queries), n, params=parameters)[1])
+
+
+def _empty(n_lists: int, dim: int) -> Any:
+    faiss = _faiss()
+    return faiss.index_factory(dim, f"IVF{n_lists},SQ8", faiss.METRIC_INNER_PRODUCT)
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise RecsysError(
+            "R580",
+            "An approximate index needs FAISS.",
+            f"{install_extra('serve')} Or set export.index.kind to exact and run again:"
+            " recsys run.",
+            str(error),
+        ) from None
+    return faiss
+
+
+FOLDER = "index"
+_JSON, _FORMAT, _LONGEST_JSON = "index.json", 1, 1 << 20
+_ARRAYS = ("middles", "ranges", "list_of")
+
+
+def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
+    """Writes the folder `index`.
+
+    Args:
+        bundle: The bundle.
+        lists: What was learnt of the items.
+        fields: More of `index.json`, the `effort` among them.
+    """
+    folder = bundle / FOLDER
+    folder.mkdir()
+    for name in _ARRAYS:
+        np.save(folder / f"{name}.npy", getattr(lists, name))
+    text = json.dumps({"format": _FORMAT, **fields}, indent=1, sort_keys=True, allow_nan=False)
+    (folder / _JSON).write_text(text + "\n", encoding="utf-8")
+
+
+def read_index(
+    bundle: Path, embeddings: np.ndarray, is_item: np.ndarray
+) -> tuple[AnnIndex, int] | None:
+    """Returns the index of a bundle and its effort; None where it has none.
+
+    Args:
+        bundle: The bundle, whose files were checked against its manifest.
+        embeddings: Its item embeddings `[item rows, dim]` float32.
+        is_item: Which rows are items `[item rows]` bool.
+
+    Raises:
+        RecsysError: FAISS is missing (R580), or the index is damaged (R582).
+    """
+    folder = bundle / FOLDER
+    if not folder.exists():
+        return None
+    try:
+        said = json.loads(read_plain(folder / _JSON, _LONGEST_JSON))
+        arrays = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in _ARRAYS}
+    except (OSError, ValueError, EOFError, RecursionError) as error:
+        _refuse(bundle, str(error))
+    effort = said.get("effort") if isinstance(said, dict) else None
+    if type(effort) is not int or said.get("format") != _FORMAT:
+        _refuse(bundle, said)
+    rows, lists = np.flatnonzero(is_item), Lists(**arrays)
+    _check(bundle, lists, len(rows), embeddings.shape[1])
+    if not 1 <= effort <= len(lists.middles):
+        _refuse(bundle, {"effort": effort})
+    return AnnIndex(lists, embeddings, rows), effort
+
+
+def _check(bundle: Path, lists: Lists, n_items: int, dim: int) -> None:
+    """Checks all that FAISS would trust."""
+    n_lists = len(lists.middles) if lists.middles.ndim else 0
+    expected = {
+        "middles": (np.float32, (n_lists, dim)),
+        "ranges": (np.float32, (2 * dim,)),
+        "list_of": (np.int32, (n_items,)),
+    }
+    for name, (dtype, shape) in expected.items():
+        found = getattr(lists, name)
+        if found.dtype != dtype or found.shape != shape or not found.size:
+            _refuse(bundle, {name: (str(found.dtype), found.shape), "expected": shape})
+        if not np.isfinite(found).all():
+            _refuse(bundle, {name: "not finite"})
+    if lists.list_of.min() < 0 or lists.list_of.max() >= n_lists:
+        _refuse(bundle, {"list_of": (int(lists.list_of.min()), int(lists.list_of.max()))})
+
+
+def _refuse(bundle: Path, received: Any) -> NoReturn:
+    raise RecsysError(
+        "R582",
+        f"The folder index of the bundle {str(bundle)!r} must be as the export wrote it.",
+        "Export the model again: recsys export.",
+        received,
+    )

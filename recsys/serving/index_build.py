@@ -1,0 +1,184 @@
+"""The approximate index of a bundle, built and judged at the export."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from recsys.config.index import IndexConfig
+from recsys.errors import RecsysError
+from recsys.ragged import Ragged
+from recsys.serving.ann_index import AnnIndex, Tell, learn_lists, write_index
+from recsys.serving.ranker import Ranker
+
+_FEWEST, _SEED = 512, 0
+_WAY = 0.5
+"""Length of the way that a made query lies from its item, as a share of the item's length."""
+
+
+def judging_queries(queries: np.ndarray, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns at least 512 queries `[n, dim]` float32.
+
+    Args:
+        queries: Those of the model `[m, dim]`; all of them are taken. One without a
+            length is none: every item is as good as any other.
+        embeddings: Of each item row `[item rows, dim]`.
+        rows: Rows that are items; where there are too few queries, such as lie near
+            random ones of them are made.
+    """
+    queries = np.asarray(queries, np.float32).reshape(-1, embeddings.shape[1])
+    own = queries[np.abs(queries).max(axis=1, initial=0) > 0]
+    missing = max(0, _FEWEST - len(own))
+    rng = np.random.default_rng(_SEED)
+    near = np.asarray(embeddings[rng.choice(rows, missing)], np.float32)
+    ways = rng.standard_normal(near.shape, np.float32)
+    ways /= np.maximum(np.linalg.norm(ways, axis=1, keepdims=True), 1e-12)
+    lengths = np.linalg.norm(near, axis=1, keepdims=True)
+    return np.concatenate([own, near + np.float32(_WAY) * lengths * ways])
+
+
+_MARGIN_SHARE = 0.2
+"""Of what recall may lack: the queries to come aren't those that the effort is chosen by."""
+_MOST_SHARE = 0.5
+"""Of all lists; who must look at more than half of the items better looks at all."""
+
+
+class Searched(Protocol):
+    """Finds the best items of queries; the harder the surer."""
+
+    def best(self, queries: np.ndarray, k: int, effort: int) -> np.ndarray:
+        """Returns item rows `[queries, k]`, 0: none."""
+
+
+def choose_effort(
+    searched: Searched,
+    queries: np.ndarray,
+    exact: np.ndarray,
+    n_lists: int,
+    min_recall: float,
+) -> tuple[int, float]:
+    """Returns the lists to look through, and the recall [0..1] on queries held out.
+
+    Every other query chooses, the rest judges.
+
+    Args:
+        searched: The index.
+        queries: `[n, dim]` float32, two at least.
+        exact: Their exact best rows `[n, k]`, 0: none.
+        n_lists: Lists that there are.
+        min_recall: Share of `exact` that must be found [0..1].
+
+    Raises:
+        RecsysError: It isn't, at the highest effort (R581).
+    """
+    wanted = min_recall + _MARGIN_SHARE * (1 - min_recall)
+    effort = 1
+    for effort in _efforts(n_lists):
+        if _recall(searched, queries[::2], exact[::2], effort) >= wanted:
+            break
+    found = _recall(searched, queries[1::2], exact[1::2], effort)
+    if found < min_recall:
+        raise RecsysError(
+            "R581",
+            f"The index must find {min_recall:.1%} of the exact best {exact.shape[1]} items.",
+            "Set export.index.kind to exact, export.index.lists lower, or"
+            " export.index.min_recall lower; then run again: recsys run.",
+            f"{found:.4f} at {effort} of {n_lists} lists",
+        )
+    return effort, found
+
+
+def recall_of(found: np.ndarray, exact: np.ndarray) -> float:
+    """Returns the share of the rows `exact` `[n, k]`, 0: none, that were `found` `[n, k]`."""
+    hits = sum(
+        len(np.intersect1d(one, best[best > 0])) for one, best in zip(found, exact, strict=True)
+    )
+    return hits / max(1, int((exact > 0).sum()))
+
+
+def _recall(searched: Searched, queries: np.ndarray, exact: np.ndarray, effort: int) -> float:
+    return recall_of(searched.best(queries, exact.shape[1], effort), exact)
+
+
+def _efforts(n_lists: int) -> list[int]:
+    """Returns efforts to try, each about a fourth more than the one before."""
+    most = max(1, int(n_lists * _MOST_SHARE))
+    steps = np.unique(np.round(1.25 ** np.arange(64)).astype(int))
+    return [*steps[steps < most].tolist(), most]
+
+
+_LISTS_OF_A_ROOT = 4
+
+
+def build(
+    folder: Path,
+    embeddings: np.ndarray,
+    is_item: np.ndarray,
+    queries: np.ndarray,
+    k: int,
+    config: IndexConfig,
+    tell: Tell | None = None,
+) -> dict[str, Any] | None:
+    """Writes `index/` into a bundle, if the config wants an index for so many items.
+
+    The effort of a search is the least that finds enough on every other query, with a
+    margin; the rest of them tells the recall. The same input gives the same files.
+
+    Args:
+        folder: The bundle.
+        embeddings: Of each item row `[item rows, dim]` float32; may be a memory map.
+        is_item: Which rows are items `[item rows]` bool.
+        queries: Embeddings of queries `[n, dim]` float32, as the model gives them.
+        k: Items of an answer.
+        config: Whether, and how good.
+        tell: Is told how many items are done.
+
+    Returns:
+        What the manifest says of it: `kind`, `items`, `lists`, `effort`, `k`, `recall` on
+        `queries` held out, `min_recall`, `seconds`; None without an index.
+
+    Raises:
+        RecsysError: FAISS is missing (R580), or the index finds too little (R581).
+    """
+    rows = np.flatnonzero(is_item)
+    if not wants_index(config, len(rows)):
+        return None
+    started = time.perf_counter()
+    n_lists = min(config.lists or _default_lists(len(rows)), len(rows))
+    lists = learn_lists(embeddings, rows, n_lists, tell)
+    ranker = Ranker(embeddings, is_item, AnnIndex(lists, embeddings, rows))
+    asked = judging_queries(queries, embeddings, rows)
+    exact, _ = Ranker(embeddings, is_item).best(asked, Ragged.empty(len(asked)), k)
+    effort, recall = choose_effort(_Searched(ranker), asked, exact, n_lists, config.min_recall)
+    said = {"kind": "ivf-sq8", "items": len(rows), "lists": n_lists, "effort": effort, "k": k}
+    said |= {"recall": round(recall, 5), "queries": len(asked) // 2}
+    said["min_recall"] = config.min_recall
+    write_index(folder, lists, said)
+    return {**said, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def wants_index(config: IndexConfig, n_items: int) -> bool:
+    """Returns whether a bundle of so many items gets an index."""
+    if config.kind == "auto":
+        return n_items > config.exact_up_to
+    return config.kind == "ann" and n_items > 0
+
+
+def _default_lists(n_items: int) -> int:
+    return max(1, round(_LISTS_OF_A_ROOT * math.sqrt(n_items)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Searched:
+    """An index, asked for rows alone."""
+
+    ranker: Ranker
+
+    def best(self, queries: np.ndarray, k: int, effort: int) -> np.ndarray:
+        """See `recsys.serving.index_build.Searched`."""
+        return self.ranker.by_index(queries, Ragged.empty(len(queries)), k, effort)[0]

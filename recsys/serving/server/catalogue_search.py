@@ -1,0 +1,272 @@
+"""The users and items of a bundle by name: search, display, and filters by feature."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.bundles.item_table import FILE, features_of
+from recsys.bundles.signatures import filter_inputs
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.serving.server.tensors import Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenItems:
+    """The items of each token of a feature.
+
+    Attributes:
+        tokens: Names of the tokens, those of the most items first; and their places.
+        rows: Item rows, token after token `[n]` int32.
+        offsets: First of each token's rows, and the end `[tokens + 1]` int64.
+    """
+
+    tokens: dict[bytes, int]
+    rows: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.ListArray) -> TokenItems:
+        """Returns the items of a column of the catalogue, whose first line is row 1."""
+        encoded = column.flatten().dictionary_encode()
+        codes = encoded.indices.to_numpy()
+        counts = np.bincount(codes, minlength=len(encoded.dictionary))
+        place_of = np.empty(len(counts), np.int64)
+        order = np.argsort(-counts, kind="stable")
+        place_of[order] = np.arange(len(counts))
+        lines = pc.list_parent_indices(column).to_numpy()
+        names = [name.encode() for name in encoded.dictionary.take(pa.array(order)).to_pylist()]
+        return cls(
+            dict(zip(names, range(len(names)), strict=True)),
+            (lines[np.argsort(place_of[codes], kind="stable")] + 1).astype(np.int32),
+            np.concatenate([[0], np.cumsum(counts[order])]),
+        )
+
+    def mark(self, name: bytes, mask: np.ndarray) -> None:
+        """Sets the rows of the items with a token in `mask` `[item rows]`."""
+        place = self.tokens.get(name)
+        if place is not None:
+            mask[self.rows[self.offsets[place] : self.offsets[place + 1]]] = True
+
+
+class ItemFilters:
+    """Filters of `recommend_filtered`.
+
+    Args:
+        features: Names of the tokens of each item row from 1 on, by feature.
+        n_rows: Item rows.
+
+    Attributes:
+        feature_of: The feature of each filter, by the name of its input.
+    """
+
+    def __init__(self, features: Mapping[str, pa.ListArray], n_rows: int) -> None:
+        self.feature_of = filter_inputs(features)
+        self._n_rows = n_rows
+        self._items = {
+            name: TokenItems.of(features[feature]) for name, feature in self.feature_of.items()
+        }
+
+    def tokens(self, name: str, words: str, n: int) -> list[str]:
+        """Returns tokens of a filter that hold all `words`, those of the most items first."""
+        parts = words.lower().split()
+        every = (token.decode() for token in self._items[name].tokens)
+        found = (token for token in every if all(part in token.lower() for part in parts))
+        return list(itertools.islice(found, n))
+
+    def groups(
+        self, inputs: Arrays, at: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Yields the queries that want the same, and the rows that they allow.
+
+        Args:
+            inputs: Of the signature; padding alone wants any item.
+            at: Places of the queries `[n]`.
+
+        Yields:
+            Some of `at`, and `[item rows]` bool; None: all items.
+        """
+        names = [name for name in self._items if name in inputs]
+        wishes: dict[tuple[frozenset[bytes], ...], list[int]] = {}
+        for place in at.tolist():
+            wish = tuple(frozenset(inputs[name][place].tolist()) - {b""} for name in names)
+            wishes.setdefault(wish, []).append(place)
+        for wish, places in wishes.items():
+            yield np.array(places), self._allowed(dict(zip(names, wish, strict=True)))
+
+    def _allowed(self, wanted: Mapping[str, frozenset[bytes]]) -> np.ndarray | None:
+        said = {name: tokens for name, tokens in wanted.items() if tokens}
+        if not said:
+            return None
+        allowed = np.ones(self._n_rows, bool)
+        for name, tokens in said.items():
+            mask = np.zeros(self._n_rows, bool)
+            for token in tokens:
+                self._items[name].mark(token, mask)
+            allowed &= mask
+        return allowed
+
+
+_SHOWN_TOKENS = 12
+_SAMPLE = 200
+"""Items that tell whether a feature only repeats the titles."""
+_OWN_COLUMNS = 2
+"""Of the catalogue: `id` and `title`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Users and items of a bundle, to be found and to be shown.
+
+    Attributes:
+        users: Ids of the users `[users]` large_string, ascending.
+        items: Vocabulary of the items.
+        titles: Title of each item row `[item rows]` large_string; empty for no item.
+        lower_titles: The same in small letters, after the id.
+        embeddings: Of each item row `[item rows, dim]`; a memory map.
+        features: Names of the tokens of each item row from 1 on, by feature; a
+            feature whose tokens have no names isn't there.
+    """
+
+    users: pa.Array
+    items: Vocabulary
+    titles: pa.Array
+    lower_titles: pa.Array
+    embeddings: np.ndarray
+    features: Mapping[str, pa.ListArray] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def open(cls, bundle: Path) -> Names:
+        """Reads a bundle."""
+        users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
+        users = users.combine_chunks().drop_null()
+        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+        written = pq.read_table(bundle / "titles.parquet")
+        blank, space = pa.array([""], pa.large_string()), pa.scalar(" ", pa.large_string())
+        titles, ids = (
+            pa.concat_arrays([blank, written[column].combine_chunks().cast(pa.large_string())])
+            for column in ("title", "id")
+        )
+        return cls(
+            users=users.take(pc.array_sort_indices(users)),
+            items=items,
+            titles=titles,
+            lower_titles=pc.utf8_lower(pc.binary_join_element_wise(ids, titles, space)),
+            embeddings=np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False),
+            features=_features(bundle, items.n_rows),
+        )
+
+    def find_users(self, prefix: str, n: int) -> list[str]:
+        """Returns the first `n` users whose id begins with `prefix`."""
+        start = bisect.bisect_left(self.users, prefix, key=lambda one: one.as_py())
+        found = self.users.slice(start, n).to_pylist()
+        return [id_ for id_ in found if id_.startswith(prefix)]
+
+    def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
+        """Returns the `n` items with the most training events whose id or title has all `words`."""
+        has_id = self.items.has_id()
+        rows, texts = np.arange(len(has_id)), self.lower_titles
+        # The longest first, and only in what is left: a client may send hundreds of words.
+        for word in sorted(set(words.lower().split()), key=len, reverse=True):
+            matches = pc.match_substring(texts, word)
+            rows = rows[matches.to_numpy(zero_copy_only=False)]
+            texts = texts.filter(matches)
+        rows = rows[has_id[rows]]
+        return self.shown(_best(rows, self.items.row_counts[rows], n))
+
+    def item_rows(self, ids: Sequence[str]) -> list[int]:
+        """Returns the row of each of `ids`; 0 for who is no item."""
+        rows = self.items.rows(ids) if ids else np.zeros(0, np.int32)
+        return np.where(rows >= self.items.first_own_row, rows, 0).tolist()
+
+    def similar(self, row: int, n: int) -> list[dict[str, Any]]:
+        """Returns the `n` items whose embeddings have the largest cosine with that of `row`."""
+        query = np.asarray(self.embeddings[row], np.float32)
+        scores = self.embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
+        is_other = self.items.has_id()
+        is_other[row] = False
+        rows = np.flatnonzero(is_other)
+        best = _best(rows, scores[rows], n)
+        return self.shown(best, scores[best].tolist())
+
+    @functools.cached_property
+    def _norms(self) -> np.ndarray:
+        """Lengths of the embeddings `[item rows]`; 1 where scores are cosines."""
+        return np.sqrt(np.einsum("rd,rd->r", self.embeddings, self.embeddings, dtype=np.float32))
+
+    @functools.cached_property
+    def _shown_features(self) -> list[tuple[str, pa.ListArray]]:
+        """The features that tell people more than the titles do: words of a title don't."""
+        features = self.features.items()
+        return [(name, one) for name, one in features if not _repeats(one, self.titles)]
+
+    def shown(
+        self, rows: Iterable[int], scores: Sequence[float] | None = None
+    ) -> list[dict[str, Any]]:
+        """Returns `id`, `title` and `features` of items, and `score` where there are `scores`.
+
+        A feature that only repeats words of the titles is left out.
+        """
+        items = [
+            {
+                "id": self.items.ids_of_rows[row].as_py(),
+                "title": self.titles[row].as_py(),
+                "features": {name: _tokens(column, row) for name, column in self._shown_features},
+            }
+            for row in map(int, rows)
+        ]
+        for item, score in zip(items, scores or (), strict=False):
+            item["score"] = score
+        return items
+
+
+def _best(rows: np.ndarray, scores: np.ndarray, n: int) -> np.ndarray:
+    """Returns the `n` of `rows` with the highest scores, the first rows where they are equal."""
+    if len(rows) > n:
+        least = np.partition(scores, -n)[-n]
+        rows, scores = rows[scores >= least], scores[scores >= least]
+    return rows[np.argsort(-scores, kind="stable")][:n]
+
+
+def _tokens(column: pa.ListArray, row: int) -> list[str]:
+    """Returns the names of an item's tokens; line 0 of `column` is row 1."""
+    names: list[str] = column[row - 1].as_py() if row else []
+    return names[:_SHOWN_TOKENS]
+
+
+def _repeats(column: pa.ListArray, titles: pa.Array) -> bool:
+    """Returns whether all tokens of a feature stand in the titles of their items."""
+    lines = np.flatnonzero(pc.fill_null(pc.list_value_length(column), 0).to_numpy())[:_SAMPLE]
+    return len(lines) > 0 and all(
+        token.casefold() in titles[line + 1].as_py().casefold()
+        for line in lines.tolist()
+        for token in column[line].as_py()
+    )
+
+
+def _features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
+    """Returns the features of the items whose tokens have names; older bundles tell none."""
+    if not (bundle / FILE).exists():
+        return {}
+    names = features_of(bundle)
+    table = pq.read_table(bundle / FILE)
+    columns = [column.combine_chunks() for column in table.columns[_OWN_COLUMNS:]]
+    if len(table) != n_rows - 1 or not all(pa.types.is_list(one.type) for one in columns):
+        raise RecsysError(
+            "R583",
+            f"{str(bundle / FILE)!r} must have a line for each item row, and lists of names.",
+            "Export the model again: recsys export.",
+            str(table.schema),
+        )
+    return dict(zip(names, columns, strict=True))
