@@ -35,7 +35,7 @@ import numpy as np
 from benchmarks.measure import print_line
 from benchmarks.two_tower_step.clock import peak_rss_mib
 from benchmarks.two_tower_step.ids import zipf_batches
-from recsys import native
+from recsys import kernels
 from recsys.losses import sampled_softmax
 from recsys.losses.plain_softmax import plain_loss
 
@@ -135,7 +135,7 @@ def cases(arrays: Arrays) -> Iterator[tuple[str, Run]]:
     def ours(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:
         return sampled_softmax(query, candidate, item_row, log_q, TEMPERATURE, known=known)
 
-    switches = {"native": "1", "blocks": "0"} if native.available() else {"blocks": "0"}
+    switches = {"native": "1", "blocks": "0"} if kernels.available() else {"blocks": "0"}
     for name, switch in switches.items():
         with mock.patch.dict(os.environ, RECSYS_NATIVE=switch):
             yield name, _compiled(ours, arrays)

@@ -26,7 +26,7 @@ from typing import Literal
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.data.sources.files import match_files
-from recsys.distribution import SYNC
+from recsys.distribution import NAME, SYNC
 from recsys.errors import RecsysError
 from recsys.formats import counted
 
@@ -268,19 +268,19 @@ def check_jax() -> Check:
 
 
 def check_kernels() -> Check:
-    """Builds the C kernels if they aren't, and has them checked."""
+    """Loads the C kernels and has them checked."""
     program = (
-        "import json; from recsys import native; s = native.status();"
-        "print(json.dumps([s.available, s.reason, s.compiler]))"
+        "import json; from recsys import kernels; s = kernels.status();"
+        "print(json.dumps([s.available, s.reason, str(s.path)]))"
     )
-    what = "building the C kernels"
-    found = _probe("C kernels", what, program, {"JAX_PLATFORMS": "cpu"}, broken="warn")
-    if isinstance(found, Check):
-        return found
-    available, reason, compiler = json.loads(found.splitlines()[-1])
+    env = {"JAX_PLATFORMS": "cpu"}
+    output = _probe("C kernels", "loading the C kernels", program, env, broken="warn")
+    if isinstance(output, Check):
+        return output
+    available, reason, path = json.loads(output.splitlines()[-1])
     if available:
-        return Check("C kernels", "ok", f"built by {compiler}")
-    fix = "Install a C compiler: apt install gcc, or uv pip install ziglang"
+        return Check("C kernels", "ok", f"loaded {Path(path).name.split('.')[0].strip('_')}")
+    fix = f"apt install gcc, then {SYNC} --reinstall-package {NAME}"
     return Check("C kernels", "warn", f"{reason}; training on CPUs is slower", fix)
 
 

@@ -53,11 +53,8 @@ def test_the_set_of_tfx_packages_must_be_that_of_this_python(python, other):
     assert doctor.check_wheel_set(python, {}).state == "ok"
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("RECSYS_NATIVE", "")
+def test_a_package_without_kernels_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("RECSYS_NATIVE", "0")
     check = doctor.check_kernels()
     assert check.state == "warn"
     assert "slower" in check.message

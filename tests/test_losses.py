@@ -19,8 +19,8 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys import native
 from recsys.errors import RecsysError
+from recsys.kernels import status
 from recsys.losses import sampled_softmax
 
 
@@ -364,7 +364,7 @@ def test_evaluation_computes_no_gradients(monkeypatch):
     assert str(jax.make_jaxpr(jax.grad(loss_of))(*args)).count("dot_general") == 3
 
 
-@pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
+@pytest.mark.skipif(not status().available, reason=status().reason)
 @pytest.mark.parametrize(
     ("transform", "results"),
     [

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys import native
+from recsys import kernels
 from recsys.config_file import default_config_path, load_config
 from recsys.embedding import (
     Adagrad,
@@ -218,7 +218,7 @@ def one_capacity(share):
 def without_kernels():
     return [
         mock.patch.object(row_operations, "use_native", return_value=False),
-        mock.patch.object(native, "available", return_value=False),
+        mock.patch.object(kernels, "available", return_value=False),
     ]
 
 

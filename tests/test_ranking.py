@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from recsys import native
+from recsys import kernels
 from recsys.errors import RecsysError
 from recsys.evaluation import ranking_devices, ranking_host
 from recsys.evaluation.ranking import rank
@@ -21,8 +21,8 @@ def use(way, patch):
     """Ranks by the C kernel, or by JAX alone."""
     if way == "jax":
         patch.setenv("RECSYS_NATIVE", "0")
-    elif native.status().compiler is None:
-        pytest.skip(native.status().reason)
+    elif not kernels.status().available:
+        pytest.skip(kernels.status().reason)
 
 
 @pytest.fixture(params=WAYS)

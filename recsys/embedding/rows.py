@@ -1,7 +1,7 @@
 """Operations on the rows that one device holds: pool them, update them in place.
 
 The pure-JAX versions here are the definition and run anywhere. On a CPU with a C
-compiler the kernels of `recsys.native` do the same faster.
+compiler the kernels of `recsys.kernels` do the same faster.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recsys import native
+from recsys import kernels
 from recsys.embedding.lookups import Lookups, bag_sums
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
 from recsys.embedding.rounding import round_stochastically
-from recsys.native import rows as kernels
+from recsys.kernels import rows as row_kernels
 
 float0 = jax.dtypes.float0
 
@@ -56,7 +56,7 @@ class Numbers(NamedTuple):
 
 def use_native() -> bool:
     """Tells whether the kernels are there for the devices that JAX uses by default."""
-    return jax.default_backend() == "cpu" and native.available()
+    return jax.default_backend() == "cpu" and kernels.available()
 
 
 # --- reading
@@ -77,7 +77,7 @@ def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> ja
     """
     lookups = lookups._replace(weight=None if lookups.weight is None else keep)
     if use_native():
-        return kernels.pool(table, lookups.rows, lookups.bag, lookups.weight, n_bags)
+        return row_kernels.pool(table, lookups.rows, lookups.bag, lookups.weight, n_bags)
     return _pool(table, lookups, n_bags)
 
 
@@ -120,7 +120,7 @@ pool.defvjp(_pool_forward, _pool_backward)
 def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> jax.Array:
     """Returns the gradients of the weights `[n]` float32: row · gradient of its bag."""
     if use_native():
-        return kernels.weight_grad(table, lookups.rows, lookups.bag, grads)
+        return row_kernels.weight_grad(table, lookups.rows, lookups.bag, grads)
     return jnp.sum(gather(table, lookups.rows) * grads[lookups.bags(n_bags)], axis=-1)
 
 
@@ -160,7 +160,7 @@ def _update_native(
     attributes: dict[str, Any] = optimizer.attributes()
     scalars = [numbers.rate, numbers.scale, numbers.step_size, jnp.float32(0)]
     rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
-    return kernels.update(
+    return row_kernels.update(
         optimizer.kind,
         table,
         slots,
@@ -243,7 +243,7 @@ def sum_squares(gradients: Gradients, n_rows: int) -> jax.Array:
     """Returns the sum of squares over all distinct rows' gradients, a scalar float32."""
     if use_native():
         lookups, grads = gradients
-        return kernels.sum_squares(*lookups, grads, n_rows)
+        return row_kernels.sum_squares(*lookups, grads, n_rows)
     rows, grads = distinct(gradients, n_rows)
     return jnp.sum(jnp.where((rows < n_rows)[:, None], grads * grads, 0.0))
 

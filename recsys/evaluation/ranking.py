@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys import native
+from recsys import kernels
 from recsys.errors import RecsysError
 from recsys.evaluation import ranking_host
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, check_products
@@ -82,12 +82,12 @@ def rank(
         bias = None if scorer.bias is None else _floats(scorer.bias)
         check_products(query, candidates, bias, is_candidate)
         start = _start(bias, is_candidate)
-        module = _backend(native.available())
+        module = _backend(kernels.available())
         found = module.rank_products(query, candidates, start, positives, seen, k, report)
     else:
         start = _start(None, is_candidate)
         # They come from this host, whatever the devices are.
-        module = _backend(native.status().available)
+        module = _backend(kernels.status().available)
         found = module.rank_given(scorer.scores, start, positives, seen, k, report)
     return Ranking(found.ranks, found.n_ranked, found.top, found.top_scores)
 

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.evaluation.scores import Progress, as_scores, check_scores
-from recsys.native.rank import Results
+from recsys.kernels.ranking import RankResults
 from recsys.ragged import Ragged
 
 # Most scores of a block; a device holds its share of them up to three times.
@@ -42,7 +42,7 @@ def rank_products(
     seen: Ragged,
     k: int,
     progress: Progress,
-) -> Results:
+) -> RankResults:
     """Ranks by dot products; the arguments are those of `ranking_host.rank_products`."""
     job = _Job.of(bias, positives, seen, k)
     table = job.put(candidates, axis=0)
@@ -61,7 +61,7 @@ def rank_given(
     seen: Ragged,
     k: int,
     progress: Progress,
-) -> Results:
+) -> RankResults:
     """Ranks by given scores; arguments and errors are those of `ranking_host.rank_given`."""
     job = _Job.of(bias, positives, seen, k)
     no_query = np.zeros((job.shapes.block, 0), np.float32)
@@ -132,9 +132,9 @@ def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
     return Shapes(block, tile, each, group, min(_power(k), each * n_devices * tile))
 
 
-def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> Results:
+def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> RankResults:
     n_queries, size = len(job.positives), job.shapes.block
-    out = Results.empty(len(job.positives.rows), n_queries, job.k)
+    out = RankResults.empty(len(job.positives.rows), n_queries, job.k)
     waiting: list[tuple[slice, Found]] = []
     for start in range(0, n_queries, size):
         block = slice(start, min(start + size, n_queries))
@@ -147,7 +147,7 @@ def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> Results:
     return out
 
 
-def _pairs(job: _Job, block: slice, out: Results) -> tuple[Pairs, Pairs]:
+def _pairs(job: _Job, block: slice, out: RankResults) -> tuple[Pairs, Pairs]:
     """Returns what is hidden and what is counted for; notes how many items are ranked."""
     n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
     hidden = np.unique(_keys(job, job.seen, block))
@@ -170,7 +170,7 @@ def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 
 
-def _take(job: _Job, block: slice, found: Found, out: Results, progress: Progress) -> None:
+def _take(job: _Job, block: slice, found: Found, out: RankResults, progress: Progress) -> None:
     positives, n = job.positives.part(block), block.stop - block.start
     before, top, scores, bad = (np.asarray(x) for x in found)
     check_scores(bad[:n], block.start)

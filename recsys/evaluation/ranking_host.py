@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from recsys.evaluation.scores import Progress, as_scores, check_scores
-from recsys.native import rank as kernel
-from recsys.native.rank import Results
+from recsys.kernels import ranking as kernel
+from recsys.kernels.ranking import RankResults
 from recsys.ragged import Ragged
 
 # Queries of a job: with more of them a candidate is brought into the caches less often,
@@ -31,7 +31,7 @@ def rank_products(
     seen: Ragged,
     k: int,
     progress: Progress,
-) -> Results:
+) -> RankResults:
     """Ranks by dot products; see `recsys.evaluation.ranking.rank`.
 
     Args:
@@ -44,7 +44,7 @@ def rank_products(
         progress: Is told after each job how many queries are done.
     """
     n_queries, done = len(positives), 0
-    out = Results.empty(len(positives.rows), n_queries, k)
+    out = RankResults.empty(len(positives.rows), n_queries, k)
 
     def job(block: slice) -> int:
         kernel.rank_queries(block, query[block], candidates, bias, positives, seen, out)
@@ -64,7 +64,7 @@ def rank_given(
     seen: Ragged,
     k: int,
     progress: Progress,
-) -> Results:
+) -> RankResults:
     """Ranks by scores that are given; see `recsys.evaluation.ranking.rank`.
 
     Args:
@@ -80,7 +80,7 @@ def rank_given(
         RecsysError: A score is NaN (R405), or there are others than asked for (R410).
     """
     n_queries, n_rows = len(positives), len(bias)
-    out = Results.empty(len(positives.rows), n_queries, k)
+    out = RankResults.empty(len(positives.rows), n_queries, k)
     with _threads() as pool:
         for block in _blocks(slice(0, n_queries), max(1, _GIVEN_SCORES // n_rows)):
             given = as_scores(scores(block), block, n_rows)

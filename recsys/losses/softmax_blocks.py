@@ -1,7 +1,7 @@
 """The sampled softmax and its gradients in JAX alone, block of queries by block.
 
 No array of queries × candidates is held: one sweep over blocks of queries gives the
-losses and both gradients. The same two functions as `recsys.native.softmax`, which is
+losses and both gradients. The same two functions as `recsys.kernels.softmax`, which is
 faster on a CPU.
 """
 

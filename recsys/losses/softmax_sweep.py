@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import Mesh, PartitionSpec
 
-from recsys import native
+from recsys import kernels
+from recsys.kernels import softmax as native_softmax
 from recsys.losses import softmax_blocks
-from recsys.native import softmax as native_softmax
 
 
 class _Place(NamedTuple):
@@ -111,7 +111,7 @@ _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
 
 def _kernels(query: jax.Array) -> Any:
     """Returns the module that sweeps on one device."""
-    is_native = query.shape[1] <= native_softmax.MAX_DIM and native.available()
+    is_native = query.shape[1] <= native_softmax.MAX_DIM and kernels.available()
     return native_softmax if is_native else softmax_blocks
 
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from recsys import native
-from recsys.native import rank as kernel
-from recsys.native import rank_top
+from recsys import kernels
+from recsys.kernels import ranking
+from recsys.kernels import ranking as kernel
 from recsys.ragged import Ragged
 from recsys.serving.ann_index import AnnIndex
 
@@ -20,7 +20,7 @@ class ExactItems:
     """Ranks all items of a bundle for a few queries at a time.
 
     Where the processor multiplies bytes fast, items are first looked at in 8 bits, and
-    few of them exactly; the answer is the same to the last bit (`recsys.native.rank_top`).
+    few of them exactly; the answer is the same to the last bit (`recsys.kernels.ranking`).
     Of items with one score the one with the smaller row comes first.
 
     Args:
@@ -32,7 +32,7 @@ class ExactItems:
         self._embeddings = embeddings
         self._bias = np.where(is_item, np.float32(0), np.float32(np.nan))
         self._no_items = np.flatnonzero(~is_item)
-        self._is_native = native.status().available
+        self._is_native = kernels.status().available
         self._rounded = _rounded(embeddings, is_item) if self._is_native else None
 
     @property
@@ -64,20 +64,20 @@ class ExactItems:
 
     def _by_rough_look(
         self,
-        rounded: rank_top.RoundedItems,
+        rounded: ranking.RoundedItems,
         queries: np.ndarray,
         hidden: Ragged,
         k: int,
         allowed: np.ndarray | None,
         threads: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        out = rank_top.Best.empty(len(queries), k)
+        out = ranking.TopResults.empty(len(queries), k)
         steps = rounded.allowing(allowed)
 
         def job(block: slice) -> None:
             rounded.best(block, queries[block], hidden, steps, out)
 
-        blocks = list(_blocks(len(queries), rank_top.QUERIES_OF_A_JOB))
+        blocks = list(_blocks(len(queries), ranking.QUERIES_OF_A_JOB))
         if threads == 1 or len(blocks) == 1:
             for block in blocks:
                 job(block)
@@ -109,7 +109,7 @@ class ExactItems:
         nothing = Ragged.empty(len(queries))
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
-        out = kernel.Results.empty(0, len(queries), width)
+        out = kernel.RankResults.empty(0, len(queries), width)
         for block in _blocks(len(queries), kernel.QUERIES_STEP):
             kernel.rank_queries(block, queries[block], self._embeddings, bias, nothing, hidden, out)
         return _padded(out.top, out.top_scores, k)
@@ -133,11 +133,11 @@ class ExactItems:
         return rows, scores
 
 
-def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> rank_top.RoundedItems | None:
-    if not rank_top.is_fast():
+def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> ranking.RoundedItems | None:
+    if not ranking.is_fast():
         return None
     try:
-        return rank_top.RoundedItems(embeddings, is_item)
+        return ranking.RoundedItems(embeddings, is_item)
     except ValueError:  # Numbers, or dimensions, that are out of its range.
         return None
 

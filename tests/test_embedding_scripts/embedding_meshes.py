@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from embedding_reference import ReferenceTable
 
-from recsys import native
+from recsys import kernels
 from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel
 from recsys.embedding.in_order import in_order
 
@@ -70,7 +70,7 @@ def row_operations(kind):
 
 def has_native():
     """Tells whether the kernels can be had on this machine."""
-    return importlib.util.find_spec("recsys.native.rows") is not None and native.available()
+    return importlib.util.find_spec("recsys.kernels.rows") is not None and kernels.available()
 
 
 NATIVE = pytest.param(

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from recsys import native
+from recsys import kernels
 from recsys.losses import sampled_softmax, softmax_blocks
 
 GRADIENTS = ["query", "candidate", "log_q", "temperature", "weight"]
@@ -124,9 +124,9 @@ def arguments(batch):
 def use_kernels(name, monkeypatch):
     """Makes the loss compute with the C kernel, or with JAX alone in blocks of 8 queries."""
     if name == "native":
-        if native.status().compiler is None:
-            pytest.skip(native.status().reason)
-        assert native.available()
+        if not kernels.status().available:
+            pytest.skip(kernels.status().reason)
+        assert kernels.available()
     else:
         monkeypatch.setenv("RECSYS_NATIVE", "0")
         monkeypatch.setattr(softmax_blocks, "_CPU_LOGITS", 1)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys import native
+from recsys import kernels
 from recsys.bundles.signatures import POPULARITY
 from recsys.errors import RecsysError
 from recsys.ragged import Ragged
@@ -78,7 +78,7 @@ class RankedAnswers:
             if has_index:
                 raise _no_query(folder, sorted(signatures))
             return None
-        if not has_index and not native.status().available:
+        if not has_index and not kernels.status().available:
             return None
         is_item = names.items.has_id()
         embeddings = _embeddings(folder, names.embeddings, len(is_item))

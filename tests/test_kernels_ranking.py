@@ -1,22 +1,16 @@
 """The ranking kernel against sorting in numpy, and what else it promises."""
 
 import ctypes
-import platform
-import subprocess
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-import recsys.native.rank
-from recsys import native
-from recsys.native import build
-from recsys.native.compiler import FLAGS, compilers
-from recsys.native.rank import Results, rank_queries
+import recsys.kernels.ranking
+from recsys import kernels
+from recsys.kernels.ranking import RankResults, rank_queries
 from recsys.ragged import Ragged
 
-pytestmark = pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
+pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 
 
 def lists(sizes, n_rows, random):
@@ -36,7 +30,7 @@ def case(n_queries, n_rows, dim, seed=0):
 
 def ranked(query, table, bias, positives, seen, k, blocks=None):
     n_queries = len(positives)
-    out = Results.empty(len(positives.rows), n_queries, k)
+    out = RankResults.empty(len(positives.rows), n_queries, k)
     for start, stop in blocks or [(0, n_queries)]:
         block = slice(start, stop)
         part = table[block] if query is None else table
@@ -142,21 +136,9 @@ def test_a_score_that_is_no_number_is_told_unless_it_is_no_candidates():
     assert ranked(None, scores, bias, none, none, 5).not_a_number.tolist() == [-1, 99, -1]
 
 
-# Vectors of 16 numbers, of 8 with and without fused sums, and of 4.
-LEVELS = ["-march=x86-64-v4", "-march=x86-64-v3", "-mavx", "-march=x86-64"]
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64")
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_width_of_vectors_finds_the_same(level, tmp_path, monkeypatch):
-    if level.endswith("v4") and "avx512f" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this processor has no AVX-512")
-    library = tmp_path / "rank.so"
-    sources = [build.FOLDER / name for name in ("rank.c", "call.c")]
-    include = ["-I", jax.ffi.include_dir()]
-    command = [*next(compilers()).command, *FLAGS, level, *include, "-o", library, *sources, "-lm"]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(library)).recsys_rank
-    monkeypatch.setattr(recsys.native.rank, "_kernel", lambda: function)
+@pytest.mark.parametrize("variant", kernels.built())
+def test_every_width_of_vectors_finds_the_same(variant, monkeypatch):
+    library = ctypes.CDLL(str(kernels.built()[variant]))
+    monkeypatch.setattr(recsys.kernels.ranking, "_library", lambda: library)
     for n_queries, n_rows, dim in SHAPES:
         test_ranks_and_lists_are_those_of_a_stable_sort(n_queries, n_rows, dim, min(9, n_rows))

@@ -1,26 +1,19 @@
 """The best by a rough look: to the last bit what the kernel finds that looks at all in floats."""
 
 import ctypes
-import platform
-import subprocess
-from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recsys.native.rank_top
-from recsys import native
-from recsys.native import build
-from recsys.native.compiler import FLAGS, compilers
-from recsys.native.rank import Results, rank_queries
-from recsys.native.rank_top import Best, RoundedItems
+import recsys.kernels.ranking
+from recsys import kernels
+from recsys.kernels.ranking import RankResults, RoundedItems, TopResults, rank_queries
 from recsys.ragged import Ragged
 from recsys.serving.ranker import ExactItems
 
-pytestmark = pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
+pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 
 
 def normal(rng, *shape):
@@ -79,7 +72,7 @@ def case(rng, kind, n_queries, n_rows, dim):
 
 def by_floats(query, table, is_item, hidden, k):
     """Returns what the kernel finds that looks at all products of floats."""
-    out = Results.empty(0, len(query), k)
+    out = RankResults.empty(0, len(query), k)
     bias = np.where(is_item, np.float32(0), np.float32(np.nan))
     none = Ragged.empty(len(query))
     rank_queries(slice(0, len(query)), query, table, bias, none, hidden, out)
@@ -87,7 +80,7 @@ def by_floats(query, table, is_item, hidden, k):
 
 
 def by_bytes(query, table, is_item, hidden, k, allowed=None):
-    out = Best.empty(len(query), k)
+    out = TopResults.empty(len(query), k)
     rounded = RoundedItems(table, is_item)
     rounded.best(slice(0, len(query)), query, hidden, rounded.allowing(allowed), out)
     return out
@@ -210,33 +203,16 @@ def test_rows_of_the_table_may_lie_apart():
     assert_same(found, by_floats(query, table, is_item, hidden, 10))
 
 
-# VNNI on 16 numbers, without it, on 8 numbers with and without it, and what has none.
-LEVELS = [
-    ("avx512_vnni", ["-march=x86-64-v4", "-mavx512vnni"]),
-    ("avx512bw", ["-march=x86-64-v4"]),
-    ("avx_vnni", ["-march=x86-64-v3", "-mavxvnni"]),
-    ("avx2", ["-march=x86-64-v3"]),
-    ("sse2", ["-march=x86-64"]),
-]
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are those of x86-64")
-@pytest.mark.parametrize(("flag", "options"), LEVELS, ids=[flag for flag, _ in LEVELS])
-def test_every_kind_of_processor_finds_the_same(flag, options, tmp_path, monkeypatch):
-    if f" {flag} " not in Path("/proc/cpuinfo").read_text().replace("\n", " "):
-        pytest.skip(f"this processor has no {flag}")
-    library = tmp_path / "rank_top.so"
-    sources = [build.FOLDER / name for name in ("rank.c", "rank_top.c", "call.c")]
-    include = ["-I", jax.ffi.include_dir()]
-    command = [*next(compilers()).command, *FLAGS, *options, *include, "-o", library, *sources]
-    subprocess.run([*command, "-lm"], check=True)
-    loaded = ctypes.CDLL(str(library))
-    monkeypatch.setattr(recsys.native.rank_top, "_library", lambda: loaded)
-    monkeypatch.setattr(recsys.native.rank, "_kernel", lambda: loaded.recsys_rank)
+@pytest.mark.parametrize("variant", kernels.built())
+def test_every_kind_of_processor_finds_the_same(variant, monkeypatch):
+    loaded = ctypes.CDLL(str(kernels.built()[variant]))
+    loaded.recsys_round_items.argtypes = [ctypes.c_void_p]
+    loaded.recsys_top.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    monkeypatch.setattr(recsys.kernels.ranking, "_library", lambda: loaded)
     rng = np.random.default_rng(0)
     for kind in TABLES:
         query, table, is_item, hidden = case(rng, kind, 13, 1700, 70)
         found = by_bytes(query, table, is_item, hidden, 20)
         expected = by_floats(query, table, is_item, hidden, 20)
         assert_same(found, expected, ~found.is_given_up)
-    assert loaded.recsys_top_is_fast() == (flag != "sse2")
+    assert loaded.recsys_top_is_fast() == (variant != "generic")

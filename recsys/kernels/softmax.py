@@ -1,7 +1,7 @@
 """The sampled softmax and its gradients, by the C kernel.
 
 The same two functions as `recsys.losses.softmax_blocks`, to about 1e-6. They may be called
-inside `jax.jit` and `jax.shard_map` where `native.available()`. Results are the same
+inside `jax.jit` and `jax.shard_map` where `kernels.available()`. Results are the same
 bits for any number of threads.
 """
 

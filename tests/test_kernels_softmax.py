@@ -15,19 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from softmax_reference import assert_close, exact, random_batch
 
-from recsys import native
+from recsys import kernels
+from recsys.kernels import softmax as kernel
 from recsys.losses import softmax_blocks
-from recsys.native import softmax as kernel
 
 INT32 = np.iinfo(np.int32)
 
-pytestmark = pytest.mark.skipif(native.status().compiler is None, reason=native.status().reason)
+pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 
 
 @pytest.fixture
 def workers():
     """Returns a function that limits the threads of a call."""
-    library = ctypes.CDLL(str(native.status().library))
+    library = ctypes.CDLL(str(kernels.status().path))
     yield library.recsys_limit_workers
     library.recsys_limit_workers(0)
 
@@ -203,11 +203,11 @@ def test_eight_devices_that_call_at_once_all_come_to_an_end():
     program = """
         import jax, numpy as np
         from jax.sharding import PartitionSpec as P
-        from recsys import native
-        from recsys.native import softmax
+        from recsys import kernels
+        from recsys.kernels import softmax
         from softmax_reference import assert_close, exact, random_batch
 
-        assert native.available() and jax.device_count() == 8
+        assert kernels.available() and jax.device_count() == 8
         batch = random_batch(8 * 300, 8 * 350, 16, items=500, known=3)
         mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 

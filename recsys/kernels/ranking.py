@@ -1,8 +1,10 @@
-"""The best items of queries by a rough look in 8 bits, and an exact one at few of them.
+"""Ranks and top lists by the C kernels, a job of queries at a time.
 
-The answer is that of `recsys.native.rank`, to the last bit, and comes several times
-sooner; see rank_top.c. Like that kernel this one reads arrays where they lie, and lets
-go of the interpreter while it works.
+`rank_queries` looks at every item in float32. `RoundedItems` finds the best items by a
+rough look in 8 bits and an exact one at few of them: the same answer, to the last bit, and
+several times sooner (see rank_top.c). Unlike the other kernels these aren't called through
+XLA: they read arrays where they lie, so nothing is copied, padded or compiled. They let go
+of the interpreter while they work; whoever has several cores calls them from as many threads.
 """
 
 from __future__ import annotations
@@ -10,13 +12,113 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from recsys import native
-from recsys.errors import RecsysError
+from recsys import kernels
 from recsys.ragged import Ragged
+
+QUERIES_STEP = 24
+"""Jobs of a multiple of so many queries waste nothing."""
+
+_LENGTHS = ("n_queries", "n_rows", "dim", "k")
+_LISTS = ("positive_offsets", "seen_offsets", "positives", "seen")
+_RESULTS = ("ranks", "n_ranked", "top", "top_scores", "not_a_number")
+
+
+class _RankJob(ctypes.Structure):
+    """`RankJob` of rank_job.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _LENGTHS),
+        ("query", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in _LISTS + _RESULTS),
+    )
+
+
+class RankResults(NamedTuple):
+    """What jobs write, each for its own queries.
+
+    Attributes:
+        ranks: Rank of each positive `[positives]` int64, from 1.
+        n_ranked: Items that are ranked for each query `[queries]` int64.
+        top: Best item rows of each query `[queries, k]` int32, then 0.
+        top_scores: Their scores `[queries, k]` float32, then -inf.
+        not_a_number: An item row whose given score is NaN `[queries]` int32, else -1.
+    """
+
+    ranks: np.ndarray
+    n_ranked: np.ndarray
+    top: np.ndarray
+    top_scores: np.ndarray
+    not_a_number: np.ndarray
+
+    @classmethod
+    def empty(cls, n_positives: int, n_queries: int, k: int) -> RankResults:
+        """Returns memory for the results of so many queries."""
+        return cls(
+            np.empty(n_positives, np.int64),
+            np.empty(n_queries, np.int64),
+            np.empty((n_queries, k), np.int32),
+            np.empty((n_queries, k), np.float32),
+            np.full(n_queries, -1, np.int32),
+        )
+
+
+def rank_queries(
+    block: slice,
+    query: np.ndarray | None,
+    table: np.ndarray,
+    bias: np.ndarray,
+    positives: Ragged,
+    seen: Ragged,
+    out: RankResults,
+) -> None:
+    """Ranks the positives of the queries of `block`, and fills in their part of `out`.
+
+    The score of a query and an item is `query · table[item] + bias[item]`, or
+    `table[query, item] + bias[item]` without `query`.
+
+    Args:
+        block: Which queries of `positives`, `seen` and `out`.
+        query: Their embeddings `[block, dim]` float32, contiguous; None: scores are given.
+        table: Candidates `[item rows, dim]`, or scores `[block, item rows]`, of which rows
+            may lie apart; float32.
+        bias: `[item rows]` float32; NaN: the row is no candidate.
+        positives: Item rows of each query, all within `item rows`, int32 and int64.
+        seen: Item rows that are left out, likewise; a positive among them ranks last.
+        out: Where results go.
+
+    Raises:
+        RecsysError: The kernel can't be had (R343).
+        MemoryError: There is no memory for the queries of the block.
+    """
+    start = block.start
+    job = _RankJob(
+        n_queries=block.stop - start,
+        n_rows=len(bias),
+        dim=0 if query is None else query.shape[1],
+        k=out.top.shape[1],
+        query=None if query is None else query.ctypes.data,
+        table=table.ctypes.data,
+        stride=table.strides[0] // table.itemsize,
+        bias=bias.ctypes.data,
+        positive_offsets=positives.offsets[start:].ctypes.data,
+        seen_offsets=seen.offsets[start:].ctypes.data,
+        positives=positives.rows.ctypes.data,
+        seen=seen.rows.ctypes.data,
+        ranks=out.ranks.ctypes.data,
+        **{name: getattr(out, name)[start:].ctypes.data for name in _RESULTS[1:]},
+    )
+    if _library().recsys_rank(ctypes.byref(job)):
+        raise MemoryError(f"no memory to rank {job.n_queries} queries")
+
+
+# --- the best by a rough look
 
 QUERIES_OF_A_JOB = 96
 """With more of them what is kept of each leaves the caches, with fewer items come more often."""
@@ -40,20 +142,20 @@ class _Items(ctypes.Structure):
     )
 
 
-_POINTERS = ("query", "steps", "seen_offsets", "seen", "top", "top_scores", "is_given_up")
+_TOP_POINTERS = ("query", "steps", "seen_offsets", "seen", "top", "top_scores", "is_given_up")
 
 
-class _Job(ctypes.Structure):
+class _TopJob(ctypes.Structure):
     """`TopJob` of rank_top.c."""
 
     _fields_ = (
         ("n_queries", ctypes.c_int64),
         ("k", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_void_p) for name in _TOP_POINTERS),
     )
 
 
-class Best(NamedTuple):
+class TopResults(NamedTuple):
     """What jobs write, each for its own queries.
 
     Attributes:
@@ -68,7 +170,7 @@ class Best(NamedTuple):
     is_given_up: np.ndarray
 
     @classmethod
-    def empty(cls, n_queries: int, k: int) -> Best:
+    def empty(cls, n_queries: int, k: int) -> TopResults:
         """Returns memory for the results of so many queries."""
         return cls(
             np.empty((n_queries, k), np.int32),
@@ -79,8 +181,7 @@ class Best(NamedTuple):
 
 def is_fast() -> bool:
     """Returns whether there is such a kernel, and a processor that it is made for."""
-    found = native.status()
-    return found.available and bool(_library().recsys_top_is_fast())
+    return kernels.status().available and bool(_library().recsys_top_is_fast())
 
 
 class RoundedItems:
@@ -138,7 +239,7 @@ class RoundedItems:
         return np.ascontiguousarray(padded.reshape(_PANEL_ROWS, panels).T[order])
 
     def best(
-        self, block: slice, query: np.ndarray, hidden: Ragged, steps: np.ndarray, out: Best
+        self, block: slice, query: np.ndarray, hidden: Ragged, steps: np.ndarray, out: TopResults
     ) -> None:
         """Finds the best of the queries of `block`, and fills in their part of `out`.
 
@@ -161,7 +262,7 @@ class RoundedItems:
             hidden.rows,
             *(x[start:] for x in out),
         )
-        job = _Job(block.stop - start, out.top.shape[1], *(x.ctypes.data for x in pointers))
+        job = _TopJob(block.stop - start, out.top.shape[1], *(x.ctypes.data for x in pointers))
         if _library().recsys_top(ctypes.byref(self._items), ctypes.byref(job)):
             raise MemoryError(f"no memory to rank {job.n_queries} queries")
 
@@ -174,17 +275,11 @@ def _leap(panels: int) -> int:
     return leap
 
 
-@functools.lru_cache(maxsize=1)
-def _library() -> Any:
-    found = native.status()
-    if not found.available:
-        raise RecsysError(
-            "R343",
-            f"The C kernels can't be had here: {found.reason}.",
-            "Ask native.status() first, as recsys.evaluation.ranking does.",
-        )
-    library = ctypes.CDLL(str(found.library))
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = kernels.library()
     items = ctypes.POINTER(_Items)
+    library.recsys_rank.argtypes = [ctypes.POINTER(_RankJob)]
     library.recsys_round_items.argtypes = [items]
-    library.recsys_top.argtypes = [items, ctypes.POINTER(_Job)]
+    library.recsys_top.argtypes = [items, ctypes.POINTER(_TopJob)]
     return library

@@ -6,7 +6,7 @@ gradient row it belongs to; one outside is skipped as well) and `weight` float32
 may be None for bags of equal length, one after the other, and `weight` None for ones:
 that saves reading them.
 
-They may be called inside `jax.jit` and `jax.shard_map` where `native.available()`.
+They may be called inside `jax.jit` and `jax.shard_map` where `kernels.available()`.
 Results are the same bits for any number of threads.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recsys import native
+from recsys import kernels
 from recsys.errors import RecsysError
 
 # Numbers of the enum in optimizers.h, and the slots of each.
@@ -151,12 +151,7 @@ def _call(
     **attributes: np.generic,
 ) -> list[jax.Array]:
     """Calls a kernel; under `shard_map` each device its own, on its own part."""
-    if not (found := native.status()).available:
-        raise RecsysError(
-            "R343",
-            f"The C kernels can't be had here: {found.reason}.",
-            "Ask native.available() first, as recsys.embedding.rows does.",
-        )
+    kernels.library()  # Registers the kernels, or says why there are none.
     axes = frozenset[str]().union(*(_axes(x) for x in arguments))
     results = [_result(shape, dtype, axes) for shape, dtype in outs]
     call = jax.ffi.ffi_call(f"recsys_{name}", results, input_output_aliases=aliases)
@@ -168,8 +163,8 @@ def _axes(x: jax.Array) -> frozenset[str]:
     kind = jax.typeof(x)
     # JAX 0.10 has the one, others the other.
     axes = getattr(kind, "manual_axis_type", None) or kind
-    found: frozenset[str] | None = getattr(axes, "varying", None) or getattr(axes, "vma", None)
-    return found or frozenset()
+    varying: frozenset[str] | None = getattr(axes, "varying", None) or getattr(axes, "vma", None)
+    return varying or frozenset()
 
 
 def _varying(x: jax.Array, axes: frozenset[str]) -> jax.Array:

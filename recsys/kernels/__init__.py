@@ -1,0 +1,162 @@
+"""C kernels of the row operations, the sampled softmax and the ranking.
+
+The build of the package compiles them, once for each kind of processor, where it has a C
+compiler; see `setup.py`. `status` says whether they can be used here, `rows`, `softmax` and
+`ranking` call them. Nothing needs them for right results: without them the callers compute
+the same on JAX, slower. The environment variable `RECSYS_NATIVE` set to 0 switches them
+off; set to 1 it makes their absence an error.
+
+Importing this loads nothing and imports no JAX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import os
+import platform
+import threading
+from pathlib import Path
+
+from recsys.errors import RecsysError, UsageError
+
+__all__ = ["KernelStatus", "available", "library", "status"]
+
+_SWITCH = "RECSYS_NATIVE"
+HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "softmax")
+"""Kernels that XLA calls: `RECSYS_HANDLER` in the sources."""
+SELF_CHECKS = ("rows", "update", "softmax", "rank", "rank_top")
+"""Sources that check themselves: `RECSYS_SELF_CHECK`."""
+_AVX2 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+VARIANTS = {
+    "avx512vnni": {*_AVX512, "avx512_vnni"},
+    "avx512": _AVX512,
+    "avxvnni": {*_AVX2, "avx_vnni"},
+    "avx2": _AVX2,
+    "generic": set[str](),  # And every other machine.
+}
+"""The libraries that the build makes, the fastest first, and the processor's features that
+each needs, as `/proc/cpuinfo` names them."""
+_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelStatus:
+    """Whether the C kernels can be used in this process.
+
+    Attributes:
+        available: They are loaded, checked and registered with JAX.
+        reason: Why not; empty if they are.
+        path: The shared library, if one was loaded.
+    """
+
+    available: bool
+    reason: str = ""
+    path: Path | None = None
+
+
+def available() -> bool:
+    """Returns whether what is traced now may call the C kernels.
+
+    That is: the library can be used (see `status`) and JAX computes on the CPU.
+
+    Raises:
+        RecsysError: As `status`.
+    """
+    import jax
+
+    return jax.default_backend() == "cpu" and status().available
+
+
+def status() -> KernelStatus:
+    """Returns whether there are C kernels; the first call loads them.
+
+    Raises:
+        UsageError: `RECSYS_NATIVE` is neither empty nor 0 nor 1 (R341).
+        RecsysError: `RECSYS_NATIVE=1`, and there are none (R340).
+    """
+    switch = os.environ.get(_SWITCH, "")
+    if switch not in ("", "0", "1"):
+        raise UsageError(
+            "R341", f"{_SWITCH} must be 0 (off), 1 (required) or empty.", "Set or unset it.", switch
+        )
+    if switch == "0":
+        return KernelStatus(False, f"{_SWITCH}=0")
+    with _lock:
+        state = _load_once()
+    if switch == "1" and not state.available:
+        raise RecsysError(
+            "R340",
+            f"{_SWITCH}=1 asks for the C kernels, and they can't be had: {state.reason}.",
+            f"Install recsys anew where there is a C compiler, or unset {_SWITCH}.",
+        )
+    return state
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Returns the library, for callers other than XLA.
+
+    Raises:
+        RecsysError: It can't be had (R343).
+    """
+    state = status()
+    if not state.available:
+        raise RecsysError(
+            "R343",
+            f"The C kernels can't be had here: {state.reason}.",
+            "Ask recsys.kernels.status() first.",
+        )
+    return ctypes.CDLL(str(state.path))
+
+
+def built() -> dict[str, Path]:
+    """Returns the libraries that this processor can run, by variant, the fastest first."""
+    features, folder = _processor_features(), Path(__file__).parent
+    variants = (variant for variant, needed in VARIANTS.items() if needed <= features)
+    return {variant: path for variant in variants for path in folder.glob(f"_{variant}.*so")}
+
+
+@functools.cache
+def _load_once() -> KernelStatus:
+    reasons = []
+    for path in built().values():
+        try:
+            _load(path)
+        except (OSError, AttributeError, ImportError) as error:
+            reasons.append(str(error))
+        else:
+            return KernelStatus(True, "", path)
+    absent = f"the package was built without a C compiler, or not for this {platform.machine()}"
+    return KernelStatus(False, "; ".join(reasons) or absent)
+
+
+def _load(path: Path) -> None:
+    """Loads a library, has it checked, and registers its kernels with JAX.
+
+    Raises:
+        OSError: It can't be loaded, or computes wrong numbers.
+        AttributeError: A function is missing.
+    """
+    loaded = ctypes.CDLL(str(path))
+    for name in SELF_CHECKS:
+        if getattr(loaded, f"recsys_{name}_self_check")() != 0:
+            raise OSError(f"{path} fails the self-check of {name}")
+    functions = {target: getattr(loaded, target) for target in map("recsys_{}".format, HANDLERS)}
+
+    import jax.ffi
+
+    for target, function in functions.items():
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
+
+
+def _processor_features() -> set[str]:
+    """Returns what the processor can do, as Linux tells; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.partition(":")[2].split())

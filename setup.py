@@ -1,0 +1,81 @@
+"""Builds the C kernels, one library for each kind of processor, and the starter of `recsys init`.
+
+All else is in pyproject.toml. A library that can't be built, for want of a compiler say, is
+left out: recsys then computes the same on JAX, slower.
+"""
+
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+KERNELS = Path("recsys/kernels")
+STARTER = {
+    "configs/movielens_small.yaml": "movielens_small.yaml",
+    "data/ml-latest-small": "ml-latest-small",
+}
+# Values must be those of IEEE arithmetic: NaN and infinity have to come through, so no
+# -ffast-math. Two flags only say that nobody reads errno or the trap flags.
+FLAGS = (
+    "-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
+    "-pthread", "-fvisibility=hidden", "-g0",
+)  # fmt: skip
+# recsys.kernels.VARIANTS says which processor can run which.
+LEVELS = {
+    "avx512vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "avx512": ("-march=x86-64-v4",),
+    "avxvnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx2": ("-march=x86-64-v3",),
+}
+
+
+def extensions() -> list[Extension]:
+    """Returns a library for each kind of processor; none where JAX's headers are missing."""
+    try:
+        import jaxlib
+    except ImportError:
+        return []
+    levels = LEVELS if platform.machine() == "x86_64" else {}
+    return [
+        Extension(
+            f"recsys.kernels._{variant}",
+            sorted(str(path) for path in KERNELS.glob("*.c")),
+            depends=sorted(str(path) for path in KERNELS.glob("*.h")),
+            include_dirs=[str(Path(jaxlib.__file__).parent / "include")],
+            extra_compile_args=[*FLAGS, *level],
+            libraries=["m"],
+            optional=True,
+        )
+        for variant, level in {**levels, "generic": ()}.items()
+    ]
+
+
+class BuildKernels(build_ext):
+    """Compiles the libraries side by side."""
+
+    def finalize_options(self) -> None:
+        """Takes every core."""
+        super().finalize_options()
+        self.parallel = os.cpu_count()
+
+
+class BuildWithStarter(build_py):
+    """Puts what `recsys init` writes into a wheel; a checkout has it in `configs` and `data`."""
+
+    def run(self) -> None:
+        """Copies the packages, then the starter."""
+        super().run()
+        if self.editable_mode:
+            return
+        for source, name in STARTER.items():
+            target = Path(self.build_lib, "recsys/starter", name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if Path(source).is_dir() else shutil.copyfile
+            copy(source, target)
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildKernels, "build_py": BuildWithStarter})

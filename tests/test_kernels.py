@@ -1,0 +1,125 @@
+"""How the C kernels are chosen, refused and done without."""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsys import kernels
+from recsys.errors import RecsysError, UsageError
+from recsys.kernels import rows
+
+needs_kernels = pytest.mark.skipif(
+    not kernels.status().available, reason=kernels.status().reason or "available"
+)
+STATUS = """
+import json
+from recsys import kernels
+from recsys.errors import RecsysError
+try:
+    state = kernels.status()
+    print(json.dumps({"available": state.available, "reason": state.reason}))
+except RecsysError as error:
+    print(json.dumps({"error": error.code, "text": str(error)}))
+"""
+
+
+def status_in_a_process(package, **environment):
+    """Returns what `status` says in a fresh process that imports `recsys` from `package`."""
+    done = subprocess.run(
+        [sys.executable, "-c", STATUS], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(package), **environment}, cwd=package,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Returns a folder with a copy of the package that has no libraries."""
+    source = Path(kernels.__file__).parent.parent
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(source, tmp_path / "recsys", ignore=ignored)
+    return tmp_path
+
+
+def test_every_handler_and_self_check_of_the_sources_is_known():
+    sources = "".join(path.read_text() for path in Path(kernels.__file__).parent.glob("*.c"))
+    for name in kernels.HANDLERS:
+        assert f"RECSYS_HANDLER({name})" in sources
+    assert sources.count("\nRECSYS_HANDLER(") == len(kernels.HANDLERS)
+    assert sources.count("\nRECSYS_SELF_CHECK(") == len(kernels.SELF_CHECKS)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", kernels.built())
+def test_every_library_that_runs_here_checks_itself(variant):
+    library = ctypes.CDLL(str(kernels.built()[variant]))
+    codes = {name: getattr(library, f"recsys_{name}_self_check")() for name in kernels.SELF_CHECKS}
+    assert codes == dict.fromkeys(kernels.SELF_CHECKS, 0)
+
+
+@needs_kernels
+def test_the_fastest_library_that_the_processor_can_run_is_loaded(monkeypatch):
+    assert kernels.status().path == next(iter(kernels.built().values()))
+    monkeypatch.setattr(kernels, "_processor_features", set)
+    assert list(kernels.built()) == ["generic"]
+
+
+def test_a_package_without_libraries_says_so(package):
+    state = status_in_a_process(package)
+    assert not state["available"]
+    assert "built without a C compiler" in state["reason"]
+
+
+@needs_kernels
+def test_a_library_that_is_wrong_is_passed_over(package):
+    folder = package / "recsys" / "kernels"
+    fastest, *others = kernels.built().values()
+    (folder / fastest.name).write_bytes(b"no library")
+    state = status_in_a_process(package)
+    assert not state["available"]
+    assert fastest.name in state["reason"]
+    for path in others:
+        shutil.copy(path, folder)
+    assert status_in_a_process(package) == {"available": bool(others), "reason": ""}
+
+
+def test_the_switch_turns_the_kernels_off(monkeypatch):
+    monkeypatch.setenv("RECSYS_NATIVE", "0")
+    assert kernels.status() == kernels.KernelStatus(False, "RECSYS_NATIVE=0")
+    assert not kernels.available()
+    with pytest.raises(RecsysError, match=r"R343.*RECSYS_NATIVE=0"):
+        rows.pool(np.zeros((1, 1), np.float32), np.zeros(1, np.int32), None, None, 1)
+
+
+def test_the_switch_makes_their_absence_an_error(package):
+    state = status_in_a_process(package, RECSYS_NATIVE="1")
+    assert state["error"] == "R340"
+    assert "built without a C compiler" in state["text"]
+
+
+@needs_kernels
+def test_the_switch_changes_nothing_where_they_are(monkeypatch):
+    monkeypatch.setenv("RECSYS_NATIVE", "1")
+    assert kernels.status().available
+
+
+def test_the_switch_has_no_third_position(monkeypatch):
+    monkeypatch.setenv("RECSYS_NATIVE", "yes")
+    with pytest.raises(UsageError, match="R341"):
+        kernels.status()
+
+
+@needs_kernels
+def test_kernels_are_not_used_where_jax_computes_elsewhere(monkeypatch):
+    import jax
+
+    assert kernels.available()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not kernels.available()
