@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 # What several files of tests share.
+sys.path.append(str(Path(__file__).parent / "golden"))
 sys.path.extend(
     str(Path(__file__).parent / f"test_{name}_scripts")
     for name in (
