@@ -11,8 +11,16 @@ import dataclasses
 from recsys.config import Config, TrainConfig
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
-from recsys.embedding.plan import TablePlacement, planned_without_devices
-from recsys.embedding.step_plan import FeatureShape, Held, Sent, StepPart, passed_on, table_step
+from recsys.embedding.planner import (
+    FeatureShape,
+    Held,
+    Sent,
+    StepPart,
+    TablePlacement,
+    passed_on,
+    planned_without_devices,
+    table_step,
+)
 from recsys.losses import softmax_blocks
 from recsys.model.size import n_activations, n_tower_weights
 from recsys.model.spec import FeatureSpec, ModelSpec

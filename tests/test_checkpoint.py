@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from recsys.embedding import spread
+from recsys.embedding.sharding import padded_rows, physical_rows
 from recsys.errors import RecsysError, UsageError
 from recsys.training.checkpoint import CheckpointStore
 
@@ -139,9 +139,9 @@ def test_moves_between_meshes_without_a_bit_changed(tmp_path, path):
     by_row = np.random.default_rng(2).normal(size=(rows, width)).astype(np.float32)
 
     def table(n_devices, values):
-        places = spread.padded_rows(rows, n_devices)
+        places = padded_rows(rows, n_devices)
         out = np.zeros((places, width), np.float32)
-        out[spread.places(np.arange(rows), places)] = values
+        out[physical_rows(np.arange(rows), places)] = values
         tower = variable(values[:5], n_devices, (None, None))
         return {"t/embeddings": variable(out, n_devices), "dense": tower}
 
@@ -153,7 +153,7 @@ def test_moves_between_meshes_without_a_bit_changed(tmp_path, path):
         assert store.restore(variables).step == step
         store.close()
     found = numbers(variables)["t/embeddings"]
-    np.testing.assert_array_equal(found[spread.places(np.arange(rows), len(found))], by_row)
+    np.testing.assert_array_equal(found[physical_rows(np.arange(rows), len(found))], by_row)
     np.testing.assert_array_equal(numbers(variables)["dense"], by_row[:5])
     assert len(variables["t/embeddings"].value.sharding.device_set) == path[-1]
 

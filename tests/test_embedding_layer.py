@@ -199,7 +199,7 @@ def test_tables_that_differ_are_not_stacked(options):
 def test_tables_that_say_auto_are_split_from_fifty_thousand_rows_on():
     features = {n: feature(table(str(n), n, placement="auto")) for n in (49_999, 50_000)}
     layer = ShardedEmbedding(features)
-    assert [t.kind.placement for t in layer.tables] == ["replicated", "row"]
+    assert [t.spec.placement for t in layer.tables] == ["replicated", "row"]
 
 
 # --- configs
@@ -221,8 +221,8 @@ def test_a_layer_comes_back_from_its_config():
         old.build()
         new.build()
         assert np.array_equal(old.embeddings, new.embeddings)
-        assert new.kind.combiner == old.kind.combiner
-        assert (new.kind.unknown, new.kind.dtype) == (old.kind.unknown, old.kind.dtype)
+        assert new.spec.combiner == old.spec.combiner
+        assert (new.spec.unknown, new.spec.dtype) == (old.spec.unknown, old.spec.dtype)
     rate = again.tables[0].optimizer.learning_rate
     assert float(rate(5)) == pytest.approx(0.05)
     assert again.tables[0].optimizer.beta_1 == 0.5

@@ -6,7 +6,7 @@ import pytest
 from embedding_meshes import NATIVE, Lookup, compiled, half_squares, on_mesh, row_operations
 
 from recsys.embedding import SGD, Adagrad, LazyAdam, TableConfig
-from recsys.embedding.counting import ExactCount
+from recsys.embedding.model import ExactCount
 from recsys.errors import UsageError
 
 optimizers = keras.optimizers

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recsys.embedding import Adagrad, TableConfig, row_exchange, spread
+from recsys.embedding import Adagrad, TableConfig, row_exchange
+from recsys.embedding.sharding import SLOTS, padded_rows, physical_rows
 
 ROWS, DIM = 20, 4
-MANY = 3 * spread.SLOTS
+MANY = 3 * SLOTS
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def wide(eight):
 def of_one_device(n):
     """Returns n rows that the first of eight devices holds."""
     rows = np.arange(MANY)
-    return rows[spread.places(rows, MANY) < MANY // 8][:n]
+    return rows[physical_rows(rows, MANY) < MANY // 8][:n]
 
 
 @pytest.mark.parametrize(
@@ -109,10 +110,10 @@ def n_rounds(asked, shard_rows):
 
 def by_device(bags):
     """Returns the places that each of eight devices asks for."""
-    padded = spread.padded_rows(ROWS, 8)
+    padded = padded_rows(ROWS, 8)
     per_device = len(bags) // 8
     return [
-        [spread.places(row, padded) for bag in bags[n : n + per_device] for row, _ in bag]
+        [physical_rows(row, padded) for bag in bags[n : n + per_device] for row, _ in bag]
         for n in range(0, len(bags), per_device)
     ]
 
@@ -134,7 +135,7 @@ def test_chunks_of_one_id_give_the_same_numbers(narrow, ids, bags, weights):
     np.testing.assert_allclose(narrow.predict_on_batch(x), expected, rtol=1e-6, atol=1e-6)
     narrow.reset_metrics()
     logs = narrow.train_on_batch(x, y, return_dict=True)
-    extra = [n_rounds(by_device(known[name]), spread.SLOTS // 8) - 1 for name in ("id", "bag")]
+    extra = [n_rounds(by_device(known[name]), SLOTS // 8) - 1 for name in ("id", "bag")]
     assert logs["exchange_overflows"] == sum(extra)
     step_references(narrow.features, references, known, y)
     assert_equal(narrow, references)

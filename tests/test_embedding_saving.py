@@ -15,7 +15,7 @@ from recsys.embedding import (
     SparseModel,
     TableConfig,
 )
-from recsys.embedding.in_order import chunks_in_order, in_order, in_places
+from recsys.embedding.table import logical_chunks, logical_order, physical_order
 
 # Keras' own numpy() of a variable, which saving an optimizer calls.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -61,7 +61,7 @@ def state(model):
     """Returns everything that training changes, tables in the order of their rows."""
     (layer,) = [found for found in model.layers if isinstance(found, ShardedEmbedding)]
     tables = {
-        f"{table.name}/{v.path.split('/')[-1]}": in_order(table, v)
+        f"{table.name}/{v.path.split('/')[-1]}": logical_order(table, v)
         for table in layer.tables
         for v in table.variables_by_row
     }
@@ -176,13 +176,13 @@ def test_weights_alone_come_back_too(tmp_path):
 
 @pytest.mark.parametrize("mesh", ["one device", "8", "2×2"])
 def test_rows_are_read_in_their_order_in_chunks_and_put_back(mesh, monkeypatch):
-    monkeypatch.setattr("recsys.embedding.in_order._CHUNK_BYTES", 4 * DIM * 13)
+    monkeypatch.setattr("recsys.embedding.table._CHUNK_BYTES", 4 * DIM * 13)
     with on_mesh(mesh, TABLES, STACKS):
         (layer,) = [x for x in make().layers if isinstance(x, ShardedEmbedding)]
         for table in layer.tables:
             values = np.random.default_rng(0).normal(size=(table.rows, DIM)).astype(np.float32)
-            table.embeddings.assign(in_places(table, values))
-            chunks = list(chunks_in_order(table, table.embeddings))
+            table.embeddings.assign(physical_order(table, values))
+            chunks = list(logical_chunks(table, table.embeddings))
             assert [len(c) for c in chunks[:-1]] == [13] * (len(chunks) - 1)
             assert len(chunks) == -(-table.rows // 13)
             assert np.array_equal(np.concatenate(chunks), values)

@@ -25,8 +25,8 @@ from recsys.embedding import (
     SparseModel,
     TableConfig,
     activate,
-    prove_placement,
     table_layout,
+    verify_placement,
 )
 from recsys.embedding import model as model_module
 from recsys.embedding import (
@@ -35,9 +35,8 @@ from recsys.embedding import (
 from recsys.embedding.config import resolve
 from recsys.embedding.layer import stacks
 from recsys.embedding.optimizers import row_optimizer
-from recsys.embedding.plan import planned_without_devices
+from recsys.embedding.planner import FeatureShape, chunks, planned_without_devices, table_step
 from recsys.embedding.row_exchange import Axis
-from recsys.embedding.step_plan import FeatureShape, chunks, table_step
 from recsys.model.size import n_activations
 from recsys.model.tables import model_tables
 from recsys.model.two_tower import TwoTower
@@ -92,7 +91,7 @@ def test_bytes_are_those_that_the_devices_hold(placement, optimizer, dtype):
     )
     plan = make_plan(chosen, ROWS, N)
     with built(chosen) as (model, layout):
-        proven = prove_placement(model, layout)
+        proven = verify_placement(model, layout)
         towers = list(model.trainable_variables)
     assert [part.placement for part in plan.parts[:-2]] == proven
     part = plan.parts[-2]
@@ -140,7 +139,7 @@ def test_the_weights_of_other_towers_are_counted(overrides):
     rows = dataclasses.replace(ROWS, widths={}) if chosen.model.widths is None else ROWS
     plan = make_plan(chosen, rows, N)
     with built(chosen, rows) as (model, layout):
-        proven = prove_placement(model, layout)
+        proven = verify_placement(model, layout)
         n_bytes = sum(math.prod(v.shape) * 4 for v in model.trainable_variables)
     assert [part.placement for part in plan.parts[:-2]] == proven
     assert plan.parts[-2].weights == n_bytes
@@ -176,7 +175,7 @@ def compiled_step(model, batch, *patches):
         raise _CompiledError
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(model_module, "prove_step", stop))
+        stack.enter_context(mock.patch.object(model_module, "check_step", stop))
         for patch in patches:
             stack.enter_context(patch)
         with pytest.raises(_CompiledError):

@@ -6,7 +6,7 @@ import pytest
 from tower_models import BARE, DROPPED, POOLINGS, batch, run
 
 from recsys.config import ModelConfig
-from recsys.embedding import Adagrad, activate, prove_placement, table_layout
+from recsys.embedding import Adagrad, activate, table_layout, verify_placement
 from recsys.model import ModelSpec, TwoTower, model_tables
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def after_steps(options, devices):
     model.build()
     model.compile(optimizer=keras.optimizers.SGD(0.5), jit_compile=True)
     if layout is not None:
-        placements = prove_placement(model, layout)
+        placements = verify_placement(model, layout)
         assert {placement.shards for placement in placements} == {8}
     batches = [batch(n=16, m=24, seed=seed) for seed in range(2)]
     losses = [model.train_on_batch(x, return_dict=True)["loss"] for x in batches]

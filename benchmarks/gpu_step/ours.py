@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from benchmarks.gpu_step.case import LEARNING_RATE, Case, Measured, copy_rate, timed_ms
 from benchmarks.two_tower_step.clock import peak_rss_mib
 from recsys.embedding import RowWiseAdagrad, rows
-from recsys.embedding.lookups import Lookups
+from recsys.embedding.rows import Lookups
 
 OPTIMIZER = RowWiseAdagrad(LEARNING_RATE)
 State = tuple[jax.Array, tuple[jax.Array, ...]]

@@ -16,7 +16,7 @@ from benchmarks.peers.embedding_layer_case import (
     take_turns,
 )
 from recsys.embedding import optimizers, rows
-from recsys.embedding.lookups import Lookups
+from recsys.embedding.rows import Lookups
 
 _OPTIMIZERS = {
     "sgd": optimizers.SGD(LEARNING_RATE),

@@ -87,7 +87,7 @@ def exchanged(model: TwoTower, case: Case) -> tuple[float, float]:
     table = model.embed.tables[0]
 
     def owner(rows: Any) -> Any:
-        return table.place(rows) // (table.places // n)
+        return table.physical(rows) // (table.n_physical // n)
 
     sent = traffic.sent_bytes(compiled_step(model, ids[0]), ids, owner, n)
     return sent, traffic.least_bytes(ids, owner, n, case.dim)

@@ -141,7 +141,7 @@ def _sources(saved: SavedModel, user_row: np.ndarray, history: np.ndarray) -> np
 
 
 def _without_rows(table: Table, weights: np.ndarray) -> None:
-    variable = filled_later(weights, tf.as_dtype(table.kind.dtype))
+    variable = filled_later(weights, tf.as_dtype(table.spec.dtype))
     # Read, not gathered from: a variable that is gathered from is copied at every read.
     table.read_from(variable, lambda: tf.convert_to_tensor(variable))
 

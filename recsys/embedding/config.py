@@ -9,12 +9,12 @@ from typing import Any, Literal
 import keras
 import keras_rs
 
-from recsys.embedding.lookups import COMBINERS
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 from recsys.errors import UsageError
 
 FeatureConfig = keras_rs.layers.FeatureConfig
 
+COMBINERS = ("sum", "mean", "sqrtn", "max")
 Placement = Literal["row", "column", "replicated"]
 PLACEMENTS = ("auto", "default_device", "sparsecore", "row", "column", "replicated")
 REPLICATE_BELOW_ROWS = 50_000
@@ -50,7 +50,7 @@ class TableConfig(keras_rs.layers.TableConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class ResolvedTable:
+class TableSpec:
     """A checked `TableConfig`: what the engine goes by.
 
     Attributes:
@@ -81,7 +81,7 @@ class ResolvedTable:
         return 2 if self.dtype == "bfloat16" else 4
 
 
-def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
+def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
     """Returns the checked form of a table's config.
 
     Raises:
@@ -98,7 +98,7 @@ def resolve(table: keras_rs.layers.TableConfig) -> ResolvedTable:
     for name in ("vocabulary_size", "embedding_dim"):
         if not 0 < getattr(table, name) < 2**31:
             raise _refused(table, name, getattr(table, name), "a number in 1 … 2³¹ - 1")
-    return ResolvedTable(
+    return TableSpec(
         name=table.name,
         rows=table.vocabulary_size,
         dim=table.embedding_dim,

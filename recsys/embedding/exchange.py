@@ -25,11 +25,19 @@ import jax
 import jax.numpy as jnp
 
 from recsys.embedding import row_exchange
-from recsys.embedding.lookups import Lookups
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
 from recsys.embedding.row_exchange import Axis
-from recsys.embedding.rows import Gradients, Numbers, gather, joined, pool, sum_squares, update
-from recsys.embedding.site import Site, shard_mapped
+from recsys.embedding.rows import (
+    Gradients,
+    Lookups,
+    Numbers,
+    gather,
+    joined,
+    pool,
+    sum_squares,
+    update,
+)
+from recsys.embedding.sharding import TableSharding, shard_mapped
 
 State = tuple[jax.Array, ...]
 Offset = jax.Array | int
@@ -53,12 +61,12 @@ class Use:
 
 
 def read(
-    site: Site, table: jax.Array, lookups: Lookups, n_bags: int, is_single: bool
+    sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int, is_single: bool
 ) -> tuple[jax.Array, Use, jax.Array]:
     """Returns the pooled rows of `lookups`.
 
     Args:
-        site: Where the table lies.
+        sharding: Where the table lies.
         table: The table `[places, dim]`.
         lookups: Places in the whole table; every device's bags, one device after the
             other. One outside the table adds nothing.
@@ -71,47 +79,47 @@ def read(
     """
     use = Use(lookups, n_bags, is_single)
     none = jnp.int32(0)
-    if site.is_local:
+    if sharding.is_local:
         return pool(table, lookups, lookups.weights(), n_bags), use, none
-    if n_bags % site.n_batch_parts or lookups.rows.shape[0] % site.n_batch_parts:
+    if n_bags % sharding.n_batch_parts or lookups.rows.shape[0] % sharding.n_batch_parts:
         return _partitioned(table, lookups, n_bags), use, none
-    read_here = _read_single if _exchanges(site, is_single) else _read_bags
-    n_local = n_bags // site.n_batch_parts
+    read_here = _read_single if _exchanges(sharding, is_single) else _read_bags
+    n_local = n_bags // sharding.n_batch_parts
     mapped = shard_mapped(
-        site,
+        sharding,
         lambda table, lookups: read_here(
-            site, table, with_local_bags(site, lookups, n_local), n_local
+            sharding, table, with_local_bags(sharding, lookups, n_local), n_local
         ),
-        (site.table_spec, _lookup_specs(site, lookups)),
-        (site.batch_spec, jax.sharding.PartitionSpec()),
+        (sharding.table_spec, _lookup_specs(sharding, lookups)),
+        (sharding.batch_spec, jax.sharding.PartitionSpec()),
     )
     out, extra = mapped(table, lookups)
     return out, use, extra
 
 
-def _exchanges(site: Site, is_single: bool) -> bool:
-    return is_single and site.split == "rows" and site.shares_axis
+def _exchanges(sharding: TableSharding, is_single: bool) -> bool:
+    return is_single and sharding.split == "rows" and sharding.shares_axis
 
 
-def with_local_bags(site: Site, lookups: Lookups, n_bags: int) -> Lookups:
+def with_local_bags(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
     """Returns one device's `lookups` with bags counted from its own first one."""
-    return _shifted(site, lookups, -n_bags)
+    return _shifted(sharding, lookups, -n_bags)
 
 
-def with_global_bags(site: Site, lookups: Lookups, n_bags: int) -> Lookups:
+def with_global_bags(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
     """Returns one device's `lookups` with bags counted from the first of the batch."""
-    return _shifted(site, lookups, n_bags)
+    return _shifted(sharding, lookups, n_bags)
 
 
-def _shifted(site: Site, lookups: Lookups, n_bags: int) -> Lookups:
-    if lookups.bag is None or site.is_local or site.batch_axis is None:
+def _shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
+    if lookups.bag is None or sharding.is_local or sharding.batch_axis is None:
         return lookups
-    part = jax.lax.axis_index(site.batch_axis).astype(jnp.int32)
+    part = jax.lax.axis_index(sharding.batch_axis).astype(jnp.int32)
     return lookups._replace(bag=lookups.bag + part * n_bags)
 
 
-def _lookup_specs(site: Site, lookups: Lookups) -> Any:
-    return jax.tree.map(lambda _: site.batch_spec, lookups)
+def _lookup_specs(sharding: TableSharding, lookups: Lookups) -> Any:
+    return jax.tree.map(lambda _: sharding.batch_spec, lookups)
 
 
 def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
@@ -120,66 +128,66 @@ def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
     return jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
 
 
-def _axis(site: Site) -> Axis:
-    return Axis(str(site.table_axis), site.n_shards)
+def _axis(sharding: TableSharding) -> Axis:
+    return Axis(str(sharding.table_axis), sharding.n_shards)
 
 
 def _read_single(
-    site: Site, table: jax.Array, lookups: Lookups, n_bags: int
+    sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int
 ) -> tuple[jax.Array, jax.Array]:
-    return row_exchange.read_rows(table, lookups.rows, _axis(site))
+    return row_exchange.read_rows(table, lookups.rows, _axis(sharding))
 
 
 def _read_bags(
-    site: Site, table: jax.Array, lookups: Lookups, n_bags: int
+    sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int
 ) -> tuple[jax.Array, jax.Array]:
-    gathers = site.split != "none" and site.shares_axis
+    gathers = sharding.split != "none" and sharding.shares_axis
     if gathers:
-        lookups = _gathered(site, lookups, n_bags)
-        n_bags = n_bags * site.n_batch_parts
-    lookups = _own(site, lookups, table.shape[0])
+        lookups = _gathered(sharding, lookups, n_bags)
+        n_bags = n_bags * sharding.n_batch_parts
+    lookups = _own(sharding, lookups, table.shape[0])
     pooled = pool(table, lookups, lookups.weights(), n_bags)
-    return _returned(site, pooled), jnp.int32(0)
+    return _returned(sharding, pooled), jnp.int32(0)
 
 
-def _returned(site: Site, pooled: jax.Array) -> jax.Array:
+def _returned(sharding: TableSharding, pooled: jax.Array) -> jax.Array:
     """Brings pooled parts `[bags, dim or part of it]` to the devices that asked."""
-    axis = site.table_axis
-    if site.split == "none":
+    axis = sharding.table_axis
+    if sharding.split == "none":
         return pooled
-    if site.split == "rows":
-        if site.shares_axis:
+    if sharding.split == "rows":
+        if sharding.shares_axis:
             return jax.lax.psum_scatter(pooled, axis, scatter_dimension=0, tiled=True)
         return jax.lax.psum(pooled, axis)
-    if site.shares_axis:
+    if sharding.shares_axis:
         return jax.lax.all_to_all(pooled, axis, 0, 1, tiled=True)
     return jax.lax.all_gather(pooled, axis, axis=1, tiled=True)
 
 
-def _own(site: Site, lookups: Lookups, shard_rows: int) -> Lookups:
+def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
     """Returns `lookups` in this device's rows; what another device holds becomes -1."""
-    if site.split != "rows":
+    if sharding.split != "rows":
         return lookups
-    local = lookups.rows - jax.lax.axis_index(site.table_axis) * shard_rows
+    local = lookups.rows - jax.lax.axis_index(sharding.table_axis) * shard_rows
     mine = (lookups.rows >= 0) & (local >= 0) & (local < shard_rows)
     return lookups._replace(rows=jnp.where(mine, local, -1))
 
 
-def _gathered(site: Site, lookups: Lookups, n_bags: int) -> Lookups:
+def _gathered(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
     """Returns the lookups of all parts of the batch, each of `n_bags` bags."""
-    axis = site.batch_axis
+    axis = sharding.batch_axis
 
     def gather_parts(x: jax.Array | None) -> jax.Array | None:
         return None if x is None else jax.lax.all_gather(x, axis, tiled=True)
 
-    return jax.tree.map(gather_parts, with_global_bags(site, lookups, n_bags))
+    return jax.tree.map(gather_parts, with_global_bags(sharding, lookups, n_bags))
 
 
 # --- updating
 
 
 def apply(
-    site: Site,
+    sharding: TableSharding,
     optimizer: RowOptimizer,
     table: jax.Array,
     slots: Slots,
@@ -190,7 +198,7 @@ def apply(
     """Returns the table and its slots after a step.
 
     Args:
-        site: Where the table lies.
+        sharding: Where the table lies.
         optimizer: Its optimizer.
         table: The table `[places, dim]`; donated, it is changed in place.
         slots: Its slots.
@@ -205,32 +213,36 @@ def apply(
         table, slots = update(optimizer, table, slots, gradients, here, width)
         return (table, *slots)
 
-    shard_rows = table.shape[0] // (site.n_shards if site.split == "rows" else 1)
-    specs = (site.table_spec, *(site.slot_spec(s.per_row) for s in optimizer.slot_list()))
-    table, *new = _each_gradient(site, shard_rows, (table, *slots), specs, uses, grads, change)
+    shard_rows = table.shape[0] // (sharding.n_shards if sharding.split == "rows" else 1)
+    specs = (sharding.table_spec, *(sharding.slot_spec(s.per_row) for s in optimizer.slot_list()))
+    table, *new = _each_gradient(sharding, shard_rows, (table, *slots), specs, uses, grads, change)
     return table, tuple(new)
 
 
-def squares(site: Site, n_places: int, uses: list[Use], grads: list[jax.Array]) -> jax.Array:
+def squares(
+    sharding: TableSharding, n_places: int, uses: list[Use], grads: list[jax.Array]
+) -> jax.Array:
     """Returns the sum of squares of a table's gradient, duplicates summed, a scalar float32.
 
     Args:
-        site: Where the table lies.
+        sharding: Where the table lies.
         n_places: Places of the whole table.
         uses: See `apply`.
         grads: See `apply`.
     """
-    shard_rows = n_places // (site.n_shards if site.split == "rows" else 1)
+    shard_rows = n_places // (sharding.n_shards if sharding.split == "rows" else 1)
 
     def add(state: State, gradients: Gradients, offset: Offset, width: Width | None) -> State:
         return (state[0] + sum_squares(gradients, shard_rows),)
 
     none = jax.sharding.PartitionSpec()
-    return _each_gradient(site, shard_rows, (jnp.float32(0),), (none,), uses, grads, add, True)[0]
+    return _each_gradient(sharding, shard_rows, (jnp.float32(0),), (none,), uses, grads, add, True)[
+        0
+    ]
 
 
 def _each_gradient(
-    site: Site,
+    sharding: TableSharding,
     shard_rows: int,
     state: State,
     specs: Any,
@@ -240,25 +252,25 @@ def _each_gradient(
     is_sum: bool = False,
 ) -> State:
     """Calls `change` with this device's gradients; returns the last state, or its sum."""
-    if site.is_local:
+    if sharding.is_local:
         parts = [Gradients(u.lookups, g) for u, g in zip(uses, grads, strict=True)]
         return change(state, joined(parts), 0, None)
 
     def mapped(state: State, uses: list[Use], grads: list[jax.Array]) -> State:
-        state = _on_device(site, state, uses, grads, change, shard_rows)
-        if is_sum and site.split != "none":
-            state = jax.tree.map(lambda s: jax.lax.psum(s, site.table_axis), state)
+        state = _on_device(sharding, state, uses, grads, change, shard_rows)
+        if is_sum and sharding.split != "none":
+            state = jax.tree.map(lambda s: jax.lax.psum(s, sharding.table_axis), state)
         return state
 
-    use_specs = jax.tree.map(lambda _: site.batch_spec, uses)
-    grad_specs = [site.batch_spec] * len(grads)
-    spread = shard_mapped(site, mapped, (specs, use_specs, grad_specs), specs)
+    use_specs = jax.tree.map(lambda _: sharding.batch_spec, uses)
+    grad_specs = [sharding.batch_spec] * len(grads)
+    spread = shard_mapped(sharding, mapped, (specs, use_specs, grad_specs), specs)
     result: State = spread(state, uses, grads)
     return result
 
 
 def _on_device(
-    site: Site,
+    sharding: TableSharding,
     state: State,
     uses: list[Use],
     grads: list[jax.Array],
@@ -267,13 +279,13 @@ def _on_device(
 ) -> State:
     parts, singles = [], []
     for use, grad in zip(uses, grads, strict=True):
-        if _exchanges(site, use.is_single):
+        if _exchanges(sharding, use.is_single):
             singles.append((use.lookups.rows, grad))
         else:
-            parts.append(_brought(site, use, grad, shard_rows))
-    offset = jax.lax.axis_index(site.table_axis) * shard_rows if site.split == "rows" else 0
+            parts.append(_brought(sharding, use, grad, shard_rows))
+    offset = jax.lax.axis_index(sharding.table_axis) * shard_rows if sharding.split == "rows" else 0
     if not singles:
-        return change(state, joined(parts), offset, _width(site, grads))
+        return change(state, joined(parts), offset, _width(sharding, grads))
 
     def one_round(state: State, received: Gradients, first: jax.Array, upto: jax.Array) -> State:
         inside = [_within(part, first, upto) for part in parts]
@@ -281,7 +293,7 @@ def _on_device(
 
     places = jnp.concatenate([rows for rows, _ in singles])
     stacked = jnp.concatenate([grad for _, grad in singles])
-    return row_exchange.each_round(places, stacked, _axis(site), shard_rows, state, one_round)
+    return row_exchange.each_round(places, stacked, _axis(sharding), shard_rows, state, one_round)
 
 
 def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
@@ -290,24 +302,24 @@ def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
     return part._replace(lookups=part.lookups._replace(rows=jnp.where(inside, rows, -1)))
 
 
-def _brought(site: Site, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
+def _brought(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
     """Returns the gradients of this device's rows, or columns, in one use."""
     n_bags = grad.shape[0]
-    lookups = _gathered(site, with_local_bags(site, use.lookups, n_bags), n_bags)
-    if site.split == "columns" and site.shares_axis:
-        grad = jax.lax.all_to_all(grad, site.table_axis, 1, 0, tiled=True)
+    lookups = _gathered(sharding, with_local_bags(sharding, use.lookups, n_bags), n_bags)
+    if sharding.split == "columns" and sharding.shares_axis:
+        grad = jax.lax.all_to_all(grad, sharding.table_axis, 1, 0, tiled=True)
     else:
-        if site.split == "columns":
-            width = grad.shape[1] // site.n_shards
-            start = jax.lax.axis_index(site.table_axis) * width
+        if sharding.split == "columns":
+            width = grad.shape[1] // sharding.n_shards
+            start = jax.lax.axis_index(sharding.table_axis) * width
             grad = jax.lax.dynamic_slice_in_dim(grad, start, width, axis=1)
-        grad = jax.lax.all_gather(grad, site.batch_axis, tiled=True)
-    return Gradients(_own(site, lookups, shard_rows), grad)
+        grad = jax.lax.all_gather(grad, sharding.batch_axis, tiled=True)
+    return Gradients(_own(sharding, lookups, shard_rows), grad)
 
 
-def _width(site: Site, grads: list[jax.Array]) -> Width | None:
-    if site.split != "columns":
+def _width(sharding: TableSharding, grads: list[jax.Array]) -> Width | None:
+    if sharding.split != "columns":
         return None
     dim = grads[0].shape[1]
-    first = jax.lax.axis_index(site.table_axis) * (dim // site.n_shards)
-    return Width(dim, site.table_axis, first)
+    first = jax.lax.axis_index(sharding.table_axis) * (dim // sharding.n_shards)
+    return Width(dim, sharding.table_axis, first)

@@ -6,18 +6,21 @@ other backends, which serve and evaluate, it gathers rows by `keras.ops` alone.
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from recsys.embedding.config import FeatureConfig, ResolvedTable, TableConfig, check_shapes, resolve
-from recsys.embedding.kept_state import put_back_in
-from recsys.embedding.lookups import Ragged
-from recsys.embedding.table import FeatureInput, Table, checked_columns
+from recsys.embedding.config import FeatureConfig, TableConfig, TableSpec, check_shapes, resolve
+from recsys.embedding.ids import Ragged, checked_ids
+from recsys.embedding.lookup import (
+    active,
+    is_differentiated,
+    read_features,
+    read_features_by_keras,
+)
+from recsys.embedding.table import FeatureInput, Table, checked_columns, logical_order
 from recsys.errors import UsageError
 
 Nested = Any
@@ -68,8 +71,8 @@ class ShardedEmbedding(keras.layers.Layer):
         self._resolved = {name: resolve(config) for name, config in configs.items()}
         for feature in self._paths.values():
             check_shapes(feature)
-        for kind in self._resolved.values():
-            checked_columns(kind, self.n_shards)
+        for spec in self._resolved.values():
+            checked_columns(spec, self.n_shards)
         self.tables = [
             Table(members, self.n_shards, seed)
             for members in stacks(list(self._resolved.values()), table_stacking)
@@ -85,8 +88,6 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def __call__(self, inputs: Nested, weights: Nested = None, **kwargs: Any) -> Any:
         """Checks ids in the width that they come in, then calls the layer."""
-        from recsys.embedding.ids import checked_ids
-
         inputs = self._map(inputs, lambda _, feature, ids: checked_ids(ids, feature.name))
         if weights is None:
             return super().__call__(inputs, **kwargs)
@@ -107,28 +108,22 @@ class ShardedEmbedding(keras.layers.Layer):
         Raises:
             UsageError: Another model trains, which would leave the tables as they are.
         """
-        step = _training_step()
-        if training or step is not None:
-            self._check_trainer(step)
-        if keras.backend.backend() == "jax":
-            from recsys.embedding.reading import read_features
-        else:
-            from recsys.embedding.plain_reading import read_features
+        self._check_trainer(training)
         leaves = dict(self._leaves(inputs))
         chosen = {} if weights is None else dict(self._leaves(weights))
-        asked = []
+        features = []
         for path, ids in leaves.items():
-            kind = self._resolved[self._paths[path].table.name]
-            asked.append(FeatureInput(self._home[kind.name], kind, ids, chosen.get(path)))
-        found = dict(zip(leaves, read_features(asked), strict=True))
-        return self._map(inputs, lambda path, *_: ops.cast(found[path], self.compute_dtype))
+            spec = self._resolved[self._paths[path].table.name]
+            features.append(FeatureInput(self._home[spec.name], spec, ids, chosen.get(path)))
+        read = read_features if keras.backend.backend() == "jax" else read_features_by_keras
+        outputs = dict(zip(leaves, read(features), strict=True))
+        return self._map(inputs, lambda path, *_: ops.cast(outputs[path], self.compute_dtype))
 
-    def _check_trainer(self, step: types.FrameType | None) -> None:
-        from recsys.embedding.taps import active
-
+    def _check_trainer(self, training: bool) -> None:
         learns = self.trainable and any(table.optimizer is not None for table in self.tables)
-        if learns and active() is None:
-            put_back_in(step)
+        if not learns or active() is not None or keras.backend.backend() != "jax":
+            return
+        if training or is_differentiated():
             raise UsageError(
                 "R306",
                 "Tables are trained by recsys.embedding.SparseModel alone; another model would"
@@ -153,11 +148,9 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def get_embedding_tables(self) -> dict[str, Any]:
         """Returns the weights of each table by its name `[rows, dim]`, gathered on the host."""
-        from recsys.embedding.in_order import in_order
-
         found = {}
         for table in self.tables:
-            values = in_order(table, table.embeddings)
+            values = logical_order(table, table.embeddings)
             for member in table.members:
                 start = table.offset(member.name)
                 found[member.name] = values[start : start + member.rows]
@@ -222,20 +215,6 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         structure = config.pop("structure")
         return cls(mapped_features(structure, features.__getitem__), **config)
-
-
-def _training_step() -> types.FrameType | None:
-    """Returns the frame of the training step that Keras is tracing, if it is.
-
-    Keras on JAX calls a subclassed model's `call` directly, and layers in it are not
-    told; the only witness is the step that called. Looked for while tracing alone.
-    """
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "compute_loss_and_updates":
-            return frame if frame.f_locals.get("training") else None
-        frame = frame.f_back
-    return None
 
 
 def devices_of_distribution() -> int:
@@ -304,34 +283,34 @@ def _by_name(tables: list[Any]) -> dict[str, Any]:
 
 
 def stacks(
-    kinds: Sequence[ResolvedTable], stacking: str | Sequence[Sequence[str]] | None
-) -> list[list[ResolvedTable]]:
+    specs: Sequence[TableSpec], stacking: str | Sequence[Sequence[str]] | None
+) -> list[list[TableSpec]]:
     """Returns the tables in groups that are stored as one."""
     if stacking is None:
-        return [[kind] for kind in kinds]
+        return [[spec] for spec in specs]
     if stacking == "auto":
-        groups: dict[Any, list[ResolvedTable]] = {}
-        for kind in kinds:
-            key = _likeness(kind) if kind.placement == "row" else kind.name
-            groups.setdefault(key, []).append(kind)
+        groups: dict[Any, list[TableSpec]] = {}
+        for spec in specs:
+            key = _likeness(spec) if spec.placement == "row" else spec.name
+            groups.setdefault(key, []).append(spec)
         return list(groups.values())
     if isinstance(stacking, str):
         raise UsageError(
             "R358", "table_stacking must be 'auto', lists of names, or None.", "Use one.", stacking
         )
-    by_name = {kind.name: kind for kind in kinds}
+    by_name = {spec.name: spec for spec in specs}
     stacks = [[by_name[name] for name in names] for names in stacking]
     for stack in stacks:
-        if len({_likeness(kind) for kind in stack}) > 1:
+        if len({_likeness(spec) for spec in stack}) > 1:
             raise UsageError(
                 "R358",
                 "Stacked tables must be alike in width, optimizer, placement, dtype.",
                 "Leave the one that differs out of table_stacking.",
-                [kind.name for kind in stack],
+                [spec.name for spec in stack],
             )
     stacked = {name for names in stacking for name in names}
-    return stacks + [[kind] for kind in kinds if kind.name not in stacked]
+    return stacks + [[spec] for spec in specs if spec.name not in stacked]
 
 
-def _likeness(kind: ResolvedTable) -> str:
-    return repr((kind.dim, kind.optimizer, kind.placement, kind.dtype))
+def _likeness(spec: TableSpec) -> str:
+    return repr((spec.dim, spec.optimizer, spec.placement, spec.dtype))

@@ -7,31 +7,50 @@ callbacks, schedules, loss scaling, metrics and saving are Keras' own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from keras.src.models.functional import Functional
-from keras.src.models.model import functional_init_arguments
-from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils import io_utils
+from keras import ops
 
-from recsys.embedding.accumulation import GradientBuffers
-from recsys.embedding.batches import checked_data
-from recsys.embedding.counting import ExactCount
-from recsys.embedding.ids import checked_batch, checked_ids
-from recsys.embedding.kept_state import put_back
-from recsys.embedding.proof import StepProof, prove_step
-from recsys.embedding.reading import refuse
-from recsys.embedding.step_update import StepUpdate, accumulation_steps
-from recsys.embedding.summary import learns, table_lines
+from recsys.embedding.ids import checked_batch, checked_data, checked_ids
+from recsys.embedding.lookup import Counts, Tape, recording, refuse
+from recsys.embedding.planner import planned
+from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table
-from recsys.embedding.table_step import after, by_table
-from recsys.embedding.taps import Counts, Tape, recording
+from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table
 from recsys.errors import UsageError
+from recsys.formats import count, size
+from recsys.keras_internals import Functional
+
+_LIMB = 2**30
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class ExactCount(keras.metrics.Metric):
+    """Sums int32 counts; a float32 sum would stop growing at 2²⁴.
+
+    The result is float32, which shows counts past 2²⁴ rounded, but not stuck.
+    """
+
+    def __init__(self, name: str = "count", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.low = self.add_variable((), "zeros", dtype="int32", name="low")
+        self.high = self.add_variable((), "zeros", dtype="int32", name="high")
+
+    def update_state(self, count: Any, *_: Any, **__: Any) -> None:
+        """Adds `count`, a scalar int32 below 2³⁰."""
+        total = self.low + ops.cast(count, "int32")
+        self.high.assign(self.high + total // _LIMB)
+        self.low.assign(total % _LIMB)
+
+    def result(self) -> Any:
+        """Returns the count, float32."""
+        return ops.cast(self.high, "float32") * float(_LIMB) + ops.cast(self.low, "float32")
+
 
 Arrays = list[jax.Array]
 _LOG = logging.getLogger(__name__)
@@ -58,7 +77,8 @@ class SparseModel(keras.Model):
         Keras would put `Functional` among the bases of this class for good, and every
         other subclass would break.
         """
-        if cls is SparseModel and functional_init_arguments(args, kwargs):
+        is_functional = len(args) + ("inputs" in kwargs) + ("outputs" in kwargs) == 2
+        if cls is SparseModel and is_functional:
             return super().__new__(FunctionalSparseModel)
         return super().__new__(cls)
 
@@ -87,7 +107,7 @@ class SparseModel(keras.Model):
                 keras.backend.backend(),
             )
         tv, ntv, ov, mv = state
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
         def forward(tv: Arrays, taps: Arrays | None) -> Any:
             with recording(Tape(taps)) as tape:
@@ -100,11 +120,11 @@ class SparseModel(keras.Model):
 
         def differentiable(tv: Arrays, taps: Arrays) -> Any:
             loss, (aux, tape) = forward(tv, taps)
-            refused = [count for _, count in tape.refused]
-            return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), refused)
+            unknown = [count for _, count in tape.unknown]
+            return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
-        (_, (aux, read, counts, refused)), (grads, tap_grads) = grad_fn(tv, taps)
+        (_, (aux, read, counts, unknown)), (grads, tap_grads) = grad_fn(tv, taps)
         loss, y_pred, ntv, mv = aux
         reads = [*grads, *tap_grads, *(out for _, out in read)]
         uses = [use for use, _ in read]
@@ -113,7 +133,7 @@ class SparseModel(keras.Model):
         update = StepUpdate(self.optimizer, self.non_trainable_variables, self.gradient_buffers)
         tv, ntv, ov = update.apply(tv, list(ntv), ov, grads, steps, after(reads))
         self._step_arrays = update.arrays
-        ntv = self._alarmed(ntv, list(zip(strict, refused, strict=True)))
+        ntv = self._with_unknown(ntv, list(zip(strict, unknown, strict=True)))
         self._step_counts = counts
         logs, mv = self._update_metrics_variables(mv, loss, x, y, y_pred, sample_weight)
         self._step_counts = None
@@ -127,41 +147,40 @@ class SparseModel(keras.Model):
                 logs, (tv, ntv, mv) = super().test_step(state, data)
             finally:
                 self._tape = None
-        return logs, (tv, self._alarmed(ntv, tape.refused), mv)
+        return logs, (tv, self._with_unknown(ntv, tape.unknown), mv)
 
     def predict_step(self, state: Any, data: Any) -> Any:
         """Returns the outputs for one batch, and the variables that may have changed."""
         with recording(Tape(trains=False)) as tape:
             outputs, ntv = super().predict_step(state, data)
-        return outputs, self._alarmed(ntv, tape.refused)
+        return outputs, self._with_unknown(ntv, tape.unknown)
 
-    def _alarmed(self, ntv: Arrays, refused: list[tuple[Table, jax.Array]]) -> Arrays:
-        """Returns `ntv` with minus the unknown ids as the step count of a table that had any.
+    def _with_unknown(self, ntv: Arrays, unknown: list[tuple[Table, jax.Array]]) -> Arrays:
+        """Returns `ntv` with the unknown ids of tables that refuse them, for the host to see.
 
-        So the host learns of them without a callback from the devices, which would
-        leave all others waiting.
+        A variable of the table holds them: a callback from the devices would leave all
+        others waiting.
         """
         ntv = list(ntv)
-        for table, count in refused:
-            at = self._place_of(table.steps)
-            ntv[at] = jnp.where(count > 0, -count, ntv[at])
+        for table, n_unknown in unknown:
+            ntv[self._index_of(table.unknown_ids)] += n_unknown
         return ntv
 
-    def _place_of(self, wanted: Any) -> int:
+    def _index_of(self, variable: Any) -> int:
         variables = self.non_trainable_variables
-        return next(i for i, variable in enumerate(variables) if variable is wanted)
+        return next(i for i, other in enumerate(variables) if other is variable)
 
     def _refusing(self, function: Any) -> Any:
-        """Returns `function` of a state and batches, which stops at an alarm of a table."""
-        strict = [table for table in self._tables() if table.kind.unknown == "error"]
+        """Returns `function` of a state and batches, which stops where a table had unknown ids."""
+        strict = [table for table in self._tables() if table.spec.unknown == "error"]
         if not strict:
             return function
 
         def checked(state: Any, iterator: Any) -> Any:
             result, state = function(state, iterator)
             for table in strict:
-                steps = int(np.asarray(state[1][self._place_of(table.steps)]))
-                refuse(table.name, table.rows, max(0, -steps))
+                count = state[1][self._index_of(table.unknown_ids)]
+                refuse(table.name, table.rows, int(np.asarray(count)))
             return result, state
 
         return checked
@@ -213,7 +232,7 @@ class SparseModel(keras.Model):
                     state = self._with_buffers(state, data)
                     step = self._proven_step(state, data)
                 except BaseException:
-                    put_back(self, state)
+                    restore(self, state)
                     raise
             return step(state, data)
 
@@ -224,7 +243,7 @@ class SparseModel(keras.Model):
         # jit keeps what is compiled here, so nothing is compiled twice.
         compiled = step.lower(state, data).compile()
         dense = {variable.path: variable.shape for variable in self.trainable_variables}
-        self.step_proof = prove_step(compiled, self._tables(), self._ids_in_step, dense)
+        self.step_proof = check_step(compiled, self._tables(), self._ids_in_step, dense)
         for path in self.step_proof.dense_per_row:
             _LOG.warning(
                 "Weight %r has a number for each row of a table, and every step computes all of"
@@ -273,7 +292,7 @@ class SparseModel(keras.Model):
         print_fn = kwargs.get("print_fn") or (args[2] if len(args) > 2 else None)
         lines = [" Tables:", *table_lines(self._tables())]
         if len(lines) > 1:
-            (print_fn or io_utils.print_msg)("\n".join(lines))
+            (print_fn or print)("\n".join(lines))
 
     @property
     def trainable_weights(self) -> list[Any]:
@@ -374,4 +393,40 @@ def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[T
     jax.eval_shape(trace)
     found = tapes[0].readings
     taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in found]
-    return [r.table for r in found], taps, [table for table, _ in tapes[0].refused]
+    return [r.table for r in found], taps, [table for table, _ in tapes[0].unknown]
+
+
+def learns(table: Table) -> bool:
+    """Tells whether a `SparseModel` trains the rows of a table."""
+    return bool(table.trainable) and table.optimizer is not None
+
+
+def table_lines(tables: Iterable[Table]) -> Iterator[str]:
+    """Yields a line for each table: its rows and width, its bytes, and what trains it."""
+    for table in tables:
+        placement = planned(table, 1)
+        what = f" {table.name}: {count(table.rows)} rows × {count(table.dim)}"
+        weights = f"{what}, {size(placement.bytes_per_device)}"
+        if not learns(table):
+            yield f"{weights}; fixed"
+            continue
+        slots = size(placement.slot_bytes_per_device)
+        yield f"{weights}; trained by {type(table.optimizer).__name__}, with slots of {slots}"
+
+
+def restore(model: keras.Model, state: Any) -> None:
+    """Puts the values of `state`, which its step was called with, back into the variables.
+
+    `fit` of Keras on JAX takes the values out of all variables, hands them to the step,
+    and puts back what the last good step returned. Where the first one fails while it is
+    traced or checked there is none, and the model would be left without values.
+    """
+    variables = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    for part, values in zip(variables, state, strict=True):
+        for variable, value in zip(part, values, strict=True):
+            variable.assign(value)

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recsys.embedding.lookups import Lookups
-from recsys.embedding.rows import Gradients, pool
+from recsys.embedding.rows import Gradients, Lookups, pool
 
 CAPACITY_SHARES = (0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5)
 """Capacities of a chunk, as shares of the ids of a device divided by the devices."""

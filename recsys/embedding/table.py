@@ -1,19 +1,29 @@
-"""An embedding table as a Keras layer: its weights, its slots, its place."""
+"""An embedding table as a Keras layer: its weights, its slots, where they lie.
+
+In memory the rows of a row-split table are interleaved (`recsys.embedding.sharding`); on disk,
+and to everybody else, row r is the r-th: the logical order.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
-from recsys.embedding import spread
-from recsys.embedding.config import ResolvedTable
-from recsys.embedding.site import Site, site_of
+from recsys.embedding.config import TableSpec
+from recsys.embedding.sharding import (
+    TableSharding,
+    logical_rows,
+    padded_rows,
+    physical_rows,
+    sharding_of,
+)
 from recsys.errors import UsageError
 
 WEIGHTS = "embeddings"
@@ -33,37 +43,47 @@ class Table(keras.layers.Layer):
     """
 
     def __init__(
-        self, members: Sequence[ResolvedTable], n_shards: int = 1, seed: int = 0, **kwargs: Any
+        self, members: Sequence[TableSpec], n_shards: int = 1, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(name="_".join(member.name for member in members), **kwargs)
         self.members, self.seed = tuple(members), seed
-        self.kind = members[0]
+        self.spec = members[0]
         self.rows = sum(member.rows for member in members)
-        self.dim = self.kind.dim
-        self.optimizer = self.kind.optimizer
+        self.dim = self.spec.dim
+        self.optimizer = self.spec.optimizer
         self._read: Callable[[], Any] | None = None
-        self.is_spread = self.kind.placement == "row"
-        self.places = spread.padded_rows(self.rows, n_shards) if self.is_spread else self.rows
-        if self.places >= 2**31:
+        self.is_interleaved = self.spec.placement == "row"
+        self.n_physical = padded_rows(self.rows, n_shards) if self.is_interleaved else self.rows
+        if self.n_physical >= 2**31:
             raise UsageError(
                 "R354",
                 f"Table {self.name!r} must have fewer than 2³¹ rows, padding included.",
                 "Split it into several tables, or hash its ids into fewer rows.",
-                self.places,
+                self.n_physical,
             )
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights `[places, dim]`, the slots, and the table's step count."""
-        self.embeddings = self._weight(WEIGHTS, self.dim, self._initial, self.kind.dtype)
+        self.embeddings = self._weight(WEIGHTS, self.dim, self._initial, self.spec.dtype)
         self.slots = []
         if self.optimizer is not None:
             for slot in self.optimizer.slot_list():
                 start = keras.initializers.Constant(slot.initial)
                 width = 1 if slot.per_row else self.dim
                 self.slots.append(self._weight(slot.name, width, start, "float32"))
-        self.steps = self.add_weight(
-            name="steps", shape=(), initializer="zeros", dtype="int32", trainable=False
-        )
+        self.steps = self._counter("steps")
+        if self.spec.unknown == "error":
+            self.unknown_ids = self._counter("unknown_ids")
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the weights, the slots and the step count."""
+        for number, variable in enumerate([*self.variables_by_row, self.steps]):
+            store[str(number)] = variable
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads what was saved."""
+        for number, variable in enumerate([*self.variables_by_row, self.steps]):
+            variable.assign(store[str(number)])
 
     def read_from(self, weights: Any, read: Callable[[], Any]) -> None:
         """Has lookups read `weights` `[rows, dim]`, in the order of rows, and makes none.
@@ -75,7 +95,7 @@ class Table(keras.layers.Layer):
             read: Returns its numbers, as a tensor that is no copy.
         """
         self.embeddings, self.slots, self._read = weights, [], read
-        self.is_spread, self.places = False, self.rows
+        self.is_interleaved, self.n_physical = False, self.rows
         self.built = True
 
     def for_lookups(self) -> Any:
@@ -85,11 +105,16 @@ class Table(keras.layers.Layer):
     def _weight(self, name: str, width: int, initializer: Any, dtype: str) -> Any:
         return self.add_weight(
             name=name,
-            shape=(self.places, width),
+            shape=(self.n_physical, width),
             initializer=initializer,
             dtype=dtype,
             trainable=False,
             autocast=False,
+        )
+
+    def _counter(self, name: str) -> Any:
+        return self.add_weight(
+            name=name, shape=(), initializer="zeros", dtype="int32", trainable=False
         )
 
     @property
@@ -98,18 +123,18 @@ class Table(keras.layers.Layer):
         return [self.embeddings, *self.slots]
 
     @property
-    def site(self) -> Site:
+    def sharding(self) -> TableSharding:
         """Where the table lies under the active distribution."""
-        return site_of(self.embeddings.path)
+        return sharding_of(self.embeddings.path)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows that mean something, and the width of a row."""
         return self.rows, self.dim
 
-    def place(self, rows: Any) -> Any:
-        """Returns the places of `rows` of the table, an array of any library."""
-        return spread.places(rows, self.places) if self.is_spread else rows
+    def physical(self, rows: Any) -> Any:
+        """Returns the physical rows of logical `rows`, an array of any library."""
+        return physical_rows(rows, self.n_physical) if self.is_interleaved else rows
 
     def offset(self, name: str) -> int:
         """Returns the row at which the member `name` begins."""
@@ -141,9 +166,9 @@ class _Initial(keras.initializers.Initializer):
         from recsys.embedding.initial import initial_rows
 
         table = self._table
-        places = jnp.arange(table.places, dtype=jnp.int32)
-        row = spread.rows_at(places, table.places) if table.is_spread else places
-        values = jnp.zeros((table.places, table.dim), jnp.float32)
+        places = jnp.arange(table.n_physical, dtype=jnp.int32)
+        row = logical_rows(places, table.n_physical) if table.is_interleaved else places
+        values = jnp.zeros((table.n_physical, table.dim), jnp.float32)
         for member in table.members:
             start = table.offset(member.name)
             inside = (row >= start) & (row < start + member.rows)
@@ -159,34 +184,86 @@ class FeatureInput(NamedTuple):
 
     Attributes:
         table: The table, or the stack that it is part of.
-        kind: What the table is.
+        spec: What the table is.
         ids: Ids `[batch]`, `[batch, length]`, or a `Ragged`; int32.
         weights: Weights of the ids, or None.
     """
 
     table: Table
-    kind: ResolvedTable
+    spec: TableSpec
     ids: Any
     weights: Any
 
 
-def bytes_per_row(kind: ResolvedTable) -> tuple[int, int]:
+def bytes_per_row(spec: TableSpec) -> tuple[int, int]:
     """Returns the bytes of a row's weights, and of its slots."""
-    slots = () if kind.optimizer is None else kind.optimizer.slot_list()
-    return kind.dim * kind.itemsize, sum(4 * (1 if s.per_row else kind.dim) for s in slots)
+    slots = () if spec.optimizer is None else spec.optimizer.slot_list()
+    return spec.dim * spec.itemsize, sum(4 * (1 if s.per_row else spec.dim) for s in slots)
 
 
-def checked_columns(kind: ResolvedTable, n_shards: int) -> None:
+def checked_columns(spec: TableSpec, n_shards: int) -> None:
     """Checks that the width of a column-wise table divides.
 
     Raises:
         UsageError: It doesn't.
     """
-    if kind.placement == "column" and kind.dim % n_shards:
+    if spec.placement == "column" and spec.dim % n_shards:
         raise UsageError(
             "R355",
-            f"The width of table {kind.name!r} must be a multiple of the {n_shards} devices"
+            f"The width of table {spec.name!r} must be a multiple of the {n_shards} devices"
             " that split its columns.",
-            f"Use embedding_dim={math.ceil(kind.dim / n_shards) * n_shards}, or placement='row'.",
-            kind.dim,
+            f"Use embedding_dim={math.ceil(spec.dim / n_shards) * n_shards}, or placement='row'.",
+            spec.dim,
         )
+
+
+_CHUNK_BYTES = 2**26
+
+
+def logical_chunks(table: Table, variable: Any) -> Iterator[np.ndarray]:
+    """Yields `variable` `[places, width]` in the order of rows, without padding, in chunks.
+
+    Args:
+        table: The table.
+        variable: Its weights or one of its slots.
+    """
+    parts = _parts(variable.value)
+    width = int(variable.shape[1])
+    n = max(1, _CHUNK_BYTES // (4 * width))
+    for start in range(0, table.rows, n):
+        places = table.physical(np.arange(start, min(start + n, table.rows)))
+        yield _picked(parts, places, width)
+
+
+def logical_order(table: Table, variable: Any) -> np.ndarray:
+    """Returns `variable` in the order of rows `[rows, width]`, on the host."""
+    return np.concatenate(list(logical_chunks(table, variable)))
+
+
+def physical_order(table: Table, values: np.ndarray) -> np.ndarray:
+    """Returns rows `[rows, width]` where they lie `[places, width]`; zeros in the padding."""
+    if not table.is_interleaved:
+        return np.asarray(values)
+    out = np.zeros((table.n_physical, values.shape[1]), values.dtype)
+    out[table.physical(np.arange(len(values)))] = values
+    return out
+
+
+def _parts(value: Any) -> list[tuple[int, int, np.ndarray]]:
+    """Returns the first row, the first column and the numbers of each shard."""
+    shards = getattr(value, "addressable_shards", None)
+    if shards is None:
+        return [(0, 0, keras.ops.convert_to_numpy(value))]
+    found: dict[tuple[int, int], np.ndarray] = {}
+    for shard in shards:
+        row, column = (index.start or 0 for index in shard.index)
+        found.setdefault((row, column), np.asarray(shard.data))
+    return [(row, column, data) for (row, column), data in found.items()]
+
+
+def _picked(parts: list[tuple[int, int, np.ndarray]], places: np.ndarray, width: int) -> np.ndarray:
+    out = np.empty((len(places), width), np.float32)
+    for row, column, data in parts:
+        inside = (places >= row) & (places < row + len(data))
+        out[inside, column : column + data.shape[1]] = data[places[inside] - row]
+    return out

@@ -29,9 +29,8 @@ import numpy as np
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
-from recsys.embedding.in_order import chunks_in_order, in_places
-from recsys.embedding.placement import tables_of
-from recsys.embedding.table import WEIGHTS, Table
+from recsys.embedding.layout import tables_of
+from recsys.embedding.table import WEIGHTS, Table, logical_chunks, physical_order
 from recsys.errors import RecsysError
 from recsys.model.spec import ModelSpec
 from recsys.model.tower_inputs import TowerInputs
@@ -153,7 +152,7 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
         raise _damaged(folder, "other variables than the code has")
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape)
-        variable.assign(weights if table is None else in_places(table, weights))
+        variable.assign(weights if table is None else physical_order(table, weights))
     return SavedModel(model, inputs, stage)
 
 
@@ -264,7 +263,7 @@ def write_variable(
     if table is None:
         chunks: Iterable[np.ndarray] = [keras.ops.convert_to_numpy(variable.value)]
     else:
-        chunks = chunks_in_order(table, variable)
+        chunks = logical_chunks(table, variable)
     with path.open("wb") as file:
         described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(file, described)

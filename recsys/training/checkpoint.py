@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import orbax.checkpoint as ocp
 
-from recsys.embedding import spread
+from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.errors import RecsysError, UsageError
 from recsys.training import checkpoint_files as files
 from recsys.training.checkpoint_files import Form, check_fit, form_of
@@ -306,12 +306,12 @@ def spread_rows(tables: Any) -> dict[str, int]:
     """Returns the `rows` of a `CheckpointStore` for the tables of a model.
 
     Args:
-        tables: `recsys.embedding.placement.tables_of(model)`.
+        tables: `recsys.embedding.layout.tables_of(model)`.
     """
     return {
         variable.path: table.rows
         for table in tables
-        if table.is_spread
+        if table.is_interleaved
         for variable in table.variables_by_row
     }
 
@@ -386,11 +386,11 @@ def _replaced(table: np.ndarray, shape: tuple[int, ...], rows: int) -> Callable[
     """
 
     def part(index: Any) -> np.ndarray:
-        row = spread.rows_at(np.arange(shape[0])[index[0]], shape[0])
+        row = logical_rows(np.arange(shape[0])[index[0]], shape[0])
         columns = table[:, index[1]]
         out = np.zeros((len(row), columns.shape[1]), table.dtype)
         inside = row < rows
-        out[inside] = columns[spread.places(row[inside], len(table))]
+        out[inside] = columns[physical_rows(row[inside], len(table))]
         return out
 
     return part

@@ -41,7 +41,7 @@ class Form(NamedTuple):
         shape: Its shape, padding included.
         dtype: The name of its type.
         rows: Rows that mean something, where the places of the first axis hold rows
-            spread (`recsys.embedding.spread`); None where they don't.
+            spread (`recsys.embedding.sharding`); None where they don't.
     """
 
     shape: tuple[int, ...]

@@ -17,12 +17,12 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-# Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
-# generator or a `PyDataset` it copies to the host first.
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-
 from recsys.data.batches import Batch, BatchSource
 from recsys.data.read_ahead import read_ahead
+
+# Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
+# generator or a `PyDataset` it copies to the host first.
+from recsys.keras_internals import DataAdapter
 
 DEPTH = 2
 """Batches that are put on the devices before they are asked for."""

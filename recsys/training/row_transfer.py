@@ -48,7 +48,7 @@ def put_rows(table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.
         # A place behind the last one is none: all chunks are of one length, and compiled once.
         places = np.full(n, value.shape[0], np.int32)
         padded = np.zeros((n, width), np.float32)
-        places[: len(rows)], padded[: len(rows)] = table.place(rows.astype(np.int64)), values
+        places[: len(rows)], padded[: len(rows)] = table.physical(rows.astype(np.int64)), values
         value = put(value, on_all(places), on_all(padded))
     variable.assign(value)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from recsys.embedding import SparseModel
-from recsys.embedding.placement import tables_of
+from recsys.embedding.layout import tables_of
 
 CURVE_POINTS = 200
 

@@ -14,8 +14,8 @@ from recsys.config import TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
-from recsys.embedding import TablePlacement, activate, prove_placement, table_layout
-from recsys.embedding.placement import tables_of
+from recsys.embedding import TablePlacement, activate, table_layout, verify_placement
+from recsys.embedding.layout import tables_of
 from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables
 from recsys.training.callbacks import EpochTasks
 from recsys.training.checkpoint import CheckpointStore, spread_rows
@@ -155,7 +155,7 @@ def _built(
     train = stage.train
     model = TwoTower(spec, tables, train.seed, train.loss, compute_dtype=train.compute_dtype)
     model.build()
-    placements = prove_placement(model, layout)
+    placements = verify_placement(model, layout)
     optimizer = tower_optimizer(train, updates, updates_before)
     exclude_vectors(optimizer, model)
     model.compile(optimizer=optimizer, jit_compile=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from recsys.config import TrainStage, WarmStartConfig
 from recsys.data.catalogue import FeatureBags
-from recsys.embedding.placement import tables_of
+from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.model import TowerInputs, TwoTower
 from recsys.model.saved import kept_weights

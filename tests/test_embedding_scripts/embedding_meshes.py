@@ -14,7 +14,7 @@ from embedding_reference import ReferenceTable
 
 from recsys import kernels
 from recsys.embedding import FeatureConfig, ShardedEmbedding, SparseModel
-from recsys.embedding.in_order import in_order
+from recsys.embedding.table import logical_order
 
 MESHES = {
     "one device": None,
@@ -120,7 +120,7 @@ class Lookup(SparseModel):
     def state(self):
         """Returns weights and slots of each table in the order of its rows."""
         return {
-            table.name: [in_order(table, v) for v in table.variables_by_row]
+            table.name: [logical_order(table, v) for v in table.variables_by_row]
             for table in self.embedding.tables
         }
 

@@ -11,8 +11,8 @@ from recsys.config import TrainStage, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.embedding.in_order import in_order
-from recsys.embedding.placement import tables_of
+from recsys.embedding.layout import tables_of
+from recsys.embedding.table import logical_order
 from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables, save_model
 from recsys.training.earlier_model import TrainingState, save_state
 from recsys.training.optimizers import table_optimizers, tower_optimizer
@@ -199,7 +199,7 @@ class Folder:
 def table_of(model, name):
     """The weights of a table and its slots, in the order of its rows."""
     (table,) = [table for table in tables_of(model) if table.name == name]
-    return [in_order(table, variable) for variable in table.variables_by_row]
+    return [logical_order(table, variable) for variable in table.variables_by_row]
 
 
 def all_in_order(model):
@@ -208,7 +208,7 @@ def all_in_order(model):
     found |= {v.path: np.asarray(v.value) for v in model.trainable_variables}
     found |= {path: np.asarray(v.value) for path, v in seeds_of(model).items()}
     for table in tables_of(model):
-        found |= {v.path: in_order(table, v) for v in table.variables_by_row}
+        found |= {v.path: logical_order(table, v) for v in table.variables_by_row}
         found[table.steps.path] = np.asarray(table.steps.value)
     return found
 

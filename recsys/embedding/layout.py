@@ -12,9 +12,9 @@ from typing import Any
 
 import keras
 
-from recsys.embedding.config import Placement, ResolvedTable, resolve
+from recsys.embedding.config import Placement, TableSpec, resolve
 from recsys.embedding.layer import ShardedEmbedding, stacks
-from recsys.embedding.plan import TablePlacement, planned
+from recsys.embedding.planner import TablePlacement, planned
 from recsys.embedding.table import WEIGHTS, Table
 from recsys.errors import RecsysError
 
@@ -54,16 +54,16 @@ def table_layout(
 
 
 def _rules(
-    members: Sequence[ResolvedTable], axis: str
+    members: Sequence[TableSpec], axis: str
 ) -> list[tuple[str, tuple[str | None, str | None]]]:
     """Returns the rules of a table; anchored, since Keras asks for activations too."""
-    kind = members[0]
-    slots = () if kind.optimizer is None else kind.optimizer.slot_list()
+    spec = members[0]
+    slots = () if spec.optimizer is None else spec.optimizer.slot_list()
     name = re.escape("_".join(member.name for member in members))
-    if kind.placement == "row":
+    if spec.placement == "row":
         names = "|".join([WEIGHTS, *(slot.name for slot in slots)])
         return [(rf"(.*/)?{name}/({names})", (axis, None))]
-    if kind.placement == "column":
+    if spec.placement == "column":
         # A slot of one number a row has no columns to split.
         names = "|".join([WEIGHTS, *(slot.name for slot in slots if not slot.per_row)])
         return [(rf"(.*/)?{name}/({names})", (None, axis))]
@@ -87,7 +87,7 @@ def tables_of(model: keras.Model) -> list[Table]:
     return [table for layer in layers for table in layer.tables]
 
 
-def prove_placement(
+def verify_placement(
     model: keras.Model, layout: keras.distribution.LayoutMap
 ) -> list[TablePlacement]:
     """Checks that every table lies as its config says, and nothing else is split.
@@ -105,10 +105,10 @@ def prove_placement(
     """
     tables = tables_of(model)
     split = {
-        variable.path: table.kind.placement
+        variable.path: table.spec.placement
         for table in tables
         for variable, per_row in _with_shape(table)
-        if table.kind.placement == "row" or (table.kind.placement == "column" and not per_row)
+        if table.spec.placement == "row" or (table.spec.placement == "column" and not per_row)
     }
     for variable in model.variables:
         _check_rules(variable.path, layout, split.get(variable.path))
@@ -149,7 +149,7 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
     n_devices = int(layout.device_mesh.devices.size)
     held = [_bytes_per_device(variable.value) for variable in table.variables_by_row]
     slots = {device: sum(slot[device] for slot in held[1:]) for device in held[0]}
-    is_other = table.site.split != _SPLITS[table.kind.placement]
+    is_other = table.sharding.split != _SPLITS[table.spec.placement]
     # Another process proves what its own devices hold.
     n_own = len(layout.device_mesh.backend_mesh.local_devices)
     wrong = len(held[0]) != n_own or any((held[0][d], slots[d]) != plan for d in held[0])
@@ -165,7 +165,7 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
 
 
 def _shards(table: Table, layout: keras.distribution.LayoutMap) -> int:
-    if table.kind.placement == "replicated":
+    if table.spec.placement == "replicated":
         return 1
     return int(layout.device_mesh.shape[-1])
 

@@ -14,8 +14,8 @@ from recsys.embedding import (
     TableConfig,
     TablePlacement,
     activate,
-    prove_placement,
     table_layout,
+    verify_placement,
 )
 from recsys.errors import RecsysError
 
@@ -64,7 +64,7 @@ def test_every_device_holds_what_is_planned_of_each_kind(n_model, n):
     """Literal bytes for 8; for the others a share of the whole."""
     layout = table_layout(ALL, n_model=n_model)
     model = build(layout)
-    found = {p.table: p for p in prove_placement(model, layout)}
+    found = {p.table: p for p in verify_placement(model, layout)}
     assert list(found) == [t.name for t in ALL]
     assert found["row"] == TablePlacement(
         "row", "row", 5000, 7680, DIM, n, 7680 * 32 // n, 7680 * 32 // n
@@ -120,7 +120,7 @@ def test_stacked_tables_have_one_rule_by_all_their_names():
         layout = table_layout(tables, stacking)
         assert len(layout) == len(paths)
         model = build(layout, tables, table_stacking=stacking)
-        assert [p.table for p in prove_placement(model, layout)] == paths
+        assert [p.table for p in verify_placement(model, layout)] == paths
         assert layout["bXc/embeddings"] is None
 
 
@@ -136,7 +136,7 @@ def test_a_table_that_matches_no_rule_stops_the_run():
     with pytest.raises(
         RecsysError, match=r"R301.*'tower\w*/embedding/row/embeddings' must match exa"
     ):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 def test_a_slot_that_matches_no_rule_stops_the_run():
@@ -144,7 +144,7 @@ def test_a_slot_that_matches_no_rule_stops_the_run():
     layout[".*row/embeddings"] = ("devices", None)
     model = build(layout, [ROW])
     with pytest.raises(RecsysError, match=r"R301.*'tower\w*/embedding/row/accumulator' must match"):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 def test_a_table_that_matches_two_rules_stops_the_run():
@@ -152,7 +152,7 @@ def test_a_table_that_matches_two_rules_stops_the_run():
     model = build(layout, [ROW])
     layout[".*/row/embeddings"] = ("devices", None)
     with pytest.raises(RecsysError, match=r"R301.*exactly one layout rule.*\(\.\*/\)\?row"):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_rule_that_would_split_what_is_to_be_whole_stops_the_run(rule, path):
     model = build(layout)
     layout[rule] = (None, None)
     with pytest.raises(RecsysError, match=rf"R301.*'tower\w*/{path}' is not to be split"):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 @pytest.mark.parametrize("placement", ["row", "column"])
@@ -182,7 +182,7 @@ def test_a_table_that_every_device_holds_whole_stops_the_run(placement):
     with pytest.raises(
         RecsysError, match=rf"R302.*8 devices must hold {rows * 4:,} bytes of table 't'"
     ):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 def test_a_table_split_the_other_way_stops_the_run():
@@ -191,7 +191,7 @@ def test_a_table_split_the_other_way_stops_the_run():
     layout[".*t/embeddings"] = (None, "devices")
     model = build(layout, [table])
     with pytest.raises(RecsysError):
-        prove_placement(model, layout)
+        verify_placement(model, layout)
 
 
 @pytest.mark.parametrize("mesh", ["8", "2×2", "1×4", "1×8"])

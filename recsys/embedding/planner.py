@@ -1,7 +1,7 @@
-"""What a training step sends and holds for a table, reckoned without any device.
+"""What a device will hold of the tables and send for them, computed without devices.
 
-For one mesh axis, which batch and tables share, and as `recsys.embedding.exchange` goes
-about it. Ids count as all different and evenly spread. A collective sends what a ring
+For one mesh axis, which batch and tables share, and as `recsys.embedding.exchange`
+does it. Ids count as all different and evenly spread. A collective sends what a ring
 would: of an array that is gathered or scattered, all parts but one.
 """
 
@@ -13,8 +13,75 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from recsys.embedding.config import Placement, ResolvedTable
+from recsys.embedding.config import Placement, TableSpec
 from recsys.embedding.row_exchange import Axis
+from recsys.embedding.sharding import padded_rows
+from recsys.embedding.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlacement:
+    """Where one table lies.
+
+    Attributes:
+        table: Name of the table.
+        placement: `row`, `column`, or `replicated`.
+        rows: Rows that mean something.
+        padded_rows: Rows with those that make the shards equal.
+        dim: Width of a row [floats].
+        shards: Devices that hold a part each of one copy.
+        bytes_per_device: Bytes of the weights on each device.
+        slot_bytes_per_device: Bytes of the optimizer's slots on each device.
+    """
+
+    table: str
+    placement: Placement
+    rows: int
+    padded_rows: int
+    dim: int
+    shards: int
+    bytes_per_device: int
+    slot_bytes_per_device: int
+
+
+def planned(table: Table, n_shards: int) -> TablePlacement:
+    """Returns the placement of `table` when `n_shards` devices share a copy of it."""
+    return _placement(table.name, table.spec, table.rows, table.n_physical, n_shards)
+
+
+def planned_without_devices(members: Sequence[TableSpec], n_devices: int) -> TablePlacement:
+    """Returns the placement of a table, or of a stack, on one axis of `n_devices` devices.
+
+    The same as `planned` says of the built table; nothing is built.
+
+    Args:
+        members: The tables stored as one, alike but for names and rows.
+        n_devices: Devices, all on one axis, which tables and batch share.
+    """
+    spec, rows = members[0], sum(member.rows for member in members)
+    places = padded_rows(rows, n_devices) if spec.placement == "row" else rows
+    n_shards = 1 if spec.placement == "replicated" else n_devices
+    name = "_".join(member.name for member in members)
+    return _placement(name, spec, rows, places, n_shards)
+
+
+def _placement(name: str, spec: TableSpec, rows: int, places: int, n_shards: int) -> TablePlacement:
+    slots = () if spec.optimizer is None else spec.optimizer.slot_list()
+    per_row = sum(slot.per_row for slot in slots)
+    full = (len(slots) - per_row) * places * spec.dim * 4 // n_shards
+    # On a column-wise table every device keeps the slots of whole rows.
+    rows_here = places // (n_shards if spec.placement == "row" else 1)
+    return TablePlacement(
+        table=name,
+        placement=spec.placement,
+        rows=rows,
+        padded_rows=places,
+        dim=spec.dim,
+        shards=n_shards,
+        bytes_per_device=places * spec.dim * spec.itemsize // n_shards,
+        slot_bytes_per_device=full + per_row * rows_here * 4,
+    )
+
 
 Collective = Literal["all-to-all", "all-gather", "reduce-scatter", "all-reduce"]
 
@@ -125,7 +192,7 @@ def passed_on(n_numbers: int, n_devices: int) -> int:
 
 
 def table_step(
-    members: Sequence[ResolvedTable], features: Iterable[FeatureShape], n_devices: int
+    members: Sequence[TableSpec], features: Iterable[FeatureShape], n_devices: int
 ) -> StepPart:
     """Returns what a training step sends and holds for a table, or for a stack.
 
@@ -144,7 +211,7 @@ def table_step(
         bags += [FeatureShape("", n_ids, 1) for n_ids in singles]
         singles = []
     parts = [*(_read_singles(shard, n) for n in singles), *(_read_bags(shard, b) for b in bags)]
-    if shard.kind.optimizer is not None:
+    if shard.spec.optimizer is not None:
         parts.append(_update(shard, sum(singles), sum(b.n_ids for b in bags)))
     return StepPart(
         tuple(sent for part in parts for sent in part.sent if sent.bytes),
@@ -170,23 +237,23 @@ class _Shard:
     """A device's part of a table.
 
     Attributes:
-        kind: The table.
+        spec: The table.
         n: Devices.
     """
 
-    kind: ResolvedTable
+    spec: TableSpec
     n: int
 
     @property
     def exchanges(self) -> bool:
         """Whether single ids go by all-to-all."""
-        return self.kind.placement == "row" and self.n > 1
+        return self.spec.placement == "row" and self.n > 1
 
     @property
     def width(self) -> int:
         """What it holds of a row [floats]."""
-        dim = self.kind.dim
-        return -(-dim // self.n) if self.kind.placement == "column" else dim
+        dim = self.spec.dim
+        return -(-dim // self.n) if self.spec.placement == "column" else dim
 
     def here(self, n: int) -> int:
         """Returns a device's part of `n` entries of a batch."""
@@ -219,7 +286,7 @@ def chunks(n_places: int, n_devices: int) -> tuple[int, int]:
 
 
 def _read_singles(shard: _Shard, n_ids: int) -> StepPart:
-    n_here, dim = shard.here(n_ids), shard.kind.dim
+    n_here, dim = shard.here(n_ids), shard.spec.dim
     capacity, _ = chunks(n_here, shard.n)
     in_chunks = 2 * shard.n * capacity  # Sent, and received.
     return StepPart(
@@ -237,7 +304,7 @@ def _exchanged(shard: _Shard, n_places: int, what: str) -> tuple[Sent, ...]:
     to_others = (shard.n - 1) * capacity * rounds * _NUMBER_BYTES
     return (
         Sent("ids", "all-to-all", to_others),
-        Sent(what, "all-to-all", to_others * shard.kind.dim),
+        Sent(what, "all-to-all", to_others * shard.spec.dim),
     )
 
 
@@ -246,7 +313,7 @@ def _exchanged(shard: _Shard, n_places: int, what: str) -> tuple[Sent, ...]:
 
 def _read_bags(shard: _Shard, feature: FeatureShape) -> StepPart:
     """Returns what goes for the ids of a feature, its pooled rows, and their gradients."""
-    placement, trains = shard.kind.placement, shard.kind.optimizer is not None
+    placement, trains = shard.spec.placement, shard.spec.optimizer is not None
     is_split, n = placement != "replicated", shard.n
     n_ids, pooled = shard.whole(feature.n_ids), shard.whole(feature.bags) * shard.width
     there, back = _WAYS[placement]
@@ -268,7 +335,7 @@ def _read_bags(shard: _Shard, feature: FeatureShape) -> StepPart:
 def _held_of_bags(shard: _Shard, feature: FeatureShape) -> tuple[Held, ...]:
     n_ids, n_bags = shard.whole(feature.n_ids), shard.whole(feature.bags)
     n_weights = n_ids * (feature.is_weighted + feature.learns_weights)
-    out = shard.here(feature.bags) * shard.kind.dim
+    out = shard.here(feature.bags) * shard.spec.dim
     return (
         Held("ids", n_ids * (1 + feature.is_ragged) * _NUMBER_BYTES),
         Held("weights", n_weights * _NUMBER_BYTES),
@@ -294,9 +361,9 @@ def _update(shard: _Shard, n_singles: int, n_in_bags: int) -> StepPart:
         n_entries += widest
         n_rows = 2 * n_here + shard.n * chunks(n_here, shard.n)[0] + widest
         held.append(Held("gradients", n_rows * shard.width * _NUMBER_BYTES))
-    optimizer = shard.kind.optimizer
+    optimizer = shard.spec.optimizer
     slots = () if optimizer is None else optimizer.slot_list()
-    if shard.kind.placement == "column" and optimizer is not None:
+    if shard.spec.placement == "column" and optimizer is not None:
         # Means and norms over whole rows.
         n_sums = any(slot.per_row for slot in slots) + bool(optimizer.clipnorm)
         sent.append(Sent("slots", "all-reduce", 2 * n_sums * passed_on(n_entries, shard.n)))

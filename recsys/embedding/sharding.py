@@ -1,19 +1,31 @@
-"""Where a table lies on the mesh, as the active Keras distribution says."""
+"""How a table lies on the mesh: what is split over which axis, and the interleaving of rows.
+
+Frequent ids have small rows. Were row r stored at place r, the first device would
+serve most of the traffic. Were it stored on device r mod n, the file of 8 devices
+would not fit 4. So a table has `SLOTS` equal slots on every mesh, row r lies in slot
+(r · `STRIDE`) mod `SLOTS`, and a device holds a run of neighbouring slots: successive
+rows fall evenly on all devices, for every number of devices that divides `SLOTS`, and
+a table moves between meshes without moving a row in it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
 import keras
 from jax.sharding import Mesh, PartitionSpec
 
+# --- sharding
+
+
 Split = Literal["rows", "columns", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class TableSharding:
     """The place of one table, and of the batch that reads it.
 
     Attributes:
@@ -75,25 +87,58 @@ class Site:
         return int(self.mesh.shape[axis]) if self.mesh is not None else 1
 
 
-def site_of(path: str) -> Site:
-    """Returns the site of the table whose variable has `path`, under the active distribution."""
+def sharding_of(path: str) -> TableSharding:
+    """Returns how the variable of `path` is split by the active distribution."""
     distribution = keras.distribution.distribution()
     if distribution is None or keras.backend.backend() != "jax":
-        return Site()
+        return TableSharding()
     mesh = distribution.device_mesh.backend_mesh
     # A LayoutMap answers for its rules; other distributions split no variable.
     layout = distribution.get_tensor_layout(path)
     axes = () if layout is None else tuple(layout.axes)
     batch_axis = distribution.batch_dim_name
     if axes[:1] and axes[0] is not None:
-        return Site("rows", mesh, batch_axis, axes[0])
+        return TableSharding("rows", mesh, batch_axis, axes[0])
     if axes[1:] and axes[1] is not None:
-        return Site("columns", mesh, batch_axis, axes[1])
-    return Site("none", mesh, batch_axis, None)
+        return TableSharding("columns", mesh, batch_axis, axes[1])
+    return TableSharding("none", mesh, batch_axis, None)
 
 
-def shard_mapped(site: Site, function: Any, in_specs: Any, out_specs: Any) -> Any:
-    """Returns `function` mapped over the devices of `site`."""
+def shard_mapped(sharding: TableSharding, function: Any, in_specs: Any, out_specs: Any) -> Any:
+    """Returns `function` mapped over the devices of `sharding`."""
     return jax.shard_map(
-        function, mesh=site.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        function, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+
+SLOTS = 3840
+"""Slots of a table: 2^8 · 3 · 5, so 1 … 6, 8, 10, 12, 15, 16, … 256 devices divide it."""
+
+STRIDE = 2371
+"""Close to the golden section of `SLOTS`, which spreads runs most evenly; coprime to it."""
+
+_STRIDE_INVERSE = pow(STRIDE, -1, SLOTS)
+
+
+def padded_rows(rows: int, n_shards: int) -> int:
+    """Returns the places of a table of `rows` rows that `n_shards` devices share equally."""
+    unit = math.lcm(SLOTS, n_shards)
+    return -(-rows // unit) * unit
+
+
+def physical_rows(rows: Any, padded: int) -> Any:
+    """Returns the places of `rows` in a table of `padded` places.
+
+    Args:
+        rows: Rows `[...]`, each in 0 … `padded` - 1; an int, or an integer array of
+            any library.
+        padded: What `padded_rows` returned.
+    """
+    # Every product stays below 2^31, so int32 is wide enough.
+    return (rows % SLOTS) * STRIDE % SLOTS * (padded // SLOTS) + rows // SLOTS
+
+
+def logical_rows(physical: Any, padded: int) -> Any:
+    """Returns the rows that lie at `places`: the inverse of `places`."""
+    depth = padded // SLOTS
+    return physical % depth * SLOTS + physical // depth * _STRIDE_INVERSE % SLOTS

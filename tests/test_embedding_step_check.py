@@ -6,7 +6,7 @@ All models are trained by `fit`, on one device and on eight; the table is split 
 import keras
 import numpy as np
 import pytest
-from embedding_meshes import compiled, half_squares, on_mesh
+from embedding_meshes import compiled, on_mesh
 from keras import ops
 
 from recsys.embedding import Adagrad, FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
@@ -256,47 +256,6 @@ def fitted_weights(kind, mesh):
 
 
 # --- after a refusal
-
-
-def plain_model(layer):
-    ids = keras.Input((), dtype="int32", name="ids")
-    out = keras.layers.Dense(1)(layer({"items": ids})["items"])
-    model = keras.Model(ids, out)
-    model.compile("sgd", half_squares)
-    return model
-
-
-@pytest.fixture
-def refused():
-    """A plain model that was refused to train, and its layer."""
-    features = {"items": FeatureConfig("items", table(), (None,), (None, DIM))}
-    layer = ShardedEmbedding(features)
-    model = plain_model(layer)
-    before = [np.asarray(v) for v in model.variables]
-    with pytest.raises(Exception, match="R306"):
-        model.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
-    for old, new in zip(before, model.variables, strict=True):
-        assert np.array_equal(old, np.asarray(new))
-    return model, layer
-
-
-def test_after_r306_a_sparse_model_of_the_same_layers_trains(refused):
-    model, layer = refused
-    sparse = SparseModel(model.inputs, model.outputs)
-    sparse.compile("sgd", half_squares)
-    before = layer.get_embedding_tables()["items"]
-    sparse.fit(IDS, TARGETS, batch_size=BATCH, verbose=0)
-    moved = np.flatnonzero((layer.get_embedding_tables()["items"] != before).any(axis=1))
-    assert moved.tolist() == IDS.tolist()
-
-
-def test_after_r306_the_towers_train_over_fixed_tables(refused):
-    model, layer = refused
-    layer.trainable = False
-    before = layer.get_embedding_tables()["items"]
-    history = model.fit(IDS, TARGETS, batch_size=BATCH, epochs=3, verbose=0).history["loss"]
-    assert history[-1] < history[0]
-    assert np.array_equal(layer.get_embedding_tables()["items"], before)
 
 
 def test_after_r303_the_model_has_its_weights():

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from recsys.embedding.plan import planned
+from recsys.embedding.planner import planned
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 
@@ -186,7 +186,7 @@ class _Rows:
         )
 
 
-def prove_step(
+def check_step(
     compiled: Any,
     tables: Iterable[Table],
     most_ids: int,
@@ -216,11 +216,11 @@ def prove_step(
     per_row: dict[str, int] = {}
     dense = dense or {}
     for table in tables:
-        here = table.places // table.site.n_shards
+        here = table.n_physical // table.sharding.n_shards
         if table.optimizer is None or here <= most_ids:
             continue
         checked.append(table.name)
-        counts = frozenset(n for n in (table.rows, table.places, here) if n > most_ids)
+        counts = frozenset(n for n in (table.rows, table.n_physical, here) if n > most_ids)
         vectors = {path: math.prod(shape) for path, shape in dense.items() if _is_vector(shape)}
         vectors = {path: n for path, n in vectors.items() if n in counts}
         rows = _Rows(counts, table.dim, frozenset(vectors.values()))
@@ -271,7 +271,9 @@ def _refused(
 
 
 def _check_aliases(tables: Iterable[Table], memory: Any) -> None:
-    plans = [planned(table, table.site.n_shards) for table in tables if table.optimizer is not None]
+    plans = [
+        planned(table, table.sharding.n_shards) for table in tables if table.optimizer is not None
+    ]
     needed = sum(plan.bytes_per_device + plan.slot_bytes_per_device for plan in plans)
     if memory.alias_size_in_bytes < needed:
         raise RecsysError(
