@@ -23,7 +23,7 @@ from recsys.data.entities import (
     to_dates,
 )
 from recsys.data.examples import read_examples, write_examples
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError
 
 

@@ -12,8 +12,8 @@ from hypothesis import example, given
 
 from recsys.config import InteractionsConfig, ListOfEvents
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.exploded import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL, explode
-from recsys.data.sources.jsonl import read_jsonl
+from recsys.data.sources.jsonl_source import read_jsonl
+from recsys.data.sources.nested import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL, explode
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError

@@ -28,7 +28,7 @@ from recsys.data.interactions import (
     parse_interactions,
     suggest_unit,
 )
-from recsys.data.sources.csv_columns import WRONG_WIDTH
+from recsys.data.sources.csv_source import WRONG_WIDTH
 from recsys.data.sources.pieces import plan_pieces, read_piece
 
 COLUMNS = InteractionColumns(user="u", item="i", timestamp="t", rating="r")

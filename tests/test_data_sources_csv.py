@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given
 
 from recsys.config import CsvFormat, SourceConfig
-from recsys.data.sources.csv_columns import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH, Layout
-from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
-from recsys.data.sources.csv_source import header_names, read_csv
+from recsys.data.sources.csv_source import (
+    NOT_TEXT,
+    OPEN_QUOTE,
+    WRONG_WIDTH,
+    Layout,
+    header_names,
+    read_csv,
+)
 from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
-from recsys.data.sources.text import split_line
+from recsys.data.sources.rows import Dialect, is_open, split_fields
+from recsys.data.sources.streams import split_line
 from recsys.errors import RecsysError
 
 _PLAIN = Dialect()
@@ -259,7 +265,7 @@ def test_pieces_of_any_size_give_the_rows_of_the_whole(tmp_path_factory, rows, p
 def test_pieces_are_cut_between_quotes_that_span_many_lines(
     tmp_path, piece_bytes, chunk_bytes, monkeypatch
 ):
-    monkeypatch.setattr("recsys.data.sources.line_cuts._CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("recsys.data.sources.text_source._CUT_BYTES", chunk_bytes)
     path = tmp_path / "f.csv"
     lines = []
     for at in range(12_000):

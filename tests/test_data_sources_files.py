@@ -16,11 +16,11 @@ from recsys.config import (
     SourceConfig,
 )
 from recsys.data.sources import files as source_files
-from recsys.data.sources.csv_columns import OPEN_QUOTE
+from recsys.data.sources.csv_source import OPEN_QUOTE
 from recsys.data.sources.files import files_digest, match_files
-from recsys.data.sources.growth import UNFINISHED
 from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
 from recsys.data.sources.spans import span_pattern
+from recsys.data.sources.text_source import UNFINISHED
 from recsys.errors import RecsysError, UsageError
 
 COLUMNS = InteractionColumns(user="a", item="b", timestamp="c")

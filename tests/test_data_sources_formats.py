@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 
 from recsys.config import SourceConfig
-from recsys.data.sources.csv_columns import NOT_TEXT
-from recsys.data.sources.framing import _slow_crc32c, is_framed, masked_crc
-from recsys.data.sources.jsonl import NOT_JSON
-from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.tfrecord import feature_names
+from recsys.data.sources.csv_source import NOT_TEXT
+from recsys.data.sources.files import SourceFile
+from recsys.data.sources.jsonl_source import NOT_JSON
+from recsys.data.sources.pieces import open_source, plan_pieces, read_piece
+from recsys.data.sources.tfrecord_source import TFRecordSource, _slow_crc32c, masked_crc
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 
@@ -318,8 +318,8 @@ def test_the_checksum_is_that_of_tfrecord():
     assert _slow_crc32c(bytes(32)) == 0x8A9136AA
     crc = 0x8A9136AA
     assert masked_crc(bytes(32)) == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
-    assert is_framed(frame(b"x"))
-    assert not is_framed(b"user,item,timestamp\n")
+    assert TFRecordSource.detects(frame(b"x"))
+    assert not TFRecordSource.detects(b"user,item,timestamp\n")
 
 
 @pytest.mark.pipeline
@@ -372,8 +372,8 @@ def test_a_feature_of_two_types_is_text(tmp_path):
     assert values == [["x", "5", None, "2", "Ü"], [[1], [2], [3], [4, 5], [6]]]
     assert numbers == [1, 2, 3, 4, 6]
     assert [letter[:2] for letter in letters] == [(5, "not a tf.Example"), (7, NOT_TEXT)]
-    with path.open("rb") as stream:
-        assert sorted(feature_names(str(path), stream)) == ["a", "b"]
+    whole = open_source(SourceFile(str(path), path.stat().st_size), SourceConfig(files=str(path)))
+    assert sorted(whole.source.column_names(whole)) == ["a", "b"]
 
 
 @pytest.mark.pipeline

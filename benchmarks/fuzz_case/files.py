@@ -249,7 +249,7 @@ def _write_parquet(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int
 def _write_tfrecord(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
     from tensorflow.core.example import example_pb2
 
-    framing = import_module("recsys.data.sources.framing")
+    framing = import_module("recsys.data.sources.tfrecord_source")
     with path.open("wb") as file:
         for row in rows:
             example = example_pb2.Example()

@@ -6,23 +6,22 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from recsys import registry
 from recsys.check.names import role_words
 from recsys.check.tables import Table, understand_table
 from recsys.config import CsvFormat, EventSource, ListOfEvents
-from recsys.data.sources import parquet_source, tfrecord
-from recsys.data.sources.detection import (
+from recsys.data.sources.csv_source import CsvSource
+from recsys.data.sources.detection import format_of_name
+from recsys.data.sources.files import Section, SourceFile, match_files
+from recsys.data.sources.jsonl_source import JsonLinesSource
+from recsys.data.sources.pieces import open_source
+from recsys.data.sources.streams import (
     START_BYTES,
-    by_name,
     compression_of,
-    format_of,
-    holds_nothing,
-    json_over_lines,
+    open_bytes,
+    read_some,
     wide_encoding,
 )
-from recsys.data.sources.files import Section, SourceFile, match_files
-from recsys.data.sources.jsonl import field_names, find_fields
-from recsys.data.sources.text import open_bytes, open_text, read_some
-from recsys.errors import RecsysError
 
 _LOOK_BYTES = 4 << 20
 _MOST_COLUMNS = 500
@@ -73,49 +72,38 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     """
     source = EventSource(files=tuple(patterns))
     files = match_files(source, what)
-    file = files[0]
-    start = read_some(Section(file.path, 0, file.size), START_BYTES)
-    compression = compression_of(file.path, start)
-    start = read_some(open_bytes(file.path, 0, file.size, compression), _LOOK_BYTES)
-    if holds_nothing(start):
-        raise RecsysError(
-            "R202", f"{file.path!r} must hold rows.", "Name another file.", "an empty file"
-        )
-    encoding, told = _encoding(start)
-    lenient = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
-    format_ = format_of(file.path, start, lenient)
+    path, size = files[0].path, files[0].size
+    start = read_some(Section(path, 0, size), START_BYTES)
+    compression = compression_of(path, start)
+    start = read_some(open_bytes(path, 0, size, compression), _LOOK_BYTES)
+    encoding, why = _encoding(start)
+    source = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
+    file = open_source(files[0], source)
     table = Table(CsvFormat(), [], [])
     counts: Counter[str] = Counter()
-    if format_ == "csv":
-        text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
+    if isinstance(file.source, CsvSource):
+        text = read_some(file.source.open(file), _LOOK_BYTES)
         may_be_lists = what == "interactions"
-        table = understand_table(file.path, text, encoding, may_be_lists=may_be_lists)
-        names = table.names
-        counts = Counter(names)
-        columns = [name for name in names if name.strip() and counts[name] == 1]
-        if len(columns) < len(names):
+        table = understand_table(path, text, encoding, may_be_lists=may_be_lists)
+        counts = Counter(table.names)
+        columns = [name for name in table.names if name.strip() and counts[name] == 1]
+        if len(columns) < len(table.names):
             table.evidence.append("left out: columns without a name, or with that of another")
-        table.evidence.append(told)
-    elif format_ == "jsonl":
-        text = read_some(open_text(file.path, 0, file.size, compression, encoding), _LOOK_BYTES)
-        rows = find_fields(text.split(b"\n")[:10_000])
-        counts = Counter(name for row in rows for name in field_names(row))
+        table.evidence.append(why)
+    elif isinstance(file.source, JsonLinesSource):
+        counts = file.source.count_names(file)
         columns = list(counts)
-        if not rows:
-            raise json_over_lines(file.path, text)
         if wide_encoding(start[:START_BYTES]):
-            table = Table(CsvFormat(encoding=encoding), [], [told])
-    elif format_ == "parquet":
-        columns = parquet_source.column_names(file)
+            table = Table(CsvFormat(encoding=encoding), [], [why])
     else:
-        stream = open_bytes(file.path, 0, file.size, compression)
-        columns = tfrecord.feature_names(file.path, stream)
+        columns = file.source.column_names(file)
     if len(columns) > _MOST_COLUMNS:
         n_left_out = len(columns) - _MOST_COLUMNS
         table.evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
         columns = _likely_columns(columns, counts)
+    format_ = registry.name_of("source", file.source)
     source = source.model_copy(update={"csv": table.csv, "explode": table.explode})
-    if by_name(file.path) is None:
+    if format_of_name(path) is None:
         source = source.model_copy(update={"format": format_})
     evidence, types = table.evidence, table.types
     return Understood(source, files, format_, compression or "", columns, evidence, types)

@@ -11,8 +11,8 @@ from typing import Literal
 from recsys.check.names import RECBOLE_TYPE, name_score, role_words
 from recsys.check.shown import shown
 from recsys.config import MOST_SKIPPED, CsvFormat, ListOfEvents
-from recsys.data.sources.csv_fields import Dialect, is_open, split_fields
-from recsys.data.sources.limits import HEADER_LIMIT_BYTES, long_line
+from recsys.data.sources.rows import Dialect, is_open, split_fields
+from recsys.data.sources.streams import HEADER_LIMIT_BYTES, long_line
 from recsys.errors import RecsysError
 
 _LINES = 500

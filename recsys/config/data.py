@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+import pydantic
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import core_schema
 
+from recsys import registry
 from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
 from recsys.config.time_format import check_time_format
 from recsys.strict import Name, Share, Strict
@@ -49,16 +52,59 @@ class CsvFormat(Strict):
     """Lines above the header, or above the first row of files without one."""
 
 
+class FormatChoice(registry.Choice):
+    """Marks a field that is `auto`, the name of a source, or a source with its options."""
+
+    def __init__(self) -> None:
+        super().__init__("source")
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Returns the JSON schema: `auto`, or what any other choice may be."""
+        choice = super().__get_pydantic_json_schema__(schema, handler)
+        by_name = {"type": "string", "examples": ["auto", *registry.names("source")]}
+        return {"anyOf": [by_name, *choice["anyOf"][1:]]}
+
+    def read(self, value: Any) -> Any:
+        """Returns the name of a source, or the source that options make.
+
+        Raises:
+            ValueError: It names nothing that is registered, or has wrong options.
+        """
+        is_name = isinstance(value, str)
+        if value == "auto":
+            return value
+        source = super().read(value)
+        return value if is_name else source
+
+    def write(self, config: Any) -> Any:
+        """Returns what `read` reads, fit for JSON."""
+        return config if isinstance(config, str) else super().write(config)
+
+
 class SourceConfig(Strict):
     """Files, and how they are written."""
 
     files: Files
     """Files: a path, a glob, or a list of them; also `gs://` and `s3://`."""
-    format: Literal["auto", "csv", "parquet", "jsonl", "tfrecord"] = "auto"
+    format: Annotated[Any, FormatChoice()] = "auto"
     """`auto` tells by the name and the first bytes; `jsonl` is one JSON object a line,
-    `tfrecord` holds serialized tf.Examples."""
+    `tfrecord` holds serialized tf.Examples. A source of your own by its name, or with its
+    options as `{type: NAME, …}`."""
     csv: CsvFormat = CsvFormat()
     """How the rows of CSV files are written."""
+
+    @model_validator(mode="after")
+    def _says_once_how_csv_is_written(self) -> Self:
+        if isinstance(self.format, CsvFormat) and self.csv != CsvFormat():
+            raise ValueError("options of csv stand either in format or in csv")
+        return self
+
+    @property
+    def csv_format(self) -> CsvFormat:
+        """How the rows of CSV files are written, as `format` or `csv` says."""
+        return self.format if isinstance(self.format, CsvFormat) else self.csv
 
 
 class ListOfEvents(Strict):

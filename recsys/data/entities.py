@@ -31,7 +31,7 @@ from recsys.data.interactions import (
     is_bad_id,
     split_by_rules,
 )
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to_times
 from recsys.errors import RecsysError
 
@@ -119,7 +119,7 @@ def parse_entities(
             columns.append(to_lists(column, detail))
             continue
         column = _of_one_value(column, raw, batch.file)
-        typed = _typed(column, type_, detail, config.csv.decimal)
+        typed = _typed(column, type_, detail, config.csv_format.decimal)
         columns.append(typed)
         rules.append((pc.and_(_is_there(column), typed.is_null()), f"{raw} is no {type_}"))
     rows = pa.RecordBatch.from_arrays(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recsys.config import InteractionsConfig, TimestampUnit
 from recsys.data.duplicates import POSITION, keep_first, positions
 from recsys.data.event_times import COLUMN, PLACE, TIME, places, places_of_users
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
 
 LONGEST_ID = 1024
@@ -145,10 +145,10 @@ def _type_numbers(
     """Adds rating, weight and kind of event, where there are any; returns their rules."""
     names, raw, rules = config.columns, batch.columns.column, []
     if names.rating is not None:
-        columns["rating"] = to_numbers(raw(names.rating), config.csv.decimal)
+        columns["rating"] = to_numbers(raw(names.rating), config.csv_format.decimal)
         rules.append((columns["rating"].is_null(), NO_RATING))
     if names.weight is not None:
-        weight = to_numbers(raw(names.weight), config.csv.decimal)
+        weight = to_numbers(raw(names.weight), config.csv_format.decimal)
         rules.append((weight.is_null(), NO_WEIGHT))
         rules.append((pc.less(weight, 0.0), NEGATIVE_WEIGHT))
         columns["weight"] = pc.log1p(weight) if config.weight_scale == "log" else weight

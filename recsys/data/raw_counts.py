@@ -24,9 +24,12 @@ from recsys.data.entities import (
 )
 from recsys.data.ingest.span_report import unreadable_span
 from recsys.data.ingest.window import has_spans, read_window, restrict
-from recsys.data.sources.first_look import EMPTY
+from recsys.data.sources.pieces import EMPTY
+from recsys.data.ingest.span_report import unreadable_span
+from recsys.data.ingest.window import has_spans, read_window, restrict
+from recsys.data.sources.pieces import EMPTY
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids
 from recsys.data.tokens import BETWEEN_WORDS, has_vocabulary, table_rows
 from recsys.errors import RecsysError, UsageError

@@ -6,7 +6,10 @@ from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
 from recsys.data.ingest.span_report import unreadable_span
 from recsys.data.ingest.window import has_spans, read_window, restrict
-from recsys.data.sources.first_look import EMPTY
+from recsys.data.sources.pieces import EMPTY
+from recsys.data.ingest.span_report import unreadable_span
+from recsys.data.ingest.window import has_spans, read_window, restrict
+from recsys.data.sources.pieces import EMPTY
 from recsys.data.sources.pieces import check_files
 from recsys.errors import RecsysError, UsageError
 

@@ -36,7 +36,7 @@ from recsys.data.interactions import (
     parse_interactions,
 )
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.nights.calendar import Period, as_seconds, periods
 
 LANDING = "landing"

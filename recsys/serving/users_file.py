@@ -8,23 +8,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from recsys import registry
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import dead_letters
 from recsys.data.interactions import BAD_USER, NO_USER, is_bad_id, split_by_rules
-from recsys.data.sources import parquet_source, tfrecord
-from recsys.data.sources.csv_fields import Dialect
-from recsys.data.sources.csv_source import header_names
-from recsys.data.sources.detection import START_BYTES, by_name, compression_of, format_of
-from recsys.data.sources.files import Section, SourceFile, file_size
-from recsys.data.sources.jsonl import field_names, find_fields
-from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
-from recsys.data.sources.text import open_bytes, read_some
+from recsys.data.sources.csv_source import CsvSource, header_names
+from recsys.data.sources.files import SourceFile, file_size
+from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_piece
+from recsys.data.sources.rows import Dialect
+from recsys.data.sources.streams import split_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 
 # Small, because progress is told by whole ones.
 _PIECE_BYTES = 256 << 10
-_LOOK_BYTES = 1 << 20
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"
 _PLAIN = "user_id"
@@ -62,8 +59,8 @@ class AskedUsers:
                 "Name a file of ids: CSV, Parquet, JSON Lines, or text with an id a line.",
                 str(file),
             )
-        source, found = _look(str(file), column)
-        return cls(found, plan_pieces(source, "users", [found], _PIECE_BYTES))
+        source, name = _look(str(file), column)
+        return cls(name, plan_pieces(source, "users", [name], _PIECE_BYTES))
 
     @property
     def n_bytes(self) -> int:
@@ -82,37 +79,27 @@ class AskedUsers:
             yield pa.array([], pa.string()), dead_letters([], "", [], []), piece.n_bytes
 
 
-def _look(file: str, column: str | None) -> tuple[SourceConfig, str]:
+def _look(path: str, column: str | None) -> tuple[SourceConfig, str]:
     """Returns how a file is read, and which column has the ids."""
-    size = file_size(file)
-    start = read_some(Section(file, 0, size), START_BYTES)
-    compression = compression_of(file, start)
-    start = read_some(open_bytes(file, 0, size, compression), _LOOK_BYTES)
-    source = SourceConfig(files=file)
-    format_ = format_of(file, start, source)
-    if by_name(file) is None:
-        source = source.model_copy(update={"format": format_})
-    if format_ == "csv":
-        return _csv(file, start, source, column)
+    file = open_source(SourceFile(path, file_size(path)), SourceConfig(files=path))
+    name = registry.name_of("source", file.source)
+    source = SourceConfig(files=path, format=name)
+    if isinstance(file.source, CsvSource):
+        line, _ = split_line(file.source.open(file), path)
+        return _csv(path, line, source, column)
     if column is not None:
         return source, column
-    if format_ == "parquet":
-        names = parquet_source.column_names(SourceFile(file, size))
-    elif format_ == "jsonl":
-        names = [name for row in find_fields(start.split(b"\n")[:100]) for name in field_names(row)]
-    else:
-        names = tfrecord.feature_names(file, open_bytes(file, 0, size, compression))
+    names = file.source.column_names(file)
     return source, names[0] if names else _PLAIN
 
 
 def _csv(
-    file: str, start: bytes, source: SourceConfig, column: str | None
+    file: str, line: bytes, source: SourceConfig, column: str | None
 ) -> tuple[SourceConfig, str]:
     is_plain = column is None and ".txt" in [suffix.lower() for suffix in Path(file).suffixes]
     if is_plain:
         csv = CsvFormat(delimiter=_NEVER, quote=None, names=(_PLAIN,))
         return source.model_copy(update={"csv": csv}), _PLAIN
-    line = start.removeprefix(b"\xef\xbb\xbf").split(b"\n", 1)[0]
     text = line.decode("utf-8", "replace")
     delimiter = next((sign for sign in _DELIMITERS if sign in text), ",")
     source = source.model_copy(update={"csv": CsvFormat(delimiter=delimiter)})

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from recsys.config import InteractionColumns
 from recsys.data import interactions as rules
-from recsys.data.sources.csv_columns import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
-from recsys.data.sources.jsonl import NOT_JSON
+from recsys.data.sources.csv_source import NOT_TEXT, OPEN_QUOTE, WRONG_WIDTH
+from recsys.data.sources.jsonl_source import NOT_JSON
 
 NOW = 1_700_000_000
 COLUMNS = InteractionColumns(user="u", item="i", timestamp="t", rating="r", weight="w")

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.data.sources.framing import FOOTER, HEADER, masked_crc
+from recsys.data.sources.tfrecord_source import FOOTER, HEADER, masked_crc
 
 COLUMNS = {"user": "user", "item": "item", "timestamp": "time"}
 N_GOOD = 50

@@ -20,7 +20,7 @@ from recsys.data.entities import (
 )
 from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import plan_pieces
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}

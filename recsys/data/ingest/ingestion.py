@@ -23,7 +23,7 @@ from recsys.data.interactions import (
 )
 from recsys.data.sources.files import held_out_files, match_files
 from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.data.split import (
     DAY_S,
     MIN_DAYS,

@@ -31,9 +31,8 @@ from recsys.data.interactions import (
 from recsys.data.ingest.span_rows import write_span_rows
 from recsys.data.ingest.window import restrict
 from recsys.data.sources.files import file_size, unreadable
-from recsys.data.sources.first_look import EMPTY
-from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.pieces import EMPTY, Piece, plan_pieces, read_piece
+from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError, UsageError
 
 LETTERS = "letters"

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from recsys.data.dead_letters import count_reasons
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 
 _EXAMPLES_A_REASON = 2
 _EXAMPLE_CHARACTERS = 1000

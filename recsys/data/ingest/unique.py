@@ -26,7 +26,7 @@ from recsys.data import dead_letters
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import write_examples
 from recsys.data.sources.pieces import Piece, read_piece
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError
 
 _BYTES_OF_A_BUCKET = 64 << 20

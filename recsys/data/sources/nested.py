@@ -1,14 +1,30 @@
-"""Columns inside of columns: `a.b` is the field `b` of the objects in `a`.
+"""Columns inside of columns, and rows that hold lists of events.
 
-Where `a` holds lists of objects, `a.b` holds the lists of their fields.
+`a.b` is the field `b` of the objects in `a`. Where `a` holds lists of objects, `a.b` holds
+the lists of their fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from recsys.config import ListOfEvents
+from recsys.data.sources.source import RawBatch
+
+NO_LIST = "no list of events"
+UNEQUAL = "fields of events in lists of different lengths"
+TOO_LONG = "a list of events that is too long, or beside too long a text"
+
+MOST_EVENTS = 1 << 20
+"""Events that one row may hold, at most."""
+
+_MOST_BYTES = 256 << 20
+_EVENTS_OF_A_BATCH = 1 << 17
 
 Path = tuple[str, ...]
 
@@ -110,3 +126,120 @@ def _listed(column: pa.Array, values: pa.Array) -> pa.Array:
     """Returns other values in the lists of a column `[n]`."""
     offsets = pa.array(column.offsets.to_numpy())
     return pa.ListArray.from_arrays(offsets, values, mask=column.is_null())
+
+
+# --- a row an event
+
+
+def explode(batch: RawBatch, events: ListOfEvents) -> Iterator[RawBatch]:
+    """Yields the events of rows; what a row has beside its list stands in each of them.
+
+    A row without a list, or with one that would take too much memory, is one dead letter.
+    A row with an empty list is counted, and gives nothing.
+
+    Args:
+        batch: Rows, with the lists in columns.
+        events: Which columns hold the lists.
+    """
+    names = batch.columns.schema.names
+    lists = {
+        name: _as_lists(batch.columns.column(name), events.separator)
+        for name in names
+        if name == events.column or name.startswith(f"{events.column}.")
+    }
+    if not lists:
+        yield batch
+        return
+    lengths, reason = _judge(batch, lists)
+    is_good = reason == ""
+    bad = pa.array(~is_good)
+    yield RawBatch(
+        batch.file,
+        batch.columns.slice(0, 0),
+        batch.position[:0],
+        batch.reject(bad, reason[~is_good].tolist()),
+        n_empty=int((is_good & (lengths == 0)).sum()),
+    )
+    for rows in _portions(np.flatnonzero(is_good & (lengths > 0)), lengths):
+        yield _events(batch, lists, rows, lengths[rows])
+
+
+def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
+    """Returns a column of lists `[n]`; a single value is a list of one, null is none."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _as_lists(column.dictionary.take(column.indices), separator)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return column
+    if pa.types.is_fixed_size_list(kind):
+        return column.cast(pa.list_(kind.value_type))
+    if separator is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return _split(column.cast(pa.string()), separator)
+    is_there = column.is_valid().to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(is_there)]).astype(np.int32)
+    mask = pa.array(~is_there)
+    return pa.ListArray.from_arrays(pa.array(offsets), column.drop_null(), mask=mask)
+
+
+def _split(text: pa.Array, separator: str) -> pa.Array:
+    """Returns the parts of texts `[n]`; empty ones are none."""
+    lists = pc.split_pattern(pc.fill_null(text, ""), separator)
+    parts = pc.utf8_trim_whitespace(lists.flatten())
+    is_part = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
+    parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    counts = np.bincount(parents[is_part], minlength=len(text))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, parts.filter(pa.array(is_part)), mask=text.is_null())
+
+
+def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many events each row has `[n]`, and what is wrong with it, if anything."""
+    lengths_of = [
+        pc.fill_null(pc.list_value_length(column), -1).to_numpy(zero_copy_only=False)
+        for column in lists.values()
+    ]
+    lengths = np.maximum(lengths_of[0], 0).astype(np.int64)
+    beside = _bytes_beside(batch.columns, lists)
+    reason = np.full(len(lengths), "", object)
+    reason[(lengths > MOST_EVENTS) | (lengths * beside > _MOST_BYTES)] = TOO_LONG
+    reason[np.any([other != lengths_of[0] for other in lengths_of], axis=0)] = UNEQUAL
+    reason[np.any([other < 0 for other in lengths_of], axis=0)] = NO_LIST
+    return lengths, reason
+
+
+def _bytes_beside(columns: pa.RecordBatch, lists: Mapping[str, pa.Array]) -> np.ndarray:
+    """Returns the bytes of the texts beside the list of each row `[n]`."""
+    total = np.zeros(columns.num_rows, np.int64)
+    for name, column in zip(columns.schema.names, columns.columns, strict=True):
+        is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+        if name not in lists and is_text:
+            total += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    return total
+
+
+def _portions(rows: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields rows that together have a bounded number of events, or of which one has more."""
+    before = np.cumsum(lengths[rows]) - lengths[rows]
+    cuts = np.flatnonzero(np.diff(before // _EVENTS_OF_A_BATCH)) + 1
+    yield from (part for part in np.split(rows, cuts) if len(part))
+
+
+def _events(
+    batch: RawBatch, lists: Mapping[str, pa.Array], rows: np.ndarray, lengths: np.ndarray
+) -> RawBatch:
+    taken = pa.array(rows)
+    parent = np.repeat(rows, lengths)
+    element = np.arange(len(parent)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    columns = [
+        lists[name].take(taken).flatten() if name in lists else column.take(pa.array(parent))
+        for name, column in zip(batch.columns.schema.names, batch.columns.columns, strict=True)
+    ]
+    names = batch.columns.schema.names
+    return dataclasses.replace(
+        batch,
+        columns=pa.RecordBatch.from_arrays(columns, names=names),
+        position=batch.position[parent],
+        rejected=batch.rejected.slice(0, 0),
+        raw_rows=None,  # As JSON an event of a long list takes little room.
+        element=element,
+    )

@@ -1,198 +1,144 @@
-"""Parquet files as Arrow batches, by row groups."""
+"""Parquet files as Arrow batches, by row groups.
+
+A dictionary lets a kilobyte stand for gigabytes, since each row names a text that stands
+once. So what a file comes to is checked before its rows are read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.csv_columns import NOT_TEXT
-from recsys.data.sources.csv_source import missing_column
-from recsys.data.sources.files import (
-    Section,
-    SourceFile,
-    file_size,
-    got_shorter,
-    is_remote,
-    open_file,
-)
-from recsys.data.sources.limits import Growth
+from recsys.data.sources.files import Section, file_size, got_shorter, is_remote, open_file
 from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
 from recsys.data.sources.parquet_footer import check_footer
-from recsys.data.sources.parquet_limits import check_amounts, rows_of_a_batch
-from recsys.data.sources.raw_batch import RawBatch
+from recsys.data.sources.source import Piece, RawBatch, Source, missing_column
+from recsys.data.sources.streams import Growth, bomb, most_bytes, most_rows
 from recsys.errors import RecsysError
+from recsys.registry import register_source
 
-def plan_groups(
-    file: SourceFile, columns: Sequence[str], piece_bytes: int
-) -> list[tuple[int, int, int, int]]:
-    """Returns parts of a file: first row group, one past the last, rows before, and bytes.
+_ROWS_OF_A_BATCH = 1 << 17
+_BYTES_OF_A_BATCH = 64 << 20
+_SMALL_BYTES = 256 << 20
+
+
+@register_source("parquet")
+class ParquetSource(Source):
+    """Parquet; columns inside of others are `a.b`."""
+
+    title: ClassVar[str] = "Parquet"
+    extensions: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+
+    @classmethod
+    def detects(cls, start: bytes) -> bool:
+        """Returns whether bytes begin with Parquet's mark."""
+        return start.startswith(b"PAR1")
+
+    @classmethod
+    def fits(cls, start: bytes) -> bool:
+        """Returns whether bytes begin with Parquet's mark."""
+        return cls.detects(start)
+
+    def column_names(self, file: Piece) -> list[str]:
+        """Returns the names of the columns that can be read, nested ones as `a.b`."""
+        with _opened(file.file, file.size) as parquet:
+            schema = parquet.schema_arrow
+            paths = {name: find_path(schema, name) for name in leaf_names(schema)}
+            return [
+                name
+                for name, path in paths.items()
+                if path and not pa.types.is_map(pick_type(schema, path))
+            ]
+
+    def check(self, file: Piece) -> Piece:
+        """Returns a file after a look at its footer.
+
+        Raises:
+            RecsysError: It is damaged, comes to too much, or lacks a column; or it is
+                compressed as a whole.
+        """
+        if file.compression is not None:
+            raise RecsysError(
+                "R204",
+                f"{file.file!r} must be a Parquet file as it is, not compressed as a whole.",
+                "Unpack it; Parquet compresses its columns by itself.",
+                "a compressed Parquet file",
+            )
+        with _opened(file.file, file.size) as parquet:
+            _leaves_to_read(parquet, file)
+        return file
+
+    def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
+        """Yields pieces of whole row groups."""
+        first = n_before = n_bytes = n_rows = 0
+        with _opened(file.file, file.size) as parquet:
+            leaves = _leaves_to_read(parquet, file)
+            metadata = parquet.metadata
+            for at in range(metadata.num_row_groups):
+                group = metadata.row_group(at)
+                n_bytes += sum(group.column(leaf).total_uncompressed_size for leaf in leaves)
+                n_rows += group.num_rows
+                if n_bytes >= piece_bytes or at == metadata.num_row_groups - 1:
+                    if n_rows:
+                        yield dataclasses.replace(
+                            file, start=first, stop=at + 1, first=n_before, n_bytes=n_bytes
+                        )
+                    first, n_before, n_bytes, n_rows = at + 1, n_before + n_rows, 0, 0
+
+    def read(self, piece: Piece) -> Iterator[RawBatch]:
+        """Yields the rows of some row groups."""
+        position = piece.first + 1
+        groups = range(piece.start, piece.stop)
+        with _opened(piece.file, piece.size) as parquet:
+            leaves = _leaves_to_read(parquet, piece)
+            names = list(leaves.values())
+            with _opened(piece.file, piece.size, by_dictionary=names) as by_dictionary:
+                n_rows = _rows_of_a_batch(parquet, by_dictionary, groups, list(leaves))
+            batches = parquet.iter_batches(
+                n_rows, row_groups=list(groups), columns=names, use_threads=False
+            )
+            paths = [find_path(parquet.schema_arrow, name) for name in piece.columns]
+            growth = Growth(piece.file, piece.size)
+            for batch in batches:
+                growth.add(batch.nbytes)
+                yield RawBatch.of(piece, [pick(batch, path) for path in paths], position)
+                position += batch.num_rows
+
+
+def _leaves_to_read(parquet: pq.ParquetFile, file: Piece) -> dict[int, str]:
+    """Returns the places and full names of the columns that make up `file.columns`.
 
     Raises:
-        RecsysError: The file is damaged, or lacks a column.
+        RecsysError: A column is missing, or what is read comes to too much.
     """
-    with _opened(file.path, file.size) as parquet:
-        check_columns(file.path, parquet.schema_arrow, columns)
-        metadata = parquet.metadata
-        paths = [find_path(parquet.schema_arrow, name) for name in columns]
-        wanted = [at for at, _ in _leaves(metadata, paths)]
-        check_amounts(file.path, file.size, metadata, wanted)
-        parts, first, n_before, n_bytes, n_rows = [], 0, 0, 0, 0
-        for at in range(metadata.num_row_groups):
-            group = metadata.row_group(at)
-            n_bytes += sum(group.column(c).total_uncompressed_size for c in wanted)
-            n_rows += group.num_rows
-            if n_bytes >= piece_bytes or at == metadata.num_row_groups - 1:
-                if n_rows:
-                    parts.append((first, at + 1, n_before, n_bytes))
-                first, n_before, n_bytes, n_rows = at + 1, n_before + n_rows, 0, 0
-    return parts
+    schema = parquet.schema_arrow
+    _check_schema(file.file, schema, file.columns)
+    paths = [find_path(schema, name) for name in file.columns]
+    leaves = dict(_leaves(parquet.metadata, paths))
+    check_amounts(file.file, file.size, parquet.metadata, leaves)
+    return leaves
 
 
-def column_names(file: SourceFile) -> list[str]:
-    """Returns the names of the columns of a file that can be read, nested ones as `a.b`.
-
-    Raises:
-        RecsysError: The file is damaged.
-    """
-    with _opened(file.path, file.size) as parquet:
-        schema = parquet.schema_arrow
-        paths = {name: find_path(schema, name) for name in leaf_names(schema)}
-        return [n for n, path in paths.items() if path and not _is_map(pick_type(schema, path))]
-
-
-def check_columns(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
+def _check_schema(file: str, schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raises an error if a file lacks a column, has it twice, or it is no plain value or list."""
     for name in columns:
         path = find_path(schema, name)
         if path is None:
             raise missing_column(file, name, leaf_names(schema), columns)
         kind = pick_type(schema, path)
-        if pa.types.is_struct(element_type(kind)) or _is_map(kind):
+        if pa.types.is_struct(element_type(kind)) or pa.types.is_map(kind):
             raise RecsysError(
                 "R254",
                 f"The column {name!r} of {file!r} must hold plain values or lists of them.",
                 f"Name a field in it: {name}.FIELD.",
                 str(kind),
             )
-
-
-def _is_map(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_map(kind))
-
-
-def read_groups(
-    file: str, size: int, columns: Sequence[str], groups: range, n_before: int
-) -> Iterator[RawBatch]:
-    """Yields the rows of some row groups.
-
-    Args:
-        file: The file.
-        size: Its size in the plan [bytes].
-        columns: Columns to return, nested ones as `a.b`.
-        groups: The row groups.
-        n_before: Rows of the file before them.
-
-    Raises:
-        RecsysError: The file is damaged, got shorter, or is another than in the plan.
-    """
-    position = n_before + 1
-    with _opened(file, size) as parquet:
-        schema = parquet.schema_arrow
-        check_columns(file, schema, columns)
-        paths = [find_path(schema, name) for name in columns]
-        leaves = dict(_leaves(parquet.metadata, paths))
-        check_amounts(file, size, parquet.metadata, leaves)
-        with _opened(file, size, by_dictionary=list(leaves.values())) as by_dictionary:
-            n_rows = rows_of_a_batch(parquet, by_dictionary, groups, list(leaves))
-        batches = parquet.iter_batches(
-            n_rows,
-            row_groups=list(groups),
-            columns=list(leaves.values()),
-            use_threads=False,
-        )
-        growth = Growth(file, size)
-        for batch in batches:
-            growth.add(batch.nbytes)
-            picked = [pick(batch, path) for path in paths]
-            yield text_checked(file, picked, columns, position)
-            position += batch.num_rows
-
-
-def text_checked(
-    file: str, picked: Sequence[pa.Array], columns: Sequence[str], position: int
-) -> RawBatch:
-    """Returns rows whose text is UTF-8; the others as dead letters.
-
-    Args:
-        file: The file.
-        picked: The columns `[n]`.
-        columns: Their names.
-        position: Number of the first row, from 1 on.
-    """
-    picked = [column if _is_text(column) else _unpacked(column) for column in picked]
-    batch = pa.RecordBatch.from_arrays(picked, names=list(columns))
-    numbers = position + np.arange(batch.num_rows)
-    bad = np.zeros(batch.num_rows, bool)
-    for column in picked:
-        if not _is_text(column):
-            bad |= _bad_rows(column)
-    whole = RawBatch(file, batch, numbers, dead_letters([], file, [], []))
-    if not bad.any():
-        return whole
-    rejected = _as_binary(whole).reject(pa.array(bad), [NOT_TEXT] * int(bad.sum()))
-    return RawBatch(file, batch.filter(pa.array(~bad)), numbers[~bad], rejected)
-
-
-def _is_text(column: pa.Array) -> bool:
-    """Returns whether all text in a column is UTF-8."""
-    if pa.types.is_dictionary(column.type):
-        return _is_text(column.dictionary)
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        return _is_text(column.flatten())
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return True
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _unpacked(column: pa.Array) -> pa.Array:
-    """Returns a column with each value in its row, where it may be in a dictionary."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return column.cast(kind.value_type)
-    if pa.types.is_list(kind) and pa.types.is_dictionary(kind.value_type):
-        return column.cast(pa.list_(kind.value_type.value_type))
-    return column
-
-
-def _bad_rows(column: pa.Array) -> np.ndarray:
-    """Returns the rows with text that isn't UTF-8 `[n]` bool."""
-    return np.array([not _is_text(column.slice(at, 1)) for at in range(len(column))], bool)
-
-
-def _as_binary(batch: RawBatch) -> RawBatch:
-    """Returns rows whose text may be shown, however damaged."""
-    columns = [_binary(column) for column in batch.columns.columns]
-    shown = pa.RecordBatch.from_arrays(columns, names=batch.columns.schema.names)
-    return RawBatch(batch.file, shown, batch.position, batch.rejected)
-
-
-def _binary(column: pa.Array) -> pa.Array:
-    if pa.types.is_string(column.type):
-        return column.view(pa.binary())
-    if pa.types.is_large_string(column.type):
-        return column.view(pa.large_binary())
-    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
-        return column.cast(pa.list_(pa.binary()))
-    return column
 
 
 def _leaves(metadata: pq.FileMetaData, paths: Sequence[Path | None]) -> list[tuple[int, str]]:
@@ -252,12 +198,98 @@ def _local(file: str) -> pa.NativeFile:
 def _damaged(file: str, size: int, error: Exception) -> RecsysError:
     with Section(file, max(0, size - 4), size) as section:
         is_cut = section.read() != b"PAR1"
-    found = "no footer: the file is cut off" if is_cut else str(error)
+    received = "no footer: the file is cut off" if is_cut else str(error)
     return RecsysError(
         "R253",
         f"{file!r} must be a whole Parquet file; it has {size:,} bytes.",
         "Its footer says where the rows are: without it none can be read. Write it again."
         if is_cut
         else "Write it again.",
-        found,
+        received,
     )
+
+
+# --- what a file may come to
+
+
+def check_amounts(file: str, size: int, metadata: pq.FileMetaData, leaves: Iterable[int]) -> None:
+    """Raises an error if a file says that it comes to far more than it is.
+
+    Args:
+        file: The file.
+        size: Its size [bytes].
+        metadata: What it says.
+        leaves: The columns that are read.
+
+    Raises:
+        RecsysError: Rows, values or bytes are too many for the size.
+    """
+    for rows in range(metadata.num_row_groups):
+        if metadata.row_group(rows).num_rows < 0:
+            raise bomb(file, size, f"{metadata.row_group(rows).num_rows:,} rows")
+    chunks = [list(_chunks(metadata, leaf)) for leaf in leaves]
+    n_values = max((sum(c.num_values for c in column) for column in chunks), default=0)
+    n_bytes = sum(c.total_uncompressed_size for column in chunks for c in column)
+    if max(metadata.num_rows, n_values) > most_rows(size):
+        raise bomb(file, size, f"{max(metadata.num_rows, n_values):,} rows or values")
+    if n_bytes > most_bytes(size):
+        raise bomb(file, size, f"{n_bytes:,} bytes")
+
+
+def _rows_of_a_batch(
+    parquet: pq.ParquetFile, by_dictionary: pq.ParquetFile, groups: Sequence[int], leaves: list[int]
+) -> int:
+    """Returns how many rows are read at a time, so that they fit in memory.
+
+    Args:
+        parquet: The file.
+        by_dictionary: The same, whose texts are read as dictionaries.
+        groups: Row groups that are read.
+        leaves: Columns that are read.
+    """
+    widest = max((_widest(parquet, by_dictionary, group, leaves) for group in groups), default=1)
+    return max(1, min(_ROWS_OF_A_BATCH, _BYTES_OF_A_BATCH // max(1, widest)))
+
+
+def _widest(
+    parquet: pq.ParquetFile, by_dictionary: pq.ParquetFile, group: int, leaves: list[int]
+) -> int:
+    """Returns the most bytes that a row of a group may take, about."""
+    described = parquet.metadata.row_group(group)
+    n_rows = max(1, described.num_rows)
+    chunks = {described.column(leaf).path_in_schema: described.column(leaf) for leaf in leaves}
+    widest = sum(chunk.total_uncompressed_size for chunk in chunks.values()) // n_rows
+    texts = [
+        path
+        for path, chunk in chunks.items()
+        if chunk.physical_type == "BYTE_ARRAY"
+        and chunk.total_uncompressed_size * max(chunk.num_values, n_rows) > _SMALL_BYTES
+    ]
+    if not texts:
+        return widest
+    first = by_dictionary.iter_batches(1, row_groups=[group], columns=texts, use_threads=False)
+    for batch in first:
+        n_values = max(chunks[path].num_values for path in texts)
+        longest = sum(map(_longest, batch.columns))
+        return max(widest, longest * -(-n_values // n_rows))
+    return widest
+
+
+def _longest(column: pa.Array) -> int:
+    """Returns the bytes of the longest text that a column's dictionaries have."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        texts = column.dictionary
+        return (pc.max(pc.binary_length(texts)).as_py() or 0) if len(texts) else 0
+    if pa.types.is_struct(kind):
+        return sum(_longest(column.field(at)) for at in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        return _longest(column.keys) + _longest(column.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _longest(column.values)
+    return 0
+
+
+def _chunks(metadata: pq.FileMetaData, leaf: int) -> Iterator[pq.ColumnChunkMetaData]:
+    for group in range(metadata.num_row_groups):
+        yield metadata.row_group(group).column(leaf)

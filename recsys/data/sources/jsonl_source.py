@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,24 +18,98 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.csv_columns import NOT_TEXT
-from recsys.data.sources.csv_fields import Dialect
-from recsys.data.sources.csv_rows import Readable, Rows, row_blocks
 from recsys.data.sources.files import is_text
-from recsys.data.sources.json_depth import TOO_DEEP, has_deep, is_deep
 from recsys.data.sources.nested import find_path, pick_name, pick_type
-from recsys.data.sources.raw_batch import RawBatch, as_json
+from recsys.data.sources.rows import Rows, row_blocks
+from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, as_json, missing_column
+from recsys.data.sources.streams import Readable, kind_of_bytes, read_some
+from recsys.data.sources.text_source import BLOCK_BYTES, LINES, TextSource
+from recsys.errors import RecsysError
+from recsys.registry import register_source
 
 NOT_JSON = "not a JSON object"
 
-_BLOCK_BYTES = 8 << 20
-_LINES = Dialect(quote="")
 _PARTS = 100
 """Objects of a list whose fields are looked at."""
 _MOST_NAMES = 2000
 """Names of fields that Arrow is given to make columns of: it fills each up for each object."""
 _NAME = re.compile(rb'"([^"\\]*)"\s*:')
+_LOOK_BYTES = 8 << 20
+_LOOK_LINES = 10_000
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
 _EXACT, _INT64 = 2.0**53, 2.0**63
+MOST_DEEP = 64
+TOO_DEEP = f"nested more than {MOST_DEEP} deep"
+
+# Also one that the line leaves open, so that the search goes over each byte once.
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_STEP = np.zeros(256, np.int8)
+_STEP[[ord("["), ord("{")]] = 1
+_STEP[[ord("]"), ord("}")]] = -1
+_BRACE, _CASE = ord("{"), ord("{") ^ ord("[")
+
+
+@register_source("jsonl")
+class JsonLinesSource(TextSource):
+    """JSON Lines, an object each; fields inside of others are columns `a.b`."""
+
+    title: ClassVar[str] = "JSON Lines"
+    extensions: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
+
+    @classmethod
+    def detects(cls, start: bytes) -> bool:
+        """Returns whether bytes begin an object, or an array of objects."""
+        return start.lstrip(_BLANKS).startswith(b"{") or _is_array(start)
+
+    @classmethod
+    def fits(cls, start: bytes) -> bool:
+        """Returns whether the first bytes of a file may be JSON Lines."""
+        return super().fits(start) and start.lstrip(_BLANKS)[:1] in (b"{", b"")
+
+    def explain(self, path: str, start: bytes) -> RecsysError | None:
+        """Returns the error of a file that is one JSON array."""
+        is_array = kind_of_bytes(start) is None and _is_array(start)
+        return json_over_lines(path, start) if is_array else None
+
+    def column_names(self, file: Piece) -> list[str]:
+        """Returns the names of the fields of the first objects."""
+        return list(self.count_names(file))
+
+    def count_names(self, file: Piece) -> Counter[str]:
+        """Returns how many of the first objects have each field, nested ones as `a.b`.
+
+        Raises:
+            RecsysError: None of the first lines is an object.
+        """
+        lines = self._first_lines(file)[:_LOOK_LINES]
+        rows = [row for row in map(_object, lines) if isinstance(row, dict)]
+        if not rows:
+            raise json_over_lines(file.file, b"\n".join(lines))
+        return Counter(name for row in rows for name in field_names(row))
+
+    def check(self, file: Piece) -> Piece:
+        """Returns a file after a look for the columns in its first objects."""
+        lines, names = self._first_lines(file), dict[str, None]()
+        missing = list(file.columns)
+        for line in lines:
+            row = _object(line)
+            if isinstance(row, dict):
+                names.update(dict.fromkeys(field_names(row)))
+                missing = [name for name in missing if name not in names]
+            if not missing:
+                return file
+        if not names:
+            raise json_over_lines(file.file, b"\n".join(lines))
+        raise missing_column(file.file, missing[0], list(names), file.columns)
+
+    def _first_lines(self, file: Piece) -> list[bytes]:
+        text = read_some(self.open(file), _LOOK_BYTES)
+        lines = text.split(b"\n")
+        return lines[:-1] if len(text) == _LOOK_BYTES and len(lines) > 1 else lines
+
+    def read_text(self, piece: Piece, stream: Readable, first_line: int) -> Iterator[RawBatch]:
+        """Yields the rows of text."""
+        yield from read_jsonl(piece.file, stream, piece.columns, first_line)
 
 
 def read_jsonl(
@@ -42,7 +117,7 @@ def read_jsonl(
     stream: Readable,
     columns: Sequence[str],
     first_line: int,
-    block_bytes: int = _BLOCK_BYTES,
+    block_bytes: int = BLOCK_BYTES,
 ) -> Iterator[RawBatch]:
     """Yields the rows of JSON Lines.
 
@@ -54,7 +129,7 @@ def read_jsonl(
         block_bytes: Bytes parsed at a time.
     """
     arrow = _ArrowParser(columns)
-    for rows in row_blocks(stream, block_bytes, first_line, 0, _LINES, file):
+    for rows in row_blocks(stream, block_bytes, first_line, 0, LINES, file):
         parsed = arrow.parse(rows)
         if parsed is not None:
             yield RawBatch(file, parsed, rows.line, dead_letters([], file, [], []), rows.raw)
@@ -62,9 +137,64 @@ def read_jsonl(
             yield _parse_lines(file, rows, columns)
 
 
-def find_fields(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Returns the objects of lines; what is none is left out."""
-    return [row for row in map(_object, lines) if isinstance(row, dict)]
+def _is_array(start: bytes) -> bool:
+    """Returns whether bytes begin a JSON array of objects, or an array alone on its line."""
+    return re.match(rb"\[\s*(\{|\n|\[)", start.lstrip(_BLANKS)) is not None
+
+
+def json_over_lines(path: str, start: bytes) -> RecsysError:
+    """Returns the error of a file without a readable row of JSON Lines.
+
+    Most such files are one JSON value, pretty-printed or an array.
+
+    Args:
+        path: The file.
+        start: Its first bytes.
+    """
+    text = start.lstrip(_BLANKS)
+    if is_deep(text.partition(b"\n")[0]):
+        return RecsysError(
+            "R204",
+            f"{path!r} must hold objects that are nested at most {MOST_DEEP} deep.",
+            "Write the fields that a run reads as plain values.",
+            TOO_DEEP,
+        )
+    wrapped = re.match(rb'\{\s*"([A-Za-z_]\w*)"\s*:\s*\[\s*\{', text)
+    rows = ".[]" if text.startswith(b"[") else f".{wrapped[1].decode()}[]" if wrapped else "."
+    is_one = text.startswith(b"[") or wrapped
+    return RecsysError(
+        "R204",
+        f"{path!r} must be JSON Lines: one whole object on each line.",
+        f"Write it so: jq -c '{rows}' FILE > FILE.jsonl.",
+        "a JSON array of all rows" if is_one else "pretty-printed JSON, an object over many lines",
+    )
+
+
+def is_deep(line: bytes) -> bool:
+    """Returns whether a line is nested more than `MOST_DEEP` deep."""
+    if line.count(b"{") + line.count(b"[") <= MOST_DEEP:
+        return False
+    steps = _STEP[np.frombuffer(_TEXT.sub(b"", line), np.uint8)]
+    return bool(np.cumsum(steps, dtype=np.int64).max(initial=0) > MOST_DEEP)
+
+
+def has_deep(rows: Rows) -> bool:
+    """Returns whether a row is nested more than `MOST_DEEP` deep.
+
+    Only rows where so many brackets stand close are looked at; good data has few of them.
+
+    Args:
+        rows: Rows that begin with a brace each.
+    """
+    data = np.frombuffer(rows.block, np.uint8)
+    is_bracket = (data | _CASE) == _BRACE
+    if np.count_nonzero(is_bracket) < len(rows) + MOST_DEEP:
+        return False
+    places = np.flatnonzero(is_bracket)
+    longest = (rows.stops - rows.starts).max()
+    near = np.flatnonzero(places[MOST_DEEP:] - places[:-MOST_DEEP] < longest)
+    dense = np.unique(np.searchsorted(rows.starts, places[near], "right") - 1)
+    return any(map(is_deep, rows.raw(np.maximum(dense, 0))))
 
 
 def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
@@ -211,13 +341,13 @@ def _parse_lines(file: str, rows: Rows, columns: Sequence[str]) -> RawBatch:
     objects, reasons = [], np.full(len(rows), "", object)
     is_blank = np.zeros(len(rows), bool)
     for at, line in enumerate(raw):
-        found = _object(line)
-        if isinstance(found, dict):
-            objects.append(found)
+        parsed = _object(line)
+        if isinstance(parsed, dict):
+            objects.append(parsed)
         elif not line.strip():
             is_blank[at] = True
         else:
-            reasons[at] = found
+            reasons[at] = parsed
     bad = np.flatnonzero(reasons != "")
     rejected = dead_letters(reasons[bad].tolist(), file, rows.line[bad], rows.raw(bad))
     good = rows.take((reasons == "") & ~is_blank)
@@ -237,10 +367,10 @@ def _object(line: bytes) -> dict[str, Any] | str:
     if is_deep(line):
         return TOO_DEEP
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return NOT_JSON
-    return found if isinstance(found, dict) else NOT_JSON
+    return value if isinstance(value, dict) else NOT_JSON
 
 
 def _value(row: dict[str, Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Text as UTF-8 bytes, whatever compression and encoding its file has."""
+"""The bytes and the UTF-8 text of files, whatever their compression and encoding, within limits."""
 
 from __future__ import annotations
 
@@ -7,27 +7,182 @@ import codecs
 import gzip
 import lzma
 import zlib
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol, cast
 
 import pyarrow as pa
 
-from recsys.data.sources.csv_rows import Readable
-from recsys.data.sources.detection import Compression
 from recsys.data.sources.files import Section
-from recsys.data.sources.limits import (
-    HEADER_LIMIT_BYTES,
-    LINE_LIMIT_BYTES,
-    Growth,
-    long_line,
-)
 from recsys.errors import RecsysError, UsageError
 
+Compression = Literal["gzip", "bz2", "xz", "zstd"]
+
+START_BYTES = 1 << 16
+"""Bytes of the start of a file that tell what it is."""
+LINE_LIMIT_BYTES = 64 << 20
+"""Bytes of one row."""
+HEADER_LIMIT_BYTES = 1 << 20
+"""Bytes of a header."""
+_COMPRESSIONS: dict[bytes, Compression] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+COMPRESSED_NAMES: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".gzip": "gzip",
+    ".bz2": "bz2",
+    ".xz": "xz",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
+"""Ends of names that tell a compression."""
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
+_SPACES = b" \t\r\n\v\f"
+_KINDS = {
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a gzip file",
+    b"PK\x03\x04": "a zip file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\xfd7zXZ": "an xz file",
+    b"ARROW1": "an Arrow file",
+    b"%PDF": "a PDF file",
+    b"SQLite format 3": "an SQLite database",
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+_BINARY = "binary data (NUL bytes)"
+_MOST_TIMES = 1000
+_FREE_BYTES = 64 << 20
 _BOM = b"\xef\xbb\xbf"
 _DAMAGED = "recsys.damaged"
 _READ_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 # Of names of the net, of none, and of Python's own sources, whose escapes may be line ends.
 _NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
+
+
+class Readable(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns the next bytes, at most `size`; none at the end."""
+        ...
+
+
+def most_bytes(file_bytes: int) -> int:
+    """Returns what a file may come to [bytes]: a thousand times its size, and 64 MiB."""
+    return _FREE_BYTES + _MOST_TIMES * file_bytes
+
+
+def most_rows(file_bytes: int) -> int:
+    """Returns how many rows, or values of a column, a file may have: a thousand a byte."""
+    return (1 << 20) + _MOST_TIMES * file_bytes
+
+
+class Growth:
+    """Adds up what a file comes to.
+
+    Args:
+        file: The file.
+        file_bytes: Its size [bytes].
+    """
+
+    def __init__(self, file: str, file_bytes: int) -> None:
+        self._file, self._file_bytes, self._n_bytes = file, file_bytes, 0
+
+    def add(self, n_bytes: int) -> None:
+        """Adds bytes that were unpacked.
+
+        Raises:
+            RecsysError: It is more than `most_bytes`.
+        """
+        self._n_bytes += n_bytes
+        if self._n_bytes > most_bytes(self._file_bytes):
+            raise bomb(self._file, self._file_bytes, f"more than {self._n_bytes:,} bytes")
+
+
+def bomb(file: str, file_bytes: int, received: str) -> RecsysError:
+    """Returns the error of a file that comes to too much."""
+    return RecsysError(
+        "R281",
+        f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
+        "that and 64 MiB.",
+        "Files of rows shrink by far less: look who wrote it. Write it unpacked if it is right.",
+        received,
+    )
+
+
+def long_line(file: str, line: int, limit_bytes: int, start: bytes) -> RecsysError:
+    """Returns the error of a line that is too long to be held."""
+    return RecsysError(
+        "R280",
+        f"{file!r} must have lines of at most {limit_bytes >> 20} MiB; line {line:,} is longer.",
+        "Write one row a line, with a line feed behind it.",
+        start[:100].decode("utf-8", "replace"),
+    )
+
+
+# --- what bytes are
+
+
+def compression_of(path: str, start: bytes) -> Compression | None:
+    """Returns how a file is compressed.
+
+    Raises:
+        RecsysError: Its name says another thing than its bytes.
+    """
+    kinds = (kind for magic, kind in _COMPRESSIONS.items() if start.startswith(magic))
+    compression = next(kinds, None)
+    if compression == "bz2" and start[4:10] != b"1AY&SY":
+        compression = None
+    named = COMPRESSED_NAMES.get(Path(path).suffix.lower())
+    if named is not None and compression is None and start:
+        raise RecsysError(
+            "R204",
+            f"{path!r} must be a {named} file, as its name says.",
+            "Correct the name, or write the file again.",
+            start[:20],
+        )
+    return compression
+
+
+def holds_nothing(start: bytes) -> bool:
+    """Returns whether the first bytes of a file are blanks, and a byte order mark at most."""
+    mark = next((mark for mark in _MARKS if start.startswith(mark)), b"")
+    is_wide = len(mark) in (2, 4)
+    return not start.removeprefix(mark).strip(_SPACES + (b"\0" if is_wide else b""))
+
+
+def wide_encoding(start: bytes) -> str | None:
+    """Returns how a text of two bytes a character is written, by its mark or its NUL bytes."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    n_even, n_odd = start[::2].count(0), start[1::2].count(0)
+    if (n_even + n_odd) * 16 <= len(start):
+        return None
+    name = "utf-16-le" if n_odd > n_even else "utf-16-be"
+    decoder = codecs.getincrementaldecoder(name)()
+    try:
+        text = decoder.decode(start)
+    except UnicodeDecodeError:
+        return None
+    return None if 16 * text.count("\0") > len(text) else name
+
+
+def kind_of_bytes(start: bytes) -> str | None:
+    """Returns what bytes are that are no text of one byte or several a character."""
+    kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
+    # A few NUL bytes are damage; a text that is full of them is none.
+    if kind is None and start.count(b"\0") * 16 > len(start):
+        return "UTF-16 text" if wide_encoding(start) else _BINARY
+    return kind
+
+
+# --- opening
 
 
 def open_bytes(path: str, start: int, stop: int, compression: Compression | None) -> Readable:
@@ -79,7 +234,7 @@ def check_encoding(encoding: str, what: str) -> None:
         encoding: Its name.
         what: The part of `data` in the config that names it.
     """
-    if not _is_of_text(encoding):
+    if not is_encoding(encoding):
         raise UsageError(
             "R255",
             f"data.{what}.csv.encoding must be an encoding of text that Python knows.",
@@ -88,7 +243,7 @@ def check_encoding(encoding: str, what: str) -> None:
         )
 
 
-def _is_of_text(encoding: str) -> bool:
+def is_encoding(encoding: str) -> bool:
     """Returns whether Python knows an encoding, and can go on behind damage in it."""
     try:
         known = codecs.lookup(encoding)
