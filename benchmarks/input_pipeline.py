@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from benchmarks.input_segments import make_segments
 from benchmarks.measure import print_line, watch
-from recsys.config import ModelConfig, TrainConfig, ValidationConfig
+from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.held_back import training_events
@@ -164,7 +164,7 @@ def _source(store: InteractionStore, options: argparse.Namespace) -> BatchSource
     case = options.case[0]
     is_model = case in _WHOLE_MODEL
     is_popular = case in ("popular", "validated")
-    model = ModelConfig(
+    model = TwoTowerConfig(
         history=options.history,
         history_of="others" if case == "others" else "past",
         id_dropout=0.1 if is_model else 0.0,

@@ -37,7 +37,7 @@ from benchmarks.two_tower_step.clock import peak_rss_mib
 from benchmarks.two_tower_step.ids import zipf_batches
 from recsys import kernels
 from recsys.losses import sampled_softmax
-from recsys.losses.plain_softmax import plain_loss
+from recsys.losses.softmax_plain import plain_loss
 
 BENCH = "softmax"
 TEMPERATURE = 0.05

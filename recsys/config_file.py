@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+from pydantic.fields import FieldInfo
 
 from recsys.config import Config, StageT, Strict, stage_of
 from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
 from recsys.errors import ConfigError
 from recsys.plain_files import open_regular
+from recsys.registry import Choice, config_type
 
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
@@ -220,7 +222,7 @@ def _as_config_error(
     first, where = problems[0], _config_path(problems[0], raw)
     more = _more(problems, raw)
     if first["type"] == "extra_forbidden":
-        allowed = _allowed_keys(first["loc"][:-1])
+        allowed = _allowed_keys(first["loc"][:-1], raw)
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         return ConfigError(
@@ -284,14 +286,38 @@ def _shown_input(problem: Mapping[str, Any]) -> Any:
     return "(not shown)" if "password" in key else problem["input"]
 
 
-def _allowed_keys(location: tuple[int | str, ...]) -> list[str]:
-    """Returns the keys allowed in the part of the config at `location`."""
+def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
+    """Returns the keys allowed in the part of the config `raw` at `location`."""
     kind: Any = Config
+    choice = None
     for key in location:
+        raw = raw[key] if isinstance(raw, dict) and key in raw else None
         if isinstance(key, str) and isinstance(kind, type) and issubclass(kind, Strict):
-            kind = kind.model_fields[key].annotation
-        kind = _strict_part(kind)
-    return sorted(kind.model_fields) if kind else []
+            field = kind.model_fields[key]
+            choice, kind = _choice(field), part_of(field, raw)
+        else:
+            kind = _strict_part(kind)
+    return sorted([*(kind.model_fields if kind else ()), *(["type"] if choice else ())])
+
+
+def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
+    """Returns the type of the part of a config that a key holds; None if it holds a value.
+
+    Args:
+        field: The key.
+        raw: What stands there in a file, which chooses the type of some parts.
+    """
+    choice = _choice(field)
+    if choice is None:
+        return _strict_part(field.annotation)
+    name = raw.get("type", choice.default) if isinstance(raw, dict) else choice.default
+    if name is None:
+        return None
+    return _strict_part(config_type(choice.kind, name))
+
+
+def _choice(field: FieldInfo) -> Choice | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
 
 
 def _strict_part(kind: Any) -> type[Strict] | None:

@@ -45,7 +45,7 @@ from recsys.evaluation.scores import DotProducts, Progress
 from recsys.evaluation.significance import BLESSED, MODEL
 from recsys.evaluation.slices import AGAIN, REPEATS, Known, make_slices
 from recsys.evaluation.systems import EvaluationData, System, open_system
-from recsys.model.tower_inputs import TowerInputs
+from recsys.models.inputs import ModelInputs
 from recsys.process import stage_main
 
 FORMAT = 2
@@ -119,12 +119,12 @@ class _Evaluation:
 
     stage: EvaluateStage
     view: EvaluationData
-    known: TowerInputs
+    known: ModelInputs
 
     @classmethod
     def open(cls, stage: EvaluateStage, data: Path) -> _Evaluation:
         view = EvaluationData.open(data)
-        return cls(stage, view, TowerInputs.open(data))
+        return cls(stage, view, ModelInputs.open(data))
 
     def run(self, subjects: dict[str, System]) -> dict[str, Any]:
         """Returns what `evaluation.json` holds."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from recsys.config import Config, TrainConfig
+from recsys.config import Config, MeanConfig, TrainConfig
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.planner import (
@@ -22,9 +22,9 @@ from recsys.embedding.planner import (
     table_step,
 )
 from recsys.losses import softmax_blocks
-from recsys.model.size import n_activations, n_tower_weights
-from recsys.model.spec import FeatureSpec, ModelSpec
-from recsys.model.tables import model_tables
+from recsys.models.retrieval import model_tables
+from recsys.models.size import n_activations, n_tower_weights, two_tower_config
+from recsys.models.spec import FeatureSpec, ModelSpec
 from recsys.table_rows import TableRows
 
 _FLOAT_BYTES = 4
@@ -110,7 +110,7 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
 
 def _negatives(config: Config, rows: TableRows) -> int:
     """Returns the candidates of a step that no example brings."""
-    if config.train.loss == "full_softmax":
+    if config.train.loss.negatives == "catalogue":
         return rows.rows["items"]
     return config.train.uniform_negatives + config.train.hard_negatives.count
 
@@ -142,7 +142,7 @@ def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[F
     return [
         *users,
         FeatureShape("items", n_queries, history, is_weighted=True, learns_weights=True)
-        if spec.config.pooling == "mean"
+        if isinstance(two_tower_config(spec).encoder, MeanConfig)
         else FeatureShape("items", n_queries * history),
         FeatureShape("items", n_candidates),
         *(
@@ -198,6 +198,6 @@ def _loss(
         Held("candidates", (of_candidates + 2 * n_candidates) * _FLOAT_BYTES),
         Held("gradients", of_candidates * _FLOAT_BYTES),
         # Pairs have no matrix of logits.
-        Held("logits", 2 * block * n_candidates * _FLOAT_BYTES * (train.loss != "bpr")),
+        Held("logits", 2 * block * n_candidates * _FLOAT_BYTES * train.loss.holds_logits),
     )
     return StepPart(sent if devices > 1 else (), held)

@@ -11,7 +11,7 @@ from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.table import checked_columns
 from recsys.errors import RecsysError, UsageError
-from recsys.model.tables import model_tables
+from recsys.models.retrieval import model_tables
 from recsys.plan import Plan, make_plan, model_spec
 from recsys.table_rows import TableRows
 from recsys.training.preconditions import uneven, uneven_errors

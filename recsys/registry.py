@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
 from pydantic_core import core_schema
@@ -186,6 +186,16 @@ def load_plugins(modules: Iterable[str]) -> None:
             ) from error
 
 
+def _loaded(modules: tuple[str, ...]) -> tuple[str, ...]:
+    load_plugins(modules)
+    return modules
+
+
+Plugins = Annotated[tuple[str, ...], pydantic.AfterValidator(_loaded)]
+"""Names of modules, imported as they are read: a first key, so that later ones find what
+the modules register."""
+
+
 class Choice:
     """Marks a config field whose value is `name` or `{type: name, option: value}`.
 
@@ -213,7 +223,7 @@ class Choice:
     ) -> dict[str, Any]:
         """Returns the JSON schema: each built-in class, then any other by its `type`."""
         built_ins = list(_built_ins(self.kind))
-        options = [self._options(name) for name in built_ins]
+        options = [self._options(name, handler) for name in built_ins]
         other = {
             "type": "object",
             "properties": {"type": {"type": "string", "not": {"enum": built_ins}}},
@@ -222,8 +232,9 @@ class Choice:
         by_name = {"type": "string", "examples": built_ins}
         return {"anyOf": [by_name, *(o for o in options if o), other]}
 
-    def _options(self, name: str) -> dict[str, Any]:
-        schema = config_type(self.kind, name).model_json_schema()
+    def _options(self, name: str, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
+        core = config_type(self.kind, name).__pydantic_core_schema__
+        schema = dict(handler.resolve_ref_schema(handler(core)))
         properties = {"type": {"const": name}, **schema.get("properties", {})}
         required = [] if name == self.default else ["type"]
         schema.update(properties=properties, required=[*required, *schema.get("required", ())])

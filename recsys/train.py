@@ -23,8 +23,8 @@ from recsys.config import TrainStage
 from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
-from recsys.model import TowerInputs, TwoTower, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, RetrievalModel, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.process import stage_main
 from recsys.source_version import source_version
 from recsys.training import distributed, launcher
@@ -74,7 +74,7 @@ def train(
     """
     store = InteractionStore.open(data / "store", verify=True)
     stage = _with_histories(stage, store)
-    inputs = TowerInputs.open(data)
+    inputs = ModelInputs.open(data)
     choice = choose(base, stage, store, inputs)
     run = _Run(stage, data, out, checkpoints or RunFolders.root_beside(out), store, inputs)
     try:
@@ -115,7 +115,7 @@ class _Run:
     out: Path
     checkpoints: Path
     store: InteractionStore
-    inputs: TowerInputs
+    inputs: ModelInputs
 
     def train(self, choice: Choice) -> dict[str, Any] | None:
         """Trains from what was chosen on, and writes the model folder; see `train`."""
@@ -153,7 +153,9 @@ def _state(prepared: Prepared, store: InteractionStore) -> TrainingState:
     )
 
 
-def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: TowerInputs) -> None:
+def _write_probe(
+    out: Path, model: RetrievalModel, store: InteractionStore, inputs: ModelInputs
+) -> None:
     """Writes queries and their embeddings, which the export must reproduce."""
     log, length = store.train, model.spec.config.history
     events = np.linspace(0, len(log) - 1, min(_PROBES, len(log))).astype(np.int64)
@@ -168,7 +170,7 @@ def _write_probe(out: Path, model: TwoTower, store: InteractionStore, inputs: To
     np.savez(out / "probe.npz", user_row=user_row, history=history, query=query)
 
 
-def _untrained_users(inputs: TowerInputs) -> np.ndarray:
+def _untrained_users(inputs: ModelInputs) -> np.ndarray:
     """Returns the rows of the users who have an id and no training positive."""
     return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys import config_file
-from recsys.config import Config, ModelConfig, Strict, canonical_json, json_schema, metric_names
+from recsys.config import Config, TwoTowerConfig, canonical_json, json_schema, metric_names
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import ConfigError
 
@@ -48,7 +48,7 @@ def refusal(path, *overrides):
 
 def test_the_shortest_config_has_every_default(small):
     config = load_config(small)
-    assert config.model == ModelConfig()
+    assert config.model == TwoTowerConfig()
     assert config.train.batch_size == 256
     assert config.bless.metric == "recall@10"
     assert config.data.items.features == ()
@@ -239,8 +239,10 @@ def number_keys(node=None, path=()):
         for kind in (value, *value.get("anyOf", ())):
             if kind.get("type") == "number":
                 yield ".".join((*path, name))
+            part = kind
             if "$ref" in kind:
                 part = schema["$defs"][kind["$ref"].rpartition("/")[2]]
+            if not {"type"} & set(kind.get("required", ())):  # Else another type's options.
                 yield from number_keys(part, (*path, name))
 
 
@@ -445,7 +447,7 @@ def parts(kind=Config, path=()):
     """Yields the dotted path and the field of every key of the config."""
     for name, field in kind.model_fields.items():
         yield ".".join((*path, name)), field
-        part = config_file._strict_part(field.annotation)
+        part = config_file.part_of(field)
         if part is not None:
             yield from parts(part, (*path, name))
 
@@ -458,18 +460,20 @@ def test_every_key_says_what_it_is():
 def rows_of_the_page():
     """Yields a line of docs/config.md for each key, as the code has it."""
     for path, field in parts():
-        if isinstance(field.default, Strict) or not is_leaf(field):
+        if not is_leaf(field):
             continue
-        default = "required" if field.is_required() else f"`{default_text(field.default)}`"
+        default = "required" if field.is_required() else f"`{default_text(field)}`"
         description = " ".join(field.description.split())
         yield f"| `{path}` | {default} | {description} |"
 
 
 def is_leaf(field):
-    return config_file._strict_part(field.annotation) is None or isinstance(field.default, tuple)
+    return config_file.part_of(field) is None or isinstance(field.default, tuple)
 
 
-def default_text(default):
+def default_text(field):
+    choice = config_file._choice(field)
+    default = choice.write(field.default) if choice else field.default
     return json.dumps(default).replace("|", "\\|")
 
 

@@ -13,18 +13,18 @@ from recsys.config import (
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
-    ModelConfig,
     TrainStage,
+    TwoTowerConfig,
 )
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
-from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 
-TRAINED = TrainStage(model=ModelConfig(dim=4, history=3, widths=(5,)))
+TRAINED = TrainStage(model=TwoTowerConfig(dim=4, history=3, widths=(5,)))
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(1, 3), resamples=100),
     bless=BlessConfig(
@@ -67,7 +67,7 @@ def folders(tmp_path_factory):
     model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, catalogue), seed=1)
     model.build()
     save_model(model_folder, model, TRAINED, data)
-    known = TowerInputs(users, items, catalogue)
+    known = ModelInputs(users, items, catalogue)
     user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
     query = embed_queries(model, user_row, history, known)
     np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)

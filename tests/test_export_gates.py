@@ -148,7 +148,7 @@ try:
 except FileNotFoundError:
     pass
 assert "recsys.bundles.parity" in sys.modules and "tensorflow" in sys.modules
-for name in (*FORBIDDEN, "recsys.model.saved"):
+for name in (*FORBIDDEN, "recsys.models.saved"):
     try:
         importlib.import_module(name)
     except ImportError:

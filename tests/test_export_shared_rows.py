@@ -12,8 +12,8 @@ from recsys.config import VocabularyConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import load_model
-from recsys.model.inference import embed_queries
+from recsys.models import load_model
+from recsys.models.inference import embed_queries
 from recsys.process import run_stage
 
 pytestmark = pytest.mark.slow

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from on_tensorflow import run_on_tensorflow
 
-from recsys.config import ModelConfig, TrainConfig, TrainStage, VocabularyConfig
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.histories import serving_histories
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import ModelSpec, TowerInputs, TwoTower, load_model, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +78,8 @@ def write_data(folder):
 
 
 def write_model(folder, data):
-    inputs = TowerInputs.open(data)
-    config = ModelConfig(dim=8, feature_dim=3, history=_HISTORY, widths=(6,))
+    inputs = ModelInputs.open(data)
+    config = TwoTowerConfig(dim=8, feature_dim=3, history=_HISTORY, widths=(6,))
     spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
     model = TwoTower(spec)
     model.build()

@@ -6,7 +6,7 @@ from batch_sources import N_ITEMS, N_USERS, make_log
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config import ModelConfig, TrainConfig, ValidationConfig
+from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data import held_back as module
 from recsys.data.held_back import held_back, training_events
 from recsys.data.kept_events import KeptEvents
@@ -81,7 +81,7 @@ def slow_queries(log, held, history_of):
 def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, share, history_of):
     held = held_back(log, share)
     events = KeptEvents(log, held)
-    queries = held_back_queries(events, ModelConfig(history_of=history_of), 1000)
+    queries = held_back_queries(events, TwoTowerConfig(history_of=history_of), 1000)
     found = [
         (queries.user_row[q], seen.rows.tolist(), positives.rows.tolist())
         for q in range(len(queries))
@@ -96,8 +96,8 @@ def test_too_many_queries_are_those_of_whole_users():
     rng = np.random.default_rng(0)
     log = make_log(rng.integers(0, N_USERS, 200), rng.integers(1, N_ITEMS, 200), np.arange(200))
     events = KeptEvents(log, held_back(log, 0.5))
-    every = held_back_queries(events, ModelConfig(), 1000)
-    some = held_back_queries(events, ModelConfig(), 40)
+    every = held_back_queries(events, TwoTowerConfig(), 1000)
+    some = held_back_queries(events, TwoTowerConfig(), 40)
     assert 0 < len(some) <= 40
     for user in np.unique(some.user):
         assert (some.user == user).sum() == (every.user == user).sum()
@@ -106,4 +106,4 @@ def test_too_many_queries_are_those_of_whole_users():
 def test_nothing_held_back_gives_no_queries():
     log = make_log(np.array([1, 5]), np.array([1, 2]), np.array([3, 4]))
     with pytest.raises(RecsysError, match="R329"):
-        held_back_queries(KeptEvents(log), ModelConfig(), 10)
+        held_back_queries(KeptEvents(log), TwoTowerConfig(), 10)

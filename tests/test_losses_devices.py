@@ -26,7 +26,7 @@ from softmax_reference import (
     use_kernels,
 )
 
-from recsys.losses.plain_softmax import plain_loss
+from recsys.losses.softmax_plain import plain_loss
 
 
 @pytest.fixture(params=["native", "blocks"])

@@ -7,21 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.config import ModelConfig, TrainStage
+from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.model import (
-    ModelSpec,
-    TowerInputs,
-    TwoTower,
-    load_model,
-    model_tables,
-    save_model,
-)
-from recsys.model.inference import embed_catalogue, embed_queries
-from recsys.model.saved import check_probe, read_probe
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, model_tables, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.saved import check_probe, read_probe
 
 DIM, HISTORY = 4, 3
 
@@ -41,11 +34,13 @@ def data(tmp_path):
     users.save(tmp_path / "vocabulary" / "users.parquet")
     items.save(tmp_path / "vocabulary" / "items.parquet")
     catalogue.save(tmp_path / "catalogue")
-    return tmp_path, TowerInputs(users, items, catalogue, user_features)
+    return tmp_path, ModelInputs(users, items, catalogue, user_features)
 
 
 STAGE = TrainStage(
-    model=ModelConfig(dim=DIM, feature_dim=2, history=HISTORY, widths=(5,), table_placement="row")
+    model=TwoTowerConfig(
+        dim=DIM, feature_dim=2, history=HISTORY, widths=(5,), table_placement="row"
+    )
 )
 
 

@@ -382,10 +382,10 @@ def test_a_run_may_have_features_of_users_and_no_catalogue(people):
 
 @pytest.mark.thorough
 def test_the_data_folder_has_every_user_and_the_items_of_the_ratings(people):
-    from recsys.model import TowerInputs
+    from recsys.models import ModelInputs
 
     (folder,) = (people[0].folder / "run/artifacts/InteractionEncoder/data").iterdir()
-    inputs = TowerInputs.open(folder)
+    inputs = ModelInputs.open(folder)
     ids = {f"u{user:02}" for user in range(N_USERS + 5)}
     assert set(inputs.users.own_ids.to_pylist()) == ids
     rare = inputs.catalogue.n_rows - 1 - inputs.catalogue.is_item.sum()

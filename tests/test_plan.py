@@ -37,9 +37,9 @@ from recsys.embedding.layer import stacks
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.planner import FeatureShape, chunks, planned_without_devices, table_step
 from recsys.embedding.row_exchange import Axis
-from recsys.model.size import n_activations
-from recsys.model.tables import model_tables
-from recsys.model.two_tower import TwoTower
+from recsys.models.retrieval import model_tables
+from recsys.models.size import n_activations
+from recsys.models.two_tower import TwoTower
 from recsys.plan import feature_shapes, make_plan, model_spec, n_tower_weights
 from recsys.plan_advice import changes, obstacles
 from recsys.table_rows import TableRows

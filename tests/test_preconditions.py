@@ -11,7 +11,7 @@ from recsys.data.event_log import EventLog
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.model import TowerInputs
+from recsys.models import ModelInputs
 from recsys.training.preconditions import check_divides, check_events, unknown_share
 
 IDS = ["", *(f"i{n}" for n in range(1, N_ITEMS))]
@@ -36,7 +36,7 @@ def test_the_share_of_unknown_ids_counts_rows_that_are_nobodys_own(n_hash, held,
     log = make_log(np.array([0, 1, 0, 5]), np.array([0, 0, 4, 1]), np.arange(4))
     held_places = np.array(held, np.int64)
     events = KeptEvents(log, held_places)
-    found = unknown_share(events, TowerInputs(users, items, CATALOGUE))
+    found = unknown_share(events, ModelInputs(users, items, CATALOGUE))
     assert found == pytest.approx(expected / (2 * (4 - len(held))))
 
 

@@ -17,7 +17,7 @@ from benchmarks.quality_case.data_sets import (
 from benchmarks.quality_case.protocols import PROTOCOLS
 from benchmarks.quality_case.shift import held_out_shares
 from recsys.data.store import InteractionStore
-from recsys.model import TowerInputs
+from recsys.models import ModelInputs
 
 USER = np.eye(3, 5, dtype=np.float32)
 
@@ -116,7 +116,7 @@ def test_a_split_becomes_a_data_folder_that_training_reads(tmp_path):
     log = InteractionStore.open(tmp_path / "store", verify=True).train
     assert np.asarray(log.item_row[:]).tolist() == [3, 1, 2]
     assert np.asarray(log.user_row[:]).tolist() == [1, 1, 2]
-    inputs = TowerInputs.open(tmp_path)
+    inputs = ModelInputs.open(tmp_path)
     assert inputs.catalogue.features[0].bags.tolist() == [[0, 0], [1, 0], [0, 0], [2, 1]]
     assert inputs.items.row_counts.tolist()[1:] == [1, 1, 1]
 

@@ -15,9 +15,9 @@ from recsys.config import (
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
-    ModelConfig,
     TrainConfig,
     TrainStage,
+    TwoTowerConfig,
     ValidationConfig,
 )
 from recsys.config_file import load_config, load_stage
@@ -29,14 +29,14 @@ from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.ragged import Ragged
 from recsys.training.validation import Validation
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4
 PROTOCOLS = ("each_moment", "at_cut")
-TRAINED = TrainStage(model=ModelConfig(dim=8, history=LENGTH, widths=(8,)))
+TRAINED = TrainStage(model=TwoTowerConfig(dim=8, history=LENGTH, widths=(8,)))
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(1, 5), resamples=100, baselines=("popularity",), small_slice=2),
     bless=BlessConfig(metric="recall@5", over={}, at_least=0.01),
@@ -82,7 +82,7 @@ def write_data(folder, events):
     items.save(folder / "vocabulary" / "items.parquet")
     ids = items.names_of_rows()
     Catalogue(ids, list(ids), ()).save(folder / "catalogue")
-    return TowerInputs.open(folder)
+    return ModelInputs.open(folder)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ def test_validation_in_training_goes_by_the_same_rule(world):
     validation = ValidationConfig(share=0.3)
     log = InteractionStore.open(world[0] / "store").train
     events = training_events(log, TrainConfig(validation=validation))
-    known, user = TowerInputs.open(world[0]), log.user_index(events.held)
+    known, user = ModelInputs.open(world[0]), log.user_index(events.held)
     n_again, n_all = 0, 0
     for place, one in zip(events.held.tolist(), user.tolist(), strict=True):
         own = slice(*log.offsets[one : one + 2].tolist())

@@ -13,9 +13,9 @@ from recsys.config import (
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
-    ModelConfig,
     TrainConfig,
     TrainStage,
+    TwoTowerConfig,
     ValidationConfig,
 )
 from recsys.data.batches import BatchSource
@@ -26,7 +26,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
 from recsys.evaluation.queries import make_queries, protocol_of
-from recsys.model import TowerInputs
+from recsys.models import ModelInputs
 from recsys.train import train
 
 pytestmark = pytest.mark.pipeline
@@ -44,7 +44,7 @@ STAGE = EvaluateStage(
     ),
 )
 TRAINED = TrainStage(
-    model=ModelConfig(dim=4, history=5, widths=(8,)),
+    model=TwoTowerConfig(dim=4, history=5, widths=(8,)),
     train=TrainConfig(batch_size=16, uniform_negatives=16, epochs=1),
 )
 
@@ -65,13 +65,15 @@ def row_of(out):
 
 
 def plain(batch_size=16, **more):
-    model = ModelConfig(history=5, history_of="others", id_dropout=0.0, new_user_share=0.0, **more)
+    model = TwoTowerConfig(
+        history=5, history_of="others", id_dropout=0.0, new_user_share=0.0, **more
+    )
     return model, TrainConfig(batch_size=batch_size, known_positives=30, uniform_negatives=0)
 
 
 def test_without_an_order_a_history_is_of_the_users_other_training_items(unordered):
     out, store = unordered
-    rows, inputs = row_of(out), TowerInputs.open(out / "data")
+    rows, inputs = row_of(out), ModelInputs.open(out / "data")
     users = Vocabulary.load(out / "data" / "vocabulary" / "users.parquet")
     ids = users.ids_of_rows.to_pylist()
     trained = {
@@ -172,7 +174,7 @@ def test_an_order_that_is_not_there_can_not_be_asked_for(unordered, tmp_path):
     with pytest.raises(RecsysError) as caught:
         protocol_of(store, "each_moment")
     assert caught.value.code == "R413"
-    past = TRAINED.model_copy(update={"model": ModelConfig(dim=4, history_of="past")})
+    past = TRAINED.model_copy(update={"model": TwoTowerConfig(dim=4, history_of="past")})
     with pytest.raises(RecsysError) as caught:
         train(past, out / "data", tmp_path / "model")
     assert caught.value.code == "R336"

@@ -26,7 +26,7 @@ from recsys.evaluation.queries import make_queries
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import EvaluationData, System, SystemEmbeddings, open_system
-from recsys.model import load_model
+from recsys.models import load_model
 from recsys.serving.embed import Embedder
 
 pytestmark = pytest.mark.slow

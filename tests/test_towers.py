@@ -20,11 +20,11 @@ from tower_models import (
     weights,
 )
 
-from recsys.config import ModelConfig
+from recsys.config import TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
-from recsys.model import ModelSpec
-from recsys.model.spec import FeatureSpec
+from recsys.models import ModelSpec
+from recsys.models.spec import FeatureSpec
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 PLAN = FeatureSpec(name="plan", side="user", rows=3, width=1, dim=3)
@@ -140,7 +140,7 @@ def test_a_sequence_knows_its_order_and_attention_the_places_alone():
     assert np.abs(ordered[0] - ordered[2]).max() > 1e-3  # The newest one did.
     model = build(**BARE, pooling="attention")
     assert np.abs(np.diff(queries(model, shuffled), axis=0)).max() > 1e-3
-    model.pooling.place.assign(np.zeros((HISTORY, DIM)))
+    model.encoder.place.assign(np.zeros((HISTORY, DIM)))
     np.testing.assert_allclose(np.diff(queries(model, shuffled), axis=0), 0, atol=1e-6)
 
 
@@ -231,7 +231,7 @@ def test_features_that_nothing_would_read_are_refused():
     names = [f"i{n}" for n in range(ITEMS)]
     catalogue = Catalogue(names, names, (FeatureBags("genres", 4, bags),))
     with pytest.raises(UsageError, match=r"R345.*widths.*'genres'"):
-        ModelSpec.for_data(ModelConfig(widths=None), USERS, catalogue)
+        ModelSpec.for_data(TwoTowerConfig(widths=None), USERS, catalogue)
     with pytest.raises(UsageError, match="R345"):
         build((GENRES,), widths=None)
-    ModelSpec.for_data(ModelConfig(widths=()), USERS, catalogue)
+    ModelSpec.for_data(TwoTowerConfig(widths=()), USERS, catalogue)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tower_models import BARE, DROPPED, POOLINGS, batch, run
 
-from recsys.config import ModelConfig
+from recsys.config import TwoTowerConfig
 from recsys.embedding import Adagrad, activate, table_layout, verify_placement
-from recsys.model import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower, model_tables
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def without_mesh():
 
 def after_steps(options, devices):
     """Returns the losses of two steps, the weights after them and what these give."""
-    config = ModelConfig(dim=8, history=5, table_placement="row", **options)
+    config = TwoTowerConfig(dim=8, history=5, table_placement="row", **options)
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
     tables = model_tables(spec, Adagrad(0.1))
     layout = None

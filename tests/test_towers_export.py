@@ -9,12 +9,12 @@ import pytest
 from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS
 
-from recsys.config import ModelConfig, TrainConfig, TrainStage
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import ModelSpec, TowerInputs, TwoTower, load_model, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +72,8 @@ def write_data(folder, with_features):
 
 def write_model(folder, options, data):
     """Writes a model of random weights, as a training would."""
-    inputs = TowerInputs.open(data)
-    config = ModelConfig(dim=8, feature_dim=3, history=_HISTORY, **options)
+    inputs = ModelInputs.open(data)
+    config = TwoTowerConfig(dim=8, feature_dim=3, history=_HISTORY, **options)
     spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
     model = TwoTower(spec, seed=3, compute_dtype="bfloat16")
     model.build()

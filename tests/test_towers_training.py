@@ -22,10 +22,10 @@ from tower_models import (
     weights,
 )
 
-from recsys.config import LEARNED_TEMPERATURE, ModelConfig
+from recsys.config import LEARNED_TEMPERATURE, TwoTowerConfig
 from recsys.config.model import SequenceConfig
 from recsys.embedding import SGD
-from recsys.model import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower, model_tables
 
 pytestmark = pytest.mark.slow
 
@@ -164,14 +164,14 @@ def test_a_learned_temperature_stays_in_its_range(start, sign):
 @pytest.mark.parametrize("start", [0.009, 11.0])
 def test_a_temperature_that_starts_outside_its_range_is_refused(start):
     with pytest.raises(ValueError, match=r"between 0\.01 and 10"):
-        ModelConfig(learn_temperature=True, temperature=start)
-    ModelConfig(learn_temperature=False, temperature=start)
+        TwoTowerConfig(learn_temperature=True, temperature=start)
+    TwoTowerConfig(learn_temperature=False, temperature=start)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
 def test_bfloat16_rounds_in_training_alone(pooling):
     options = {"dim": DIM, "history": HISTORY, "pooling": pooling, "widths": (16,)}
-    config = ModelConfig(**options, sequence=SequenceConfig(dropout=0.0))
+    config = TwoTowerConfig(**options, sequence=SequenceConfig(dropout=0.0))
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
     full, half = (TwoTower(spec, seed=7, compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
     for model in (full, half):
@@ -187,7 +187,7 @@ def test_bfloat16_rounds_in_training_alone(pooling):
 
 
 def test_a_model_in_bfloat16_trains_its_float32_weights():
-    config = ModelConfig(dim=DIM, history=HISTORY, dropout=0.1, pooling="attention")
+    config = TwoTowerConfig(dim=DIM, history=HISTORY, dropout=0.1, pooling="attention")
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
     model = TwoTower(spec, model_tables(spec, SGD(0.1)), compute_dtype="bfloat16")
     logs = trained(model, [batch()] * 30, "adam", rate=0.01)

@@ -16,7 +16,7 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluate import evaluate
-from recsys.model import TwoTower, load_model
+from recsys.models import TwoTower, load_model
 from recsys.process import run_stage
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluate import evaluate
-from recsys.model import load_model
+from recsys.models import load_model
 from recsys.process import run_stage
 
 pytestmark = pytest.mark.slow

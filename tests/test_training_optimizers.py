@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from recsys.config import ModelConfig, TrainConfig
+from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
 from recsys.embedding.optimizers import LazyAdam
-from recsys.model import ModelSpec, TwoTower
+from recsys.models import ModelSpec, TwoTower
 from recsys.training.optimizers import (
     WarmupAndDecay,
     averaged,
@@ -119,7 +119,7 @@ def test_adamw_leaves_alone_what_is_no_matrix():
 
 @pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
 def test_places_are_not_decayed(pooling):
-    config = ModelConfig(dim=8, history=4, pooling=pooling)
+    config = TwoTowerConfig(dim=8, history=4, pooling=pooling)
     ids = ["", *(f"i{n}" for n in range(1, 9))]
     model = TwoTower(ModelSpec.for_data(config, 5, Catalogue(ids, ids, ()), ()))
     model.build()

@@ -10,8 +10,8 @@ from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
-from recsys.model import TowerInputs, load_model
-from recsys.model.inference import Inference
+from recsys.models import ModelInputs, load_model
+from recsys.models.inference import Inference
 from recsys.training.validation import Validation, trained_inputs
 
 pytestmark = pytest.mark.slow
@@ -130,7 +130,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
     assert is_unseen.any()
     assert not saved.items.row_counts[1:][is_unseen].any()
     config = saved.stage.train.validation
-    inputs = trained_inputs(TowerInputs.open(data), events)
+    inputs = trained_inputs(ModelInputs.open(data), events)
     found = Validation(events, inputs, saved.stage.model, config).metrics(Inference(saved.model))
     best = max(looks, key=lambda look: look["recall@20"])
     assert found == pytest.approx({k: v for k, v in best.items() if k != "step"}, abs=1e-6)

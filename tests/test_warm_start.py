@@ -23,8 +23,8 @@ from warm_worlds import (
 
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.model import load_model, model_tables
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import load_model, model_tables
+from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.training.earlier_model import EarlierModel
 from recsys.training.optimizers import tower_optimizer
 from recsys.training.row_transfer import sources_of_ids

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.crash_case.world import NAME, write_second_night, write_world
-from recsys.model_digest import model_digest
+from recsys.models.digest import model_digest
 from recsys.parent import as_parent
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import ModelConfig, TrainStage
+from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.vocabulary import Vocabulary
 
 _USERS = 1024
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
     out: Path = options.out
     n_users = min(_USERS, options.rows - 1)
     inputs = write_data(out / "data", n_users, options.items, options.seed)
-    config = ModelConfig(dim=options.dim, history=8, widths=(options.dim,))
+    config = TwoTowerConfig(dim=options.dim, history=8, widths=(options.dim,))
     write_model(out, TrainStage(model=config), inputs, options.seed)
     users = Vocabulary.load(out / "model" / "vocabulary" / "users.parquet")
     widened(users, options.rows).save(out / "model" / "vocabulary" / "users.parquet")

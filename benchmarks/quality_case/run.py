@@ -16,9 +16,9 @@ from benchmarks.quality_case.protocols import PROTOCOLS
 from recsys.config import TrainStage
 from recsys.config_file import load_stage
 from recsys.data.event_log import newest_first
-from recsys.model import load_model
-from recsys.model.inference import embed_queries
-from recsys.model.saved import SavedModel
+from recsys.models import load_model
+from recsys.models.inference import embed_queries
+from recsys.models.saved import TrainedModel
 from recsys.process import run_stage, stage_environment
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "quality"
@@ -48,7 +48,7 @@ def main() -> None:
     print(json.dumps({"metrics": metrics, "seconds": seconds}))
 
 
-def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[SavedModel, float]:
+def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:
     """Returns the model, trained by a process of its own, and the seconds of its steps."""
     write_data_folder(_with_what_is_read(split, stage), folder / "data")
     config = folder / "stage.json"
@@ -60,12 +60,12 @@ def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[SavedModel,
 
 def _with_what_is_read(split: Split, stage: TrainStage) -> Split:
     """Returns the split without features if the model has no layer that reads them."""
-    if stage.model.widths is not None:
+    if getattr(stage.model, "widths", ()) is not None:
         return split
     return dataclasses.replace(split, item_tokens={}, user_tokens={})
 
 
-def _vectors(split: Split, saved: SavedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
+def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of all users `[users, dim]` and items `[items, dim]`."""
     seen = split.train if split.seen is None else split.seen
     rows, offsets = (seen.items + 1).astype(np.int32), seen.offsets

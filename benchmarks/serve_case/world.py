@@ -20,11 +20,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import ExportConfig, ExportStage, ModelConfig, TrainStage
+from recsys.config import ExportConfig, ExportStage, TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 
 _EVENTS_OF_A_USER = 20
 _BLOCK = 8192
@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
     work = options.out.parent / f"{options.out.name}.work"
     inputs = write_data(work / "data", options.users, options.items, options.seed)
     widths = () if options.clusters else (options.dim,)
-    config = ModelConfig(dim=options.dim, history=8, widths=widths)
+    config = TwoTowerConfig(dim=options.dim, history=8, widths=widths)
     write_model(work, TrainStage(model=config), inputs, options.seed, options.clusters)
     # Imports TensorFlow.
     from recsys.bundles.export import Sources, export
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print(json.dumps(export(stage, Sources(work / "model", work / "data"), options.out)))
 
 
-def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> TowerInputs:
+def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> ModelInputs:
     """Writes a data folder, and returns what is known of users and items."""
     rng = np.random.default_rng(seed)
     row = np.repeat(np.arange(1, n_users + 1, dtype=np.int32), _EVENTS_OF_A_USER)
@@ -89,11 +89,11 @@ def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> TowerInpu
     ]
     ids = [f"i{n}" for n in range(1, n_items + 1)]
     Catalogue(["", *ids], ["", *titles], ()).save(folder / "catalogue")
-    return TowerInputs.open(folder)
+    return ModelInputs.open(folder)
 
 
 def write_model(
-    work: Path, stage: TrainStage, inputs: TowerInputs, seed: int, clusters: int = 0
+    work: Path, stage: TrainStage, inputs: ModelInputs, seed: int, clusters: int = 0
 ) -> None:
     """Writes a model folder whose towers were never trained."""
     spec = ModelSpec.for_data(stage.model, inputs.users.n_rows, inputs.catalogue)

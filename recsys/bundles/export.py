@@ -35,6 +35,7 @@ from recsys.commit import commit_folder
 from recsys.config import ExportConfig, ExportStage
 from recsys.config_file import load_stage
 from recsys.data.histories import ServingHistories, serving_histories
+from recsys.data.spec import Side
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.table import Table
@@ -42,9 +43,8 @@ from recsys.errors import RecsysError, UsageError
 from recsys.events import emit
 from recsys.fingerprint import code_fingerprint
 from recsys.lineage.origin import describe_origin
-from recsys.model.saved import Probe, SavedModel, load_model, read_probe
-from recsys.model.spec import Side
-from recsys.model.tower_inputs import trained_rows
+from recsys.models.inputs import trained_rows
+from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
 from recsys.process import stage_main
 from recsys.room import free_there
 from recsys.serving.index_build import build
@@ -85,7 +85,7 @@ class Opened:
         users: The same for users.
     """
 
-    saved: SavedModel
+    saved: TrainedModel
     histories: ServingHistories
     probe: Probe
     items: RawFeatures | None
@@ -125,7 +125,7 @@ class Opened:
         )
 
 
-def _sources(saved: SavedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
+def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> np.ndarray:
     """Returns what an answer must rest on `[n]`, of user rows `[n]` and item rows `[n, length]`."""
     spec = saved.model.spec
     own = trained_rows(user_row, saved.users) >= saved.users.first_own_row
@@ -146,7 +146,7 @@ def _without_rows(table: Table, weights: np.ndarray) -> None:
     table.read_from(variable, lambda: tf.convert_to_tensor(variable))
 
 
-def _raw_features(folder: Path | None, side: Side, saved: SavedModel) -> RawFeatures | None:
+def _raw_features(folder: Path | None, side: Side, saved: TrainedModel) -> RawFeatures | None:
     """Returns what turns raw columns of items, or of users, into token rows."""
     if folder is None:
         return None
@@ -154,7 +154,7 @@ def _raw_features(folder: Path | None, side: Side, saved: SavedModel) -> RawFeat
     return RawFeatures(folder, f"{side}_id", widths)
 
 
-def _histories(data: Path, saved: SavedModel) -> ServingHistories:
+def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
     """Returns the histories of `data`, whose rows must mean what they do in the model."""
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")

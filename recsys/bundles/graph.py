@@ -36,7 +36,7 @@ from recsys.bundles.row_embedding import Bags, Query, RowTowers, StoredUsers
 from recsys.bundles.signatures import POPULARITY, popularity_shares
 from recsys.bundles.variables import constant
 from recsys.data.histories import ServingHistories
-from recsys.model.saved import SavedModel
+from recsys.models.saved import TrainedModel
 
 __all__ = ["NO_SCORE", "Retrieval"]
 
@@ -62,7 +62,7 @@ class Retrieval(tf.Module):
 
     def __init__(
         self,
-        saved: SavedModel,
+        saved: TrainedModel,
         item_embeddings: np.ndarray,
         histories: ServingHistories,
         raw_items: RawFeatures | None,

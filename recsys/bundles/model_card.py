@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recsys import registry
 from recsys.config import Repeats
+from recsys.registry import Choice
 from recsys.source_version import version_text
 
 
@@ -32,11 +34,11 @@ def model_card(
     parts = [
         _header(name, evaluation),
         f"# {name}",
-        _SUMMARY.format(_SIMILARITIES[trained_with["model"]["similarity"]]),
+        _summary(trained_with["model"]),
         "## What is in it",
         _table(("what", "how many"), [(what, f"{n:,}") for what, n in counts.items()]),
         "## Training",
-        _training(training, _LOSSES[trained_with["train"]["loss"]]),
+        _training(training, Choice("loss").read(trained_with["train"]["loss"]).title),
         f"```json\n{json.dumps(trained_with, indent=1)}\n```",
         "## Evaluation",
         _evaluation(evaluation),
@@ -50,18 +52,16 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-_SUMMARY = """A two-tower retrieval model: one tower embeds a user with the newest items of the
-user's history and with the user's features, where the data have any; the other embeds an
-item with its features; candidates are ranked by the {} of the two. The bundle is a
-TensorFlow SavedModel that takes raw ids and needs nothing but TensorFlow."""
+_SUMMARY = """{} Candidates are ranked by the {} of the two. The bundle is a TensorFlow
+SavedModel that takes raw ids and needs nothing but TensorFlow."""
 
 _SIMILARITIES = {"cosine": "cosine", "dot": "dot product"}
 
-_LOSSES = {
-    "sampled_softmax": "Sampled softmax with logQ correction",
-    "full_softmax": "Softmax over the whole catalogue",
-    "bpr": "Bayesian personalised ranking",
-}
+
+def _summary(model: Mapping[str, Any]) -> str:
+    config = registry.config_type("model", model.get("type", "two_tower"))
+    return _SUMMARY.format(getattr(config, "summary", ""), _SIMILARITIES[model["similarity"]])
+
 
 _USE = """```python
 import tensorflow as tf

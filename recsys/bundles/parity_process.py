@@ -18,7 +18,7 @@ from recsys.errors import RecsysError
 from recsys.events import emit
 from recsys.process import run_stage, stage_main
 
-FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.model", "recsys.embedding")
+FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.embedding")
 """Modules that a bundle must do without."""
 
 _STEP = "Exporter"

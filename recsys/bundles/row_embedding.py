@@ -16,8 +16,8 @@ from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags
 from recsys.data.histories import ServingHistories
 from recsys.data.vocabulary import Vocabulary
-from recsys.model.saved import SavedModel
-from recsys.model.tower_inputs import trained_rows
+from recsys.models.inputs import trained_rows
+from recsys.models.saved import TrainedModel
 
 
 class StoredUsers(tf.Module):
@@ -28,7 +28,7 @@ class StoredUsers(tf.Module):
         histories: What every user did.
     """
 
-    def __init__(self, saved: SavedModel, histories: ServingHistories) -> None:
+    def __init__(self, saved: TrainedModel, histories: ServingHistories) -> None:
         super().__init__(name="stored_users")
         self._n_hash_rows = saved.users.first_own_row - 1
         silent, silent_rows = _without_events(saved.users, histories)
@@ -103,7 +103,7 @@ class RowTowers:
         saved: A model, loaded with Keras on TensorFlow.
     """
 
-    def __init__(self, saved: SavedModel) -> None:
+    def __init__(self, saved: TrainedModel) -> None:
         self._model = saved.model
         self.history: int = saved.model.spec.config.history
         self.user_widths = _widths(saved.inputs.user_features)

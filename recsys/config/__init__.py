@@ -4,66 +4,80 @@
 `recsys.config_file` reads one.
 """
 
-from recsys.config.data import (
-    MOST_SKIPPED,
-    RESERVED_FEATURE_NAMES,
-    CsvFormat,
-    DataConfig,
-    EventSource,
-    Feature,
-    Files,
-    GateConfig,
-    InteractionColumns,
-    InteractionsConfig,
-    ItemColumns,
-    ItemsConfig,
-    ListOfEvents,
-    SourceConfig,
-    TimestampUnit,
-    UserColumns,
-    UsersConfig,
-    VocabulariesConfig,
-    VocabularyConfig,
-)
-from recsys.config.evaluate_stage import EvaluateStage
-from recsys.config.evaluation import (
-    BASELINES,
-    BaselineName,
-    BlessConfig,
-    BlessRule,
-    EvaluateConfig,
-    metric_names,
-)
-from recsys.config.export import ExportConfig, ExportStage
-from recsys.config.keep import KeepConfig
-from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
-from recsys.config.model import LEARNED_TEMPERATURE, Dropout, ModelConfig, SequenceConfig
-from recsys.config.notify import NotifyConfig
-from recsys.config.run import (
-    BeamConfig,
-    Config,
-    PushConfig,
-    StageT,
-    json_schema,
-    stage_of,
-)
-from recsys.config.split import Order, Split
-from recsys.config.train_stage import TrainStage
-from recsys.config.training import (
-    CheckpointConfig,
-    HardNegativesConfig,
-    ScheduleConfig,
-    TrainConfig,
-    ValidationConfig,
-)
-from recsys.config.warm_start import WarmStartConfig
-from recsys.strict import Name, Repeats, Share, Strict, canonical_json
+from typing import TYPE_CHECKING
+
+from recsys.contents import lazy_contents
+
+if TYPE_CHECKING:
+    from recsys.config.data import (
+        MOST_SKIPPED,
+        RESERVED_FEATURE_NAMES,
+        CsvFormat,
+        DataConfig,
+        EventSource,
+        Feature,
+        Files,
+        GateConfig,
+        InteractionColumns,
+        InteractionsConfig,
+        ItemColumns,
+        ItemsConfig,
+        ListOfEvents,
+        SourceConfig,
+        TimestampUnit,
+        UserColumns,
+        UsersConfig,
+        VocabulariesConfig,
+        VocabularyConfig,
+    )
+    from recsys.config.evaluate_stage import EvaluateStage
+    from recsys.config.evaluation import (
+        BASELINES,
+        BaselineName,
+        BlessConfig,
+        BlessRule,
+        EvaluateConfig,
+        metric_names,
+    )
+    from recsys.config.export import ExportConfig, ExportStage
+    from recsys.config.keep import KeepConfig
+    from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
+    from recsys.config.model import (
+        LEARNED_TEMPERATURE,
+        AttentionConfig,
+        Dropout,
+        MeanConfig,
+        RetrievalConfig,
+        SequenceConfig,
+        TwoTowerConfig,
+    )
+    from recsys.config.notify import NotifyConfig
+    from recsys.config.run import (
+        BeamConfig,
+        Config,
+        PushConfig,
+        StageT,
+        json_schema,
+        stage_of,
+    )
+    from recsys.config.split import Order, Split
+    from recsys.config.train_stage import TrainStage
+    from recsys.config.training import (
+        CheckpointConfig,
+        HardNegativesConfig,
+        ScheduleConfig,
+        TrainConfig,
+        ValidationConfig,
+    )
+    from recsys.config.warm_start import WarmStartConfig
+    from recsys.strict import Name, Repeats, Share, Strict, canonical_json
 
 __all__ = [
     "BASELINES",
     "LEARNED_TEMPERATURE",
     "MOST_SKIPPED",
     "RESERVED_FEATURE_NAMES",
+    "AttentionConfig",
     "BaselineName",
     "BeamConfig",
     "BlessConfig",
@@ -88,8 +102,8 @@ __all__ = [
     "ItemsConfig",
     "KeepConfig",
     "ListOfEvents",
+    "MeanConfig",
     "MetadataConfig",
-    "ModelConfig",
     "MysqlConfig",
     "MysqlSslConfig",
     "Name",
@@ -97,6 +111,7 @@ __all__ = [
     "Order",
     "PushConfig",
     "Repeats",
+    "RetrievalConfig",
     "ScheduleConfig",
     "SequenceConfig",
     "Share",
@@ -107,6 +122,7 @@ __all__ = [
     "TimestampUnit",
     "TrainConfig",
     "TrainStage",
+    "TwoTowerConfig",
     "UserColumns",
     "UsersConfig",
     "ValidationConfig",
@@ -118,3 +134,5 @@ __all__ = [
     "metric_names",
     "stage_of",
 ]
+
+__getattr__, __dir__ = lazy_contents(__name__, __file__)

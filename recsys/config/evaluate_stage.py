@@ -7,12 +7,15 @@ from typing import Self
 from pydantic import model_validator
 
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
+from recsys.registry import Plugins
 from recsys.strict import Repeats, Strict
 
 
 class EvaluateStage(Strict):
     """The parts of a config that the evaluation needs."""
 
+    plugins: Plugins = ()
+    """Modules that register classes which the other keys name."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """The evaluation over the whole catalogue."""
     bless: BlessConfig = BlessConfig()

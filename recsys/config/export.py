@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from recsys.config.index import IndexConfig
+from recsys.registry import Plugins
 from recsys.strict import Name, Repeats, Share, Strict
 
 
@@ -29,6 +30,8 @@ class ExportConfig(Strict):
 class ExportStage(Strict):
     """The parts of a config that the export needs."""
 
+    plugins: Plugins = ()
+    """Modules that register classes which the other keys name."""
     name: Name
     """Name of the served model."""
     export: ExportConfig = ExportConfig()

@@ -1,60 +1,60 @@
-"""The two towers: what they read, and how they turn it into vectors."""
+"""The model: what every retrieval model has, and the two towers."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from recsys.registry import Choice
 from recsys.strict import Strict
 
 Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
 LEARNED_TEMPERATURE = (0.01, 10.0)
-"""What a learned temperature stays in. CLIP bounds its own below, by 0.01 (Radford et al.,
+"""Bounds of a learned temperature. CLIP bounds its own below, by 0.01 (Radford et al.,
 ICML 2021, section 2.5); a mean of losses is least sharp long before 10."""
 
 
-class SequenceConfig(Strict):
-    """The self-attention over a history (SASRec: Kang and McAuley, ICDM 2018)."""
+class RetrievalConfig(Strict):
+    """What every retrieval model has; a model's own config is a subclass.
 
-    layers: PositiveInt = 2
-    """Blocks of attention and a feed-forward layer, one after the other."""
-    heads: PositiveInt = 2
-    """Heads of the attention; must divide `model.dim`."""
-    width: PositiveInt | None = None
-    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
-    dropout: Dropout = 0.2
-    """Share of activations that training drops [0..1)."""
+    Data loading, evaluation and serving go by these keys.
 
+    Attributes:
+        summary: What the model is, for the model card.
+        FREE: Keys that no weight or vector depends on: a training that goes on from an
+            earlier model may change them.
+    """
 
-class ModelConfig(Strict):
-    """The two towers."""
+    summary: ClassVar[str] = (
+        "A retrieval model: it embeds a user, by id, history and features, and an item with its"
+        " features."
+    )
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "temperature",
+            "id_dropout",
+            "history_dropout",
+            "new_user_share",
+            "init_stddev",
+            "user_init_stddev",
+            "table_placement",
+        }
+    )
 
     dim: PositiveInt = 64
-    """Width of the id tables and of both towers' output [floats]."""
+    """Width of the id tables and of the vectors that are compared [floats]."""
     feature_dim: PositiveInt = 32
     """Width of the tables of the items' and users' features [floats]."""
     user_id: bool = True
-    """Whether the user tower reads a row of the user's own; without, users are their
+    """Whether the query reads a row of the user's own; without, users are their
     histories and features."""
     history: PositiveInt = 20
-    """Newest positives of a user that the user tower sees [items]."""
+    """Newest positives of a user that the query reads [items]."""
     history_of: Literal["past", "others"] | None = None
     """What a training example's history holds: `past`, what the user did before it;
     `others`, what else the user did; `null`: `past` where the data have an order, else
     `others`."""
-    pooling: Literal["mean", "attention", "sequence"] = "mean"
-    """How a history becomes one vector: `mean`, weighted by learned weights of its places;
-    `attention`, weighted by what the items are too; `sequence`, self-attention."""
-    sequence: SequenceConfig = SequenceConfig()
-    """The self-attention of `pooling: sequence`."""
-    widths: tuple[PositiveInt, ...] | None = (128,)
-    """Hidden widths of both towers [floats]; `[]`: a linear layer; `null`: no layer, the
-    vectors are the embeddings themselves, without features."""
-    activation: Literal["silu", "relu", "gelu", "tanh"] = "silu"
-    """Activation of the hidden layers."""
-    dropout: Dropout = 0.0
-    """Share of the towers' inputs and activations that training drops [0..1)."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """How a query and a candidate are compared."""
     temperature: PositiveFloat = 0.15
@@ -90,10 +90,85 @@ class ModelConfig(Strict):
             )
         return self
 
+    @property
+    def needs_order(self) -> bool:
+        """Whether the places of a history mean something to the model."""
+        return False
+
+    def architecture(self) -> dict[str, Any]:
+        """Returns the options that weights and vectors depend on, by key, fit for JSON."""
+        dumped = self.model_dump(mode="json")
+        return {key: value for key, value in dumped.items() if key not in self.FREE}
+
+
+class MeanConfig(Strict):
+    """The mean of a history, weighted by learned weights of its places."""
+
+
+class AttentionConfig(Strict):
+    """The mean of a history, weighted by what the items are and by their places."""
+
+
+class SequenceConfig(Strict):
+    """The self-attention over a history (SASRec: Kang and McAuley, ICDM 2018)."""
+
+    layers: PositiveInt = 2
+    """Blocks of attention and a feed-forward layer, one after the other."""
+    heads: PositiveInt = 2
+    """Heads of the attention; must divide `model.dim`."""
+    width: PositiveInt | None = None
+    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
+    dropout: Dropout = 0.2
+    """Share of activations that training drops [0..1)."""
+
+
+class TwoTowerConfig(RetrievalConfig):
+    """The two towers."""
+
+    summary: ClassVar[str] = (
+        "A two-tower retrieval model: one tower embeds a user with the newest items of the"
+        " user's history and with the user's features, where the data have any; the other embeds"
+        " an item with its features."
+    )
+    FREE: ClassVar[frozenset[str]] = RetrievalConfig.FREE | {"dropout", "sequence"}
+
+    pooling: Annotated[Any, Choice("encoder")] = MeanConfig()
+    """How a history becomes one vector: `mean`, weighted by learned weights of its places;
+    `attention`, weighted by what the items are too; `sequence`, self-attention; or an
+    encoder of a plugin, `{type: name, …}`."""
+    sequence: SequenceConfig = SequenceConfig()
+    """The self-attention of `pooling: sequence`, where that has no options of its own."""
+    widths: tuple[PositiveInt, ...] | None = (128,)
+    """Hidden widths of both towers [floats]; `[]`: a linear layer; `null`: no layer, the
+    vectors are the embeddings themselves, without features."""
+    activation: Literal["silu", "relu", "gelu", "tanh"] = "silu"
+    """Activation of the hidden layers."""
+    dropout: Dropout = 0.0
+    """Share of the towers' inputs and activations that training drops [0..1)."""
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.pooling == "sequence" and self.dim % self.sequence.heads:
+        encoder = self.encoder
+        if isinstance(encoder, SequenceConfig) and self.dim % encoder.heads:
             raise ValueError(
-                f"sequence.heads must divide dim; received {self.sequence.heads} and {self.dim}"
+                f"sequence.heads must divide dim; received {encoder.heads} and {self.dim}"
             )
         return self
+
+    @property
+    def encoder(self) -> Any:
+        """The config of the encoder, with the options of `sequence` where it is meant."""
+        return self.sequence if self.pooling == SequenceConfig() else self.pooling
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the places of a history mean something: to self-attention."""
+        return isinstance(self.pooling, SequenceConfig)
+
+    def architecture(self) -> dict[str, Any]:
+        """Returns the options that weights and vectors depend on, by key, fit for JSON."""
+        options = {**super().architecture(), "pooling": Choice("encoder").write(self.encoder)}
+        if isinstance(self.encoder, SequenceConfig):
+            encoder = {key: x for key, x in options["pooling"].items() if key != "dropout"}
+            options["pooling"] = {**encoder, "width": encoder["width"] or self.dim}
+        return options

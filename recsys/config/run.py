@@ -6,7 +6,7 @@ sources that it runs, and those of other parts are none of them.
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import PositiveInt, model_validator
 
@@ -16,12 +16,13 @@ from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
 from recsys.config.export import ExportConfig, ExportStage
 from recsys.config.keep import KeepConfig
 from recsys.config.metadata import MetadataConfig
-from recsys.config.model import ModelConfig
+from recsys.config.model import RetrievalConfig, TwoTowerConfig
 from recsys.config.notify import NotifyConfig
 from recsys.config.split import misfits_of_run, refuse
 from recsys.config.train_stage import TrainStage
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
+from recsys.registry import Choice, Plugins
 from recsys.strict import Name, Repeats, Strict
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
@@ -47,6 +48,9 @@ class BeamConfig(Strict):
 class Config(Strict):
     """Everything that a run needs to know."""
 
+    plugins: Plugins = ()
+    """Modules that register models, losses, metrics and other classes which the other keys
+    name; they are imported before the rest is read."""
     name: Name
     """Name of the pipeline and of the served model."""
     root: str
@@ -57,8 +61,8 @@ class Config(Strict):
     """What becomes of items that a user has seen. `exclude`: they are in no list of that
     user, and what is taken again is no answer of a query; `include`: they are items like
     others. Validation, evaluation and the defaults of what serves go by it."""
-    model: ModelConfig = ModelConfig()
-    """The two towers."""
+    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = TwoTowerConfig()
+    """The model: the two towers, or a model of a plugin, `{type: name, …}`."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
     warm_start: WarmStartConfig | None = None

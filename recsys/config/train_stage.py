@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from recsys.config.model import ModelConfig
+from typing import Annotated
+
+from recsys.config.model import RetrievalConfig, TwoTowerConfig
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
+from recsys.registry import Choice, Plugins
 from recsys.strict import Repeats, Strict
 
 
 class TrainStage(Strict):
     """The parts of a config that training needs."""
 
-    model: ModelConfig = ModelConfig()
-    """The two towers."""
+    plugins: Plugins = ()
+    """Modules that register classes which the other keys name."""
+    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = TwoTowerConfig()
+    """The model: the two towers, or a model of a plugin, `{type: name, …}`."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
     warm_start: WarmStartConfig | None = None

@@ -13,6 +13,9 @@ from pydantic import (
     model_validator,
 )
 
+from recsys.losses.loss import Loss
+from recsys.losses.softmax import SampledSoftmax
+from recsys.registry import Choice
 from recsys.strict import Share, Strict
 
 
@@ -71,9 +74,10 @@ class CheckpointConfig(Strict):
 class TrainConfig(Strict):
     """The training loop."""
 
-    loss: Literal["sampled_softmax", "full_softmax", "bpr"] = "sampled_softmax"
+    loss: Annotated[Loss, Choice("loss")] = SampledSoftmax()
     """`sampled_softmax`: against the batch's items and the negatives drawn; `full_softmax`:
-    against the whole catalogue, for small ones; `bpr`: against one drawn item each."""
+    against the whole catalogue, for small ones; `bpr`: against one drawn item each; or a
+    loss of a plugin, `{type: name, …}`."""
     batch_size: PositiveInt = 256
     """Examples a step, over all devices."""
     uniform_negatives: NonNegativeInt = 256
@@ -130,10 +134,7 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _loss_has_its_negatives(self) -> Self:
-        if self.loss == "bpr" and not self.uniform_negatives:
-            raise ValueError("bpr draws its negatives from the catalogue: uniform_negatives is 0")
-        if self.loss != "sampled_softmax" and self.hard_negatives.count:
-            raise ValueError("hard_negatives need loss: sampled_softmax")
+        self.loss.check(self)
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
             raise ValueError("hard_negatives.after_epochs must be fewer than epochs")
         return self

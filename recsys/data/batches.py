@@ -13,7 +13,7 @@ from typing import Self
 
 import numpy as np
 
-from recsys.config import ModelConfig, TrainConfig
+from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.candidates import Candidates
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.example_reader import Examples, read_examples
@@ -49,7 +49,7 @@ class BatchSource:
 
     events: KeptEvents
     catalogue: Catalogue
-    model: ModelConfig
+    model: RetrievalConfig
     train: TrainConfig
     user_features: tuple[FeatureBags, ...] = ()
     hard: HardNegatives | None = None

@@ -76,7 +76,7 @@ class Candidates:
 
     @property
     def _is_full(self) -> bool:
-        return self._train.loss == "full_softmax"
+        return self._train.loss.negatives == "catalogue"
 
     @functools.cached_property
     def _catalogue(self) -> np.ndarray:

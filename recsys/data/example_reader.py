@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from recsys.config import ModelConfig
+from recsys.config import RetrievalConfig
 from recsys.data.kept_events import KeptEvents, KeptShard
 
 
@@ -56,7 +56,7 @@ class Examples:
 def read_examples(
     events: KeptEvents,
     numbers: np.ndarray,
-    model: ModelConfig,
+    model: RetrievalConfig,
     known: int,
     user_balance: float = 0.0,
 ) -> Examples:
@@ -93,7 +93,7 @@ def read_examples(
 
 
 def _histories(
-    kept: KeptShard, numbers: np.ndarray, places: np.ndarray, model: ModelConfig
+    kept: KeptShard, numbers: np.ndarray, places: np.ndarray, model: RetrievalConfig
 ) -> np.ndarray:
     if model.history_of == "others":
         return kept.others(numbers, model.history)

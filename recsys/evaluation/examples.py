@@ -14,7 +14,7 @@ from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import Ranking, rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import System
-from recsys.model.tower_inputs import TowerInputs
+from recsys.models.inputs import ModelInputs
 from recsys.ragged import Ragged
 
 _CHOSEN_USERS = 3
@@ -24,7 +24,7 @@ _ITEMS = 10
 def example_users(
     wanted: Sequence[str],
     store: InteractionStore,
-    known: TowerInputs,
+    known: ModelInputs,
     model: System,
     blessed: System | None = None,
     *,

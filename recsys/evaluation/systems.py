@@ -23,9 +23,9 @@ from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import Queries
 from recsys.formats import moment
-from recsys.model import load_model
-from recsys.model.inference import embed_catalogue, embed_queries
-from recsys.model.saved import check_probe, read_probe
+from recsys.models import load_model
+from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.saved import check_probe, read_probe
 
 
 @dataclasses.dataclass(frozen=True)

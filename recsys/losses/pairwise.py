@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-import keras
-from keras import ops
+from typing import TYPE_CHECKING, ClassVar
 
 from recsys.errors import RecsysError
-from recsys.losses.averaging import nan_unless_finite, shares
-from recsys.losses.places import NO_ITEM
+from recsys.losses.loss import Loss
+from recsys.registry import register_loss
+
+if TYPE_CHECKING:
+    import keras
+
+
+@register_loss("bpr")
+class Bpr(Loss):
+    """Against one drawn item each."""
+
+    title: ClassVar[str] = "Bayesian personalised ranking"
+    takes_hard_negatives: ClassVar[bool] = False
+    needs_drawn_negatives: ClassVar[bool] = True
+    holds_logits: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        *,
+        item_row: keras.KerasTensor,
+        log_q: keras.KerasTensor,
+        temperature: float | keras.KerasTensor,
+        sample_weight: keras.KerasTensor | None = None,
+        known: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns the loss of a batch; see `bpr`. Pairs need no correction by `log_q`."""
+        return bpr(query, candidate, item_row, temperature, sample_weight, known)
 
 
 def bpr(
@@ -43,6 +69,10 @@ def bpr(
     Raises:
         RecsysError: There is no negative (R344).
     """
+    from keras import ops
+
+    from recsys.losses.batch import mean_weights, nan_unless_finite
+
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates <= n_queries:
         raise RecsysError(
@@ -51,14 +81,14 @@ def bpr(
             "Draw negatives from the catalogue: train.uniform_negatives.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
-    place = n_queries + ops.arange(n_queries, dtype="int32") % (n_candidates - n_queries)
+    position = n_queries + ops.arange(n_queries, dtype="int32") % (n_candidates - n_queries)
     query, candidate = (ops.cast(x, "float32") for x in (query, candidate))
-    negative = ops.take(candidate, place, axis=0)
+    negative = ops.take(candidate, position, axis=0)
     margin = ops.sum(query * (candidate[:n_queries] - negative), axis=-1) / temperature
     weight = ops.ones((n_queries,)) if sample_weight is None else sample_weight
-    negative_row = ops.take(item_row, place)
+    negative_row = ops.take(item_row, position)
     weight = ops.where(_is_liked(item_row[:n_queries], negative_row, known), 0.0, weight)
-    loss = ops.sum(shares(weight) * ops.softplus(-margin))
+    loss = ops.sum(mean_weights(weight) * ops.softplus(-margin))
     return nan_unless_finite(loss, query, candidate)
 
 
@@ -66,6 +96,10 @@ def _is_liked(
     own: keras.KerasTensor, negative: keras.KerasTensor, known: keras.KerasTensor | None
 ) -> keras.KerasTensor:
     """Returns whether each query likes its negative `[batch]` bool."""
+    from keras import ops
+
+    from recsys.losses.batch import NO_ITEM
+
     is_own = ops.equal(own, negative)
     if known is None or known.shape[1] == 0:
         return is_own

@@ -1,15 +1,45 @@
-"""The sampled softmax."""
+"""The softmax over sampled candidates, and over the whole catalogue."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import keras
-from keras import ops
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recsys.errors import RecsysError
-from recsys.losses.averaging import nan_unless_finite, shares
-from recsys.losses.plain_softmax import plain_loss
+from recsys.losses.loss import Loss
+from recsys.registry import register_loss
+
+if TYPE_CHECKING:
+    import keras
+
+
+@register_loss("sampled_softmax")
+class SampledSoftmax(Loss):
+    """Against the batch's items and the negatives drawn, corrected for their sampling."""
+
+    title: ClassVar[str] = "Sampled softmax with logQ correction"
+
+    def __call__(
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        *,
+        item_row: keras.KerasTensor,
+        log_q: keras.KerasTensor,
+        temperature: float | keras.KerasTensor,
+        sample_weight: keras.KerasTensor | None = None,
+        known: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns the loss of a batch; see `sampled_softmax`."""
+        return sampled_softmax(query, candidate, item_row, log_q, temperature, sample_weight, known)
+
+
+@register_loss("full_softmax")
+class FullSoftmax(SampledSoftmax):
+    """Against the whole catalogue, for small ones."""
+
+    title: ClassVar[str] = "Softmax over the whole catalogue"
+    negatives: ClassVar[Literal["drawn", "catalogue"]] = "catalogue"
+    takes_hard_negatives: ClassVar[bool] = False
 
 
 def sampled_softmax(
@@ -72,6 +102,10 @@ def sampled_softmax(
     Raises:
         RecsysError: There are fewer candidates than queries (R344).
     """
+    from keras import ops
+
+    from recsys.losses.batch import mean_weights, nan_unless_finite
+
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates < n_queries:
         raise RecsysError(
@@ -80,19 +114,24 @@ def sampled_softmax(
             "Give the loss the positives of all queries first, then other negatives.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
-    weight = shares(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
+    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
     if known is None:
         known = ops.zeros((n_queries, 0), dtype="int32")
-    loss = _chosen(n_queries, n_candidates)(
+    loss = _weighted_sum(n_queries, n_candidates)(
         query, candidate, item_row, log_q, temperature, weight, known
     )
     return nan_unless_finite(loss, query, candidate, log_q)
 
 
-def _chosen(n_queries: int, n_candidates: int) -> Any:
+def _weighted_sum(n_queries: int, n_candidates: int) -> Any:
+    """Returns the implementation for the backend and the active distribution."""
+    import keras
+
+    from recsys.losses.softmax_plain import plain_loss
+
     if keras.backend.backend() != "jax":
         return plain_loss
     # JAX is not there under other backends.
-    from recsys.losses.softmax_sweep import can_sweep, sweep_loss
+    from recsys.losses.softmax_jax import can_sweep, sweep_loss
 
     return sweep_loss if can_sweep(n_queries, n_candidates) else plain_loss

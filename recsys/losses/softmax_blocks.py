@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from recsys.losses.places import is_first, known_places
+from recsys.losses.batch import is_first, known_positions
 
 # Most logits of a block [floats]: small enough for a CPU's caches to be of use, and large
 # enough for a GPU.
@@ -119,7 +119,7 @@ def losses_and_gradients(
 
 def _hidden(known: jax.Array, item_row: jax.Array, first: jax.Array) -> jax.Array:
     """Returns the candidates that are known items `[batch, known]`; others are past the end."""
-    return known_places(item_row, known, first + jnp.arange(known.shape[0], dtype=jnp.int32))
+    return known_positions(item_row, known, first + jnp.arange(known.shape[0], dtype=jnp.int32))
 
 
 def _softmax(

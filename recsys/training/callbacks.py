@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 from recsys.config import HardNegativesConfig, TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.hard_negatives import HardNegatives
-from recsys.model import TowerInputs, TwoTower
-from recsys.model.inference import Inference
+from recsys.models import ModelInputs, RetrievalModel
+from recsys.models.inference import Inference
 from recsys.training.checkpoint_files import steps_in
 from recsys.training.distributed import is_primary
 from recsys.training.prefetch import BatchIterator
@@ -117,8 +117,8 @@ class EpochTasks:
 
     def __init__(
         self,
-        model: TwoTower,
-        inputs: TowerInputs,
+        model: RetrievalModel,
+        inputs: ModelInputs,
         source: BatchSource,
         stage: TrainStage,
         folders: RunFolders,

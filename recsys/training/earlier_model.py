@@ -19,8 +19,8 @@ from recsys.data.kept_events import KeptEvents, KeptShard
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
-from recsys.model import ModelSpec, TowerInputs, TwoTower
-from recsys.model.saved import write_variable
+from recsys.models import ModelInputs, ModelSpec, RetrievalModel
+from recsys.models.saved import write_variable
 from recsys.plain_files import DAMAGE, read_json
 from recsys.training import checksums
 from recsys.training.run_state import moments_of, seeds_of
@@ -75,8 +75,9 @@ class EarlierModel:
             summary = read_json(folder / "model.json")
             base = cls(
                 folder=folder,
-                spec=ModelSpec.model_validate_json(json.dumps(summary["spec"])),
+                # First, since it loads the plugins that may have registered the model.
                 stage=TrainStage.model_validate_json(json.dumps(summary["stage"])),
+                spec=ModelSpec.model_validate_json(json.dumps(summary["spec"])),
                 state=TrainingState.from_json(manifest),
                 fingerprint=fingerprint(folder) or "",
             )
@@ -87,9 +88,9 @@ class EarlierModel:
             raise UnusableModelError(f"it can't be read: {error}") from None
         return base
 
-    def read_inputs(self) -> TowerInputs:
+    def read_inputs(self) -> ModelInputs:
         """Reads what was known of users and items; nobody keeps it while the run trains."""
-        return TowerInputs.open(self.folder)
+        return ModelInputs.open(self.folder)
 
     def weights(self, path: str) -> np.ndarray | None:
         """Returns the weights of a variable, memory-mapped; a table's in the order of its rows.
@@ -164,7 +165,7 @@ def drop_state(folder: Path) -> None:
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
-def save_state(folder: Path, model: TwoTower, state: TrainingState) -> None:
+def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> None:
     """Writes `training_state/` into a model folder that is there; `state.json` comes last.
 
     Where validation chose an earlier step's weights, the slots and the moments are those
@@ -218,7 +219,7 @@ def fingerprint(folder: Path) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def updates_of(model: TwoTower) -> int:
+def updates_of(model: RetrievalModel) -> int:
     """Returns how many updates the tables of a model have seen."""
     return max(int(np.asarray(table.steps.value)) for table in tables_of(model))
 
@@ -233,7 +234,7 @@ def _newest(part: KeptShard) -> int:
     return int(kept.max())
 
 
-def _kept(model: TwoTower) -> list[tuple[Any, Table | None]]:
+def _kept(model: RetrievalModel) -> list[tuple[Any, Table | None]]:
     """Returns what is kept beside the weights, and the table that each belongs to."""
     slots = [(slot, table) for table in tables_of(model) for slot in table.slots]
     whole = [*moments_of(model).values(), *seeds_of(model).values()]

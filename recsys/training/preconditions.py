@@ -10,7 +10,7 @@ from recsys.config import TrainConfig
 from recsys.data.catalogue import Catalogue
 from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
-from recsys.model import TowerInputs
+from recsys.models import ModelInputs
 
 _MANY = 0.02
 """Share of users without an order in time from which on it is worth a word."""
@@ -84,7 +84,7 @@ def uneven(train: TrainConfig, n_devices: int) -> list[tuple[str, int, int]]:
         "uniform_negatives": train.uniform_negatives,
         "hard_negatives.count": train.hard_negatives.count,
     }
-    if train.loss == "full_softmax":  # Draws none.
+    if train.loss.negatives == "catalogue":  # Draws none.
         del numbers["uniform_negatives"]
     return [
         (key, value, -(-value // n_devices) * n_devices)
@@ -132,7 +132,7 @@ def check_events(
     return Remarks(len(events) - n_known, n_zero, len(events), n_timeless, n_users)
 
 
-def unknown_share(events: KeptEvents, inputs: TowerInputs) -> float:
+def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
     """Returns the share of the ids of events, two each, without a row of their own [0..1].
 
     Args:

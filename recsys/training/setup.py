@@ -16,7 +16,13 @@ from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, table_layout, verify_placement
 from recsys.embedding.layout import tables_of
-from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables
+from recsys.models import (
+    ModelInputs,
+    ModelSpec,
+    RetrievalModel,
+    model_class,
+    model_tables,
+)
 from recsys.training.callbacks import EpochTasks
 from recsys.training.checkpoint import CheckpointStore, spread_rows
 from recsys.training.distributed import is_primary
@@ -47,12 +53,12 @@ class Prepared:
         base: The earlier model that it goes on from; None: it begins anew.
     """
 
-    model: TwoTower
+    model: RetrievalModel
     placements: list[TablePlacement]
     source: BatchSource
     run: TrainingRun
     folders: RunFolders
-    inputs: TowerInputs
+    inputs: ModelInputs
     base: EarlierModel | None = None
 
     def train(self) -> None:
@@ -79,7 +85,7 @@ class Prepared:
 def prepare(
     stage: TrainStage,
     store: InteractionStore,
-    inputs: TowerInputs,
+    inputs: ModelInputs,
     folders: RunFolders,
     base: EarlierModel | None = None,
 ) -> Iterator[Prepared]:
@@ -104,7 +110,7 @@ def prepare(
     remarks = check_events(events, inputs.catalogue, stage.model.history_of)
     for sentence in remarks.sentences():
         note_once(sentence)
-    if store.split.order == "none" and stage.model.pooling == "sequence":
+    if store.split.order == "none" and stage.model.needs_order:
         note_once(
             "model.pooling is sequence, and the events have no order: its places say nothing, so"
             " mean or attention learn as much for less."
@@ -142,8 +148,8 @@ def prepare(
 
 
 def _built(
-    stage: TrainStage, inputs: TowerInputs, steps: int, updates_before: int
-) -> tuple[TwoTower, list[TablePlacement]]:
+    stage: TrainStage, inputs: ModelInputs, steps: int, updates_before: int
+) -> tuple[RetrievalModel, list[TablePlacement]]:
     """Returns the model, compiled, with its tables where they were planned to be."""
     spec = ModelSpec.for_data(
         stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
@@ -153,7 +159,9 @@ def _built(
     layout = table_layout(list(tables.values()))
     activate(layout)
     train = stage.train
-    model = TwoTower(spec, tables, train.seed, train.loss, compute_dtype=train.compute_dtype)
+    model = model_class(spec)(
+        spec, tables, train.seed, train.loss, compute_dtype=train.compute_dtype
+    )
     model.build()
     placements = verify_placement(model, layout)
     optimizer = tower_optimizer(train, updates, updates_before)
@@ -164,7 +172,7 @@ def _built(
 
 
 def _begun(
-    model: TwoTower, base: EarlierModel | None, inputs: TowerInputs, stage: TrainStage
+    model: RetrievalModel, base: EarlierModel | None, inputs: ModelInputs, stage: TrainStage
 ) -> Progress:
     """Returns the beginning of a run, with the model as `base` was, if there is one."""
     progress = Progress()
@@ -193,7 +201,7 @@ def _in_words(told: dict[str, Any]) -> str:
     return "; ".join(tables)
 
 
-def _restored(model: TwoTower, last: CheckpointStore, steps: int) -> Progress | None:
+def _restored(model: RetrievalModel, last: CheckpointStore, steps: int) -> Progress | None:
     """Returns where the run of `steps` steps stands, with the model as it was there.
 
     None if it has no checkpoint.

@@ -11,8 +11,8 @@ from recsys.config import TrainStage, WarmStartConfig
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
-from recsys.model import TowerInputs, TwoTower
-from recsys.model.saved import kept_weights
+from recsys.models import ModelInputs, RetrievalModel
+from recsys.models.saved import kept_weights
 from recsys.training.earlier_model import EarlierModel
 from recsys.training.new_rows import NewRows, Survivors
 from recsys.training.row_transfer import (
@@ -30,7 +30,7 @@ Report = dict[str, dict[str, int]]
 
 
 def transfer_state(
-    base: EarlierModel, model: TwoTower, inputs: TowerInputs, stage: TrainStage
+    base: EarlierModel, model: RetrievalModel, inputs: ModelInputs, stage: TrainStage
 ) -> Report:
     """Gives a model that was just built and compiled what `base` has learned.
 
@@ -71,7 +71,7 @@ def transfer_state(
     return report
 
 
-def _check_variables(base: EarlierModel, model: TwoTower) -> None:
+def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
     """Checks what no config shows: that the code makes the same variables as it did."""
     found = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
@@ -111,7 +111,7 @@ def _chunks(
         yield start + chosen, found
 
 
-def _carry_dense(base: EarlierModel, model: TwoTower) -> None:
+def _carry_dense(base: EarlierModel, model: RetrievalModel) -> None:
     """Gives the towers their weights, and their optimizer its moments."""
     for variable, table in kept_weights(model):
         if table is None:
@@ -148,7 +148,7 @@ class TablePlan:
         config: What new rows start from.
     """
 
-    def __init__(self, base: EarlierModel, now: TowerInputs, config: WarmStartConfig) -> None:
+    def __init__(self, base: EarlierModel, now: ModelInputs, config: WarmStartConfig) -> None:
         self._base, self._before, self._now = base, base.read_inputs(), now
         self._config = config
         self._sources = {
@@ -196,7 +196,7 @@ class TablePlan:
         return chosen
 
 
-def _features(inputs: TowerInputs, side: str) -> dict[str, FeatureBags]:
+def _features(inputs: ModelInputs, side: str) -> dict[str, FeatureBags]:
     """Returns the features of users or of items by their names."""
     features = inputs.catalogue.features if side == "items" else inputs.user_features
     return {feature.name: feature for feature in features}

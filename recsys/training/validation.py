@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from recsys.config import ModelConfig, Repeats, ValidationConfig
+from recsys.config import Repeats, RetrievalConfig, ValidationConfig
 from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
@@ -15,8 +15,8 @@ from recsys.evaluation.queries import Queries, of_some_users, repeated, without,
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.watched import per_user, watched_metrics
-from recsys.model import TowerInputs
-from recsys.model.inference import Inference
+from recsys.models import ModelInputs
+from recsys.models.inference import Inference
 from recsys.ragged import Ragged, ranges
 
 _K = 10
@@ -42,8 +42,8 @@ class Validation:
     def __init__(
         self,
         events: KeptEvents,
-        inputs: TowerInputs,
-        model: ModelConfig,
+        inputs: ModelInputs,
+        model: RetrievalConfig,
         config: ValidationConfig,
         since: int | None = None,
         repeats: Repeats = "exclude",
@@ -92,7 +92,7 @@ def _since(events: KeptEvents, since: int | None) -> KeptEvents:
     return KeptEvents(events.log, events.held[is_new])
 
 
-def held_back_queries(events: KeptEvents, model: ModelConfig, most: int) -> Queries:
+def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
     """Returns the queries whose answers were held back.
 
     With `history_of: past` there is one for each user and second with events held back;
@@ -158,7 +158,7 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> Ragged:
     return Ragged.of(lists)
 
 
-def trained_inputs(inputs: TowerInputs, events: KeptEvents) -> TowerInputs:
+def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
     """Returns what is known of users and items to a model that trained on `events`.
 
     Whoever has events among those held back alone has no trained row, and reads row 0 as

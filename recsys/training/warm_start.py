@@ -6,15 +6,15 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
-from recsys.model import ModelSpec, TowerInputs
+from recsys.models import ModelInputs, ModelSpec
 from recsys.training.distributed import agreed
 from recsys.training.earlier_model import EarlierModel, UnusableModelError
 from recsys.training.row_transfer import kind_of
@@ -38,7 +38,7 @@ class Choice:
 
 
 def choose(
-    folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
+    folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> Choice:
     """Returns what a training begins with; the same in every process.
 
@@ -71,7 +71,7 @@ def begun_anew(folder: Path, reason: str) -> Choice:
 
 
 def _reason_against(
-    folder: Path, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
+    folder: Path, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> str | None:
     """Returns why a training can't go on from a folder; None if it can."""
     if not folder.is_dir():
@@ -102,7 +102,7 @@ def _reason_against(
 
 
 def _reason_of_validation(
-    base: EarlierModel, stage: TrainStage, store: InteractionStore, inputs: TowerInputs
+    base: EarlierModel, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> str | None:
     """Returns why nothing could tell how good the model becomes; None if something can."""
     validation, until = stage.train.validation, base.state.trained_until
@@ -156,23 +156,10 @@ def _date(seconds: int) -> str:
 CHANGED = "R390"
 """Code of the error that the model is another one than the earlier one."""
 
-# What training changes by, and no weight or vector depends on.
-_MAY_CHANGE = {
-    "temperature",
-    "id_dropout",
-    "history_dropout",
-    "new_user_share",
-    "dropout",
-    "init_stddev",
-    "user_init_stddev",
-    "table_placement",
-    "sequence",
-}
-_SEQUENCE_MAY_CHANGE = {"dropout"}
 _OPTIMIZERS = ("table_optimizer", "tower_optimizer")
 
 
-def differences(base: EarlierModel, stage: TrainStage, inputs: TowerInputs) -> list[str]:
+def differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> list[str]:
     """Returns what keeps a training from going on from `base`, each as `what: then → now`.
 
     Args:
@@ -201,23 +188,14 @@ def refused(folder: Path, found: list[str]) -> UsageError:
 
 
 def _of_config(spec: ModelSpec, stage: TrainStage) -> Iterator[str]:
-    before, now = spec.config.model_dump(mode="json"), stage.model.model_dump(mode="json")
-    yield from _changed("model", before, now, _MAY_CHANGE)
-    if now["pooling"] == before["pooling"] == "sequence":
-        # `null` is the width of the vectors.
-        for part in (before, now):
-            part["sequence"]["width"] = part["sequence"]["width"] or part["dim"]
-        yield from _changed(
-            "model.sequence", before["sequence"], now["sequence"], _SEQUENCE_MAY_CHANGE
-        )
-
-
-def _changed(
-    prefix: str, before: dict[str, Any], now: dict[str, Any], left_out: set[str]
-) -> Iterator[str]:
+    if type(spec.config) is not type(stage.model):
+        names = [registry.name_of("model", config) for config in (spec.config, stage.model)]
+        yield f"model.type: {names[0]} → {names[1]}"
+        return
+    before, now = spec.config.architecture(), stage.model.architecture()
     for name in now:
-        if name not in left_out and before.get(name) != now[name]:
-            yield f"{prefix}.{name}: {before.get(name)} → {now[name]}"
+        if before.get(name) != now[name]:
+            yield f"model.{name}: {before.get(name)} → {now[name]}"
 
 
 def _of_optimizers(before: TrainStage, now: TrainStage) -> Iterator[str]:
@@ -227,14 +205,14 @@ def _of_optimizers(before: TrainStage, now: TrainStage) -> Iterator[str]:
             yield f"train.{name}: {then} → {today}"
 
 
-def _of_hash_rows(before: TowerInputs, now: TowerInputs) -> Iterator[str]:
+def _of_hash_rows(before: ModelInputs, now: ModelInputs) -> Iterator[str]:
     for side in ("users", "items"):
         then, today = (getattr(known, side).config.hash_buckets for known in (before, now))
         if then != today:
             yield f"data.vocabulary.{side}.hash_buckets: {then} → {today}"
 
 
-def _of_features(before: TowerInputs, now: TowerInputs) -> Iterator[str]:
+def _of_features(before: ModelInputs, now: ModelInputs) -> Iterator[str]:
     pairs = (
         ("items", before.catalogue.features, now.catalogue.features),
         ("users", before.user_features, now.user_features),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recsys.config import ModelConfig, TrainConfig
+from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog, EventShard
@@ -46,9 +46,9 @@ def make_log(user, item, time, weight=None):
 def make(events, catalogue, held=(), hard=None, multiple=1, **changes):
     """A source of plain batches but for `changes`, which are keys of model or train."""
     settings = {**PLAIN, **changes}
-    of_model = {key: settings.pop(key) for key in [*settings] if key in ModelConfig.model_fields}
+    of_model = {key: settings.pop(key) for key in [*settings] if key in TwoTowerConfig.model_fields}
     kept = KeptEvents(events, np.array(sorted(held), np.int64))
-    model, train = ModelConfig(**of_model), TrainConfig(**settings)
+    model, train = TwoTowerConfig(**of_model), TrainConfig(**settings)
     return BatchSource(kept, catalogue, model, train, hard=hard, multiple=multiple)
 
 

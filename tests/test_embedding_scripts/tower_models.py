@@ -6,9 +6,9 @@ import jax
 import keras
 import numpy as np
 
-from recsys.config import ModelConfig
+from recsys.config import TwoTowerConfig
 from recsys.config.model import SequenceConfig
-from recsys.model import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower, model_tables
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13
 # What is pooled alone is seen through towers without layers and without the users' ids.
@@ -39,7 +39,7 @@ EVERY = {
 
 def build(features=(), optimizer=None, scale=0.5, **options):
     """Returns a model whose weights are random, those that start at 0 too."""
-    config = ModelConfig(dim=DIM, feature_dim=3, history=HISTORY, **options)
+    config = TwoTowerConfig(dim=DIM, feature_dim=3, history=HISTORY, **options)
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=features)
     model = TwoTower(spec, model_tables(spec, optimizer), seed=7)
     model.build()

@@ -12,7 +12,7 @@ from recsys.bundles import parity
 from recsys.bundles.export import Sources, export
 from recsys.bundles.parity_reference import Reference
 from recsys.config import ExportConfig, ExportStage
-from recsys.model import load_model
+from recsys.models import load_model
 from recsys.serving.saved_model import load_saved_model
 
 

@@ -16,7 +16,7 @@ from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.data.histories import serving_histories
 from recsys.data.store import InteractionStore
-from recsys.model.saved import load_model
+from recsys.models.saved import load_model
 from recsys.serving.batch import BatchRecommender
 
 FORMS = {

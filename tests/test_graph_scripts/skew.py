@@ -16,7 +16,7 @@ from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.raw_features import RawFeatures
-from recsys.config import ItemsConfig, ModelConfig, TrainConfig, TrainStage, UsersConfig
+from recsys.config import ItemsConfig, TrainConfig, TrainStage, TwoTowerConfig, UsersConfig
 from recsys.data.entities import example_columns, id_column, parse_entities, raw_columns
 from recsys.data.examples import write_examples
 from recsys.data.histories import serving_histories
@@ -26,7 +26,7 @@ from recsys.data.ingest.transform_features import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import ModelSpec, TowerInputs, TwoTower, load_model, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 
 KINDS = {pa.string(): tf.string, pa.float32(): tf.float32, pa.int64(): tf.int64}
 
@@ -107,8 +107,8 @@ def write_data(folder, items, users):
 
 
 def write_model(folder, data):
-    inputs = TowerInputs.open(data)
-    config = ModelConfig(dim=8, feature_dim=6, history=2, widths=(8,))
+    inputs = ModelInputs.open(data)
+    config = TwoTowerConfig(dim=8, feature_dim=6, history=2, widths=(8,))
     spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
     model = TwoTower(spec)
     model.build()

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recsys.config import ModelConfig, TrainConfig, TrainStage, VocabularyConfig
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.model import ModelSpec, TowerInputs, TwoTower, save_model
-from recsys.model.inference import embed_catalogue, embed_queries
+from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
+from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.process import run_stage
 
 HISTORY, CUT = 4, 900
@@ -64,8 +64,8 @@ def write_data(folder, events, users, items):
 
 def write_model(folder, data, seed=3, **options):
     """Writes a model of random weights, as a training would."""
-    inputs = TowerInputs.open(data)
-    config = ModelConfig(dim=8, feature_dim=3, history=HISTORY, widths=(6,), **options)
+    inputs = ModelInputs.open(data)
+    config = TwoTowerConfig(dim=8, feature_dim=3, history=HISTORY, widths=(6,), **options)
     spec = ModelSpec.for_data(config, inputs.users.n_rows, inputs.catalogue, inputs.user_features)
     model = TwoTower(spec, seed=seed)
     model.build()

@@ -13,7 +13,7 @@ from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
-from recsys.model import ModelSpec, TowerInputs, TwoTower, model_tables, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, model_tables, save_model
 from recsys.training.earlier_model import TrainingState, save_state
 from recsys.training.optimizers import table_optimizers, tower_optimizer
 from recsys.training.run_state import moments_of, seeds_of
@@ -95,7 +95,7 @@ class World:
 
     @property
     def inputs(self):
-        return TowerInputs(self.users, self.items, self.catalogue, self.user_features)
+        return ModelInputs(self.users, self.items, self.catalogue, self.user_features)
 
     def save(self, folder, cut=10 * DAY, days=(1, 10), seed=0, per_user=6):
         """Writes a data folder whose users took items at random on some days."""

@@ -10,25 +10,25 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.model.tower_inputs import TowerInputs
-from recsys.model.two_tower import TwoTower
+from recsys.models.inputs import ModelInputs
+from recsys.models.retrieval import RetrievalModel
 
 _BLOCK = 1024
 
 
 class Inference:
-    """The two towers of a model as it is whenever they are asked; compiled once.
+    """Embeds by a model as it is at each call; compiled once.
 
     Args:
         model: The model. Under several processes each of them asks the same.
     """
 
-    def __init__(self, model: TwoTower) -> None:
+    def __init__(self, model: RetrievalModel) -> None:
         self._model = model
         self._query = _compiled(model, model.embed_query)
         self._candidate = _compiled(model, model.embed_candidate)
 
-    def queries(self, user_row: np.ndarray, history: np.ndarray, inputs: TowerInputs) -> np.ndarray:
+    def queries(self, user_row: np.ndarray, history: np.ndarray, inputs: ModelInputs) -> np.ndarray:
         """Returns query embeddings `[n, dim]` float32.
 
         Args:
@@ -42,7 +42,7 @@ class Inference:
 
         return self._in_blocks(self._query, of_block, len(user_row))
 
-    def catalogue(self, inputs: TowerInputs) -> np.ndarray:
+    def catalogue(self, inputs: ModelInputs) -> np.ndarray:
         """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
         rows = np.arange(inputs.catalogue.n_rows)
         return self._in_blocks(
@@ -52,7 +52,7 @@ class Inference:
     def _in_blocks(self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int) -> np.ndarray:
         """Runs a tower over blocks of one shape, so that it compiles once."""
         variables = [variable.value for variable in self._model.variables]
-        out = np.empty((n, self._model.spec.config.dim), np.float32)
+        out = None
         for start in range(0, n, _BLOCK):
             block = inputs(slice(start, start + _BLOCK))
             size = min(_BLOCK, n - start)
@@ -60,23 +60,25 @@ class Inference:
                 name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
                 for name, x in block.items()
             }
-            out[start : start + size] = np.asarray(run(variables, padded))[:size]
-        return out
+            embedded = np.asarray(run(variables, padded))[:size]
+            out = np.empty((n, embedded.shape[1]), np.float32) if out is None else out
+            out[start : start + size] = embedded
+        return np.empty((0, self._model.spec.config.dim), np.float32) if out is None else out
 
 
 def embed_queries(
-    model: TwoTower, user_row: np.ndarray, history: np.ndarray, inputs: TowerInputs
+    model: RetrievalModel, user_row: np.ndarray, history: np.ndarray, inputs: ModelInputs
 ) -> np.ndarray:
     """Returns query embeddings `[n, dim]` float32; see `Inference.queries`."""
     return Inference(model).queries(user_row, history, inputs)
 
 
-def embed_catalogue(model: TwoTower, inputs: TowerInputs) -> np.ndarray:
+def embed_catalogue(model: RetrievalModel, inputs: ModelInputs) -> np.ndarray:
     """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
     return Inference(model).catalogue(inputs)
 
 
-def _compiled(model: TwoTower, embed: Callable[[dict[str, Any]], Any]) -> Any:
+def _compiled(model: RetrievalModel, embed: Callable[[dict[str, Any]], Any]) -> Any:
     def run(variables: list[Any], block: dict[str, Any]) -> Any:
         with keras.StatelessScope(list(zip(model.variables, variables, strict=True))):
             return embed(block)

@@ -32,9 +32,9 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import WEIGHTS, Table, logical_chunks, physical_order
 from recsys.errors import RecsysError
-from recsys.model.spec import ModelSpec
-from recsys.model.tower_inputs import TowerInputs
-from recsys.model.two_tower import TwoTower
+from recsys.models.inputs import ModelInputs
+from recsys.models.retrieval import RetrievalModel, model_class
+from recsys.models.spec import ModelSpec
 from recsys.plain_files import DAMAGE, read_json
 
 PROBE_TOLERANCE = 1e-4
@@ -46,7 +46,7 @@ _KNOWN = ("vocabulary", "catalogue", "user_features")
 
 
 @dataclasses.dataclass(frozen=True)
-class SavedModel:
+class TrainedModel:
     """A model folder, read.
 
     Attributes:
@@ -55,8 +55,8 @@ class SavedModel:
         stage: The config that it was trained with.
     """
 
-    model: TwoTower
-    inputs: TowerInputs
+    model: RetrievalModel
+    inputs: ModelInputs
     stage: TrainStage
 
     @property
@@ -77,10 +77,10 @@ class SavedModel:
 
 def save_model(
     folder: Path,
-    model: TwoTower,
+    model: RetrievalModel,
     stage: TrainStage,
     data: Path,
-    inputs: TowerInputs | None = None,
+    inputs: ModelInputs | None = None,
 ) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
@@ -115,7 +115,9 @@ def save_model(
     (folder / "model.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = None) -> SavedModel:
+def load_model(
+    folder: Path, give: Callable[[Table, np.ndarray], None] | None = None
+) -> TrainedModel:
     """Reads a model folder, on whatever backend and mesh is active, to compute with it.
 
     Args:
@@ -128,9 +130,10 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
     """
     try:
         summary = read_json(folder / "model.json")
-        spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
+        # First, since it loads the plugins that may have registered the model.
         stage = TrainStage.model_validate_json(json.dumps(summary["stage"]))
-        inputs = TowerInputs.open(folder)
+        spec = ModelSpec.model_validate_json(json.dumps(summary["spec"]))
+        inputs = ModelInputs.open(folder)
     except DAMAGE as error:
         raise _damaged(folder, f"{type(error).__name__}: {error}") from None
     if (
@@ -138,10 +141,10 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
         != spec
     ):
         raise _damaged(folder, "a model of other users, items or features than its folder has")
-    model = TwoTower(spec)
+    model = model_class(spec)(spec)
     numbers = {one["path"]: number for number, one in enumerate(summary["variables"])}
     if give is not None:
-        for own in tables_of(model):
+        for own in model.embedding.tables:
             number = numbers.pop(_path(model, own), None)
             if number is None:
                 raise _damaged(folder, f"no weights of the table {own.name!r}")
@@ -153,7 +156,7 @@ def load_model(folder: Path, give: Callable[[Table, np.ndarray], None] | None = 
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape)
         variable.assign(weights if table is None else physical_order(table, weights))
-    return SavedModel(model, inputs, stage)
+    return TrainedModel(model, inputs, stage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +227,7 @@ def _relative_difference(trained: np.ndarray, now: np.ndarray) -> float:
     return float(np.abs(trained - now).max(initial=0.0)) / largest
 
 
-def kept_weights(model: TwoTower) -> list[tuple[Any, Table | None]]:
+def kept_weights(model: RetrievalModel) -> list[tuple[Any, Table | None]]:
     """Returns the variables that a model computes with, and the table that each belongs to.
 
     Slots, step counts and accumulated gradients are the trainer's own.
@@ -241,7 +244,7 @@ def kept_weights(model: TwoTower) -> list[tuple[Any, Table | None]]:
     return kept
 
 
-def _path(model: TwoTower, table: Table) -> str:
+def _path(model: RetrievalModel, table: Table) -> str:
     """Returns the path that the weights of a table have once the model is built."""
     return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
 

@@ -1,19 +1,140 @@
-"""A history read in its order: self-attention, after SASRec.
+"""From the items of a history to one vector: weighted by their places, or by attention.
 
-Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; the layers are
-normalised before each part (pre-norm), which trains without a warm-up (Xiong et al.,
-ICML 2020).
+Self-attention: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; its
+layers are normalised before each part (pre-norm), which trains without a warm-up (Xiong et
+al., ICML 2020).
+
+A history `[batch, length]` holds rows of the item table, the newest first; 0 is padding,
+or an item that isn't known, and counts nothing wherever it stands. A history without an
+item becomes zeros, with finite gradients.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from recsys.model.linear import Dropout, Linear, Norm
-from recsys.model.pooling import masked_softmax
+from recsys.models.layers import Dropout, Linear, Norm
+from recsys.registry import register_encoder
+
+
+class HistoryEncoder(keras.layers.Layer):
+    """Turns a history into one vector; register a subclass with `recsys.register_encoder`.
+
+    The fields of its `Config` are passed to the constructor, beside the arguments below.
+    Its weights are made in `build(input_shape=None)`.
+
+    Args:
+        length: Items of a history.
+        dim: Width of an item and of the vector [floats].
+        seed: Seed of the initial weights and of the dropout.
+        training_dtype: What training may compute in; all else computes in float32.
+
+    Attributes:
+        only_weighs: Whether `call(rows)` returns weights `[batch, length]` by which the
+            lookup averages the items, which is faster. Otherwise
+            `call(items, rows, training)` returns vectors `[batch, dim]` float32 of `items`
+            `[batch, length, dim]`, the newest first, and their `rows` `[batch, length]`
+            int32, 0 for none.
+    """
+
+    only_weighs: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        seed: int = 0,
+        training_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.length, self.dim, self.seed = length, dim, seed
+        self.training_dtype = training_dtype
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("length", "dim", "seed", "training_dtype")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@register_encoder("mean", config="recsys.config.model:MeanConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class PlaceWeights(HistoryEncoder):
+    """Weighs the entries of a history by their place in it, the newest first.
+
+    Each place has a weight that is learned.
+    """
+
+    only_weighs: ClassVar[bool] = True
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights of the places `[length]`, all of them equal at first."""
+        self.place = self.add_weight(name="place", shape=(self.length,), initializer="zeros")
+
+    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns the weights `[batch, length]` of `rows`; 0, and not in the bag, for row 0."""
+        return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
+
+
+@register_encoder("attention", config="recsys.config.model:AttentionConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class AttentionPooling(HistoryEncoder):
+    """Weighs the items of a history by what they are and by their place.
+
+    The score of item h_l at place l is `v · tanh(W h_l + p_l)`; the weights are the
+    softmax of the scores (Bahdanau et al., ICLR 2015, by way of NAIS: He et al., TKDE
+    2018, and DIN: Zhou et al., KDD 2018). There the candidate is in the score; here it
+    can't be, since a query is embedded before its candidates are known.
+
+    Args:
+        length: Items of a history.
+        dim: Width of an item, and of W's output [floats].
+        seed: Seed of the initial weights.
+        training_dtype: What training computes the scores in.
+    """
+
+    def __init__(self, length: int, dim: int, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(length, dim, seed, **kwargs)
+        self.inner = Linear(dim, use_bias=False, seed=seed, name="inner")
+        self.score = Linear(1, use_bias=False, seed=seed + 1, name="score")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights; those of the places `[length, dim]` are 0 at first."""
+        self.inner.build((None, self.dim))
+        self.place = self.add_weight(
+            name="place", shape=(self.length, self.dim), initializer="zeros"
+        )
+        self.score.build((None, self.dim))
+
+    def call(
+        self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
+    ) -> keras.KerasTensor:
+        """Returns the weighted sums `[batch, dim]` float32.
+
+        Args:
+            items: The items' embeddings `[batch, length, dim]`.
+            rows: Their rows `[batch, length]`; 0 for none.
+            training: Whether `training_dtype` counts.
+        """
+        x = ops.cast(items, self.training_dtype if training else "float32")
+        inner = ops.tanh(self.inner(x) + ops.cast(self.place, x.dtype))
+        weights = masked_softmax(ops.squeeze(self.score(inner), -1), rows > 0)
+        return ops.sum(weights[..., None] * items, axis=1)
+
+
+def masked_softmax(scores: keras.KerasTensor, mask: keras.KerasTensor) -> keras.KerasTensor:
+    """Returns the softmax float32 over the last axis, of the entries that `mask` lets through.
+
+    Zeros, with gradients 0, where it lets none through.
+    """
+    scores = ops.where(mask, ops.cast(scores, "float32"), -1e9)
+    top = ops.stop_gradient(ops.max(scores, axis=-1, keepdims=True))
+    powers = ops.exp(scores - top) * ops.cast(mask, "float32")
+    total = ops.sum(powers, axis=-1, keepdims=True)
+    return powers / ops.where(total > 0, total, 1.0)
 
 
 @keras.saving.register_keras_serializable(package="recsys")
@@ -68,8 +189,8 @@ class AttentionBlock(keras.layers.Layer):
             mask: Which of them each sees, bool `[batch, n, length]`.
             training: Whether entries are dropped.
         """
-        found = self._attended(self.norm(x), self.norm(seen), mask, training)
-        x = x + self._drop(self.out(found), training)
+        attended = self._attended(self.norm(x), self.norm(seen), mask, training)
+        x = x + self._drop(self.out(attended), training)
         inner = self._drop(ops.relu(self.widen(self.feed_norm(x))), training)
         return x + self._drop(self.narrow(inner), training)
 
@@ -80,8 +201,8 @@ class AttentionBlock(keras.layers.Layer):
         key, value = (self._in_heads(layer(seen)) for layer in (self.key, self.value))
         scores = ops.einsum("bnhd,blhd->bhnl", query, key) * (self.dim // self.heads) ** -0.5
         weights = self._drop(masked_softmax(scores, mask[:, None]), training)
-        found = ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value)
-        return ops.reshape(found, (-1, x.shape[1], self.dim))
+        attended = ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value)
+        return ops.reshape(attended, (-1, x.shape[1], self.dim))
 
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
         return ops.reshape(x, (-1, x.shape[1], self.heads, self.dim // self.heads))
@@ -92,14 +213,15 @@ class AttentionBlock(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
+@register_encoder("sequence", config="recsys.config.model:SequenceConfig")
 @keras.saving.register_keras_serializable(package="recsys")
-class SequenceEncoder(keras.layers.Layer):
+class SequenceEncoder(HistoryEncoder):
     """Returns the state of a history's newest item, which has seen all the older ones.
 
     Args:
         length: Items of a history; each place has a vector that is learned.
         dim: Width of an item [floats].
-        n_blocks: Blocks, one after the other.
+        layers: Blocks, one after the other.
         heads: Heads of each; must divide `dim`.
         width: Width of their feed-forward layers; None for `dim` [floats].
         dropout: Share of activations that training drops [0..1).
@@ -111,21 +233,18 @@ class SequenceEncoder(keras.layers.Layer):
         self,
         length: int,
         dim: int,
-        n_blocks: int = 2,
+        layers: int = 2,
         heads: int = 2,
         width: int | None = None,
         dropout: float = 0.0,
         seed: int = 0,
-        training_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        self.length, self.dim, self.n_blocks, self.heads = length, dim, n_blocks, heads
-        self.width, self.dropout, self.seed = width, dropout, seed
-        self.training_dtype = training_dtype
+        super().__init__(length, dim, seed, **kwargs)
+        self.n_layers, self.heads, self.width, self.dropout = layers, heads, width, dropout
         self.blocks = [
             AttentionBlock(dim, heads, width or dim, dropout, seed + 10 * i, name=f"block_{i}")
-            for i in range(n_blocks)
+            for i in range(layers)
         ]
         self.norm = Norm(name="norm")
 
@@ -171,8 +290,8 @@ class SequenceEncoder(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        names = ("length", "dim", "n_blocks", "heads", "width", "dropout", "seed", "training_dtype")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        own = {name: getattr(self, name) for name in ("heads", "width", "dropout")}
+        return {**super().get_config(), "layers": self.n_layers, **own}
 
 
 def _newest(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:

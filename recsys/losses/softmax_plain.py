@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 from keras import ops
 
-from recsys.losses.places import is_first, known_places
+from recsys.losses.batch import is_first, known_positions
 
 
 def plain_loss(
@@ -43,8 +43,8 @@ def _no_negatives(item_row: keras.KerasTensor, known: keras.KerasTensor) -> kera
         return masked
     positive = ops.arange(n_queries, dtype="int32")
     # A column more takes what isn't among the candidates.
-    places = known_places(item_row, ops.cast(known, "int32"), positive)
-    indices = ops.reshape(positive[:, None] * (n_candidates + 1) + places, (-1, 1))
+    positions = known_positions(item_row, ops.cast(known, "int32"), positive)
+    indices = ops.reshape(positive[:, None] * (n_candidates + 1) + positions, (-1, 1))
     hits = ops.scatter(indices, ops.ones(indices.shape[0]), (n_queries * (n_candidates + 1),))
     hits = ops.reshape(hits, (n_queries, n_candidates + 1))[:, :-1]
     return ops.logical_or(masked, hits > 0)

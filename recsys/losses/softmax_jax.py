@@ -19,7 +19,7 @@ from recsys.kernels import softmax as native_softmax
 from recsys.losses import softmax_blocks
 
 
-class _Place(NamedTuple):
+class _BatchSharding(NamedTuple):
     """How the batch is split: over one axis of a mesh."""
 
     mesh: Mesh
@@ -32,8 +32,10 @@ class _Place(NamedTuple):
 
 def can_sweep(n_queries: int, n_candidates: int) -> bool:
     """Returns whether both sizes divide among the devices of the active distribution."""
-    place = _place()
-    return place is None or (n_queries % place.n_parts == 0 and n_candidates % place.n_parts == 0)
+    sharding = _batch_sharding()
+    return sharding is None or (
+        n_queries % sharding.n_parts == 0 and n_candidates % sharding.n_parts == 0
+    )
 
 
 def sweep_loss(
@@ -76,11 +78,11 @@ def _sweep_loss(
     known: jax.Array,
 ) -> jax.Array:
     arrays = (query, candidate, item_row, log_q, known)
-    place = _place()
-    if place is None:
+    sharding = _batch_sharding()
+    if sharding is None:
         loss = _kernels(query).losses(*arrays, 1 / temperature, 0)
     else:
-        loss = _losses_of_parts(place, *arrays, 1 / temperature)
+        loss = _sharded_losses(sharding, *arrays, 1 / temperature)
     return jnp.sum(weight * loss)
 
 
@@ -88,11 +90,11 @@ def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     query, candidate, item_row, log_q, temperature, weight, known = (x.value for x in primals)
     with_log_q = primals[3].perturbed
     arrays = (query, candidate, item_row, log_q, weight, known)
-    place = _place()
-    if place is None:
+    sharding = _batch_sharding()
+    if sharding is None:
         swept = _kernels(query).losses_and_gradients(*arrays, 1 / temperature, 0, with_log_q)
     else:
-        swept = _gradients_of_parts(place, *arrays, 1 / temperature, with_log_q)
+        swept = _sharded_gradients(sharding, *arrays, 1 / temperature, with_log_q)
     loss, d_query, d_candidate, d_log_q = swept
     if not with_log_q:
         d_log_q = jnp.zeros_like(log_q)
@@ -118,17 +120,17 @@ def _kernels(query: jax.Array) -> Any:
 # --- under a mesh
 
 
-def _place() -> _Place | None:
-    """Returns where the batch is split as the active distribution says; None if it isn't."""
+def _batch_sharding() -> _BatchSharding | None:
+    """Returns how the batch is split as the active distribution says; None if it isn't."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.batch_dim_name is None:
         return None
-    place = _Place(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
-    return None if place.n_parts == 1 else place
+    sharding = _BatchSharding(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
+    return None if sharding.n_parts == 1 else sharding
 
 
-def _losses_of_parts(
-    place: _Place,
+def _sharded_losses(
+    sharding: _BatchSharding,
     query: jax.Array,
     candidate: jax.Array,
     item_row: jax.Array,
@@ -139,17 +141,17 @@ def _losses_of_parts(
     def part(query: jax.Array, *rest: jax.Array) -> jax.Array:
         *candidates, known, scale = rest
         return _kernels(query).losses(
-            query, *_gathered(place, *candidates), known, scale, _first(place, query)
+            query, *_gathered(sharding, *candidates), known, scale, _first_positive(sharding, query)
         )
 
-    own = PartitionSpec(place.axis)
-    return _mapped(place, part, (*[own] * 5, PartitionSpec()), own)(
+    own = PartitionSpec(sharding.axis)
+    return _mapped(sharding, part, (*[own] * 5, PartitionSpec()), own)(
         query, candidate, item_row, log_q, known, scale
     )
 
 
-def _gradients_of_parts(
-    place: _Place,
+def _sharded_gradients(
+    sharding: _BatchSharding,
     query: jax.Array,
     candidate: jax.Array,
     item_row: jax.Array,
@@ -168,33 +170,33 @@ def _gradients_of_parts(
         known: jax.Array,
         scale: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        candidates = _gathered(place, candidate, item_row, log_q)
+        candidates = _gathered(sharding, candidate, item_row, log_q)
         loss, d_query, *d_candidates = _kernels(query).losses_and_gradients(
-            query, *candidates, weight, known, scale, _first(place, query), with_log_q
+            query, *candidates, weight, known, scale, _first_positive(sharding, query), with_log_q
         )
-        return loss, d_query, *_scattered(place, *d_candidates)
+        return loss, d_query, *_scattered(sharding, *d_candidates)
 
-    own = PartitionSpec(place.axis)
-    return _mapped(place, part, (*[own] * 6, PartitionSpec()), (own, own, own, own))(
+    own = PartitionSpec(sharding.axis)
+    return _mapped(sharding, part, (*[own] * 6, PartitionSpec()), (own, own, own, own))(
         query, candidate, item_row, log_q, weight, known, scale
     )
 
 
-def _mapped(place: _Place, part: Any, in_specs: Any, out_specs: Any) -> Any:
+def _mapped(sharding: _BatchSharding, part: Any, in_specs: Any, out_specs: Any) -> Any:
     # Along other axes of the mesh everything is repeated.
     return jax.shard_map(
-        part, mesh=place.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        part, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
-def _gathered(place: _Place, *parts: jax.Array) -> list[jax.Array]:
-    return [jax.lax.all_gather(x, place.axis, tiled=True) for x in parts]
+def _gathered(sharding: _BatchSharding, *parts: jax.Array) -> list[jax.Array]:
+    return [jax.lax.all_gather(x, sharding.axis, tiled=True) for x in parts]
 
 
-def _scattered(place: _Place, *sums: jax.Array) -> list[jax.Array]:
-    return [jax.lax.psum_scatter(x, place.axis, tiled=True) for x in sums]
+def _scattered(sharding: _BatchSharding, *sums: jax.Array) -> list[jax.Array]:
+    return [jax.lax.psum_scatter(x, sharding.axis, tiled=True) for x in sums]
 
 
-def _first(place: _Place, query: jax.Array) -> jax.Array:
-    """Returns where the positive of this device's query 0 is among all candidates."""
-    return jax.lax.axis_index(place.axis) * query.shape[0]
+def _first_positive(sharding: _BatchSharding, query: jax.Array) -> jax.Array:
+    """Returns the position of the positive of this device's query 0 among all candidates."""
+    return jax.lax.axis_index(sharding.axis) * query.shape[0]

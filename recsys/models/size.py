@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import itertools
 
-from recsys.config import ModelConfig
-from recsys.model.spec import ModelSpec, Side
+from recsys.config import AttentionConfig, MeanConfig, SequenceConfig, TwoTowerConfig
+from recsys.data.spec import Side
+from recsys.errors import UsageError
+from recsys.models.spec import ModelSpec
 
 # The values before and after a layer's activation, and the gradients of both.
 _OF_A_LAYER = 4
 
 
+def two_tower_config(spec: ModelSpec) -> TwoTowerConfig:
+    """Returns the config of two towers whose numbers are known.
+
+    Raises:
+        UsageError: The model, or its encoder, is another one (R347).
+    """
+    built_in = MeanConfig, AttentionConfig, SequenceConfig
+    if not (isinstance(spec.config, TwoTowerConfig) and isinstance(spec.config.encoder, built_in)):
+        raise UsageError(
+            "R347",
+            "A plan is made for two towers with a built-in encoder.",
+            "Train the model to see what it needs; recsys plan doesn't know a plugin's numbers.",
+            type(spec.config).__name__,
+        )
+    return spec.config
+
+
 def n_tower_weights(spec: ModelSpec) -> int:
     """Returns the weights of both towers, the pooling and the temperature [floats]."""
-    config = spec.config
+    config = two_tower_config(spec)
     nobody = 0 if config.user_id else config.dim
     towers = sum(_n_layer_weights(_widths(spec, side)) for side in ("user", "item"))
     return towers + _n_pooling_weights(config) + nobody + config.learn_temperature
@@ -29,12 +48,12 @@ def n_activations(spec: ModelSpec, n_queries: int, n_candidates: int) -> int:
     """
     of_query, of_candidate = (sum(_widths(spec, side)) for side in ("user", "item"))
     towers = n_queries * of_query + n_candidates * of_candidate
-    return _OF_A_LAYER * towers + n_queries * _n_pooling_activations(spec.config)
+    return _OF_A_LAYER * towers + n_queries * _n_pooling_activations(two_tower_config(spec))
 
 
 def _widths(spec: ModelSpec, side: Side) -> list[int]:
     """Returns the widths of a tower, from its inputs to its output; one without layers has none."""
-    config = spec.config
+    config = two_tower_config(spec)
     if config.widths is None:
         return [config.dim]
     ids = 1 + config.user_id if side == "user" else 1
@@ -47,27 +66,27 @@ def _n_layer_weights(widths: list[int]) -> int:
     return sum(a * b for a, b in itertools.pairwise(widths)) + sum(widths[1:-1])
 
 
-def _n_pooling_weights(config: ModelConfig) -> int:
+def _n_pooling_weights(config: TwoTowerConfig) -> int:
     dim, places = config.dim, config.history * config.dim
-    if config.pooling == "mean":
+    if isinstance(config.encoder, MeanConfig):
         return config.history
-    if config.pooling == "attention":
+    if isinstance(config.encoder, AttentionConfig):
         return places + dim * dim + dim
-    width = config.sequence.width or dim
+    width = config.encoder.width or dim
     norm, square = 2 * dim, dim * dim + dim
     feed_forward = dim * width + width + width * dim + dim
-    return places + config.sequence.layers * (2 * norm + 4 * square + feed_forward) + norm
+    return places + config.encoder.layers * (2 * norm + 4 * square + feed_forward) + norm
 
 
-def _n_pooling_activations(config: ModelConfig) -> int:
+def _n_pooling_activations(config: TwoTowerConfig) -> int:
     """Returns what the pooling keeps of one history [floats]."""
     dim, length = config.dim, config.history
-    if config.pooling == "mean":
+    if isinstance(config.encoder, MeanConfig):
         return 0
-    if config.pooling == "attention":
+    if isinstance(config.encoder, AttentionConfig):
         # The items, what is inside the hyperbolic tangent, and the weighted items.
         return 2 * length * (4 * dim + 2)
-    sequence = config.sequence
+    sequence = config.encoder
     # Norms, query, key, value, what was found, its map, the sum; the feed-forward layer.
     of_entry = 14 * dim + 3 * (sequence.width or dim)
     of_pairs = 4 * sequence.heads * length

@@ -1,4 +1,4 @@
-"""From the rows of users and items to what the towers read.
+"""From the rows of users and items to what a model reads.
 
 A row is an address: it may be that of a user or an item that training never saw. Such
 a one has no trained embedding, and its features all the same.
@@ -18,7 +18,7 @@ from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class TowerInputs:
+class ModelInputs:
     """What is known of users and items, by row.
 
     Attributes:
@@ -48,7 +48,7 @@ class TowerInputs:
         return cls(users, items, Catalogue.open(folder / "catalogue"), features)
 
     def query(self, user_row: np.ndarray, history: np.ndarray) -> dict[str, Any]:
-        """Returns the user tower's inputs.
+        """Returns the query's inputs.
 
         Args:
             user_row: User rows `[b]`.
@@ -61,7 +61,7 @@ class TowerInputs:
         }
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
-        """Returns the item tower's inputs for item rows `[b]`."""
+        """Returns the candidate's inputs for item rows `[b]`."""
         return {
             "id_row": trained_rows(item_row, self.items),
             **bags_of(self.catalogue.features, item_row),

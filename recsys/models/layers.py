@@ -1,0 +1,244 @@
+"""The layers of the models; they compute in the type of their inputs, over float32 weights.
+
+Keras binds a layer's type of computation to the layer. Here it is a matter of the call:
+training may compute in bfloat16, and the same weights serve in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from recsys.config.model import LEARNED_TEMPERATURE
+
+_EPSILON = 1e-6
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Linear(keras.layers.Layer):
+    """A linear map of the last axis.
+
+    Args:
+        units: Width of the output [floats].
+        use_bias: Whether a vector is added.
+        seed: Seed of the initial weights, which are Glorot's uniform ones.
+    """
+
+    def __init__(self, units: int, use_bias: bool = True, seed: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+        self.units, self.use_bias, self.seed = units, use_bias, seed
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs `[..., in]`."""
+        glorot = keras.initializers.GlorotUniform(seed=self.seed)
+        self.kernel = self.add_weight(
+            name="kernel", shape=(input_shape[-1], self.units), initializer=glorot
+        )
+        self.bias: Any = None
+        if self.use_bias:
+            self.bias = self.add_weight(name="bias", shape=(self.units,), initializer="zeros")
+
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns `[..., units]` of `x` `[..., in]`, in its type."""
+        out = ops.matmul(x, ops.cast(self.kernel, x.dtype))
+        return out if self.bias is None else out + ops.cast(self.bias, x.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        config = {"units": self.units, "use_bias": self.use_bias, "seed": self.seed}
+        return {**super().get_config(), **config}
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Norm(keras.layers.Layer):
+    """Layer normalisation of the last axis (Ba et al., 2016), reckoned in float32."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs `[..., width]`."""
+        width = input_shape[-1]
+        self.gamma = self.add_weight(name="gamma", shape=(width,), initializer="ones")
+        self.beta = self.add_weight(name="beta", shape=(width,), initializer="zeros")
+
+    def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns `x` `[..., width]` with mean 0 and variance 1, scaled and moved, in its type."""
+        wide = ops.cast(x, "float32")
+        off = wide - ops.mean(wide, axis=-1, keepdims=True)
+        variance = ops.mean(ops.square(off), axis=-1, keepdims=True)
+        # The epsilon keeps a vector of equal entries, and its gradient, finite.
+        out = off * ops.rsqrt(variance + _EPSILON) * self.gamma + self.beta
+        return ops.cast(out, x.dtype)
+
+
+class Dropout:
+    """Drops entries in training, and scales the others up (Srivastava et al., JMLR 2014).
+
+    Its random state is a variable of the layer that makes it in its `build`, so that a
+    checkpoint holds it: what is dropped follows from seed and step.
+
+    Args:
+        rate: Share of the entries that are dropped [0..1).
+        seed: Seed of the random numbers.
+    """
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self.rate = rate
+        # Keras names variables by their order of creation if we don't.
+        self.generator = keras.random.SeedGenerator(seed, name="dropout") if rate else None
+
+    def __call__(self, x: keras.KerasTensor, training: bool) -> keras.KerasTensor:
+        """Returns `x`, with entries dropped if `training`."""
+        if self.generator is None or not training:
+            return x
+        return keras.random.dropout(x, self.rate, seed=self.generator)
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Tower(keras.layers.Layer):
+    """Maps what is known of one side to a vector; replicated on every device.
+
+    Args:
+        widths: Hidden widths [floats]; empty for a linear layer, None for no layer: the
+            vector is the anchor.
+        dim: Width of the output [floats].
+        seed: Seed of the initial weights and of the dropout.
+        activation: Activation of the hidden layers, as Keras calls it.
+        dropout: Share of the inputs and activations that training drops [0..1).
+        training_dtype: What training computes in; all else computes in float32.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...] | None,
+        dim: int,
+        seed: int = 0,
+        activation: str = "silu",
+        dropout: float = 0.0,
+        training_dtype: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.widths = None if widths is None else tuple(widths)
+        self.dim, self.seed, self.activation = dim, seed, activation
+        self.dropout, self.training_dtype = dropout, training_dtype
+        self.hidden = [
+            Linear(width, seed=seed + i, name=f"hidden_{i}")
+            for i, width in enumerate(self.widths or ())
+        ]
+        self.out = (
+            None
+            if self.widths is None
+            else Linear(dim, use_bias=False, seed=seed + len(self.widths), name="out")
+        )
+        self._activate = keras.activations.get(activation)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the weights for inputs `[batch, in]`."""
+        self._drop = Dropout(self.dropout, self.seed)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        width_in = input_shape[-1]
+        for layer in (*self.hidden, *([] if self.out is None else [self.out])):
+            layer.build((None, width_in))
+            width_in = layer.units
+
+    def call(
+        self, anchor: keras.KerasTensor, inputs: keras.KerasTensor, training: bool = False
+    ) -> keras.KerasTensor:
+        """Returns vectors `[batch, dim]` float32.
+
+        Args:
+            anchor: A first guess `[batch, dim]`; the tower learns what to add.
+            inputs: All that is known `[batch, in]`; not read by a tower without layers.
+            training: Whether entries are dropped, and `training_dtype` counts.
+        """
+        vector = self._drop(anchor, training)
+        if self.out is not None:
+            x = ops.cast(inputs, self.training_dtype if training else "float32")
+            x = self._drop(x, training)
+            for layer in self.hidden:
+                x = self._drop(self._activate(layer(x)), training)
+            vector = vector + ops.cast(self.out(x), "float32")
+        return vector
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("widths", "dim", "seed", "activation", "dropout", "training_dtype")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class LogTemperature(keras.layers.Layer):
+    """A temperature that training learns, by its logarithm.
+
+    After each step it is put back into `LEARNED_TEMPERATURE`. A bound inside the loss
+    would leave it without a gradient, and for good, once it is over.
+
+    Args:
+        start: The temperature to begin with, in `LEARNED_TEMPERATURE`.
+    """
+
+    def __init__(self, start: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.start = start
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the logarithm, a scalar."""
+        self.log = self.add_weight(
+            name="log",
+            shape=(),
+            initializer=keras.initializers.Constant(math.log(self.start)),
+            constraint=Between(*(math.log(bound) for bound in LEARNED_TEMPERATURE)),
+        )
+
+    def temperature(self) -> keras.KerasTensor:
+        """Returns the temperature, a scalar float32."""
+        return ops.exp(self.log)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "start": self.start}
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Between(keras.constraints.Constraint):
+    """Puts weights back between two bounds.
+
+    Args:
+        low: The lower one.
+        high: The upper one.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    def __call__(self, w: Any) -> Any:
+        """Returns the weights, bounded."""
+        return ops.clip(w, self.low, self.high)
+
+    def get_config(self) -> dict[str, float]:
+        """Returns the constructor's arguments."""
+        return {"low": self.low, "high": self.high}
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class Latest(keras.metrics.Metric):
+    """Shows the last value that it was given."""
+
+    def __init__(self, name: str = "latest", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, value: Any, *_: Any, **__: Any) -> None:
+        """Takes `value`, a scalar."""
+        self.value.assign(value)
+
+    def result(self) -> Any:
+        """Returns the value, float32."""
+        return ops.convert_to_tensor(self.value)

@@ -1,0 +1,441 @@
+"""What a retrieval model is to the pipeline: queries, candidates, and how they are compared.
+
+Inputs are rows of tables, never ids; `RetrievalModel.inputs` lists them:
+
+    user_row   [batch]            row of the user table; 0 for a user without one
+    history    [batch, history]   rows of the item table, the newest first; 0 is padding
+    id_row     [candidates]       row of the item table; 0 for an item without one
+    <feature>  [batch, width]     token rows of the user, or `[candidates, width]` of the
+                                  item; 0 is padding
+
+Training, evaluation and the exported graph feed the same inputs, so a model is written with
+`keras.ops` alone: it trains on JAX, and is exported on TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple, Self
+
+import keras
+from keras import ops
+
+from recsys import registry
+from recsys.config.model import RetrievalConfig
+from recsys.data.spec import DataSpec, Side
+from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
+from recsys.embedding.optimizers import RowOptimizer
+from recsys.errors import UsageError
+from recsys.losses import Loss
+from recsys.models.layers import Latest, LogTemperature
+from recsys.models.spec import ModelSpec
+
+Tensors = dict[str, keras.KerasTensor]
+Tables = dict[str, TableConfig]
+_OF_KERAS = {"_layers", "_metrics", "_tracker", "_inbound_nodes", "_outbound_nodes"}
+
+
+class Input(NamedTuple):
+    """An input of a retrieval model.
+
+    Attributes:
+        name: Its name.
+        side: Whether the query or the candidate reads it.
+        shape: Its shape, without the batch.
+        dtype: Its type.
+    """
+
+    name: str
+    side: Side
+    shape: tuple[int, ...]
+    dtype: str = "int32"
+
+
+class RetrievalModel(SparseModel):
+    """Embeds queries and candidates, which are compared by their dot product or cosine.
+
+    A subclass gives `query` and `candidate`; the tables, their lookups, the loss, the
+    temperature and the similarity are here. Its layers are made in `__init__`, as those of
+    any Keras model; `Config` is its typed config:
+
+        @recsys.register_model("my_retrieval")
+        class MyRetrieval(recsys.RetrievalModel):
+            class Config(recsys.RetrievalConfig):
+                width: int = 64
+
+            def __init__(self, spec, **kwargs):
+                super().__init__(spec, **kwargs)
+                self.hidden = keras.layers.Dense(spec.config.width, activation="silu")
+                self.out = keras.layers.Dense(spec.config.dim)
+
+            def query(self, features, training=False):
+                return self.out(self.hidden(features["user_row"]))
+
+            def candidate(self, features, training=False):
+                return features["id_row"]
+
+    Variables are made by `build`, so that the tables may be placed on the devices and get
+    their optimizers first.
+
+    Args:
+        spec: What the model is.
+        tables: The tables by name; None: those of `make_tables`, without optimizers.
+        seed: Seed of the initial weights and of the dropout.
+        loss: What training minimises: a `Loss`, or the name of one.
+        compute_dtype: What layers may compute in while they train, `float32` or
+            `bfloat16`. Weights, loss and lengths are float32 in any case.
+
+    Attributes:
+        Config: Type of the model's config.
+        spec: What the model is.
+        tables: The tables by name; they may be set until the model is built.
+
+    Raises:
+        UsageError: The model can't be what its spec says.
+    """
+
+    Config: ClassVar[type[RetrievalConfig]] = RetrievalConfig
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tables: Tables | None = None,
+        seed: int = 0,
+        loss: Loss | str = "sampled_softmax",
+        compute_dtype: str = "float32",
+    ) -> None:
+        if not isinstance(spec.config, self.Config):
+            raise UsageError(
+                "R346",
+                f"{type(self).__name__} must be made with a {self.Config.__qualname__}.",
+                "Set model.type in the config to the name that the model is registered by.",
+                type(spec.config).__name__,
+            )
+        super().__init__(name=registry.name_of("model", spec.config))
+        spec.check()
+        self.spec, self.seed, self.compute_dtype_of_training = spec, seed, compute_dtype
+        self.training_loss: Loss = registry.Choice("loss").read(loss)
+        self.tables = self.make_tables(spec) if tables is None else tables
+        self.temperature: LogTemperature | None = None
+
+    @classmethod
+    def from_config(cls, config: Any, data: Any, **kwargs: Any) -> Self:
+        """Returns a model of a config for data.
+
+        Args:
+            config: A whole `recsys.Config` (its `model` and `train` are read), or the
+                model's own config.
+            data: A `DataSpec`, or what has one as `spec`.
+            **kwargs: As of the constructor.
+
+        Raises:
+            UsageError: The config is another model's, or doesn't suit the data.
+        """
+        train = getattr(config, "train", None)
+        if train is not None:
+            of_train = {
+                "seed": train.seed,
+                "loss": train.loss,
+                "compute_dtype": train.compute_dtype,
+            }
+            kwargs = {**of_train, **kwargs}
+        sizes = data if isinstance(data, DataSpec) else data.spec
+        return cls(ModelSpec.of(getattr(config, "model", config), sizes), **kwargs)
+
+    @property
+    def config(self) -> Any:
+        """The model's options, a `Config`."""
+        return self.spec.config
+
+    # --- what a subclass gives
+
+    def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
+        """Returns query vectors `[batch, dim]` float32; a cosine's lengths are set to 1 later.
+
+        Args:
+            features: `user_row` `[batch, dim]`, unless `config.user_id` is off; `history`
+                `[batch, history, dim]`, the newest first; each feature of the users
+                `[batch, feature_dim]`; all float32. `history_rows` `[batch, history]` int32
+                is 0 where a history has no item.
+            training: Whether the model trains.
+        """
+        raise NotImplementedError
+
+    def candidate(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
+        """Returns candidate vectors `[candidates, dim]` float32.
+
+        Args:
+            features: `id_row` `[candidates, dim]`; each feature of the items `[candidates,
+                feature_dim]`; float32.
+            training: Whether the model trains.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def make_tables(
+        cls,
+        spec: ModelSpec,
+        optimizer: RowOptimizer | None = None,
+        user_optimizer: RowOptimizer | None = None,
+    ) -> Tables:
+        """Returns the tables by name: `users`, `items`, and one for each feature.
+
+        Args:
+            spec: What the model is.
+            optimizer: Optimizer of the tables; None for a model that is only read.
+            user_optimizer: That of the users' own rows, if it is another one.
+        """
+        config = spec.config
+        users = {"users": (spec.user_rows, config.dim)} if config.user_id else {}
+        sizes = {
+            **users,
+            "items": (spec.item_rows, config.dim),
+            **{f.name: (f.rows, f.dim) for f in spec.features},
+        }
+        stddev = {"users": config.user_init_stddev or config.init_stddev}
+        optimizers = {"users": user_optimizer or optimizer}
+        return {
+            name: TableConfig(
+                name,
+                rows,
+                dim,
+                initializer=keras.initializers.RandomNormal(
+                    stddev=stddev.get(name, config.init_stddev)
+                ),
+                optimizer=optimizers.get(name, optimizer),
+                combiner="mean",
+                placement=config.table_placement,
+                dtype=config.table_dtype,
+            )
+            for name, (rows, dim) in sizes.items()
+        }
+
+    def build_layers(self) -> None:
+        """Creates the variables of the layers: by one query and one candidate of zeros."""
+        self.query(self._zeros("user"), training=False)
+        self.candidate(self._zeros("item"), training=False)
+
+    def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
+        """Returns weights by which the lookup averages the items of histories.
+
+        `history` then reaches `query` as `[batch, dim]`, and its items are never there one
+        by one. A model that does so sets `averages_history`.
+
+        Args:
+            rows: The histories `[batch, history]` int32.
+        """
+        return None
+
+    @property
+    def averages_history(self) -> bool:
+        """Whether the lookup averages histories by `history_weights`."""
+        return False
+
+    # --- inputs and lookups
+
+    @property
+    def inputs_of_sides(self) -> tuple[Input, ...]:
+        """The inputs: of the query, then of the candidate."""
+        config = self.spec.config
+        own = (Input("user_row", "user", ()),) if config.user_id else ()
+        bags = {
+            side: [Input(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
+            for side in ("user", "item")
+        }
+        history = Input("history", "user", (config.history,))
+        return (history, *own, *bags["user"], Input("id_row", "item", ()), *bags["item"])
+
+    def names_of_side(self, side: Side) -> tuple[str, ...]:
+        """Returns the names of the inputs that the query, or the candidate, reads."""
+        return tuple(x.name for x in self.inputs_of_sides if x.side == side)
+
+    @property
+    def embedding(self) -> Any:
+        """The layer of the tables, made when it is first used."""
+        if not hasattr(self, "_embedding"):
+            features = feature_configs(self.spec, self.tables, self.averages_history)
+            self._embedding = embedding_layer(features, seed=self.seed, name="embedding")
+        return self._embedding
+
+    def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
+        """Returns the features that `query` and `candidate` read, of some inputs."""
+        names = tuple(names)
+        asked = {name: inputs[name] for name in names}
+        weights: dict[str, Any] = dict.fromkeys(names)
+        for feature in self.spec.features:
+            if feature.name in asked:
+                # Row 0 of a feature's table is padding.
+                weights[feature.name] = ops.cast(inputs[feature.name] > 0, "float32")
+        if "history" not in asked:
+            return self.embedding(asked, weights=weights)
+        rows = inputs["history"]
+        if self.averages_history:
+            weights["history"] = self.history_weights(rows)
+            return {**self.embedding(asked, weights=weights), "history_rows": rows}
+        # Single ids go to the device that has them, and not all of them to every device.
+        asked["history"] = ops.reshape(rows, (-1,))
+        features = self.embedding(asked, weights=weights)
+        shape = (-1, self.spec.config.history, self.spec.config.dim)
+        items = ops.reshape(features["history"], shape)
+        return {**features, "history": items, "history_rows": rows}
+
+    # --- the Keras model
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates every variable, in a fixed order."""
+        self.embedding.build()
+        _name_attributes(self)
+        self.build_layers()
+        if self.spec.config.learn_temperature:
+            self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
+            self.temperature.build()
+            self.temperature_log = Latest(name="temperature")
+        self.built = True
+
+    def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
+        """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine."""
+        features = self.look_up(inputs, self.names_of_side("user"))
+        return self._compared(self.query(features, training=False))
+
+    def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
+        """Returns candidate vectors `[candidates, dim]` float32, as `embed_query` does."""
+        features = self.look_up(inputs, self.names_of_side("item"))
+        return self._compared(self.candidate(features, training=False))
+
+    def call(self, inputs: Tensors, training: bool = False) -> Tensors:
+        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
+        names = (*self.names_of_side("user"), *self.names_of_side("item"))
+        features = self.look_up(inputs, names)
+        return {
+            "query": self._compared(self.query(features, training=training)),
+            "candidate": self._compared(self.candidate(features, training=training)),
+        }
+
+    def compute_loss(
+        self,
+        x: Tensors | None = None,
+        y: Any = None,
+        y_pred: Tensors | None = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> keras.KerasTensor:
+        """Returns the loss, a scalar.
+
+        `x` has `item_row` and `log_q` beside the inputs; `weight` `[batch]`, that of each
+        example in the loss, where the events have one; and `known` where items that a
+        user is known to like are to be no negatives. See `recsys.losses.Loss`.
+        """
+        if x is None or y_pred is None:
+            raise ValueError("The loss needs the inputs and the embeddings.")
+        return self.training_loss(
+            y_pred["query"],
+            y_pred["candidate"],
+            item_row=x["item_row"],
+            log_q=x["log_q"],
+            temperature=self._temperature(),
+            sample_weight=x.get("weight"),
+            known=x.get("known"),
+        )
+
+    def _temperature(self) -> Any:
+        """Returns what the similarity is divided by; one that is learned is logged too."""
+        if self.temperature is None:
+            return self.spec.config.temperature
+        temperature = self.temperature.temperature()
+        self.temperature_log.update_state(temperature)
+        return temperature
+
+    def _compared(self, vectors: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns vectors as they are compared by a dot product."""
+        if self.spec.config.similarity == "dot":
+            return vectors
+        # An epsilon inside the root: a zero vector stays zero, with a finite gradient.
+        squares = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
+        return vectors / ops.sqrt(squares + 1e-12)
+
+    def _zeros(self, side: Side) -> Tensors:
+        """Returns features of one query, or of one candidate, that are 0."""
+        config, features = self.spec.config, {}
+        for name in self.names_of_side(side):
+            width = next((f.dim for f in self.spec.features if f.name == name), config.dim)
+            features[name] = ops.zeros((1, width))
+        if side == "user":
+            if not self.averages_history:
+                features["history"] = ops.zeros((1, config.history, config.dim))
+            features["history_rows"] = ops.zeros((1, config.history), "int32")
+        return features
+
+
+def feature_configs(
+    spec: ModelSpec, tables: Tables, averages_history: bool
+) -> dict[str, FeatureConfig]:
+    """Returns the inputs by name, each with its table and shape.
+
+    A history whose items are read one by one is a feature of single ids `[batch * history]`.
+
+    Args:
+        spec: What the model is.
+        tables: The tables by name.
+        averages_history: Whether the lookup averages histories.
+    """
+    users = {"user_row": ("users", (None,))} if spec.config.user_id else {}
+    history = (None, spec.config.history) if averages_history else (None,)
+    shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        **users,
+        "history": ("items", history),
+        "id_row": ("items", (None,)),
+        **{f.name: (f.name, (None, f.width)) for f in spec.features},
+    }
+    return {
+        name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
+        for name, (table, shape) in shapes.items()
+    }
+
+
+def model_class(spec: ModelSpec) -> type[RetrievalModel]:
+    """Returns the class of a model."""
+    cls: type[RetrievalModel] = registry.get("model", registry.name_of("model", spec.config))
+    return cls
+
+
+def model_tables(
+    spec: ModelSpec,
+    optimizer: RowOptimizer | None = None,
+    user_optimizer: RowOptimizer | None = None,
+) -> Tables:
+    """Returns the tables of a model by name; see `RetrievalModel.make_tables`."""
+    return model_class(spec).make_tables(spec, optimizer, user_optimizer)
+
+
+def _name_layers(name: str, value: Any) -> None:
+    """Names layers by their attributes, where Keras numbered them by their order of creation.
+
+    Saved weights are found by the names of layers, and Keras counts the layers of a process.
+    """
+    if isinstance(value, list | tuple):
+        for place, part in enumerate(value):
+            _name_layers(f"{name}_{place}", part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _name_layers(f"{name}_{key}", part)
+    elif isinstance(value, keras.layers.Layer) and not value.built:
+        if re.fullmatch(rf"{_snake_case(type(value).__name__)}(_\d+)?", value.name):
+            value.name = name.strip("_")
+        if isinstance(value, keras.Sequential):
+            _name_layers("layer", value.layers)
+        else:
+            _name_attributes(value)
+
+
+def _name_attributes(layer: keras.layers.Layer) -> None:
+    for name, value in list(vars(layer).items()):
+        if name not in _OF_KERAS:
+            _name_layers(name, value)
+
+
+def _snake_case(name: str) -> str:
+    """Returns the name that Keras gives to a layer of a class."""
+    name = re.sub(r"\W+", "", name)
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

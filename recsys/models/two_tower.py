@@ -1,0 +1,96 @@
+"""The two towers: users on one side, items on the other, a cosine or a dot between them.
+
+Two-tower retrieval with in-batch softmax: Yi et al., "Sampling-Bias-Corrected
+Neural Modeling for Large Corpus Item Recommendations", RecSys 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from recsys import registry
+from recsys.config.model import RetrievalConfig, TwoTowerConfig
+from recsys.models.encoders import HistoryEncoder
+from recsys.models.layers import Tower
+from recsys.models.retrieval import RetrievalModel, Tensors
+
+
+@registry.register_model("two_tower", config="recsys.config.model:TwoTowerConfig")
+class TwoTower(RetrievalModel):
+    """A user tower and an item tower that share the item table."""
+
+    Config: ClassVar[type[RetrievalConfig]] = TwoTowerConfig
+
+    @property
+    def averages_history(self) -> bool:
+        """Whether the encoder of histories only weighs their items."""
+        return self._encoder_type.only_weighs
+
+    def history_weights(self, rows: keras.KerasTensor) -> keras.KerasTensor | None:
+        """Returns the weights `[batch, history]` of the items of histories."""
+        return self.encoder(rows)
+
+    def build_layers(self) -> None:
+        """Makes encoder and towers, and their variables."""
+        config, spec, dtype = self.config, self.spec, self.compute_dtype_of_training
+        self.encoder = self._encoder_type(
+            **config.encoder.model_dump(),
+            length=config.history,
+            dim=config.dim,
+            seed=self.seed + 3000,
+            training_dtype=dtype,
+            name="history",
+        )
+        self.query_tower = self._tower("query_tower", self.seed + 1000)
+        self.candidate_tower = self._tower("candidate_tower", self.seed + 2000)
+        self.encoder.build()
+        if not config.user_id:
+            # What a user without id and history starts from, where no row 0 can stand in.
+            normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed + 4000)
+            self.nobody = self.add_weight(name="nobody", shape=(config.dim,), initializer=normal)
+        of_user, of_item = (sum(f.dim for f in spec.of_side(side)) for side in ("user", "item"))
+        self.query_tower.build((None, (1 + config.user_id) * config.dim + of_user))
+        self.candidate_tower.build((None, config.dim + of_item))
+
+    @property
+    def _encoder_type(self) -> Any:
+        encoder: type[HistoryEncoder]
+        encoder = registry.get("encoder", registry.name_of("encoder", self.config.encoder))
+        return encoder
+
+    def _tower(self, name: str, seed: int) -> Tower:
+        config = self.config
+        return Tower(
+            config.widths,
+            config.dim,
+            seed,
+            activation=config.activation,
+            dropout=config.dropout,
+            training_dtype=self.compute_dtype_of_training,
+            name=name,
+        )
+
+    def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
+        """Returns vectors `[batch, dim]` float32 of users, histories and users' features."""
+        rows = features["history_rows"]
+        pooled, *rest = (features[name] for name in self.names_of_side("user"))
+        if not self.averages_history:
+            pooled = self.encoder(pooled, rows, training=training)
+        if self.config.user_id:
+            # The user's own embedding is in the anchor too: without it a new user, with
+            # an empty history, would start from a zero vector, whose direction is noise.
+            anchor = pooled + rest[0]
+        else:
+            has_any = ops.any(rows > 0, axis=1, keepdims=True)
+            anchor = pooled = ops.where(has_any, pooled, ops.convert_to_tensor(self.nobody))
+        inputs = ops.concatenate([pooled, *rest], axis=-1)
+        return self.query_tower(anchor, inputs, training=training)
+
+    def candidate(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
+        """Returns vectors `[candidates, dim]` float32 of items and their features."""
+        own, *bags = (features[name] for name in self.names_of_side("item"))
+        inputs = ops.concatenate([own, *bags], axis=-1)
+        return self.candidate_tower(own, inputs, training=training)
