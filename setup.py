@@ -16,6 +16,7 @@ from setuptools.command.build_py import build_py
 KERNELS = Path("recsys/kernels")
 STARTER = {
     "configs/movielens_small.yaml": "movielens_small.yaml",
+    "configs/schemas/movielens_small": "movielens_small",
     "data/ml-latest-small": "ml-latest-small",
 }
 # Values must be those of IEEE arithmetic: NaN and infinity have to come through, so no
@@ -68,9 +69,12 @@ class BuildWithStarter(build_py):
 
     def run(self) -> None:
         """Copies the packages, then the starter."""
-        super().run()
         if self.editable_mode:
+            super().run()
             return
+        # Modules that an earlier build left there would go into the wheel.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
         for source, name in STARTER.items():
             target = Path(self.build_lib, "recsys/starter", name)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ from recsys.errors import ConfigError
 from recsys.plain_files import open_regular
 from recsys.registry import Choice, config_type
 
+DEFAULT_NAME = "recsys.yaml"
+"""The config of a folder, as `recsys init` writes it."""
 _LONGEST_BYTES = 1 << 20  # More than the YAML that is read has.
 _MOST_PROBLEMS = 3
 _LONGEST_MESSAGE = 500
@@ -96,16 +98,23 @@ def load_stage(path: Path, kind: type[StageT]) -> StageT:
 
 
 def default_config_path() -> Path:
-    """Returns the config of the data that ships with the project."""
-    path = Path(__file__).resolve().parent.parent / "configs" / "movielens_small.yaml"
-    if not path.exists():
-        raise ConfigError(
-            "R101",
-            "The config of the shipped data lies in a checkout of the project.",
-            "Run in a checkout, or name a config: recsys run CONFIG.",
-            str(path),
-        )
-    return path
+    """Returns the config that is meant where none is named.
+
+    That is `recsys.yaml` of the current folder, else that of the data in the checkout.
+
+    Raises:
+        ConfigError: There is neither (R101).
+    """
+    shipped = Path(__file__).resolve().parent.parent / "configs" / "movielens_small.yaml"
+    for path in (Path(DEFAULT_NAME), shipped):
+        if path.exists():
+            return path
+    raise ConfigError(
+        "R101",
+        f"Without a config's name the current folder must have a {DEFAULT_NAME}.",
+        "Write one with data to try it on: recsys init. Or name a config: recsys run CONFIG.",
+        str(Path.cwd()),
+    )
 
 
 def _read_text(path: Path) -> str:

@@ -23,10 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from recsys import distribution
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.data.sources.files import match_files
-from recsys.distribution import NAME, SYNC
+from recsys.distribution import NAME, SYNC, install_extra
 from recsys.errors import RecsysError
 from recsys.formats import counted
 
@@ -76,13 +77,10 @@ class WheelSet:
 # The same two sets stand in pyproject.toml as override-dependencies; a test
 # compares them.
 WIDE_SET = WheelSet(
-    {"ml-metadata": "1.17.1", "tensorflow-data-validation": "1.16.1", "tfx-bsl": "1.16.1"},
+    distribution.WIDE_SET,
     glibc=(2, 34),  # of pyfarmhash, which TFDV needs; the three themselves need 2.27
 )
-EXACT_SET = WheelSet(
-    {"ml-metadata": "1.21.0", "tensorflow-data-validation": "1.21.0", "tfx-bsl": "1.21.0"},
-    glibc=(2, 39),
-)
+EXACT_SET = WheelSet(distribution.EXACT_SET, glibc=(2, 39))
 
 
 def wheel_set(python: tuple[int, int]) -> WheelSet:
@@ -287,7 +285,8 @@ def check_kernels() -> Check:
 def check_tfx() -> Check:
     """Imports what the pipeline imports."""
     if "tfx" not in installed_versions(("tfx",)):
-        return Check("tfx imports", "warn", "TFX is not installed: `recsys run` can't work", SYNC)
+        text = "TFX is not installed: `recsys run` can't work"
+        return Check("tfx imports", "warn", text, install_extra("pipeline"))
     program = "import tfx.v1, tensorflow_data_validation, ml_metadata"
     found = _probe("tfx imports", "importing TFX", program, {"KERAS_BACKEND": "jax"})
     if isinstance(found, Check):

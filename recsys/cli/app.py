@@ -28,10 +28,13 @@ app = typer.Typer(
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[CONFIG]", help="Config file; the shipped MovieLens one by default."),
+    typer.Argument(
+        metavar="[CONFIG]", help="Config file; by default recsys.yaml here, or the shipped one."
+    ),
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="Config file; the shipped MovieLens one by default.")
+    Path | None,
+    typer.Option("--config", help="Config file; by default recsys.yaml here, or the shipped one."),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -375,6 +378,24 @@ def plan(
     raise typer.Exit(
         command.plan(config, sets or [], devices, memory, rows or [], data, as_json=as_json)
     )
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Where to write; here by default.")
+    ] = Path(),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a starting config, recsys.yaml, and MovieLens data to try it on."""
+    from recsys.cli.init import init as write
+
+    paths = write(folder)
+    if as_json:
+        _print(json.dumps({"files": [str(path) for path in paths]}))
+        return
+    _print("\n".join(f"Wrote {path}" for path in paths))
+    _print("Next: recsys run" if folder == Path() else f"Next: cd {folder} && recsys run")
 
 
 @app.command()

@@ -1,0 +1,73 @@
+"""`recsys init`: a folder to start from."""
+
+import filecmp
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsys import config_file
+from recsys.cli.init import init
+from recsys.config_file import default_config_path, load_config
+from recsys.errors import ConfigError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_config_is_the_shipped_one_with_its_paths_in_the_folder(tmp_path):
+    init(tmp_path / "new")
+    ours = load_config(tmp_path / "new" / "recsys.yaml").model_dump(mode="json")
+    shipped = load_config(ROOT / "configs" / "movielens_small.yaml").model_dump(mode="json")
+    gates = [part["data"].pop("gate") for part in (ours, shipped)]
+    for first, second in (gates, [ours["data"]["interactions"], shipped["data"]["interactions"]]):
+        assert first.keys() == second.keys()
+    text = json.dumps(ours).replace(str(tmp_path / "new"), str(ROOT))
+    assert json.loads(text) == shipped
+    schemas = Path(gates[0]["schema_dir"])
+    assert filecmp.cmpfiles(
+        schemas, gates[1]["schema_dir"], ["items.pbtxt", "interactions.pbtxt"], shallow=False
+    ) == (["items.pbtxt", "interactions.pbtxt"], [], [])
+    assert json.loads((tmp_path / "new" / "schema.json").read_text())["title"] == "Config"
+
+
+def test_the_data_come_with_their_licence(tmp_path):
+    init(tmp_path)
+    folder = tmp_path / "data" / "ml-latest-small"
+    assert "may redistribute the data set" in (folder / "README.txt").read_text()
+    assert not filecmp.dircmp(folder, ROOT / "data" / "ml-latest-small").left_only
+
+
+@pytest.mark.parametrize("taken", ["recsys.yaml", "schema.json", "data/ml-latest-small/x"])
+def test_nothing_is_overwritten(tmp_path, taken):
+    path = tmp_path / taken
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="R111"):
+        init(tmp_path)
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
+    assert path.read_text() == "mine"
+
+
+def test_a_command_without_a_config_takes_that_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert default_config_path() == ROOT / "configs" / "movielens_small.yaml"
+    init(Path())
+    assert default_config_path() == Path("recsys.yaml")
+
+
+def test_without_any_config_the_cure_is_to_write_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config_file, "__file__", str(tmp_path / "recsys" / "x.py"))
+    with pytest.raises(ConfigError, match=r"R101.*recsys init"):
+        default_config_path()
+
+
+def test_the_command_says_what_comes_next(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "recsys", "init", "mine"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "Next: cd mine && recsys run"
+    assert (tmp_path / "mine" / "recsys.yaml").exists()
