@@ -19,7 +19,7 @@ import jax
 import keras
 import numpy as np
 
-from recsys.config import TrainStage
+from recsys.config import TrainStage, parse_mesh
 from recsys.config_file import load_stage
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
@@ -211,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
     parser.add_argument("--base", type=Path, help="model folder to go on from")
+    parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
     options = parser.parse_args(arguments)
     _check_backend()
@@ -221,6 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if base is not None:
         words.append(f"--base={base}")
     stage = load_stage(options.config, TrainStage)
+    if options.mesh is not None:
+        words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
+        stage = stage.model_copy(update={"mesh": options.mesh})
     if options.processes > 1 and distributed.COORDINATOR not in os.environ:
         # With a base that can't be used the run begins anew, and saves where such a run does.
         bases = {None, None if base is None else fingerprint(base)}

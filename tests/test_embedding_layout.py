@@ -8,16 +8,20 @@ from embedding_meshes import Lookup, on_mesh
 from recsys.embedding import (
     SGD,
     Adagrad,
+    FeatureConfig,
     Ftrl,
     LazyAdam,
     RowWiseAdagrad,
+    ShardedEmbedding,
+    SparseModel,
     TableConfig,
     TablePlacement,
     activate,
+    device_mesh,
     table_layout,
     verify_placement,
 )
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 
 DIM = 8
 ROW = TableConfig("row", 5000, DIM, optimizer=Adagrad(), placement="row")
@@ -62,7 +66,7 @@ def shards(variable):
 @pytest.mark.parametrize(("n_model", "n"), [(None, 8), (2, 2), (4, 4), (8, 8), (1, 1)])
 def test_every_device_holds_what_is_planned_of_each_kind(n_model, n):
     """Literal bytes for 8; for the others a share of the whole."""
-    layout = table_layout(ALL, n_model=n_model)
+    layout = table_layout(ALL, mesh=device_mesh(model=n_model))
     model = build(layout)
     found = {p.table: p for p in verify_placement(model, layout)}
     assert list(found) == [t.name for t in ALL]
@@ -93,7 +97,7 @@ def test_every_device_holds_what_is_planned_of_each_kind(n_model, n):
 
 @pytest.mark.parametrize("n_model", [None, 2])
 def test_the_layouts_rules_are_one_for_each_table_that_is_split(n_model):
-    layout = table_layout(ALL, n_model=n_model)
+    layout = table_layout(ALL, mesh=device_mesh(model=n_model))
     axis = "devices" if n_model is None else "model"
     assert layout.device_mesh.shape == ((8,) if n_model is None else (4, 2))
     rules = {
@@ -126,7 +130,7 @@ def test_stacked_tables_have_one_rule_by_all_their_names():
 
 def test_the_first_axis_splits_the_batch():
     for n_model, axis in ((None, "devices"), (2, "data")):
-        activate(table_layout([ROW], n_model=n_model))
+        activate(table_layout([ROW], mesh=device_mesh(model=n_model)))
         assert keras.distribution.distribution().batch_dim_name == axis
 
 
@@ -209,3 +213,89 @@ def test_each_place_is_on_one_device_of_an_axis(mesh):
     expected = np.asarray(whole.embedding.tables[0].embeddings.value)
     for part in parts:
         assert np.array_equal(part.data, expected[part.index])
+
+
+# --- rules for dense weights and activations
+
+
+class Dense(SparseModel):
+    """Two dense layers over a table that is split and one that is not."""
+
+    def __init__(self):
+        super().__init__(name="model")
+        features = {
+            "a": FeatureConfig("a", ROW, (None,), (None, DIM)),
+            "b": FeatureConfig("b", FLAT, (None, 3), (None, DIM)),
+        }
+        self.embedding = ShardedEmbedding(features)
+        self.first = keras.layers.Dense(16, activation="relu", name="first")
+        self.last = keras.layers.Dense(1, name="last")
+
+    def call(self, inputs):
+        read = self.embedding(inputs)
+        return self.last(self.first(keras.ops.concatenate([read["a"], read["b"]], axis=-1)))
+
+
+def trained(mesh, rules):
+    """Returns the model after four steps under a layout, and its losses."""
+    keras.utils.set_random_seed(0)
+    layout = table_layout([ROW, FLAT], mesh=mesh, rules=rules)
+    activate(layout)
+    rng = np.random.default_rng(0)
+    x = {"a": rng.integers(0, 5000, 64), "b": rng.integers(0, 50, (64, 3))}
+    y = rng.normal(size=(64, 1)).astype(np.float32)
+    model = Dense()
+    model.compile("adam", "mse")
+    history = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0).history
+    verify_placement(model, layout)
+    return model, history["loss"]
+
+
+RULES = {
+    "first/kernel": (None, "model"),
+    "model/first/bias": ("model",),
+    "l[a]st/kernel": ("model", None),
+    "first/output": ("data", "model"),
+}
+
+
+@pytest.fixture(scope="module")
+def losses_on_one_axis():
+    losses = trained(None, None)[1]
+    keras.distribution.set_distribution(None)
+    return losses
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4), (1, 8)])
+def test_every_mesh_trains_alike_with_dense_weights_split_by_rules(shape, losses_on_one_axis):
+    model, losses = trained(device_mesh(*shape), RULES)
+    np.testing.assert_allclose(losses, losses_on_one_axis, rtol=1e-6)
+    assert shards(model.first.kernel) == {(16, 16 // shape[1])}
+    assert shards(model.last.kernel) == {(16 // shape[1], 1)}
+    slot = next(v for v in model.optimizer.variables if "first_kernel_momentum" in v.path)
+    assert shards(slot) == {(16, 16 // shape[1])}
+    out = model.first(np.ones((8, 16), np.float32))
+    assert {s.data.shape for s in out.addressable_shards} == {(8 // shape[0], 16 // shape[1])}
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"first/kernl": (None, "model")}, r"R315.*'first/kernl'.*first/kernel"),
+        ({"second/output": ("data", None)}, r"R315.*'second/output'.*first/output"),
+        ({"(model/)?.*/bias": (None,), "kernel": (None, None)}, r"R315.*'kernel'"),
+        ({"first/kernel": ("model",)}, r"R314.*'first/kernel'.*\(16, 16\)"),
+        ({"last/kernel": (None, "model")}, r"R314.*divide.*\(16, 1\)"),
+        ({"first/(kernel": ("model",)}, r"R314.*regex"),
+        ({"first/kernel": (None, "modle")}, r"R314.*'modle'.*data, model"),
+        ({".*kernel": (None, None), "first/kernel": (None, "model")}, r"R316.*first/kernel"),
+    ],
+)
+def test_a_rule_that_can_not_be_followed_is_refused(rules, message):
+    with pytest.raises(UsageError, match=message):
+        trained(device_mesh(4, 2), rules)
+
+
+def test_a_mesh_of_other_devices_is_refused():
+    with pytest.raises(UsageError, match=r"R313.*data=4, model=4.*Received: 8"):
+        device_mesh(4, 4)

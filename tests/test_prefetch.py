@@ -19,6 +19,7 @@ from recsys.embedding import (
     SparseModel,
     TableConfig,
     activate,
+    device_mesh,
     table_layout,
 )
 from recsys.training.prefetch import BatchIterator, rows_of_process
@@ -131,7 +132,7 @@ def test_an_error_of_the_reader_comes_to_the_taker_with_its_words(source, monkey
 @pytest.mark.parametrize("n_model", [None, 2], ids=["one axis", "two axes"])
 def test_each_device_gets_its_rows(source, n_model):
     wide = again(source, batch_size=16, uniform_negatives=8)
-    layout = table_layout([TableConfig("t", 64, 8)], n_model=n_model)
+    layout = table_layout([TableConfig("t", 64, 8)], mesh=device_mesh(model=n_model))
     activate(layout)
     mesh = layout.device_mesh.backend_mesh
     with BatchIterator(wide) as feed:

@@ -75,12 +75,13 @@ def data(tmp_path_factory):
     return folder
 
 
-def train(data, out, stage=STAGE, devices=1):
+def train(data, out, stage=STAGE, devices=1, options=()):
     config = out.parent / f"{out.name}.json"
     config.write_text(json.dumps(stage))
     flags = f"--xla_force_host_platform_device_count={devices}"
     # Of its own: the same training elsewhere must not find what this one saved.
     words = ["--config", config, "--data", data, "--out", out, "--checkpoints", f"{out}.saved"]
+    words += options
     return run_stage(
         "recsys.train",
         list(map(str, words)),
@@ -104,6 +105,16 @@ def test_one_and_eight_devices_have_the_same_loss_curve(models):
     assert len(one) > 100
     assert one[-20:].mean() < one[:20].mean() - 0.3
     assert np.abs(one - eight).max() < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4), (1, 8)], ids=str)
+def test_every_mesh_has_the_same_loss_curve(models, data, tmp_path, shape):
+    stage = {**STAGE, "mesh": {"data": 8, "model": 2}}  # The command line overrides it.
+    options = ["--mesh", f"data={shape[0]},model={shape[1]}"]
+    summary = train(data, tmp_path / "model", stage, 8, options)
+    assert {table["shards"] for table in summary["sharding"]} == {shape[1]}
+    assert np.abs(curve(tmp_path / "model") - curve(models[1][0])).max() < 1e-4
 
 
 def test_the_result_says_what_each_device_holds(models):

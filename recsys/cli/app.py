@@ -46,6 +46,10 @@ HiddenJsonOption = Annotated[
 ]
 DataOption = Annotated[Path, typer.Option("--data", help="Data folder of an InteractionEncoder.")]
 ModelOption = Annotated[Path, typer.Option("--model", help="Model folder of a training.")]
+MeshOption = Annotated[
+    str | None,
+    typer.Option("--mesh", metavar="AXES", help="The devices as a grid, as data=4,model=2."),
+]
 OutOption = Annotated[Path, typer.Option("--out", help="Folder to write.")]
 
 
@@ -268,6 +272,7 @@ def train(
         Path | None,
         typer.Option("--base", metavar="MODEL", help="Model folder to go on from."),
     ] = None,
+    mesh: MeshOption = None,
 ) -> None:
     """Train a model, without TFX; prints the result as JSON.
 
@@ -275,7 +280,7 @@ def train(
     """
     from recsys.cli import stages
 
-    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes, base))
+    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes, base, mesh))
 
 
 @app.command()

@@ -19,7 +19,7 @@ from typing import IO, Any
 from recsys import events
 from recsys.cli.run_view import RunView
 from recsys.cli.terminal import Console
-from recsys.config import Config, canonical_json
+from recsys.config import Config, canonical_json, parse_mesh
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.process import run_stage, stage_environment
@@ -36,6 +36,7 @@ def train(
     checkpoints: Path | None = None,
     processes: int = 1,
     base: Path | None = None,
+    mesh: str | None = None,
 ) -> dict[str, Any]:
     """Trains on the data folder `data` and writes the model folder `out`; shows how it goes.
 
@@ -47,13 +48,15 @@ def train(
         checkpoints: Folder of the checkpoints; `checkpoints` beside `out` by default.
         processes: Processes on this machine.
         base: Model folder that it goes on from.
+        mesh: The devices as a grid, as `data=4,model=2`; that of the config by default.
     """
+    config = with_mesh(config_of(path, overrides), mesh)
     folders = {"--data": data, "--out": out}
     given = {"--checkpoints": checkpoints, "--base": base}
     folders |= {option: folder for option, folder in given.items() if folder is not None}
     more = ("--processes", str(processes))
     with _followed():
-        return _run("recsys.train", "jax", config_of(path, overrides), folders, more)
+        return _run("recsys.train", "jax", config, folders, more)
 
 
 def evaluate(
@@ -81,6 +84,11 @@ def export(
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
     folders = {"--model": model, "--data": data, "--out": out}
     return _run("recsys.bundles.export", "tensorflow", config_of(path, overrides), folders)
+
+
+def with_mesh(config: Config, mesh: str | None) -> Config:
+    """Returns the config with the mesh that a command line names, if it names one."""
+    return config if mesh is None else config.model_copy(update={"mesh": parse_mesh(mesh)})
 
 
 def config_of(path: Path | None, overrides: Sequence[str]) -> Config:

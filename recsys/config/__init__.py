@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from recsys.config.export import ExportConfig, ExportStage
     from recsys.config.keep import KeepConfig
+    from recsys.config.mesh import LayoutRules, MeshConfig, parse_mesh
     from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
     from recsys.config.model import (
         LEARNED_TEMPERATURE,
@@ -101,8 +102,10 @@ __all__ = [
     "ItemColumns",
     "ItemsConfig",
     "KeepConfig",
+    "LayoutRules",
     "ListOfEvents",
     "MeanConfig",
+    "MeshConfig",
     "MetadataConfig",
     "MysqlConfig",
     "MysqlSslConfig",
@@ -132,6 +135,7 @@ __all__ = [
     "canonical_json",
     "json_schema",
     "metric_names",
+    "parse_mesh",
     "stage_of",
 ]
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from recsys.config.data import DataConfig
 from recsys.config.evaluate_stage import EvaluateStage
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
 from recsys.config.export import ExportConfig, ExportStage
 from recsys.config.keep import KeepConfig
+from recsys.config.mesh import LayoutRules, MeshConfig
 from recsys.config.metadata import MetadataConfig
 from recsys.config.model import RetrievalConfig, TwoTowerConfig
 from recsys.config.notify import NotifyConfig
@@ -65,6 +66,15 @@ class Config(Strict):
     """The model: the two towers, or a model of a plugin, `{type: name, …}`."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
+    mesh: MeshConfig | None = None
+    """The devices of a training as a grid of `data` × `model`; `null`: one axis of all
+    devices, `devices`, which batch and tables share."""
+    layout: LayoutRules = Field(default={})
+    """Dense weights and activations that are split over the devices: a path, or a regex
+    of paths, to the axis of the mesh that splits each dimension, or `null`; as
+    `keras.distribution.LayoutMap` has them. `user_tower/dense/kernel: [null, model]` splits
+    a weight, `user_tower/dense/output: [data, model]` what a layer returns. What no rule
+    names is on all devices."""
     warm_start: WarmStartConfig | None = None
     """How a training goes on from the last good model; `null`: each begins anew."""
     evaluate: EvaluateConfig = EvaluateConfig()

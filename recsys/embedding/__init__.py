@@ -3,7 +3,7 @@
 from recsys.embedding.config import FeatureConfig, TableConfig
 from recsys.embedding.ids import Ragged
 from recsys.embedding.layer import ShardedEmbedding
-from recsys.embedding.layout import activate, table_layout, verify_placement
+from recsys.embedding.layout import activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.model import SparseModel
 from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
 from recsys.embedding.planner import TablePlacement
@@ -22,6 +22,7 @@ __all__ = [
     "TableConfig",
     "TablePlacement",
     "activate",
+    "device_mesh",
     "embedding_layer",
     "table_layout",
     "verify_placement",

@@ -1,13 +1,17 @@
-"""Where tables live: the layout rules, and the proof that the devices follow them.
+"""The layout: which axis of the mesh splits tables, dense weights and activations.
 
 By default one mesh axis carries both the rows of the tables and the batch: every
-device holds 1/n of each table and works on 1/n of each batch; towers are replicated.
+device holds 1/n of each table and works on 1/n of each batch; dense weights are
+replicated. Rules split dense weights and activations too. After a build the layout is
+checked against the devices: Keras ignores a rule that matches nothing.
 """
 
 from __future__ import annotations
 
+import difflib
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,44 +20,160 @@ from recsys.embedding.config import Placement, TableSpec, resolve
 from recsys.embedding.layer import ShardedEmbedding, stacks
 from recsys.embedding.planner import TablePlacement, planned
 from recsys.embedding.table import WEIGHTS, Table
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 
 AXIS = "devices"
 BATCH_AXIS, MODEL_AXIS = "data", "model"
 _SPLITS = {"row": "rows", "column": "columns", "replicated": "none"}
+_OUTPUT = "/output"
+
+Rules = Mapping[str, Sequence[str | None]]
+
+
+def device_mesh(data: int | None = None, model: int | None = None) -> keras.distribution.DeviceMesh:
+    """Returns all devices as one axis `devices`, or as a grid of `data` × `model`.
+
+    Args:
+        data: Parts of a batch; None for what `model` leaves.
+        model: Devices that share each copy of a table; None for what `data` leaves.
+
+    Raises:
+        UsageError: The grid has more or fewer devices than there are.
+    """
+    devices = keras.distribution.list_devices()
+    n = len(devices)
+    if data is None and model is None:
+        return keras.distribution.DeviceMesh((n,), (AXIS,), devices)
+    data = data or n // (model or 1)
+    shape = (data, model or n // data)
+    if shape[0] * shape[1] != n:
+        raise UsageError(
+            "R313",
+            f"The mesh data={shape[0]}, model={shape[1]} must have as many devices as there are.",
+            "Change the mesh; on CPUs XLA_FLAGS=--xla_force_host_platform_device_count=N"
+            " simulates N devices.",
+            n,
+        )
+    return keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), devices)
+
+
+class Layout(keras.distribution.LayoutMap):
+    """A `LayoutMap` that tells what is wrong with a rule.
+
+    A rule is a regex of whole paths, of variables or, where it ends with `/output`, of what
+    layers return; the model's own name at the front may be left out.
+
+    Attributes:
+        rules: The rules for what is no table, each with the pattern that it is kept under.
+    """
+
+    def __init__(self, mesh: keras.distribution.DeviceMesh) -> None:
+        super().__init__(mesh)
+        self.rules: dict[str, str] = {}
+
+    def add_rule(self, rule: str, axes: Sequence[str | None]) -> None:
+        """Adds the rule that splits the dimensions of what `rule` matches over `axes`.
+
+        Raises:
+            UsageError: The rule is no regex, or names an axis that the mesh hasn't.
+        """
+        known = self.device_mesh.axis_names
+        unknown = [axis for axis in axes if axis is not None and axis not in known]
+        try:
+            re.compile(rule)
+        except re.error as error:
+            raise UsageError(
+                "R314", "A layout rule must be a path or a regex of paths.", str(error), rule
+            ) from None
+        if unknown:
+            raise UsageError(
+                "R314",
+                f"Layout rule {rule!r} must name axes of the mesh, or None.",
+                f"The mesh has {', '.join(known)}; `mesh` sets it.",
+                unknown[0],
+            )
+        self.rules[rule] = rf"(?:[^/]+/)?(?:{rule})"
+        self[self.rules[rule]] = tuple(axes)
+
+    def matches(self, path: str) -> list[str]:
+        """Returns the patterns that match a path."""
+        is_output = path.endswith(_OUTPUT)
+        patterns = [p for p in self if p.rstrip(")").endswith(_OUTPUT) == is_output]
+        return [pattern for pattern in patterns if re.fullmatch(pattern, path)]
+
+    def __getitem__(self, path: str) -> Any:
+        """Returns the layout of what has `path`; None if no rule, or more than one, matches it.
+
+        `verify_placement` raises what is wrong. An error here would come in the middle of
+        a build, and leave Keras with variables that are half made.
+        """
+        patterns = self.matches(path)
+        return super().__getitem__(patterns[0]) if len(patterns) == 1 else None
+
+
+class LayoutDistribution(keras.distribution.ModelParallel):
+    """Places variables by a layout; replicates those whose shape doesn't fit their rule.
+
+    Attributes:
+        layout: The layout.
+    """
+
+    def __init__(self, layout: keras.distribution.LayoutMap) -> None:
+        super().__init__(
+            layout_map=layout,
+            batch_dim_name=layout.device_mesh.axis_names[0],
+            auto_shard_dataset=False,
+        )
+        self.layout = layout
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """Returns the layout of a variable."""
+        layout = super().get_variable_layout(variable)
+        if _fits(layout, variable.shape):
+            return layout
+        return keras.distribution.TensorLayout([None] * len(variable.shape), self.device_mesh)
+
+
+def _fits(layout: keras.distribution.TensorLayout, shape: Sequence[int]) -> bool:
+    mesh = layout.device_mesh
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    parts = [1 if axis is None else sizes[axis] for axis in layout.axes]
+    return len(parts) == len(shape) and not any(map(operator.mod, shape, parts))
 
 
 def table_layout(
     tables: Sequence[Any],
     table_stacking: str | Sequence[Sequence[str]] | None = None,
-    n_model: int | None = None,
-) -> keras.distribution.LayoutMap:
-    """Returns the layout of `tables` over all devices.
+    mesh: keras.distribution.DeviceMesh | None = None,
+    rules: Rules | None = None,
+) -> Layout:
+    """Returns the layout of `tables`, and of what `rules` name.
 
     Args:
         tables: The `TableConfig`s of a `ShardedEmbedding`.
         table_stacking: As given to the layer.
-        n_model: Devices that a table is split over, on a mesh of two axes, `data` and
-            `model`; None for one axis over all devices, which batch and tables share.
+        mesh: What `device_mesh` returned; None for one axis over all devices, which batch
+            and tables share. Of two axes the first splits batches, the last tables.
+        rules: Paths of dense weights, or of layers with `/output` added, or regexes of them;
+            with the axis that splits each dimension, or None. What no rule names is
+            replicated.
 
     Returns:
         A rule for each table that is split and none for what is replicated, with the
         mesh; pass it to `activate` before the model is made.
+
+    Raises:
+        UsageError: A rule is no regex, or names an axis that the mesh hasn't.
     """
-    devices = keras.distribution.list_devices()
-    if n_model is None:
-        mesh = keras.distribution.DeviceMesh((len(devices),), (AXIS,), devices)
-    else:
-        shape = (len(devices) // n_model, n_model)
-        mesh = keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), devices)
-    layout = keras.distribution.LayoutMap(mesh)
+    layout = Layout(mesh or device_mesh())
     for members in stacks([resolve(table) for table in tables], table_stacking):
-        for rule, axes in _rules(members, mesh.axis_names[-1]):
-            layout[rule] = axes
+        layout.update(_table_rules(members, layout.device_mesh.axis_names[-1]))
+    for rule, axes in (rules or {}).items():
+        layout.add_rule(rule, axes)
     return layout
 
 
-def _rules(
+def _table_rules(
     members: Sequence[TableSpec], axis: str
 ) -> list[tuple[str, tuple[str | None, str | None]]]:
     """Returns the rules of a table; anchored, since Keras asks for activations too."""
@@ -72,13 +192,7 @@ def _rules(
 
 def activate(layout: keras.distribution.LayoutMap) -> None:
     """Makes Keras place variables by `layout`, and batches over its first axis."""
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(
-            layout_map=layout,
-            batch_dim_name=layout.device_mesh.axis_names[0],
-            auto_shard_dataset=False,
-        )
-    )
+    keras.distribution.set_distribution(LayoutDistribution(layout))
 
 
 def tables_of(model: keras.Model) -> list[Table]:
@@ -90,7 +204,7 @@ def tables_of(model: keras.Model) -> list[Table]:
 def verify_placement(
     model: keras.Model, layout: keras.distribution.LayoutMap
 ) -> list[TablePlacement]:
-    """Checks that every table lies as its config says, and nothing else is split.
+    """Checks that every table lies as its config says, and every rule matches something.
 
     Args:
         model: A built model.
@@ -100,19 +214,96 @@ def verify_placement(
         The placements, in the order of the layers.
 
     Raises:
-        RecsysError: A table matched no rule or several, or the devices hold
-            other bytes than planned.
+        RecsysError: A table matched no rule or several, a rule matched nothing, or the
+            devices hold other bytes than planned.
+    """
+    check_rules(model, layout)
+    return [_check_bytes(table, layout) for table in tables_of(model)]
+
+
+def check_rules(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
+    """Checks that each rule of a layout is followed by a built model, whatever its values.
+
+    Raises:
+        RecsysError: A table matched no rule or several.
+        UsageError: Another rule matched nothing, can't be followed, or isn't the only one.
     """
     tables = tables_of(model)
+    own = {variable.path for table in tables for variable in table.variables}
+    _check_rules_of_layers(model, layout, own)
     split = {
         variable.path: table.spec.placement
         for table in tables
         for variable, per_row in _with_shape(table)
         if table.spec.placement == "row" or (table.spec.placement == "column" and not per_row)
     }
+    free = set(getattr(layout, "rules", {}).values())
     for variable in model.variables:
-        _check_rules(variable.path, layout, split.get(variable.path))
-    return [_check_bytes(table, layout) for table in tables]
+        ignored = set() if variable.path in own else free
+        _check_table_rules(variable.path, layout, split.get(variable.path), ignored)
+
+
+def _check_rules_of_layers(
+    model: keras.Model, layout: keras.distribution.LayoutMap, tables: set[str]
+) -> None:
+    """Checks that each rule for what is no table matches, fits, and is the only one."""
+    if not isinstance(layout, Layout):
+        return
+    layers = model._flatten_layers()
+    outputs = [f"{layer.path}{_OUTPUT}" for layer in layers if getattr(layer, "path", None)]
+    shapes = {v.path: v.shape for v in model.variables if v.path not in tables}
+    names = {pattern: rule for rule, pattern in layout.rules.items()}
+    matched: dict[str, list[str]] = {rule: [] for rule in layout.rules}
+    for path in dict.fromkeys([*shapes, *outputs]):
+        rules = [names.get(pattern, pattern) for pattern in layout.matches(path)]
+        if len(rules) > 1:
+            raise UsageError(
+                "R316",
+                f"At most one layout rule must match {path!r}.",
+                "Narrow or remove the others.",
+                rules,
+            )
+        if rules and rules[0] in matched:
+            matched[rules[0]].append(path)
+            if path in shapes:
+                _check_fit(rules[0], path, layout[path], shapes[path])
+    for rule, paths in matched.items():
+        _check_matched(rule, paths, outputs if rule.endswith(_OUTPUT) else shapes)
+
+
+def _check_fit(rule: str, path: str, layout: Any, shape: Sequence[int]) -> None:
+    if not _fits(layout, shape):
+        raise UsageError(
+            "R314",
+            f"Layout rule {rule!r} must have an axis or None for each dimension of {path!r}, and"
+            " the devices along each axis must divide the dimension.",
+            f"Change the rule {tuple(layout.axes)}, the mesh, or the size of the layer.",
+            tuple(shape),
+        )
+
+
+def _check_matched(rule: str, matched: Sequence[str], paths: Iterable[str]) -> None:
+    if len(matched) > 1 and re.fullmatch(r"[\w/.-]*", rule):
+        raise UsageError(
+            "R315",
+            f"Layout rule {rule!r} is a path, and must match one alone.",
+            "Write the whole path, or a regex if all of them are meant.",
+            sorted(matched),
+        )
+    if not matched:
+        raise _unmatched(rule, paths)
+
+
+def _unmatched(rule: str, paths: Iterable[str]) -> UsageError:
+    names = {path.partition("/")[2] or path for path in paths}
+    near = difflib.get_close_matches(rule, sorted(names), n=3, cutoff=0.4)
+    near = near or sorted(names)[:5]
+    return UsageError(
+        "R315",
+        "Each layout rule must match a variable, or a layer if it ends with '/output'.",
+        f"Near names: {', '.join(near)}." if near else "Remove it.",
+        rule,
+    )
 
 
 def _with_shape(table: Table) -> list[tuple[Any, bool]]:
@@ -122,10 +313,13 @@ def _with_shape(table: Table) -> list[tuple[Any, bool]]:
     return list(zip(table.variables_by_row, per_row, strict=True))
 
 
-def _check_rules(
-    path: str, layout: keras.distribution.LayoutMap, placement: Placement | None
+def _check_table_rules(
+    path: str,
+    layout: keras.distribution.LayoutMap,
+    placement: Placement | None,
+    ignored: set[str],
 ) -> None:
-    matched = [rule for rule in layout if re.fullmatch(rule, path)]
+    matched = [rule for rule in layout if rule not in ignored and re.fullmatch(rule, path)]
     if len(matched) == (0 if placement is None else 1):
         return
     if placement is None:

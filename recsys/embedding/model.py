@@ -17,6 +17,7 @@ import numpy as np
 from keras import ops
 
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
+from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Tape, recording, refuse
 from recsys.embedding.planner import planned
 from recsys.embedding.step_check import StepProof, check_step
@@ -239,6 +240,9 @@ class SparseModel(keras.Model):
         return proven
 
     def _proven_step(self, state: Any, data: Any) -> Any:
+        distribution = keras.distribution.distribution()
+        if isinstance(distribution, LayoutDistribution):
+            check_rules(self, distribution.layout)
         step = _jitted(self.train_step, state)
         # jit keeps what is compiled here, so nothing is compiled twice.
         compiled = step.lower(state, data).compile()

@@ -196,6 +196,8 @@ def identity(stage: TrainStage, data: Path, base: str | None = None) -> dict[str
     described = stage.model_dump(mode="json")
     for key in _CHANGES_NOTHING:
         del described["train"][key]
+    # Devices compute the same, however they are arranged.
+    del described["mesh"], described["layout"]
     # Of no consequence to a training that begins anew.
     warm_start = described.pop("warm_start")
     more = {} if base is None else {"base": base}

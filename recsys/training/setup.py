@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import jax
+import keras
 
 from recsys.config import TrainStage
 from recsys.data.batches import BatchSource
 from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
-from recsys.embedding import TablePlacement, activate, table_layout, verify_placement
+from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import tables_of
 from recsys.models import (
     ModelInputs,
@@ -105,7 +105,8 @@ def prepare(
             checkpoint is whole.
     """
     stage = going_on(stage, base)
-    check_divides(stage.train, jax.device_count())
+    mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
+    check_divides(stage.train, mesh.shape[0])
     events = training_events(store.train, stage.train)
     remarks = check_events(events, inputs.catalogue, stage.model.history_of)
     for sentence in remarks.sentences():
@@ -121,10 +122,10 @@ def prepare(
         stage.model,
         of_batches(stage.train, base),
         inputs.user_features,
-        multiple=jax.device_count(),
+        multiple=mesh.shape[0],
     )
     updates_before = 0 if base is None else base.state.updates
-    model, placements = _built(stage, inputs, len(source), updates_before)
+    model, placements = _built(stage, mesh, inputs, len(source), updates_before)
     rows = spread_rows(tables_of(model))
     with ExitStack() as stack:
         if is_primary():
@@ -148,7 +149,11 @@ def prepare(
 
 
 def _built(
-    stage: TrainStage, inputs: ModelInputs, steps: int, updates_before: int
+    stage: TrainStage,
+    mesh: keras.distribution.DeviceMesh,
+    inputs: ModelInputs,
+    steps: int,
+    updates_before: int,
 ) -> tuple[RetrievalModel, list[TablePlacement]]:
     """Returns the model, compiled, with its tables where they were planned to be."""
     spec = ModelSpec.for_data(
@@ -156,7 +161,7 @@ def _built(
     )
     updates = steps // stage.train.accumulate
     tables = model_tables(spec, *table_optimizers(stage.train, updates, updates_before))
-    layout = table_layout(list(tables.values()))
+    layout = table_layout(list(tables.values()), mesh=mesh, rules=stage.layout)
     activate(layout)
     train = stage.train
     model = model_class(spec)(
