@@ -21,7 +21,7 @@ import mutations
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import publish
 from recsys.errors import RecsysError
-from recsys.serving.recommender import Recommender
+from recsys.serving.recommendations import load_bundle
 
 _SCRIPT = Path(mutations.__file__)
 
@@ -53,7 +53,7 @@ def test_no_damage_brings_more_than_a_sentence(tmp_path_factory, whole, seed):
     publish(whole, folder / "serving", keep=2)
     mutations.mutate(bundle, seed)
     mutations.try_one(bundle, folder / "serving")
-    assert mutations.code_of(lambda: Recommender(bundle)) != "ok"  # There is no SavedModel.
+    assert mutations.code_of(lambda: load_bundle(bundle)) != "ok"  # There is no SavedModel.
     assert (folder / "outside" / "secret").read_text() == "secret"
     assert len(list((folder / "outside").iterdir())) == 1
     shutil.rmtree(folder)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.bundles import item_table as of_bundle
-from recsys.bundles.item_table import allowed_items, features_of, write_catalogue
+from recsys.bundles.item_table import features_of, write_catalogue
 from recsys.bundles.signatures import filter_inputs, raw_inputs
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.errors import UsageError
+from recsys.serving.catalogue_search import ItemFilters, read_features
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]
 
@@ -48,31 +48,27 @@ def test_every_item_row_has_a_line_with_the_names_of_its_tokens(tmp_path, monkey
 
 @given(
     seed=st.integers(0, 99),
-    excluded=st.lists(st.sampled_from(["i1", "i2", "i3", "nothing"]), max_size=3),
     genres=st.lists(st.sampled_from([*_TOKENS[1:], "no such genre"]), max_size=3),
     titles=st.lists(st.just("short"), max_size=1),
 )
-def test_items_are_allowed_by_id_and_by_each_feature(
-    tmp_path_factory, seed, excluded, genres, titles
-):
+def test_items_are_allowed_by_each_feature(tmp_path_factory, seed, genres, titles):
     folder = tmp_path_factory.mktemp("any")
-    ids, of_genres, of_titles = written(folder, 20, seed)
-    only = {"genres": genres, "title": titles}
-    found = allowed_items(folder, pa.array(ids), excluded, only)
+    _, of_genres, of_titles = written(folder, 20, seed)
+    filters = ItemFilters(read_features(folder, 21), 21)
+    wishes = {"only_genres": genres, "only_title": titles}
+    inputs = {
+        name: np.array([[text.encode() for text in [*texts, ""]]], object)
+        for name, texts in wishes.items()
+    }
+    [(places, allowed)] = filters.groups(inputs, np.array([0]))
+    assert places.tolist() == [0]
+    found = np.ones(20, bool) if allowed is None else allowed[1:]
     expected = [
-        id_ not in excluded
-        and (not genres or bool(set(genres) & set(its)))
+        (not genres or bool(set(genres) & set(its)))
         and (not titles or bool(set(titles) & set(own)))
-        for id_, its, own in zip(ids, of_genres, of_titles, strict=True)
+        for its, own in zip(of_genres, of_titles, strict=True)
     ]
     assert found.tolist() == expected
-
-
-@pytest.mark.parametrize("feature", ["hashed", "id", "genre"])
-def test_a_feature_without_names_filters_nothing(tmp_path, feature):
-    ids, _, _ = written(tmp_path, 5)
-    with pytest.raises(UsageError, match=r"R549.*genres, title"):
-        allowed_items(tmp_path, pa.array(ids), [], {feature: ["Drama"]})
 
 
 def test_inputs_have_names_of_their_own():

@@ -131,9 +131,9 @@ def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):
     items, is_item, queries = world
     hidden = Ragged.of([np.arange(n, dtype=np.int32) for n in range(50)])
     ranked = Ranker(items, is_item).best(queries[:50], hidden, _K)
-    status = exact_module.native.status()
+    status = exact_module.kernels.status()
     monkeypatch.setattr(
-        exact_module.native, "status", lambda: type(status)(None, "none is wished for")
+        exact_module.kernels, "status", lambda: type(status)(None, "none is wished for")
     )
     other = Ranker(items, is_item).best(queries[:50], hidden, _K)
     np.testing.assert_allclose(ranked[1], other[1], atol=1e-5)

@@ -410,9 +410,9 @@ def test_the_data_folder_has_every_user_and_the_items_of_the_ratings(people):
 
 @pytest.mark.thorough
 def test_a_bundle_recommends_to_a_user_whose_features_alone_are_known(people):
-    from recsys.serving.recommender import Recommender
+    from recsys.serving.recommendations import load_bundle
 
-    recommender = Recommender(people[0].folder / "run/serving/tiny/1")
-    late, known = recommender.recommend(["u44", "u02"], 5)
+    bundle = load_bundle(people[0].folder / "run/serving/tiny/1")
+    late, known = bundle.recommend(users=["u44", "u02"], k=5)
     assert (late.history, len(late.items)) == ([], 5)
     assert known.history

@@ -23,17 +23,14 @@ from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving import batch_file
-from recsys.serving.batch import SCHEMA
-from recsys.serving.batch_file import recommend_file
-from recsys.serving.users_file import AskedUsers
+from recsys.serving.batch_file import SCHEMA, recommend_file
+from recsys.serving.users_file import UsersFile
 
 _REPO = Path(__file__).resolve().parent.parent
 
 
 class Echo:
     """Knows the users that begin with `u`, and recommends to each an item of its own name."""
-
-    max_k = 100
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
@@ -54,7 +51,7 @@ def quiet(n_users: int, n_bytes: int) -> None:
 
 def answered_users(file: Path, column: str | None = None, block: int = 4) -> list[str]:
     out = file.with_name("out.parquet")
-    recommend_file(Echo(), AskedUsers.open(file, column), out, 2, block, quiet)
+    recommend_file(Echo().recommend, UsersFile.open(file, column), out, 2, block, quiet)
     table = pq.read_table(out)
     assert table.schema.equals(SCHEMA)
     ids: list[str] = table["user_id"].to_pylist()
@@ -98,7 +95,7 @@ def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):
     file, out = tmp_path / "users.csv", tmp_path / "out.parquet"
     rows = [b"u1,1", b",2", b"x\0y,3", b"u" * 1025 + b",4", b"u2,5", b"\xff,6", b"7", b"s,8"]
     file.write_bytes(b"id,x\n" + b"\n".join(rows) + b"\n")
-    found = recommend_file(Echo(), AskedUsers.open(file), out, 1, 100, quiet)
+    found = recommend_file(Echo().recommend, UsersFile.open(file), out, 1, 100, quiet)
     assert (found.users, found.unknown, found.rejected) == (3, 1, 5)
     assert found.sources == {"user": 2, "popularity": 1}
     assert found.rejected_file == str(tmp_path / "out.rejected.parquet")
@@ -113,7 +110,10 @@ def test_rows_that_are_no_id_are_kept_aside_with_the_reason(tmp_path):
     assert kept["row"].to_pylist()[kept["line"].to_pylist().index(3)] == ",2"
     # The next run, of good rows alone, leaves no old rejects.
     file.write_text("id\nu1\n")
-    assert recommend_file(Echo(), AskedUsers.open(file), out, 1, 100, quiet).rejected_file is None
+    assert (
+        recommend_file(Echo().recommend, UsersFile.open(file), out, 1, 100, quiet).rejected_file
+        is None
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "users.csv"]
 
 
@@ -125,8 +125,10 @@ def test_every_user_is_answered_once_in_the_order_of_the_file(tmp_path_factory, 
     folder = tmp_path_factory.mktemp("any")
     file, echo, told = folder / "users.txt", Echo(), []
     file.write_text("\n".join(users))
-    asked = AskedUsers.open(file)
-    recommend_file(echo, asked, folder / "out.parquet", 1, block, lambda *x: told.append(x))
+    asked = UsersFile.open(file)
+    recommend_file(
+        echo.recommend, asked, folder / "out.parquet", 1, block, lambda *x: told.append(x)
+    )
     assert pq.read_table(folder / "out.parquet")["user_id"].to_pylist() == users
     assert max(echo.blocks) <= block
     assert len(echo.blocks) == -(-len(users) // block)
@@ -137,9 +139,11 @@ def test_every_user_is_answered_once_in_the_order_of_the_file(tmp_path_factory, 
 def test_a_large_file_is_read_in_pieces_and_its_progress_told(tmp_path):
     users = [f"u{n}" for n in range(200_000)]
     (tmp_path / "users.txt").write_text("\n".join(users))
-    asked, told = AskedUsers.open(tmp_path / "users.txt"), []
+    asked, told = UsersFile.open(tmp_path / "users.txt"), []
     assert len(asked.pieces) > 3
-    recommend_file(Echo(), asked, tmp_path / "o.parquet", 1, 8192, lambda *x: told.append(x))
+    recommend_file(
+        Echo().recommend, asked, tmp_path / "o.parquet", 1, 8192, lambda *x: told.append(x)
+    )
     assert pq.read_table(tmp_path / "o.parquet")["user_id"].to_pylist() == users
     assert len(told) > 24
     assert sum(n for _, n in told) == asked.n_bytes == (tmp_path / "users.txt").stat().st_size
@@ -166,7 +170,9 @@ def test_a_file_that_is_none_is_refused_and_nothing_is_written(tmp_path, make, c
     file = tmp_path / "users.csv"
     make(file)
     with pytest.raises(RecsysError, match=code):
-        recommend_file(Echo(), AskedUsers.open(file, column), tmp_path / "o.parquet", 1, 9, quiet)
+        recommend_file(
+            Echo().recommend, UsersFile.open(file, column), tmp_path / "o.parquet", 1, 9, quiet
+        )
     assert not list(tmp_path.glob("*o.parquet*"))
 
 
@@ -184,7 +190,7 @@ def test_a_run_that_is_interrupted_leaves_what_was_there(tmp_path):
     file.write_text("\n".join(["u1", "", *(f"u{n}" for n in range(50))]))
     out.write_text("of an earlier run")
     with pytest.raises(KeyboardInterrupt):
-        recommend_file(Failing(), AskedUsers.open(file), out, 1, 10, quiet)
+        recommend_file(Failing().recommend, UsersFile.open(file), out, 1, 10, quiet)
     assert out.read_text() == "of an earlier run"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "users.txt"]
 
@@ -193,7 +199,7 @@ _RUN = """
 import sys, time
 sys.path[:0] = [{tests!r}, {worlds!r}]
 from pathlib import Path
-from recsys.serving.users_file import AskedUsers
+from recsys.serving.users_file import UsersFile
 from recsys.serving.batch_file import recommend_file
 from test_recommend_batch import Echo, quiet
 class Slow(Echo):
@@ -203,8 +209,8 @@ class Slow(Echo):
         time.sleep(0.1)
         return super().recommend(user_ids, k)
 folder = Path(sys.argv[1])
-asked = AskedUsers.open(folder / "users.txt")
-recommend_file(Slow(), asked, folder / "out.parquet", 1, 10, quiet)
+asked = UsersFile.open(folder / "users.txt")
+recommend_file(Slow().recommend, asked, folder / "out.parquet", 1, 10, quiet)
 """
 
 
@@ -216,9 +222,9 @@ def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tm
     with subprocess.Popen(command, cwd=_REPO, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert [child.stdout.readline() for _ in range(3)] == ["block\n"] * 3
-        asked = AskedUsers.open(tmp_path / "users.txt")
+        asked = UsersFile.open(tmp_path / "users.txt")
         with pytest.raises(RecsysError, match="R545"):
-            recommend_file(Echo(), asked, tmp_path / "out.parquet", 1, 10, quiet)
+            recommend_file(Echo().recommend, asked, tmp_path / "out.parquet", 1, 10, quiet)
         child.kill()
     assert child.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.parquet").exists()
@@ -254,12 +260,11 @@ def served(tmp_path_factory):
 _ASK = """
 import json, sys
 from pathlib import Path
-from recsys.serving.saved_model import load_saved_model
-from recsys.serving.saved_model import ask
-users = json.loads(sys.argv[2])
-n = len(users)
-found = ask(load_saved_model(Path(sys.argv[1])), "recommend", user_id=users, history=[[""]] * n,
-            exclude_seen=[True] * n)
+from recsys.serving.retriever import query_inputs
+from recsys.serving.saved_model import SavedModelGraph
+graph = SavedModelGraph(Path(sys.argv[1]))
+inputs = query_inputs(graph.signatures, json.loads(sys.argv[2]), is_new_only=True)
+found = graph.ask("recommend", inputs)
 print(json.dumps({"source": [s.decode() for s in found["source"]],
                   "ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
                   "scores": found["scores"].tolist(), "known": found["known"].tolist()}))
@@ -337,6 +342,6 @@ def test_a_file_gets_its_name_when_all_of_it_is_there(tmp_path, monkeypatch):
         real(temporary, final)
 
     monkeypatch.setattr(batch_file, "commit_file", look)
-    asked = AskedUsers.open(tmp_path / "users.txt")
-    recommend_file(Echo(), asked, tmp_path / "out.parquet", 1, 10, quiet)
+    asked = UsersFile.open(tmp_path / "users.txt")
+    recommend_file(Echo().recommend, asked, tmp_path / "out.parquet", 1, 10, quiet)
     assert seen == [("out.rejected.parquet", 1), ("out.parquet", 2)]

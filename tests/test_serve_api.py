@@ -13,7 +13,7 @@ import httpx
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 import requesting
-from serving import IDS, VECTORS, FakeRecommender, Running, make_names
+from serving import IDS, VECTORS, FakeRecommender, Running, make_catalogue
 
 from recsys.errors import RecsysError
 
@@ -277,7 +277,7 @@ def test_nothing_but_the_files_of_the_page_is_sent(server, path):
 
 
 def test_names_of_many_items_are_found_quickly_and_right():
-    names = make_names()
+    names = make_catalogue()
     assert names.item_rows(["i5", "no", "", "ü"]) == [5, 0, 0, 4]
     assert names.item_rows([]) == []
 
@@ -302,7 +302,7 @@ def test_until_a_version_is_loaded_a_sentence_says_why():
 
 
 def test_a_feature_that_repeats_the_titles_is_not_shown():
-    names = make_names()
+    names = make_catalogue()
     words = [title.lower().split() for title in names.titles.to_pylist()[1:]]
     features = {**names.features, "title_words": pa.array(words, pa.list_(pa.string()))}
     [item] = dataclasses.replace(names, features=features).shown([2])

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
+from recsys.bundles.signatures import Input, Signature
 from recsys.serving.server.http_errors import Refusal
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.messages import read_question, write_answer
-from recsys.serving.server.tensors import Input, Signature
 
 LIMITS = Limits()
 SIGNATURES = {

@@ -14,7 +14,7 @@ from rich.text import Text
 from recsys.cli import main, recommend
 from recsys.cli.terminal import Console
 from recsys.errors import RecsysError
-from recsys.serving.recommender import Item, Recommendations, ScoredItem
+from recsys.serving.recommendations import Item, Recommendations, ScoredItem
 
 _HOSTILE = "\x1b[31mred\x1b]0;owned\x07 \x9b2J \u202egnp.exe \u2066x [bold]b[/bold] :smile: \udcff"
 _COMMANDS = re.compile(
@@ -39,17 +39,14 @@ class Answering:
 
     example_users = (_HOSTILE,)
 
-    def __init__(self, bundle):
-        pass
-
-    def recommend(self, user_ids, k):
+    def recommend(self, user, *, k):
         items = [ScoredItem(_HOSTILE, _HOSTILE, 0.5)]
-        return [Recommendations(user_ids[0], False, "popularity", [Item("7", _HOSTILE)], items)]
+        return Recommendations(user, False, "popularity", [Item("7", _HOSTILE)], items)
 
 
 @pytest.fixture
 def answering(monkeypatch, tmp_path):
-    monkeypatch.setattr(recommend, "Recommender", Answering)
+    monkeypatch.setattr(recommend, "load_bundle", lambda bundle: Answering())
     monkeypatch.setattr(recommend, "latest", lambda folder: tmp_path)
     monkeypatch.setattr(recommend, "serving_folder", lambda config, root: tmp_path)
 

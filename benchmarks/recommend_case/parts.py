@@ -18,10 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from recsys.serving import batch_file
-from recsys.serving.batch import BatchRecommender
-from recsys.serving.users_file import AskedUsers
-
-_PARTS = {"_prepare": "query", "_rank": "rank", "_as_batch": "encode"}
+from recsys.serving.retriever import Retriever
+from recsys.serving.users_file import UsersFile
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -35,16 +33,18 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--batch", type=int, required=True)
     options = parser.parse_args(words)
     seconds: dict[str, float] = defaultdict(float)
-    recommender = BatchRecommender(options.bundle)
-    recommender.recommend(pa.array(["u1"] * 100), options.k)  # The first answers are slow.
-    for name, part in _PARTS.items():
-        if hasattr(recommender, name):
-            setattr(recommender, name, _timed(getattr(recommender, name), part, seconds))
+    retriever = Retriever.open(options.bundle)
+    batch_file.batch_answer(retriever, pa.array(["u1"] * 100), options.k)  # The first is slow.
+    graph: Any = retriever._graph
+    ranker: Any = retriever._ranker
+    graph.ask = _timed(graph.ask, "query", seconds)
+    ranker.best_of_batch = _timed(ranker.best_of_batch, "rank", seconds)
+    batch_file.as_batch = _timed(batch_file.as_batch, "encode", seconds)
     n_users = 0
     started = time.perf_counter()
     with options.out.open("wb") as file, batch_file._writer(file) as writer:
-        for ids, _, _ in batch_file._blocks(AskedUsers.open(options.users), options.batch):
-            writer.write_batch(recommender.recommend(ids, options.k))
+        for ids, _, _ in batch_file._blocks(UsersFile.open(options.users), options.batch):
+            writer.write_batch(batch_file.batch_answer(retriever, ids, options.k))
             n_users += len(ids)
     seconds["rest"] = time.perf_counter() - started - sum(seconds.values())
     print(json.dumps({"users": n_users, "seconds": seconds}))

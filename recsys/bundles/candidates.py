@@ -14,12 +14,9 @@ import tensorflow as tf
 
 from recsys.bundles.id_table import IdTable
 from recsys.bundles.quantization import StoredEmbeddings
-from recsys.bundles.signatures import filter_inputs
+from recsys.bundles.signatures import NO_SCORE, filter_inputs
 from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags
-
-NO_SCORE = float(np.finfo(np.float32).min)
-"""Of a place that no item has."""
 
 ONE_BLOCK_ROWS = 131_072
 """Items that are scored without a loop."""

@@ -28,17 +28,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundles.candidates import NO_SCORE, Allow, Candidates, ItemFilters
+from recsys.bundles.candidates import Allow, Candidates, ItemFilters
 from recsys.bundles.id_table import IdTable, hash_rows
 from recsys.bundles.quantization import Kind, stored
 from recsys.bundles.raw_features import RawFeatures, text_columns
 from recsys.bundles.row_embedding import Bags, Query, RowTowers, StoredUsers
-from recsys.bundles.signatures import POPULARITY, popularity_shares
+from recsys.bundles.signatures import NO_SCORE, POPULARITY, popularity_shares
 from recsys.bundles.variables import constant
 from recsys.data.histories import ServingHistories
 from recsys.models.saved import TrainedModel
-
-__all__ = ["NO_SCORE", "Retrieval"]
 
 _Tensors = dict[str, tf.Tensor]
 

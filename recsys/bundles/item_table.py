@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.errors import UsageError
 
 FILE = Path("catalogue") / "items.parquet"
 _ROWS = 65_536
@@ -54,33 +51,6 @@ def features_of(bundle: Path) -> list[str]:
             for name in pq.read_schema(bundle / FILE).names[2:]]  # fmt: skip
 
 
-def allowed_items(
-    bundle: Path, ids: pa.Array, exclude_ids: Sequence[str], only: Mapping[str, Sequence[str]]
-) -> np.ndarray:
-    """Returns which items a filter allows `[n]` bool, as `recommend_filtered` does.
-
-    Args:
-        bundle: The bundle.
-        ids: The id of each line of its catalogue `[n]` string.
-        exclude_ids: Items that are left out.
-        only: Names of tokens by feature; an item must have one of them in each feature.
-
-    Raises:
-        UsageError: A feature isn't there, or its tokens have no names (R549).
-    """
-    allowed = np.ones(len(ids), bool)
-    if exclude_ids:
-        found = pc.is_in(ids, value_set=pa.array(exclude_ids, ids.type))
-        allowed &= ~found.to_numpy(zero_copy_only=False)
-    known = features_of(bundle) if only else []
-    for feature, tokens in only.items():
-        if feature not in known:
-            raise _no_feature(feature, known)
-        if tokens:
-            allowed &= _with_token(bundle, feature, tokens)
-    return allowed
-
-
 _RENAMED = ("feature_id", "feature_title")
 
 
@@ -94,22 +64,3 @@ def _names(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.Array:
     is_there = bags > 0
     offsets = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), tokens.take(pa.array(bags[is_there])))
-
-
-def _with_token(bundle: Path, feature: str, tokens: Sequence[str]) -> np.ndarray:
-    column = pq.read_table(bundle / FILE, columns=[_column(feature)])[0].combine_chunks()
-    hits = pc.is_in(column.flatten(), value_set=pa.array(list(tokens), pa.string()))
-    items = pc.list_parent_indices(column).filter(hits)
-    found = np.zeros(len(column), bool)
-    found[items.to_numpy()] = True
-    return found
-
-
-def _no_feature(feature: str, known: list[str]) -> UsageError:
-    return UsageError(
-        "R549",
-        "Items can be filtered by features whose tokens have names:"
-        f" {', '.join(known) or 'there are none'}.",
-        "Name one of them; hashed tokens have no names.",
-        feature,
-    )

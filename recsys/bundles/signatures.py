@@ -5,13 +5,46 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from recsys.data.histories import ServingHistories
+
+NO_SCORE = float(np.finfo(np.float32).min)
+"""The score of a place without an item."""
+
+DEFAULT_SIGNATURE = "serving_default"
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """An input of a signature.
+
+    Attributes:
+        dtype: Its type as TensorFlow writes it, `DT_STRING`.
+        shape: Its sizes, -1 for any; None where even their number is open.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """A function of a SavedModel.
+
+    Attributes:
+        inputs: What it takes, by name.
+    """
+
+    inputs: Mapping[str, Input]
+
 
 ONLY = "only_"
 _OWN = ("user_id", "item_id", "history", "exclude_seen", "exclude_ids")

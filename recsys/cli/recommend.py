@@ -14,7 +14,7 @@ from recsys.bundles.versions import latest
 from recsys.cli.terminal import Console
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
-from recsys.serving.recommender import Recommendations, Recommender
+from recsys.serving.recommendations import Recommendations, load_bundle
 from recsys.visible import visible
 
 _SHOWN_HISTORY = 10
@@ -41,11 +41,11 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
         as_json: Print one line of JSON.
     """
     bundle = latest(serving_folder(config, root))
-    recommender = Recommender(bundle)
-    [answer] = recommender.recommend([user], k)
+    loaded = load_bundle(bundle)
+    answer = loaded.recommend(user, k=k)
     if not answer.known:
         Console(stderr=True).print(
-            Text(_stranger(answer.user_id, recommender.example_users)), soft_wrap=True
+            Text(_stranger(answer.user_id, loaded.example_users)), soft_wrap=True
         )
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))

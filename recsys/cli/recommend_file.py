@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from recsys.bundles.versions import latest
 from recsys.cli.recommend import serving_folder
 from recsys.cli.terminal import Console
 from recsys.formats import counted, duration
-from recsys.serving.batch import BatchRecommender
-from recsys.serving.batch_file import Answered
+from recsys.serving.batch_file import Answered, batch_answer
 from recsys.serving.batch_file import recommend_file as answer_file
-from recsys.serving.users_file import AskedUsers
+from recsys.serving.retriever import Retriever
+from recsys.serving.users_file import UsersFile
 
 
 def recommend_file(
@@ -43,11 +44,11 @@ def recommend_file(
         as_json: Print one line of JSON.
     """
     bundle = latest(serving_folder(config, root))
-    asked = AskedUsers.open(users, column)  # What is wrong with it is said at once.
+    file = UsersFile.open(users, column)  # What is wrong with it is said at once.
     with _progress() as progress:
         task = progress.add_task("loading the bundle", total=None, users=0)
-        recommender = BatchRecommender(bundle)
-        progress.reset(task, description="recommending", total=asked.n_bytes)
+        retriever = Retriever.open(bundle)
+        progress.reset(task, description="recommending", total=file.n_bytes)
         done = 0
 
         def tell(n_users: int, n_bytes: int) -> None:
@@ -55,12 +56,13 @@ def recommend_file(
             done += n_users
             progress.update(task, advance=n_bytes, users=done)
 
-        answered = answer_file(recommender, asked, out, k, batch, tell)
+        answer = functools.partial(batch_answer, retriever)
+        answered = answer_file(answer, file, out, k, batch, tell)
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answered)}))
         return
     console = Console()
-    for line in _sentences(answered, asked.column):
+    for line in _sentences(answered, file.column):
         console.print(Text(line), soft_wrap=True)
 
 

@@ -11,8 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,8 +22,23 @@ from recsys.bundles.signatures import SOURCES
 from recsys.commit import commit_file
 from recsys.data import dead_letters
 from recsys.errors import RecsysError, UsageError
-from recsys.serving.batch import ENCODED, SCHEMA
-from recsys.serving.users_file import AskedUsers
+from recsys.serving.retriever import RankedRows, Retriever
+from recsys.serving.users_file import UsersFile
+
+SCHEMA = pa.schema(
+    [
+        ("user_id", pa.string()),
+        ("item_ids", pa.list_(pa.string())),
+        ("scores", pa.list_(pa.float32())),
+        ("known", pa.bool_()),
+        ("source", pa.string()),
+    ]
+)
+"""Of an answer: items the best first, fewer than asked for where the catalogue has no more;
+whether the data hold the user; what the answer rests on, see `recsys.bundles.signatures`."""
+
+ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
+"""`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
 
 Tell = Callable[[int, int], None]
 """Is told how many users were answered since, and how many bytes of the file are done."""
@@ -40,13 +56,9 @@ _MOST_ID_BYTES = 1 << 26
 """Of the ids of a block that Parquet writes once, and numbers for the lists."""
 
 
-class Answerer(Protocol):
-    """Who answers, as `BatchRecommender` does."""
-
-    max_k: int
-
-    def recommend(self, user_ids: pa.Array, k: int) -> pa.RecordBatch:
-        """Returns the answers in the columns of `SCHEMA`, or `ENCODED`; asked by threads."""
+Answer = Callable[[pa.Array, int], pa.RecordBatch]
+"""Answers user ids with so many items each, in the columns of `SCHEMA` or `ENCODED`; called
+from several threads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +85,12 @@ class Answered:
 
 
 def recommend_file(
-    recommender: Answerer, users: AskedUsers, out: Path, k: int, block: int, tell: Tell
+    answer: Answer, users: UsersFile, out: Path, k: int, block: int, tell: Tell
 ) -> Answered:
     """Answers every user of a file, in its order, and writes `out` in one step.
 
     Args:
-        recommender: Answers.
+        answer: Answers some of them, as `batch_answer` makes one.
         users: The users; any number, a few blocks of them are in memory.
         out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
         k: Items for each.
@@ -99,16 +111,16 @@ def recommend_file(
             pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
         ):
             blocks = _blocks(users, min(block, max(1, _MOST_ITEMS // k)))
-            for answer, letters, n_bytes in _answers(recommender, blocks, k):
+            for answers, letters, n_bytes in _answers(answer, blocks, k):
                 if letters.num_rows:
                     rejects.write_batch(letters)
                     n_rejected += letters.num_rows
-                if answer.num_rows:
-                    writer.write_batch(answer)
-                    n_users += answer.num_rows
-                    n_unknown += pc.sum(pc.invert(answer["known"])).as_py()
-                    sources.update(answer["source"].to_pylist())
-                tell(answer.num_rows, n_bytes)
+                if answers.num_rows:
+                    writer.write_batch(answers)
+                    n_users += answers.num_rows
+                    n_unknown += pc.sum(pc.invert(answers["known"])).as_py()
+                    sources.update(answers["source"].to_pylist())
+                tell(answers.num_rows, n_bytes)
         _commit(other, rejected_file, is_wanted=n_rejected > 0)
         _commit(file, out, is_wanted=True)
     return Answered(
@@ -120,6 +132,46 @@ def recommend_file(
         rejected=n_rejected,
         seconds=time.monotonic() - started,
     )
+
+
+def batch_answer(retriever: Retriever, user_ids: pa.Array, k: int) -> pa.RecordBatch:
+    """Returns the best `k` items of users, in the columns of `ENCODED`.
+
+    What a user has seen is left out, unless the bundle's config includes repeats.
+
+    Args:
+        retriever: Answers.
+        user_ids: Ids `[n]` string, without null; unknown ones may be among them.
+        k: How many.
+
+    Raises:
+        UsageError: `k` is out of range (R541).
+    """
+    inputs = retriever.query_inputs(user_ids.to_pylist())
+    ranked = retriever.rank(inputs, k, is_batch=True)
+    return as_batch(user_ids, ranked, retriever.catalogue.items.ids_of_rows)
+
+
+def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> pa.RecordBatch:
+    """Returns answers in the columns of `ENCODED`."""
+    is_item = ranked.rows > 0
+    offsets = pa.array(np.concatenate([[0], np.cumsum(is_item.sum(axis=1))]), pa.int32())
+    # Each id once, and its number for the lists.
+    number = np.zeros(len(ids_of_rows), np.int32)
+    rows = ranked.rows[is_item]
+    number[rows] = 1
+    used = np.flatnonzero(number)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    ids = ids_of_rows.take(pa.array(used)).cast(pa.string())
+    encoded = pa.DictionaryArray.from_arrays(pa.array(number[rows]), ids)
+    columns = [
+        user_ids.cast(pa.string()),
+        pa.ListArray.from_arrays(offsets, encoded),
+        pa.ListArray.from_arrays(offsets, pa.array(ranked.scores[is_item])),
+        pa.array(ranked.known),
+        pa.array(ranked.source, pa.binary()).cast(pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENCODED)
 
 
 def _writer(file: IO[bytes]) -> pq.ParquetWriter:
@@ -134,21 +186,21 @@ def _writer(file: IO[bytes]) -> pq.ParquetWriter:
 
 
 def _answers(
-    recommender: Answerer, blocks: Iterable[tuple[pa.Array, pa.RecordBatch, int]], k: int
+    answer: Answer, blocks: Iterable[tuple[pa.Array, pa.RecordBatch, int]], k: int
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
     """Yields `blocks` in their order, with answers in place of ids."""
     nobody = pa.RecordBatch.from_pylist([], SCHEMA)
     waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
 
     def first() -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
-        answer, letters, n_bytes = waiting.popleft()
-        return (_encoded(answer.result()) if answer else nobody), letters, n_bytes
+        future, letters, n_bytes = waiting.popleft()
+        return (_encoded(future.result()) if future else nobody), letters, n_bytes
 
     threads = ThreadPoolExecutor(_AT_ONCE)
     try:
         for ids, letters, n_bytes in blocks:
-            asked = threads.submit(recommender.recommend, ids, k) if len(ids) else None
-            waiting.append((asked, letters, n_bytes))
+            future = threads.submit(answer, ids, k) if len(ids) else None
+            waiting.append((future, letters, n_bytes))
             if len(waiting) > _AT_ONCE:
                 yield first()
         while waiting:
@@ -172,7 +224,7 @@ def rejected_name(out: Path) -> Path:
     return out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
 
 
-def _blocks(users: AskedUsers, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
+def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
     """Yields as `users` does, but ids in blocks of `size`, and fewer at the end."""
     waiting: list[pa.Array] = []
     none = pa.array([], pa.string())

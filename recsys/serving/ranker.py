@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from recsys import kernels
 from recsys.kernels import ranking
-from recsys.kernels import ranking as kernel
 from recsys.ragged import Ragged
 from recsys.serving.ann_index import AnnIndex
 
 _GROUP = 64
+_LARGE = 1e15
+"""Rounded items are no larger either; the product of two such is far from float32's end."""
 
 
 class ExactItems:
@@ -58,9 +60,9 @@ class ExactItems:
             threads: That share the queries; 1: that which asks alone.
         """
         queries = np.ascontiguousarray(queries)
-        if self._rounded is not None and self._rounded.takes(k):
+        if self._rounded is not None and self._rounded.takes(k) and _is_ordinary(queries):
             return self._by_rough_look(self._rounded, queries, hidden, k, allowed, threads)
-        return self._by_all(queries, hidden, k, allowed)
+        return self._by_all(queries, hidden, k, allowed, threads)
 
     def _by_rough_look(
         self,
@@ -77,21 +79,15 @@ class ExactItems:
         def job(block: slice) -> None:
             rounded.best(block, queries[block], hidden, steps, out)
 
-        blocks = list(_blocks(len(queries), ranking.QUERIES_OF_A_JOB))
-        if threads == 1 or len(blocks) == 1:
-            for block in blocks:
-                job(block)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(job, blocks))
+        _run(job, list(_blocks(len(queries), ranking.QUERIES_OF_A_JOB)), threads)
         rest = np.flatnonzero(out.is_given_up)
         if len(rest):
-            found = self._by_all(queries[rest], hidden.select(rest), k, allowed)
+            found = self._by_all(queries[rest], hidden.select(rest), k, allowed, threads)
             out.top[rest], out.top_scores[rest] = found
         return out.top, out.top_scores
 
     def _by_all(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None
+        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None, threads: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `best` does, by all products of floats."""
         # Without a rough look BLAS, on all cores, is faster for one query; with one the
@@ -101,17 +97,22 @@ class ExactItems:
         bias = self._bias
         if allowed is not None:
             bias = np.where(allowed, bias, np.float32(np.nan))
-        return self._by_kernel(queries, hidden, k, bias)
+        return self._by_kernel(queries, hidden, k, bias, threads)
 
     def _by_kernel(
-        self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray
+        self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray, threads: int
     ) -> tuple[np.ndarray, np.ndarray]:
         nothing = Ragged.empty(len(queries))
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
-        out = kernel.RankResults.empty(0, len(queries), width)
-        for block in _blocks(len(queries), kernel.QUERIES_STEP):
-            kernel.rank_queries(block, queries[block], self._embeddings, bias, nothing, hidden, out)
+        out = ranking.RankResults.empty(0, len(queries), width)
+
+        def job(block: slice) -> None:
+            ranking.rank_queries(
+                block, queries[block], self._embeddings, bias, nothing, hidden, out
+            )
+
+        _run(job, list(_blocks(len(queries), ranking.QUERIES_STEP)), threads)
         return _padded(out.top, out.top_scores, k)
 
     def _by_numpy(
@@ -140,6 +141,20 @@ def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> ranking.RoundedItem
         return ranking.RoundedItems(embeddings, is_item)
     except ValueError:  # Numbers, or dimensions, that are out of its range.
         return None
+
+
+def _is_ordinary(queries: np.ndarray) -> bool:
+    """Returns whether no score can be too large for float32, or NaN."""
+    return bool(np.abs(queries).max(initial=0) < _LARGE)
+
+
+def _run(job: Callable[[slice], None], blocks: Sequence[slice], threads: int) -> None:
+    if threads == 1 or len(blocks) == 1:
+        for block in blocks:
+            job(block)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(job, blocks))
 
 
 def _blocks(n: int, size: int) -> Iterator[slice]:
@@ -240,6 +255,15 @@ class Ranker:
         if len(short):
             rows[short], scores[short] = self._exact.best(queries[short], hidden.select(short), k)
         return rows, scores
+
+    def best_of_batch(
+        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what `best` does for many queries: over all items, exactly, on all cores."""
+        if allowed is not None:
+            allowed = allowed & self._is_item
+        cores = len(os.sched_getaffinity(0))
+        return self._exact.best(queries, hidden, k, allowed, cores)
 
     def by_index(
         self, queries: np.ndarray, hidden: Ragged, k: int, effort: int

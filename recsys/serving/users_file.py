@@ -28,7 +28,7 @@ _PLAIN = "user_id"
 
 
 @dataclasses.dataclass(frozen=True)
-class AskedUsers:
+class UsersFile:
     """The users of a file, in its order; it may have any size.
 
     Attributes:
@@ -40,7 +40,7 @@ class AskedUsers:
     pieces: list[Piece]
 
     @classmethod
-    def open(cls, file: Path, column: str | None = None) -> AskedUsers:
+    def open(cls, file: Path, column: str | None = None) -> UsersFile:
         """Looks at the start of a file.
 
         Args:

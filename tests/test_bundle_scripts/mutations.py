@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from recsys.bundles import bundle as bundles
-from recsys.bundles.bundle import read_contents
 from recsys.bundles.publishing import publish, rollback
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
+from recsys.serving.catalogue_search import CatalogueSearch
 
 _LONGEST_S = 20
 _NAMES = ["../outside/secret", "/etc/passwd", "a/../../outside/secret", "", ".", "..", "a//b",
@@ -210,6 +210,12 @@ def mutate(bundle, seed):
             continue  # The first way left nothing for the second.
         done.append(way.__name__)
     return done
+
+
+def read_contents(bundle):
+    """Reads what an answer needs beside the SavedModel."""
+    bundles.verify(bundle)
+    CatalogueSearch.open(bundle)
 
 
 def code_of(act):

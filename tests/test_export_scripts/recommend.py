@@ -1,4 +1,4 @@
-"""Asks the Recommender; what it writes to stderr is seen by the test."""
+"""Asks a loaded bundle; what it writes to stderr is seen by the test."""
 
 import dataclasses
 import json
@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 
 from recsys.errors import RecsysError
-from recsys.serving.recommender import Recommender
+from recsys.serving.recommendations import load_bundle
 
 folder = Path(sys.argv[1])
-recommender = Recommender(folder / "bundle")
+loaded = load_bundle(folder / "bundle")
 result = {
-    "answers": [dataclasses.asdict(a) for a in recommender.recommend(["007", "late2"], 5)],
-    "nobody": recommender.recommend([], 5),
-    "history": dataclasses.asdict(recommender.recommend(["late0"], 1)[0])["history"],
-    "max_k": recommender.max_k,
+    "answers": [dataclasses.asdict(a) for a in loaded.recommend(users=["007", "late2"], k=5)],
+    "nobody": list(loaded.recommend(users=[], k=5)),
+    "history": dataclasses.asdict(loaded.recommend("late0", k=1))["history"],
+    "max_k": loaded.max_k,
 }
-result["stranger"] = dataclasses.asdict(recommender.recommend(["007", "nobody"], 5)[1])
+result["stranger"] = dataclasses.asdict(loaded.recommend(users=["007", "nobody"], k=5)[1])
 questions = {"unknown": (["007", "\udc80"], 5), "many": (["007"], 13), "none": (["007"], 0)}
 for name, (users, k) in questions.items():
     try:
-        recommender.recommend(users, k)
+        loaded.recommend(users=users, k=k)
     except RecsysError as error:
         result[name] = [error.exit_code, str(error)]
 (folder / "said.json").write_text(json.dumps(result))

@@ -17,7 +17,8 @@ from recsys.bundles.item_table import write_catalogue
 from recsys.data.histories import serving_histories
 from recsys.data.store import InteractionStore
 from recsys.models.saved import load_model
-from recsys.serving.batch import BatchRecommender
+from recsys.serving.batch_file import as_batch
+from recsys.serving.recommendations import load_bundle
 
 FORMS = {
     "whole": ("float32", 1000, 1000),
@@ -54,14 +55,23 @@ def batches(folder, asked):
     shutil.copy(model / "catalogue" / "titles.parquet", bundle)
     shutil.copy(model / "candidates.npy", bundle / "item_embeddings.npy")
     write_catalogue(bundle, load_model(model).catalogue)
-    users = pa.array(asked["questions"]["recommend"]["user_id"])
+    users = asked["questions"]["recommend"]["user_id"]
     write_manifest(bundle, {"k": asked["k"], "repeats": "include"})
-    with_repeats = BatchRecommender(bundle).recommend(users, asked["k"]).to_pydict()
+    with_repeats = answered(load_bundle(bundle), users, asked["k"], [], {})
     write_manifest(bundle, {"k": asked["k"]})
+    loaded = load_bundle(bundle)
     return with_repeats, [
-        BatchRecommender(bundle, exclude, only).recommend(users, asked["k"]).to_pydict()
+        answered(loaded, users, asked["k"], exclude, only or {})
         for exclude, only in asked["batches"]
     ]
+
+
+def answered(loaded, users, k, exclude, filters):
+    """Returns the answers of a batch in the columns of a file of them."""
+    retriever, only = loaded.retriever, loaded._filter_inputs(filters)
+    inputs = retriever.query_inputs(users, exclude=exclude, only=only)
+    ranked = retriever.rank(inputs, k, is_batch=True)
+    return as_batch(pa.array(users), ranked, retriever.catalogue.items.ids_of_rows).to_pydict()
 
 
 def examples(signatures, users):

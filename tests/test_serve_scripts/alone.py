@@ -9,8 +9,8 @@ import sys
 import numpy as np
 from serving import FakeModel, FakeRecommender, Running
 
+from recsys.bundles.signatures import Input, Signature
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.tensors import Input, Signature
 
 
 class LongWinded(FakeModel):

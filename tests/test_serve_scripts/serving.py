@@ -8,18 +8,17 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import requesting
 import uvicorn
 
+from recsys.bundles.signatures import Input, Signature
 from recsys.data.vocabulary import Vocabulary
+from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.server.app import App
-from recsys.serving.server.catalogue_search import ItemFilters, Names
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.prometheus import Metrics
 from recsys.serving.server.served_models import Served
 from recsys.serving.server.service import server_config
-from recsys.serving.server.tensors import Input, Signature
 
 
 class FakeModel:
@@ -68,26 +67,22 @@ K = 4
 GENRES = [["drama"], ["drama", "noir"], [], ["noir"], ["sea", "noir"], []]  # From row 1 on.
 
 
-def make_names():
-    """Returns the names of three users and six items; `i2` has the most events."""
+def make_catalogue():
+    """Returns the catalogue of three users and six items; `i2` has the most events."""
     users = pa.array(sorted(id_.decode() for id_ in HISTORIES), pa.large_string())
     titles = pa.array(TITLES, pa.large_string())
-    ids = pa.array(IDS, pa.large_string())
-    lower = pc.utf8_lower(
-        pc.binary_join_element_wise(ids, titles, pa.scalar(" ", pa.large_string()))
-    )
     items = Vocabulary(pa.array(IDS[1:]), np.array([1, 9, 1, 2, 5, 1]))
     features = {"genre": pa.array(GENRES, pa.list_(pa.string()))}
-    return Names(users, items, titles, lower, VECTORS, features)
+    return CatalogueSearch(users, items, titles, VECTORS, features)
 
 
 class FakeRecommender:
     """Likes what is near the last item of the history; the second version says the reverse."""
 
     def __init__(self, version=1):
-        self.version, self.names, self.metadata = version, make_names(), {}
-        self.most, self.excludes_seen = K, True
-        self.filters = ItemFilters(self.names.features, len(IDS))
+        self.version, self.catalogue, self.metadata = version, make_catalogue(), {}
+        self.max_k, self.excludes_seen = K, True
+        self.filters = ItemFilters(self.catalogue.features, len(IDS))
         text, texts = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
         inputs = {"user_id": text, "history": texts, "exclude_seen": Input("DT_BOOL", (-1,))}
         self.signatures = {

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from recsys.serving.server import openapi
-from recsys.serving.server.asking import Asked
+from recsys.serving.server.answers import PageAnswers
 from recsys.serving.server.http_errors import INVALID, Refusal, too_large
 from recsys.serving.server.limits import MIB
 from recsys.serving.server.messages import read_object
@@ -211,9 +211,9 @@ def router(served: Served, work: Work) -> APIRouter:
         """Tell what is served."""
         served.model()
         models = served.pool.models[::-1]
-        most = min(model.most for model in models)
+        most = min(model.max_k for model in models)
         versions = [one.version for one in models]
-        filters = Asked(models[0]).filters()
+        filters = PageAnswers(models[0]).filters()
         return About(name=served.name, versions=versions, most=most, filters=filters)
 
     async def written(kind: type[Answer], answer: Callable[[], dict[str, Any]]) -> Response:
@@ -227,7 +227,7 @@ def router(served: Served, work: Work) -> APIRouter:
     ) -> Any:
         """Find users by the beginning of their ids."""
         model = served.model(version)
-        return await written(Users, lambda: Asked(model).users(prefix, n))
+        return await written(Users, lambda: PageAnswers(model).users(prefix, n))
 
     @routes.get("/items", response_model=Items)
     async def items(
@@ -235,7 +235,7 @@ def router(served: Served, work: Work) -> APIRouter:
     ) -> Any:
         """Find items by words of their titles, or by their ids."""
         model = served.model(version)
-        return await written(Items, lambda: Asked(model).items(words, n))
+        return await written(Items, lambda: PageAnswers(model).items(words, n))
 
     @routes.get("/tokens", response_model=Tokens)
     async def tokens(
@@ -246,13 +246,13 @@ def router(served: Served, work: Work) -> APIRouter:
     ) -> Any:
         """Find the names that a filter takes, by words of theirs."""
         model = served.model(version)
-        return await written(Tokens, lambda: Asked(model).tokens(filter, words, n))
+        return await written(Tokens, lambda: PageAnswers(model).tokens(filter, words, n))
 
     @routes.get("/similar", response_model=Similar)
     async def similar(item: Annotated[Id, Query()], k: Found = 10, version: Version = None) -> Any:
         """Find the items whose embeddings are most like that of one."""
         model = served.model(version)
-        return await written(Similar, lambda: Asked(model).similar(item, k))
+        return await written(Similar, lambda: PageAnswers(model).similar(item, k))
 
     @routes.post("/recommend", response_model=Recommended, openapi_extra={"requestBody": _WISH})
     async def recommend(request: Request) -> Any:
@@ -264,6 +264,6 @@ def router(served: Served, work: Work) -> APIRouter:
 
 
 def _recommend(served: Served, wish: Wish) -> dict[str, Any]:
-    return Asked(served.model(wish.version)).recommend(
+    return PageAnswers(served.model(wish.version)).recommend(
         wish.user, wish.items, wish.exclude, wish.only, wish.k, is_new_only=wish.exclude_seen
     )

@@ -12,10 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from recsys import __version__
+from recsys.serving.saved_model import AnswerTooLargeError, UnreadableInputsError
 from recsys.serving.server import api, openapi, predict
 from recsys.serving.server.api import invalid
 from recsys.serving.server.connections import Connections, limited
-from recsys.serving.server.http_errors import MISDIRECTED, UNAVAILABLE, Refusal
+from recsys.serving.server.http_errors import BAD_REQUEST, MISDIRECTED, UNAVAILABLE, Refusal
 from recsys.serving.server.limits import BodyLimits, Limits, refuse
 from recsys.serving.server.micro_batcher import Work
 from recsys.serving.server.prometheus import Metrics
@@ -135,6 +136,8 @@ def _routes(served: Served, work: Work, limits: Limits, metrics: Metrics) -> Fas
     # The pages of docs come from elsewhere; the OpenAPI page itself is ours.
     app = FastAPI(title="recsys serve", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(UnreadableInputsError, _unreadable)
+    app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
     app.include_router(predict.router(served, work, limits))
@@ -156,6 +159,14 @@ def _routes(served: Served, work: Work, limits: Limits, metrics: Metrics) -> Fas
 
 def _refused(_request: Any, error: Any) -> Response:
     return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+def _unreadable(_request: Any, error: Any) -> Response:
+    return JSONResponse({"error": str(error)}, BAD_REQUEST)
+
+
+def _answer_too_large(_request: Any, error: Any) -> Response:
+    return JSONResponse({"error": str(error)}, UNAVAILABLE, headers={"Retry-After": "1"})
 
 
 def _invalid(_request: Any, error: Any) -> Response:

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature
 from recsys.serving.server.http_errors import BAD_REQUEST, Refusal, too_large
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.tensors import DEFAULT_SIGNATURE, Arrays, Signature, read_tensor
+from recsys.serving.server.tensors import read_tensor
 
 _BASE64 = "b64"
 _MOST_LISTS = 1_000_000

@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from recsys.bundles.signatures import Arrays
+from recsys.serving.retriever import Graph
 from recsys.serving.server.http_errors import UNAVAILABLE, Refusal, busy
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.messages import Question
-from recsys.serving.server.tensors import Arrays, Model
 
 T = TypeVar("T")
 _MOST_TOGETHER = 24
@@ -166,7 +167,7 @@ def may_join(question: Question) -> bool:
     return 0 < n <= _MOST_ROWS
 
 
-def ask_together(model: Model, questions: Sequence[Question]) -> list[Arrays]:
+def ask_together(model: Graph, questions: Sequence[Question]) -> list[Arrays]:
     """Returns the outputs of each of several questions of one signature, asked as one."""
     signature = questions[0].signature
     if len(questions) == 1:

@@ -8,13 +8,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
+from recsys.bundles.signatures import Arrays
+from recsys.serving.retriever import Retriever
 from recsys.serving.server import openapi
 from recsys.serving.server.http_errors import BAD_REQUEST, Refusal
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.messages import Question, read_question, write_answer
 from recsys.serving.server.micro_batcher import Work, ask_together, may_join
 from recsys.serving.server.served_models import Served
-from recsys.serving.server.tensors import Arrays, Model
 
 _JSON = "application/json"
 _SMALL_BYTES = 16 << 10
@@ -74,7 +75,7 @@ def router(served: Served, work: Work, limits: Limits) -> APIRouter:
     return routes
 
 
-def predict(model: Model, body: bytes, limits: Limits) -> bytes:
+def predict(model: Retriever, body: bytes, limits: Limits) -> bytes:
     """Returns the body of the answer to the body of a predict request.
 
     Raises:
@@ -83,7 +84,7 @@ def predict(model: Model, body: bytes, limits: Limits) -> bytes:
     return answer_all(model, [read_question(body, model.signatures, limits)])[0]
 
 
-def answer_all(model: Model, questions: Sequence[Question]) -> list[bytes]:
+def answer_all(model: Retriever, questions: Sequence[Question]) -> list[bytes]:
     """Returns the bodies of the answers to several questions of one signature.
 
     Raises:
@@ -113,7 +114,7 @@ def _check_rows(question: Question, outputs: Arrays) -> None:
         )
 
 
-def _metadata(served: Served, model: Model) -> dict[str, Any]:
+def _metadata(served: Served, model: Retriever) -> dict[str, Any]:
     spec = {"name": served.name, "signature_name": "", "version": str(model.version)}
     return {
         "model_spec": spec,

@@ -15,12 +15,13 @@ import uvicorn
 
 from recsys.errors import UsageError
 from recsys.serving.pool import Pool, Watcher
+from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
 from recsys.serving.server.connections import protocol_class
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.model import BundleModel
 from recsys.serving.server.prometheus import Metrics
 from recsys.serving.server.served_models import Served
+from recsys.serving.server.tensors import blank
 from recsys.stopping import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
@@ -75,7 +76,7 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
             "%s is reached from other machines, and asks nobody who they are", service.host
         )
     metrics = Metrics()
-    pool = Pool(service.folder, BundleModel, service.keep, metrics)
+    pool = Pool(service.folder, load_version, service.keep, metrics)
     app = App(
         Served(service.name, pool),
         service.limits,
@@ -95,6 +96,19 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         # TensorFlow crashes if the interpreter ends below a load.
         sys.stdout.flush()
         os._exit(0)
+
+
+def load_version(folder: Path) -> Retriever:
+    """Returns a version, loaded and warm: the first call of a graph is slow.
+
+    Raises:
+        RecsysError: The bundle is damaged, or TensorFlow is missing or can't load it.
+    """
+    retriever = Retriever.open(folder)
+    for name, signature in retriever.signatures.items():
+        if signature.inputs:
+            retriever.ask(name, {input_: blank(spec) for input_, spec in signature.inputs.items()})
+    return retriever
 
 
 def server_config(app: App, limits: Limits) -> uvicorn.Config:

@@ -6,73 +6,14 @@ import base64
 import binascii
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
+from recsys.bundles.signatures import Input
 from recsys.serving.server.http_errors import BAD_REQUEST, Refusal, too_large
 from recsys.serving.server.limits import Limits
-
-DEFAULT_SIGNATURE = "serving_default"
-
-Arrays = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """An input of a signature.
-
-    Attributes:
-        dtype: Its type as TensorFlow writes it, `DT_STRING`.
-        shape: Its sizes, -1 for any; None where even their number is open.
-    """
-
-    dtype: str
-    shape: tuple[int, ...] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """A function of a SavedModel.
-
-    Attributes:
-        inputs: What it takes, by name.
-    """
-
-    inputs: Mapping[str, Input]
-
-
-class Model(Protocol):
-    """A loaded version of a model, whatever computes it."""
-
-    @property
-    def version(self) -> int:
-        """Number of the version."""
-        ...
-
-    @property
-    def signatures(self) -> Mapping[str, Signature]:
-        """Its functions by name."""
-        ...
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """All functions, as TensorFlow Serving tells them in JSON."""
-        ...
-
-    def ask(self, signature: str, inputs: Arrays) -> Arrays:
-        """Returns what a function gives.
-
-        Args:
-            signature: Name of the function.
-            inputs: All of its inputs, of the types and shapes that it takes; text as
-                bytes in arrays of objects.
-
-        Raises:
-            Refusal: The function can't take their content.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,3 +170,11 @@ def _ragged(name: str, size: int, received: Any) -> Refusal:
         "Pad the shorter ones; the empty string is padding in 'history'.",
         received,
     )
+
+
+def blank(spec: Input) -> np.ndarray:
+    """Returns one row of an input, empty."""
+    shape = [max(size, 1) for size in spec.shape or ()]
+    if spec.dtype == "DT_STRING":
+        return np.full(shape, b"", object)
+    return np.zeros(shape, SCALARS[spec.dtype].dtype)

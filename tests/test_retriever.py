@@ -1,22 +1,16 @@
-"""Recommendations ranked outside of the graph, against all scores reckoned by hand."""
-
-import sys
-from pathlib import Path
+"""The retriever and a loaded bundle, against all scores computed by hand."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra `serve`")
-
+from recsys.bundles.signatures import NO_SCORE, Input, Signature
 from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
+from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.ranker import Ranker
-from recsys.serving.server.catalogue_search import ItemFilters, Names
-from recsys.serving.server.ranked import NO_SCORE, RankedAnswers
-from recsys.serving.server.tensors import Input, Signature
-
-sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
+from recsys.serving.recommendations import LoadedBundle
+from recsys.serving.retriever import Retriever, open_ranker
 
 _N, _DIM, _K = 40, 8, 5
 _RNG = np.random.default_rng(1)
@@ -35,7 +29,9 @@ def years(row):
     return YEARS[(row - 1) % 2]
 
 
-FILTERS = ItemFilters({}, _N + 1)
+_TEXT, _TEXTS = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
+_INPUTS = {"user_id": _TEXT, "history": _TEXTS, "exclude_seen": Input("DT_BOOL", (-1,))}
+_FILTERS = dict.fromkeys(["exclude_ids", "only_genres", "only_year"], _TEXTS)
 
 
 class Graph:
@@ -43,8 +39,18 @@ class Graph:
 
     def __init__(self):
         self.asked = []
+        self.signatures = {
+            "recommend": Signature({**_INPUTS, "country": _TEXTS}),
+            "recommend_filtered": Signature({**_INPUTS, **_FILTERS, "country": _TEXTS}),
+            "prepare_query": Signature(_INPUTS),
+            "stored_history": Signature({"user_id": _TEXT}),
+        }
 
-    def __call__(self, signature, inputs):
+    def ask(self, signature, inputs):
+        if signature == "stored_history":
+            rows = [[f"i{row}".encode() for row in SEEN.get(x, [])] for x in inputs["user_id"]]
+            width = max(map(len, rows)) + 1
+            return {"item_ids": np.array([x + [b""] * (width - len(x)) for x in rows], object)}
         self.asked.append((signature, {name: x.tolist() for name, x in inputs.items()}))
         users = inputs["user_id"].tolist()
         known = np.array([user in QUERIES for user in users])
@@ -65,15 +71,16 @@ class Graph:
         }
 
 
-def make_names():
+def make_catalogue():
     ids = [f"i{row}" for row in range(1, _N + 1)]
-    blank = pa.array([""] * (_N + 1), pa.large_string())
     features = {
         "genres": pa.array([genres(row) for row in range(1, _N + 1)], pa.list_(pa.string())),
         "year": pa.array([years(row) for row in range(1, _N + 1)], pa.list_(pa.string())),
     }
     items = Vocabulary(pa.array(ids), np.ones(_N, int))
-    return Names(pa.array([], pa.large_string()), items, blank, blank, ITEMS, features)
+    titles = pa.array(["", *(f"Item <{row}>" for row in range(1, _N + 1))], pa.large_string())
+    users = pa.array(["u0", "u1"], pa.large_string())
+    return CatalogueSearch(users, items, titles, ITEMS, features)
 
 
 @pytest.fixture
@@ -82,11 +89,14 @@ def graph():
 
 
 @pytest.fixture
-def answers(graph):
-    names = make_names()
-    filters = ItemFilters(names.features, _N + 1)
-    inputs = ("user_id", "history", "exclude_seen")
-    return RankedAnswers(graph, Ranker(ITEMS, names.items.has_id()), names, filters, inputs, _K)
+def retriever(graph):
+    catalogue = make_catalogue()
+    return Retriever(graph, catalogue, _K, Ranker(ITEMS, catalogue.items.has_id()))
+
+
+@pytest.fixture
+def bundle(retriever):
+    return LoadedBundle(retriever)
 
 
 def texts(*rows):
@@ -110,8 +120,8 @@ def by_hand(user, hidden=(), allowed=lambda _: True):
     return [f"i{row}".encode() for row in best] + [b""] * (_K - len(best))
 
 
-def test_answers_are_the_best_unseen_items_with_exact_scores(answers):
-    found = answers.answer("recommend", inputs("u0", "u1", "u2"))
+def test_answers_are_the_best_unseen_items_with_exact_scores(retriever):
+    found = retriever.ask("recommend", inputs("u0", "u1", "u2"))
     assert found["candidate_ids"].tolist() == [
         by_hand("u0", SEEN[b"u0"]), by_hand("u1"), by_hand("u2", SEEN[b"u2"]),
     ]  # fmt: skip
@@ -123,26 +133,27 @@ def test_answers_are_the_best_unseen_items_with_exact_scores(answers):
         "candidate_ids": "O", "scores": "f", "known": "b", "source": "O",
     }  # fmt: skip
     assert found["scores"].dtype == np.float32
-    again = answers.answer("recommend", inputs("u0", is_new_only=False))
+    again = retriever.ask("recommend", inputs("u0", is_new_only=False))
     assert again["candidate_ids"].tolist() == [by_hand("u0")]
 
 
-def test_popular_rows_are_those_of_the_model_itself(answers, graph):
-    found = answers.answer("recommend", inputs("u1", "nobody", "u0", "who"))
+def test_popular_rows_are_those_of_the_model_itself(retriever, graph):
+    found = retriever.ask("recommend", inputs("u1", "nobody", "u0", "who"))
     assert found["candidate_ids"][1].tolist() == [b"i9", b"i8", b"i7", b"", b""]
     assert found["candidate_ids"][2].tolist() == by_hand("u0", SEEN[b"u0"])
     assert found["source"].tolist() == [b"user", b"popularity", b"user", b"popularity"]
     assert found["known"].tolist() == [True, False, True, False]
     signature, asked = graph.asked[-1]
-    assert (signature, asked["user_id"]) == ("recommend", [b"nobody", b"who"])
+    # Who has seen nothing gets one answer.
+    assert (signature, asked["user_id"]) == ("recommend", [b"nobody"])
 
 
-def test_excluded_ids_are_left_out_whatever_they_are(answers):
+def test_excluded_ids_are_left_out_whatever_they_are(retriever):
     first = by_hand("u3", SEEN[b"u3"])[0].decode()
     excluded = np.array([[first.encode(), b"\xff", b"no"], [b"", b"", b""]], object)
     nothing = {"only_genres": texts([], []), "only_year": texts([], [])}
     asked = inputs("u3", "u1", exclude_ids=excluded, **nothing)
-    found = answers.answer("recommend_filtered", asked)
+    found = retriever.ask("recommend_filtered", asked)
     assert found["candidate_ids"].tolist() == [
         by_hand("u3", [*SEEN[b"u3"], int(first[1:])]), by_hand("u1"),
     ]  # fmt: skip
@@ -159,13 +170,13 @@ WISHES = {
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_filters_hold_exactly(answers, wish):
+def test_filters_hold_exactly(retriever, wish):
     genre, year, allowed = WISHES[wish]
     asked = inputs(
         "u0", "u1",
         exclude_ids=texts([], []), only_genres=texts(genre, []), only_year=texts(year, []),
     )  # fmt: skip
-    found = answers.answer("recommend_filtered", asked)
+    found = retriever.ask("recommend_filtered", asked)
     assert found["candidate_ids"][0].tolist() == by_hand("u0", SEEN[b"u0"], allowed)
     assert found["candidate_ids"][1].tolist() == by_hand("u1")  # Each row has its own filter.
 
@@ -178,10 +189,77 @@ def test_tokens_come_with_those_of_the_most_items_first():
     assert filters.tokens("only_genres", "A", 9) == ["a"]
 
 
-def test_an_index_without_a_way_to_ask_is_refused(tmp_path, graph):
+def test_an_index_without_a_way_to_ask_is_refused(tmp_path):
     (tmp_path / "index").mkdir()
-    signatures = {"recommend": Signature({"user_id": Input("DT_STRING", (-1,))})}
+    signatures = {"recommend": Signature({"user_id": _TEXT})}
     with pytest.raises(RecsysError, match=r"\[R583\].*prepare_query"):
-        RankedAnswers.open(tmp_path, graph, signatures, make_names(), FILTERS, _K)
+        open_ranker(tmp_path, signatures, make_catalogue(), _K)
     (tmp_path / "index").rmdir()
-    assert RankedAnswers.open(tmp_path, graph, signatures, make_names(), FILTERS, _K) is None
+    assert open_ranker(tmp_path, signatures, make_catalogue(), _K) is None
+
+
+def ids(answer):
+    return [item.id.encode() for item in answer]
+
+
+def test_a_user_is_recommended_what_is_best_and_new(bundle):
+    answer = bundle.recommend(user="u0", k=3)
+    assert ids(answer) == by_hand("u0", SEEN[b"u0"])[:3]
+    assert (answer.user_id, answer.known, answer.source) == ("u0", True, "user")
+    assert [item.id for item in answer.history] == ["i1", "i2", "i3"]
+    assert answer[0].title == f"Item <{answer[0].id[1:]}>"
+    assert ids(bundle.recommend("u0", k=3, exclude_seen=False)) == by_hand("u0")[:3]
+    first = answer[0].id
+    assert first not in [x.id for x in bundle.recommend("u0", k=3, exclude=[first])]
+    only = bundle.recommend("u0", filters={"genres": ["noir"]}, k=4)
+    assert ids(only) == by_hand("u0", SEEN[b"u0"], lambda row: "noir" in genres(row))[:4]
+
+
+def test_several_users_are_answered_as_each_alone(bundle):
+    answers = bundle.recommend(users=["u0", "u1", "nobody", "u2", "who"], k=4)
+    alone = [bundle.recommend(user, k=4) for user in ("u0", "u1", "nobody", "u2", "who")]
+    assert [ids(one) for one in answers] == [ids(one) for one in alone]
+    assert [one.source for one in answers] == ["user", "user", "popularity", "user", "popularity"]
+    assert [one.id for one in answers[2]] == ["i9", "i8", "i7"]
+    assert [len(one) for one in answers] == [4, 4, 3, 2, 3]  # Two are left of 40 for u2.
+    assert len(bundle.recommend(users=[])) == 0
+
+
+def test_answers_show_themselves(bundle):
+    pd = pytest.importorskip("pandas")
+    answer = bundle.recommend("u1", k=2)
+    assert repr(answer).splitlines()[0] == "2 items for user 'u1' (source: user)"
+    assert "Item &lt;" in answer._repr_html_()
+    assert "<Item" not in answer._repr_html_()
+    frame = answer.to_pandas()
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == ["rank", "id", "title", "score"]
+    assert frame["rank"].tolist() == [1, 2]
+    frame = bundle.recommend(users=["u1", "nobody"], k=2).to_pandas()
+    assert frame["user_id"].tolist() == ["u1", "u1", "nobody", "nobody"]
+    assert "not in the data" in repr(bundle.recommend("nobody", k=1))
+    assert "2 users, 40 items" in repr(bundle)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"user": "u\udc80"}, "R540"),
+        ({"user": "u1", "k": 6}, "R541"),
+        ({"user": "u1", "k": 0}, "R541"),
+        ({"user": "u1", "filters": {"hashed": ["x"]}}, "R549.*genres, year"),
+        ({"user": "u1", "features": {"age": "7"}}, "R549.*country"),
+    ],
+)
+def test_what_a_bundle_cannot_answer_is_refused(bundle, options, code):
+    with pytest.raises(UsageError, match=code):
+        bundle.recommend(**{"k": 3, **options})
+
+
+def test_similar_items_come_by_cosine(bundle):
+    scores = ITEMS[1:] @ ITEMS[1] / np.linalg.norm(ITEMS[1:], axis=1) / np.linalg.norm(ITEMS[1])
+    assert [item.id for item in bundle.similar("i1", 3)] == [
+        f"i{row + 1}" for row in np.argsort(-scores)[1:4]
+    ]
+    with pytest.raises(UsageError, match="R567"):
+        bundle.similar("nothing")

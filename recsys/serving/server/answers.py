@@ -1,4 +1,4 @@
-"""Questions of people, asked of the `recommend` signature in raw ids."""
+"""The answers of the JSON API behind the page, by one version of the model."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from recsys.bundles.signatures import Arrays
+from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever, as_texts, query_inputs
 from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, Refusal
-from recsys.serving.server.named_model import NamedModel
-from recsys.serving.server.tensors import Arrays
 
-_RECOMMEND, _FILTERED, _HISTORY = "recommend", "recommend_filtered", "stored_history"
 _SHOWN_HISTORY = 100
 
 
-class Asked:
-    """One question to one version, and how long the answers take.
+class PageAnswers:
+    """Answers one request by one version, and tells how long it took.
 
     Args:
         model: The version.
     """
 
-    def __init__(self, model: NamedModel) -> None:
-        self.model, self.names = model, model.names
+    def __init__(self, model: Retriever) -> None:
+        self.model, self.catalogue = model, model.catalogue
         self._started = time.perf_counter()
 
     def answer(self, **fields: Any) -> dict[str, Any]:
@@ -35,12 +32,12 @@ class Asked:
 
     def users(self, prefix: str, n: int) -> dict[str, Any]:
         """Returns users by the beginning of their ids."""
-        found = self.names.find_users(_normal(prefix), n)
+        found = self.catalogue.find_users(_normal(prefix), n)
         return self.answer(users=[{"id": id_} for id_ in found])
 
     def items(self, words: str, n: int) -> dict[str, Any]:
         """Returns items by words of their titles."""
-        return self.answer(items=self.names.find_items(_normal(words), n))
+        return self.answer(items=self.catalogue.find_items(_normal(words), n))
 
     def tokens(self, filter_: str, words: str, n: int) -> dict[str, Any]:
         """Returns names of tokens that a filter takes, those of the most items first.
@@ -58,7 +55,7 @@ class Asked:
         Raises:
             Refusal: There is no such item.
         """
-        [row] = self.names.item_rows([_normal(item)])
+        [row] = self.catalogue.item_rows([_normal(item)])
         if not row:
             raise Refusal(
                 NOT_FOUND,
@@ -67,8 +64,8 @@ class Asked:
                 "GET /api/items?words=… finds items.",
                 item,
             )
-        [shown] = self.names.shown([row])
-        return self.answer(item=shown, items=self.names.similar(row, k))
+        [shown] = self.catalogue.shown([row])
+        return self.answer(item=shown, items=self.catalogue.similar(row, k))
 
     def recommend(
         self,
@@ -95,44 +92,28 @@ class Asked:
             Refusal: The model can't give so many, or has no such filter.
         """
         self._check_filters(only)
-        is_new_only = self.model.excludes_seen if is_new_only is None else is_new_only
+        taste, exclude = [_normal(id_) for id_ in taste], [_normal(id_) for id_ in exclude]
+        inputs = query_inputs(
+            self.model.signatures,
+            [_normal(user)],
+            is_new_only=self.model.excludes_seen if is_new_only is None else is_new_only,
+            history=taste,
+            exclude=exclude,
+            only={name: [_normal(token) for token in tokens] for name, tokens in only.items()},
+        )
         known = self._history(user)
-        taste = [_normal(id_) for id_ in taste]
-        outputs = self._recommended(user, taste, exclude, only, is_new_only=is_new_only)
-        kept = self._kept(outputs, {_normal(id_).encode() for id_ in exclude}, k)
-        rows = self.names.item_rows([id_ for id_, _ in kept])
-        of_taste = self.names.item_rows(taste)
+        outputs = self.model.ask(FILTERED if "exclude_ids" in inputs else RECOMMEND, inputs)
+        kept = self._kept(outputs, set(as_texts(exclude).tolist()), k)
+        rows = self.catalogue.item_rows([id_ for id_, _ in kept])
+        of_taste = self.catalogue.item_rows(taste)
         unknown = [id_ for id_, row in zip(taste, of_taste, strict=True) if not row]
         return self.answer(
             known=bool(outputs["known"][0]),
             source=outputs["source"][0].decode() if "source" in outputs else "",
-            history=self.names.shown(row for row in (of_taste or known) if row),
+            history=self.catalogue.shown(row for row in (of_taste or known) if row),
             unknown_items=unknown,
-            items=self.names.shown(rows, [score for _, score in kept]),
+            items=self.catalogue.shown(rows, [score for _, score in kept]),
         )
-
-    def _recommended(
-        self,
-        user: str,
-        taste: Sequence[str],
-        exclude: Sequence[str],
-        only: Mapping[str, Sequence[str]],
-        *,
-        is_new_only: bool,
-    ) -> Arrays:
-        inputs = {
-            "user_id": _texts([_normal(user)]),
-            "history": _texts([list(taste) or [""]]),
-            "exclude_seen": np.array([is_new_only]),
-        }
-        if not (exclude or only) or _FILTERED not in self.model.signatures:
-            return self._ask(_RECOMMEND, inputs)
-        wanted = {
-            name: _texts([[_normal(token) for token in tokens] or [""]])
-            for name, tokens in only.items()
-        }
-        left_out = _texts([[_normal(id_) for id_ in exclude] or [""]])
-        return self._ask(_FILTERED, {**inputs, "exclude_ids": left_out, **wanted})
 
     def _kept(self, outputs: Arrays, left_out: set[bytes], k: int) -> list[tuple[str, float]]:
         """Returns at most `k` ids with their scores; older bundles leave nothing out."""
@@ -150,7 +131,7 @@ class Asked:
 
     def filters(self) -> dict[str, str]:
         """Returns the feature of each filter."""
-        return self.model.filters.feature_of if _FILTERED in self.model.signatures else {}
+        return self.model.filters.feature_of if FILTERED in self.model.signatures else {}
 
     def _check_filters(self, names: Iterable[str]) -> None:
         known = self.filters()
@@ -168,25 +149,11 @@ class Asked:
         """Returns the item rows of what is stored of a user, the newest first."""
         if not user:
             return []
-        ids = self._ask(_HISTORY, {"user_id": _texts([_normal(user)])})["item_ids"][0]
-        return self.names.item_rows([id_.decode() for id_ in ids if id_][:_SHOWN_HISTORY])
-
-    def _ask(self, signature: str, inputs: Arrays) -> Arrays:
-        """Asks for one row; other inputs are raw columns, and padding stands for the stored."""
-        names = self.model.signatures[signature].inputs
-        padding = {name: _texts([[""]]) for name in names if name not in inputs}
-        return self.model.ask(signature, {**padding, **inputs})
+        outputs = self.model.ask("stored_history", {"user_id": as_texts([_normal(user)])})
+        ids = [id_.decode() for id_ in outputs["item_ids"][0] if id_]
+        return self.catalogue.item_rows(ids[:_SHOWN_HISTORY])
 
 
 def _normal(text: str) -> str:
     """Returns an id as the ingest writes it."""
     return unicodedata.normalize("NFC", text)
-
-
-def _texts(nested: Sequence[Any]) -> np.ndarray:
-    """Returns texts as bytes; NULs at the end stay."""
-    if nested and isinstance(nested[0], list):
-        return np.stack([_texts(row) for row in nested])
-    array = np.empty(len(nested), object)
-    array[:] = [text.encode() for text in nested]
-    return array

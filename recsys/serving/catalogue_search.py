@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.item_table import FILE, features_of
-from recsys.bundles.signatures import filter_inputs
+from recsys.bundles.signatures import Arrays, filter_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.serving.server.tensors import Arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +72,12 @@ class ItemFilters:
 
     def __init__(self, features: Mapping[str, pa.ListArray], n_rows: int) -> None:
         self.feature_of = filter_inputs(features)
-        self._n_rows = n_rows
-        self._items = {
-            name: TokenItems.of(features[feature]) for name, feature in self.feature_of.items()
-        }
+        self._features, self._n_rows = features, n_rows
+
+    @functools.cached_property
+    def _items(self) -> dict[str, TokenItems]:
+        features = self.feature_of.items()
+        return {name: TokenItems.of(self._features[feature]) for name, feature in features}
 
     def tokens(self, name: str, words: str, n: int) -> list[str]:
         """Returns tokens of a filter that hold all `words`, those of the most items first."""
@@ -97,7 +98,10 @@ class ItemFilters:
         Yields:
             Some of `at`, and `[item rows]` bool; None: all items.
         """
-        names = [name for name in self._items if name in inputs]
+        names = [name for name in self.feature_of if name in inputs]
+        if not names:
+            yield at, None
+            return
         wishes: dict[tuple[frozenset[bytes], ...], list[int]] = {}
         for place in at.tolist():
             wish = tuple(frozenset(inputs[name][place].tolist()) - {b""} for name in names)
@@ -119,6 +123,7 @@ class ItemFilters:
 
 
 _SHOWN_TOKENS = 12
+_BLANK = pa.array([""], pa.large_string())
 _SAMPLE = 200
 """Items that tell whether a feature only repeats the titles."""
 _OWN_COLUMNS = 2
@@ -126,57 +131,74 @@ _OWN_COLUMNS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
-    """Users and items of a bundle, to be found and to be shown.
+class CatalogueSearch:
+    """Users and items of a bundle by name.
 
     Attributes:
-        users: Ids of the users `[users]` large_string, ascending.
+        user_ids: Ids of the users `[users]` large_string.
         items: Vocabulary of the items.
         titles: Title of each item row `[item rows]` large_string; empty for no item.
-        lower_titles: The same in small letters, after the id.
         embeddings: Of each item row `[item rows, dim]`; a memory map.
         features: Names of the tokens of each item row from 1 on, by feature; a
             feature whose tokens have no names isn't there.
     """
 
-    users: pa.Array
+    user_ids: pa.Array
     items: Vocabulary
     titles: pa.Array
-    lower_titles: pa.Array
     embeddings: np.ndarray
     features: Mapping[str, pa.ListArray] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def open(cls, bundle: Path) -> Names:
-        """Reads a bundle."""
-        users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
-        users = users.combine_chunks().drop_null()
-        items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
-        written = pq.read_table(bundle / "titles.parquet")
-        blank, space = pa.array([""], pa.large_string()), pa.scalar(" ", pa.large_string())
-        titles, ids = (
-            pa.concat_arrays([blank, written[column].combine_chunks().cast(pa.large_string())])
-            for column in ("title", "id")
-        )
-        return cls(
-            users=users.take(pc.array_sort_indices(users)),
-            items=items,
-            titles=titles,
-            lower_titles=pc.utf8_lower(pc.binary_join_element_wise(ids, titles, space)),
-            embeddings=np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False),
-            features=_features(bundle, items.n_rows),
-        )
+    def open(cls, bundle: Path) -> CatalogueSearch:
+        """Reads a bundle, whose files were checked against its manifest.
+
+        Raises:
+            RecsysError: It lacks something (R544), or its catalogue is damaged (R583).
+        """
+        try:
+            users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
+            titles = pq.read_table(bundle / "titles.parquet", columns=["title"])["title"]
+            items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
+            path = bundle / "item_embeddings.npy"
+            embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
+            return cls(
+                user_ids=users.combine_chunks().drop_null().cast(pa.large_string()),
+                items=items,
+                titles=pa.concat_arrays([_BLANK, titles.combine_chunks().cast(pa.large_string())]),
+                embeddings=embeddings,
+                features=read_features(bundle, items.n_rows),
+            )
+        except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
+            raise RecsysError(
+                "R544",
+                "A bundle that is asked must hold titles.parquet, vocabulary/ and"
+                f" item_embeddings.npy; {str(bundle)!r} doesn't.",
+                "Export the model again: recsys export.",
+                f"{type(error).__name__}: {error}",
+            ) from None
+
+    @functools.cached_property
+    def _sorted_users(self) -> pa.Array:
+        return self.user_ids.take(pc.array_sort_indices(self.user_ids))
+
+    @functools.cached_property
+    def _lower_titles(self) -> pa.Array:
+        """The id and the title of each item row, in small letters."""
+        ids = self.items.ids_of_rows.fill_null("")
+        space = pa.scalar(" ", pa.large_string())
+        return pc.utf8_lower(pc.binary_join_element_wise(ids, self.titles, space))
 
     def find_users(self, prefix: str, n: int) -> list[str]:
         """Returns the first `n` users whose id begins with `prefix`."""
-        start = bisect.bisect_left(self.users, prefix, key=lambda one: one.as_py())
-        found = self.users.slice(start, n).to_pylist()
+        start = bisect.bisect_left(self._sorted_users, prefix, key=lambda one: one.as_py())
+        found = self._sorted_users.slice(start, n).to_pylist()
         return [id_ for id_ in found if id_.startswith(prefix)]
 
     def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items with the most training events whose id or title has all `words`."""
         has_id = self.items.has_id()
-        rows, texts = np.arange(len(has_id)), self.lower_titles
+        rows, texts = np.arange(len(has_id)), self._lower_titles
         # The longest first, and only in what is left: a client may send hundreds of words.
         for word in sorted(set(words.lower().split()), key=len, reverse=True):
             matches = pc.match_substring(texts, word)
@@ -255,7 +277,7 @@ def _repeats(column: pa.ListArray, titles: pa.Array) -> bool:
     )
 
 
-def _features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
+def read_features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
     """Returns the features of the items whose tokens have names; older bundles tell none."""
     if not (bundle / FILE).exists():
         return {}

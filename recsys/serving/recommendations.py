@@ -1,0 +1,347 @@
+"""A loaded bundle in Python: recommendations by raw ids, which show themselves.
+
+Example:
+    >>> bundle = recsys.load_bundle("recsys-root/serving/movielens")
+    >>> bundle.recommend(user="42", k=10)
+    >>> bundle.recommend(users=["1", "2"], k=10, exclude=["50"]).to_pandas()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from recsys.bundles.bundle import MANIFEST
+from recsys.bundles.versions import latest
+from recsys.errors import UsageError
+from recsys.serving.retriever import RankedRows, Retriever, normal_id
+
+_SHOWN_USERS = 3
+_COLUMNS = ("score", "id", "title")
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An item as people see it.
+
+    Attributes:
+        id: Id of the item.
+        title: Its name; the id where it has none.
+    """
+
+    id: str
+    title: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredItem(Item):
+    """An item that is recommended.
+
+    Attributes:
+        score: Similarity of the user's and the item's embedding, a cosine is in [-1..1];
+            or the item's share of all positives [0..1].
+    """
+
+    score: float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Recommendations:
+    """The answer for one user.
+
+    Attributes:
+        user_id: Id of the user; empty for nobody.
+        known: Whether the data of the bundle hold the user.
+        source: What the answer rests on, one of `user`, `history`, `features` and
+            `popularity`; of the last, the scores are the items' shares of all positives.
+        history: What the answer is made of, the newest first.
+        items: The recommended items, the best first; fewer than were asked for where the
+            catalogue has no more.
+    """
+
+    user_id: str
+    known: bool
+    source: str
+    history: list[Item]
+    items: list[ScoredItem]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[ScoredItem]:
+        return iter(self.items)
+
+    def __getitem__(self, place: int) -> ScoredItem:
+        return self.items[place]
+
+    def __repr__(self) -> str:
+        width = max([len(item.id) for item in self.items], default=0)
+        rows = [f"{item.score:10.4f}  {item.id:{width}}  {item.title}" for item in self.items]
+        return "\n".join([self._heading(), *(rows or ["(no item is left)"])])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self._heading())}</p>{_html_table(_COLUMNS, self.to_rows())}"
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns a dictionary for each item: `rank`, `id`, `title`, `score`."""
+        return [
+            {"rank": rank, **dataclasses.asdict(item)} for rank, item in enumerate(self.items, 1)
+        ]
+
+    def to_pandas(self) -> Any:
+        """Returns a `pandas.DataFrame` with a row for each item; needs pandas."""
+        return _frame(self.to_rows(), ("rank", "id", "title", "score"))
+
+    def _heading(self) -> str:
+        who = f"user {self.user_id!r}" if self.user_id else "nobody"
+        unknown = "" if self.known or not self.user_id else ", who is not in the data"
+        return f"{len(self.items)} items for {who}{unknown} (source: {self.source or 'not told'})"
+
+
+class RecommendationList(Sequence[Recommendations]):
+    """The answers for several users, in the order of the question.
+
+    Args:
+        answers: An answer for each user.
+    """
+
+    def __init__(self, answers: Iterable[Recommendations]) -> None:
+        self._answers = tuple(answers)
+
+    @overload
+    def __getitem__(self, place: int) -> Recommendations: ...
+    @overload
+    def __getitem__(self, place: slice) -> RecommendationList: ...
+    def __getitem__(self, place: int | slice) -> Recommendations | RecommendationList:
+        if isinstance(place, slice):
+            return RecommendationList(self._answers[place])
+        return self._answers[place]
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def __repr__(self) -> str:
+        shown = [repr(answer) for answer in self._answers[:_SHOWN_USERS]]
+        n_more = len(self) - _SHOWN_USERS
+        return "\n\n".join([*shown, *([f"… and {n_more} more users"] if n_more > 0 else [])])
+
+    def _repr_html_(self) -> str:
+        return _html_table(("user_id", "rank", *_COLUMNS), self.to_rows())
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns a dictionary for each item of each user, as `Recommendations.to_rows`."""
+        return [{"user_id": one.user_id, **row} for one in self._answers for row in one.to_rows()]
+
+    def to_pandas(self) -> Any:
+        """Returns a `pandas.DataFrame` with a row for each item of each user; needs pandas."""
+        return _frame(self.to_rows(), ("user_id", "rank", "id", "title", "score"))
+
+
+class LoadedBundle:
+    """A bundle that recommends. May be asked from several threads.
+
+    Args:
+        retriever: Answers for the bundle.
+
+    Attributes:
+        retriever: The same.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self.retriever = retriever
+
+    @property
+    def path(self) -> Path:
+        """Folder of the bundle."""
+        return self.retriever.bundle
+
+    @property
+    def max_k(self) -> int:
+        """Most items of an answer."""
+        return self.retriever.max_k
+
+    @property
+    def filters(self) -> list[str]:
+        """Features of the items that answers can be filtered by."""
+        return list(self.retriever.filters.feature_of.values())
+
+    @property
+    def example_users(self) -> list[str]:
+        """A few users that the bundle knows."""
+        users: list[str] = self.retriever.catalogue.user_ids.slice(0, _SHOWN_USERS).to_pylist()
+        return users
+
+    def __repr__(self) -> str:
+        users, items = len(self.retriever.catalogue.user_ids), self.retriever.catalogue.items
+        n_items = int(items.has_id().sum())
+        return (
+            f"<Bundle {str(self.path)!r}: {users:,} users, {n_items:,} items, k up to {self.max_k}>"
+        )
+
+    @overload
+    def recommend(
+        self,
+        user: str | int = ...,
+        *,
+        users: None = ...,
+        k: int = ...,
+        history: Sequence[str] = ...,
+        features: Mapping[str, Sequence[str] | str] | None = ...,
+        exclude: Sequence[str] = ...,
+        filters: Mapping[str, Sequence[str]] | None = ...,
+        exclude_seen: bool | None = ...,
+    ) -> Recommendations: ...
+    @overload
+    def recommend(
+        self,
+        user: str | int = ...,
+        *,
+        users: Sequence[str | int],
+        k: int = ...,
+        history: Sequence[str] = ...,
+        features: Mapping[str, Sequence[str] | str] | None = ...,
+        exclude: Sequence[str] = ...,
+        filters: Mapping[str, Sequence[str]] | None = ...,
+        exclude_seen: bool | None = ...,
+    ) -> RecommendationList: ...
+    def recommend(
+        self,
+        user: str | int = "",
+        *,
+        users: Sequence[str | int] | None = None,
+        k: int = 10,
+        history: Sequence[str] = (),
+        features: Mapping[str, Sequence[str] | str] | None = None,
+        exclude: Sequence[str] = (),
+        filters: Mapping[str, Sequence[str]] | None = None,
+        exclude_seen: bool | None = None,
+    ) -> Recommendations | RecommendationList:
+        """Returns the best items of a user, of several users, or for a taste.
+
+        Args:
+            user: Id of the user; an unknown one gets what is popular.
+            users: Ids of several users, in place of `user`.
+            k: How many items.
+            history: Ids of items that are liked, the newest first, in place of what the
+                bundle has stored of the user.
+            features: Raw values of the user by column, in place of the stored ones.
+            exclude: Ids of items that are left out.
+            filters: Names of tokens by feature, `{"genres": ["drama"]}`: every item has one
+                of each feature.
+            exclude_seen: Whether what the user has seen is left out; by default as the
+                config of the bundle has it.
+
+        Raises:
+            UsageError: An id is no text (R540), `k` is out of range (R541), or there is no
+                such feature or column (R549).
+        """
+        given = [user] if users is None else users
+        ids = [normal_id(str(id_).strip()) for id_ in given]
+        if not ids:
+            return RecommendationList(())
+        options = {} if exclude_seen is None else {"is_new_only": exclude_seen}
+        inputs = self.retriever.query_inputs(
+            ids,
+            history=[normal_id(id_) for id_ in history],
+            exclude=[normal_id(id_) for id_ in exclude],
+            only=self._filter_inputs(filters or {}),
+            columns=self._column_inputs(features or {}),
+            **options,
+        )
+        ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
+        liked = self.retriever.catalogue.item_rows([normal_id(id_) for id_ in history])
+        histories = [liked] * len(ids) if liked else self.retriever.histories(ids)
+        answers = [
+            self._answer(ranked, place, id_, rows)
+            for place, (id_, rows) in enumerate(zip(ids, histories, strict=True))
+        ]
+        return answers[0] if users is None else RecommendationList(answers)
+
+    def similar(self, item: str, k: int = 10) -> list[ScoredItem]:
+        """Returns the items whose embeddings have the largest cosine with that of an item.
+
+        Raises:
+            UsageError: There is no such item (R567).
+        """
+        [row] = self.retriever.catalogue.item_rows([normal_id(item)])
+        if not row:
+            raise UsageError(
+                "R567",
+                "The item must be in the catalogue of the model.",
+                "Write its id as the data have it.",
+                item,
+            )
+        found = self.retriever.catalogue.similar(row, k)
+        return [ScoredItem(one["id"], one["title"], one["score"]) for one in found]
+
+    def _answer(
+        self, ranked: RankedRows, place: int, id_: str, history: list[int]
+    ) -> Recommendations:
+        pairs = zip(ranked.rows[place].tolist(), ranked.scores[place].tolist(), strict=True)
+        return Recommendations(
+            user_id=id_,
+            known=bool(ranked.known[place]),
+            source=ranked.source[place].decode(),
+            history=[Item(*self._id_and_title(row)) for row in history if row],
+            items=[ScoredItem(*self._id_and_title(row), score) for row, score in pairs if row],
+        )
+
+    def _id_and_title(self, row: int) -> tuple[str, str]:
+        catalogue = self.retriever.catalogue
+        id_: str = catalogue.items.ids_of_rows[row].as_py()
+        return id_, catalogue.titles[row].as_py() or id_
+
+    def _filter_inputs(self, filters: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        input_of = {feature: name for name, feature in self.retriever.filters.feature_of.items()}
+        _check_names("Items can be filtered by features whose tokens have names", filters, input_of)
+        return {input_of[name]: [normal_id(x) for x in tokens] for name, tokens in filters.items()}
+
+    def _column_inputs(self, features: Mapping[str, Sequence[str] | str]) -> dict[str, list[str]]:
+        known = {name: name for name in self.retriever.user_columns}
+        _check_names("Raw values are taken of the columns of the users", features, known)
+        lists = {name: [x] if isinstance(x, str) else list(x) for name, x in features.items()}
+        return {name: [normal_id(str(value)) for value in values] for name, values in lists.items()}
+
+
+def load_bundle(path: str | Path) -> LoadedBundle:
+    """Loads a bundle; takes seconds.
+
+    A SavedModel is a program: load only bundles that you made, or whose maker you trust.
+
+    Args:
+        path: Folder of a bundle, or of published versions, of which the newest is loaded.
+
+    Raises:
+        RecsysError: The bundle is damaged (R501 … R503, R514), lacks something (R543, R544),
+            or TensorFlow is missing (R542).
+    """
+    folder = Path(path)
+    return LoadedBundle(Retriever.open(folder if (folder / MANIFEST).exists() else latest(folder)))
+
+
+def _check_names(rule: str, names: Iterable[str], known: Mapping[str, str]) -> None:
+    for name in names:
+        if name not in known:
+            listed = ", ".join(known) or "there are none"
+            raise UsageError("R549", f"{rule}: {listed}.", "Name one of them.", name)
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    def cell(value: Any) -> str:
+        return html.escape(f"{value:.4f}" if isinstance(value, float) else str(value))
+
+    header = "".join(f"<th>{column}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{cell(row[column])}</td>" for column in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> Any:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    return pd.DataFrame(rows, columns=list(columns))
