@@ -15,10 +15,6 @@ batches as training does. Cases:
                popularity, and known positives
     validated  `popular`, with a twentieth of the events held back
     feed       `model`, put on the devices by the feed
-
-With `--segments K` each case also reads a store of K segments, as a rolling window makes
-it, in turns with the other; `…/sorted` is its speed over that of the store written at
-once, and `open` the seconds until such a store is one log.
 """
 
 from __future__ import annotations
@@ -35,15 +31,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.input_segments import make_segments
 from benchmarks.measure import print_line, watch
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.held_back import training_events
 from recsys.data.read_ahead import read_ahead
-from recsys.data.shard import write_shard
-from recsys.data.shards import EVENTS_OF_A_SHARD, n_shards
+from recsys.data.shard import EVENTS_OF_A_SHARD, write_shard
 from recsys.data.store import InteractionStore, write_manifest
 
 _CASES = ("ids", "history", "known", "others", "model", "popular", "validated", "feed")
@@ -62,34 +56,21 @@ def main() -> None:
         print(json.dumps(_speeds(options)))
         return
     with tempfile.TemporaryDirectory(prefix="recsys-input-", dir=options.tmp) as folder:
-        store, segmented = Path(folder) / "sorted", Path(folder) / "segments"
+        store = Path(folder) / "store"
         _make_store(store, options.rows)
-        if options.segments:
-            make_segments(segmented, options.rows, options.segments, _N_ITEMS, _EVENTS_OF_A_USER)
         for case in options.case or _CASES:
             name = case if case == "ids" else f"{case} {options.history}"
-            plain = _measure(store, case, f"{options.rows} rows, {name}", options)
-            if not options.segments:
-                continue
-            label = f"{options.rows} rows in {options.segments} segments, {name}"
-            speeds = _measure(segmented / "store", case, label, options)
-            ratios = [a / b for a, b in zip(speeds, plain, strict=True)]
-            print_line("input_pipeline", f"{label} /sorted", ratios, "ratio", 0.0)
+            _measure(store, case, f"{options.rows} rows, {name}", options)
 
 
-def _measure(store: Path, case: str, label: str, options: argparse.Namespace) -> list[float]:
-    """Measures a case in a process of its own; prints its line and returns the speeds."""
+def _measure(store: Path, case: str, label: str, options: argparse.Namespace) -> None:
+    """Measures a case in a process of its own, and prints its line."""
     command = [sys.executable, "-m", "benchmarks.input_pipeline", "--store", str(store)]
     command += ["--rows", str(options.rows), "--batch", str(options.batch)]
     command += ["--history", str(options.history), "--case", case]
     watched = watch(command)
     found = json.loads(watched.stdout)
-    peak = watched.peak_rss_mib
-    print_line("input_pipeline", label, found["speeds"], "examples/s", peak)
-    if options.segments:
-        print_line("input_pipeline", f"{label}, open", [found["open"]], "s", peak)
-    speeds: list[float] = found["speeds"]
-    return speeds
+    print_line("input_pipeline", label, found["speeds"], "examples/s", watched.peak_rss_mib)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=1_000_000, help="events of the store")
     parser.add_argument("--history", type=int, default=50, help="items of a history")
     parser.add_argument("--batch", type=int, default=4096, help="examples of a batch")
-    parser.add_argument("--segments", type=int, metavar="K", help="a store of K segments, too")
     parser.add_argument("--case", action="append", choices=_CASES, help="measure these alone")
     parser.add_argument("--tmp", type=Path, help="folder for the store; else the system's")
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
@@ -106,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make_store(folder: Path, n_rows: int) -> None:
     """Writes a store of `n_rows` events, a shard at a time."""
-    shards = n_shards(n_rows, EVENTS_OF_A_SHARD)
+    shards = max(1, -(-n_rows // EVENTS_OF_A_SHARD))
     infos, first_user = [], 0
     for index in range(shards):
         size = (index + 1) * n_rows // shards - index * n_rows // shards

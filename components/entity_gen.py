@@ -11,7 +11,7 @@ from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.config import ItemsConfig, Strict, UsersConfig
-from recsys.data.ingest.entity_rows import SPLIT, ingest
+from recsys.data.ingest.entity_rows import SPLIT, ingest_entities
 
 
 class EntitySource(Strict):
@@ -47,5 +47,5 @@ def EntityGen(
     source = EntitySource.model_validate_json(config)
     for what, entities in (("items", source.items), ("users", source.users)):
         if entities is not None:
-            ingest(what, entities, examples.uri, dead_letters.uri, beam_pipeline)
+            ingest_entities(what, entities, examples.uri, dead_letters.uri, beam_pipeline)
     set_parquet_splits(examples, [SPLIT])

@@ -3,9 +3,7 @@
 import shutil
 from pathlib import Path
 
-import apache_beam as beam
 from tfx.dsl.component.experimental.annotations import (
-    BeamComponentParameter,
     InputArtifact,
     OutputArtifact,
     Parameter,
@@ -17,10 +15,10 @@ from components.artifacts import InteractionData, Vocabularies
 from components.entity_gen import EntitySource
 from components.interaction_gen import CUT_PROPERTY, split_of
 from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
-from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.store_writer import build_store
 
 
-@component(use_beam=True)
+@component
 def InteractionEncoder(
     interactions: InputArtifact[Examples],
     vocabularies: InputArtifact[Vocabularies],
@@ -32,7 +30,6 @@ def InteractionEncoder(
     item_graph: InputArtifact[TransformGraph] = None,
     user_tokens: InputArtifact[Examples] = None,
     user_graph: InputArtifact[TransformGraph] = None,
-    beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
 ) -> None:
     """Writes everything that training and evaluation read into one folder.
 
@@ -47,18 +44,15 @@ def InteractionEncoder(
         item_graph: The Transform graph that made them.
         user_tokens: Token rows of the users, if they have features.
         user_graph: The Transform graph that made them.
-        beam_pipeline: Runs the work.
     """
     del code
-    folder, parts = Path(data.uri), Path(data.uri) / "parts"
+    folder = Path(data.uri)
     shutil.copytree(vocabularies.uri, folder / "vocabulary", dirs_exist_ok=True)
-    write_store(
+    build_store(
         examples=Path(interactions.uri),
         vocabularies=Path(vocabularies.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
         store=folder / "store",
-        work=parts,
-        beam_pipeline=beam_pipeline,
         split=split_of(interactions),
     )
     sources = EntitySource.model_validate_json(config)

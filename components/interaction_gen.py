@@ -13,9 +13,7 @@ from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.data.ingest.bigquery import stage_query
-from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest
-from recsys.data.ingest.window import has_spans
-from recsys.data.ingest.windowed import ingest_spans
+from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
 from recsys.data.split_rule import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"
@@ -53,12 +51,9 @@ def InteractionGen(
         folder = Path(dead_letters.uri) / "query"
         files = stage_query(source.interactions.query, folder, beam_pipeline.options)
         source = source.with_files(files)
-    if has_spans(source.interactions):
-        summary = ingest_spans(
-            source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
-        )
-    else:
-        summary = ingest(source, examples.uri, dead_letters.uri, beam_pipeline)
+    summary = ingest_interactions(
+        source, examples.uri, dead_letters.uri, beam_pipeline, Path(segments), code
+    )
     set_parquet_splits(examples, SPLITS)
     examples.set_int_custom_property(CUT_PROPERTY, summary["cut"])
     if source.rule != BY_TIME:

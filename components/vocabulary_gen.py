@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import apache_beam as beam
 from tfx.dsl.component.experimental.annotations import (
-    BeamComponentParameter,
     InputArtifact,
     OutputArtifact,
     Parameter,
@@ -19,7 +17,7 @@ from recsys.data.ingest.entity_rows import SPLIT
 from recsys.data.ingest.vocabularies import make_vocabularies
 
 
-@component(use_beam=True)
+@component
 def VocabularyGen(
     interactions: InputArtifact[Examples],
     verdict: InputArtifact[Verdict],
@@ -29,7 +27,6 @@ def VocabularyGen(
     items: InputArtifact[Examples] = None,
     users: InputArtifact[Examples] = None,
     previous: InputArtifact[Vocabularies] = None,
-    beam_pipeline: BeamComponentParameter[beam.Pipeline] = None,
 ) -> None:
     """Gives users and items their rows; those that have one keep it.
 
@@ -42,7 +39,6 @@ def VocabularyGen(
         items: Examples of the catalogue, whose items all get a row.
         users: Examples of the users' data, who all get a row.
         previous: The vocabularies to go on from.
-        beam_pipeline: Runs the work.
     """
     del verdict, code
     known = {"users": users, "items": items}
@@ -55,6 +51,5 @@ def VocabularyGen(
         previous=None if previous is None else Path(previous.uri),
         out=Path(vocabularies.uri),
         config=VocabulariesConfig.model_validate_json(config),
-        beam_pipeline=beam_pipeline,
         split=split_of(interactions),
     )

@@ -313,15 +313,6 @@ def test_input_pipeline_prints_a_line_for_each_case():
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
 
 
-def test_input_pipeline_compares_a_store_of_segments():
-    command = [sys.executable, "-m", "benchmarks.input_pipeline", "--rows", "20000"]
-    command += ["--batch", "256", "--history", "5", "--segments", "3", "--case", "history"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["unit"] for line in lines] == ["examples/s", "s", "examples/s", "s", "ratio"]
-    assert all(line["median"] > 0 for line in lines)
-
-
 def test_ingest_times_a_night_that_reads_one_more_span():
     command = [sys.executable, "-m", "benchmarks.ingest", "--spans", "4", "--rows", "4000"]
     command += ["--format", "csv", "--rounds", "1"]

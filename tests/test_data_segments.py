@@ -12,17 +12,11 @@ from hypothesis import given, settings
 
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.event_log import EventShard
-from recsys.data.ingest import merge as scratch_module
-from recsys.data.ingest.cache import Kept, link, sweep
-from recsys.data.ingest.merge import Scratch, Source, merge
-from recsys.data.ingest.segments import (
-    COLUMNS,
-    SpanDays,
-    plan_segments,
-    split_segment,
-    write_events,
-)
-from recsys.data.ingest.span_report import SpanTold, with_missing
+from recsys.data.ingest.cache import ContentCache, link, sweep
+from recsys.data.ingest.segment_files import COLUMNS, write_events
+from recsys.data.ingest.segment_plan import SpanDays, plan_segments, split_segment
+from recsys.data.ingest.span_report import SpanReport, with_missing
+from recsys.data.ingest.store_writer import Source, merge
 from recsys.data.ingest.window import Digests, read_window, window_digest
 from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError
@@ -147,7 +141,7 @@ def test_a_source_is_checked_span_by_span(tmp_path):
 
 
 def told_of(*spans):
-    return [SpanTold(n, str(n), 0, 1, 1, 0, 0, "read", False, False, None) for n in spans]
+    return [SpanReport(n, str(n), 0, 1, 1, 0, 0, "read", False, False, None) for n in spans]
 
 
 def test_days_without_a_file_are_missing_where_spans_are_days():
@@ -221,7 +215,7 @@ def test_segments_laid_end_to_end_are_the_events_sorted_at_once(
         source_of(events, users, item_rows, folder / str(at), weighted)
         for at, events in enumerate(segments)
     ]
-    shards = merge(sources, rows, folder, most)
+    shards = tuple(merge(sources, rows, most))
     assert sum(len(shard.offsets) - 1 for shard in shards) == len(users)
     if not whole:
         assert shards == ()
@@ -239,31 +233,6 @@ def test_segments_laid_end_to_end_are_the_events_sorted_at_once(
     starts = np.cumsum([0, *(len(shard) for shard in shards)])
     offsets = [s.offsets[:-1] + at for s, at in zip(shards, starts, strict=False)]
     assert np.concatenate([*offsets, starts[-1:]]).tolist() == wanted.offsets.tolist()
-
-
-def test_large_logs_lie_in_a_file_that_nobody_sees(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch_module, "_IN_MEMORY_BYTES", 100)
-    scratch = Scratch(tmp_path, 10_000)
-    arrays = [
-        scratch.empty(n, dtype) for n, dtype in ((900, np.int64), (300, np.int32), (0, np.int8))
-    ]
-    for value, array in enumerate(arrays):
-        array[:] = value
-    scratch.close()
-    assert [set(array.tolist()) for array in arrays] == [{0}, {1}, set()]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(scratch_module, "_IN_MEMORY_BYTES", 100)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    scratch = Scratch(tmp_path, 10_000)
-    with pytest.raises(OSError, match="No space"):
-        scratch.empty(1000, np.int64)
-    scratch.close()
 
 
 def test_without_links_a_file_is_copied(tmp_path, monkeypatch):
@@ -290,7 +259,7 @@ def test_old_and_unfinished_folders_go_and_nothing_behind_a_link(tmp_path):
     (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
     removed = {}
     for name in ("linked", "root"):
-        Kept(tmp_path / name).clear_debris()
+        ContentCache(tmp_path / name).remove_unfinished()
         removed[name] = sweep(tmp_path / name, [".config-of-theirs"], unused_for_s=-60.0)
     assert removed == {"linked": {}, "root": {"old": 1}}
     assert sorted(path.name for path in (tmp_path / "root").iterdir()) == [

@@ -10,13 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.config import VocabularyConfig
 from recsys.data import shard as shard_module
 from recsys.data.event_log import EventLog, EventShard, newest_first
 from recsys.data.shard import ShardInfo, write_shard
-from recsys.data.shards import eval_buckets, n_shards, plan_train_shards, train_buckets
 from recsys.data.store import InteractionStore, write_manifest, write_store
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 TYPES = {
@@ -297,54 +294,6 @@ def test_a_store_without_events_is_a_store(tmp_path):
     assert (len(store.train), len(store.eval), store.cut) == (0, 0, 3)
     assert store.train.weight is None
     assert store.trained_user.tolist() == []
-
-
-# --- which shard
-
-
-def test_sizes_of_shards():
-    assert [n_shards(n) for n in (0, 1, 4_000_000, 4_000_001, 10**9)] == [1, 1, 1, 2, 250]
-
-
-@given(
-    counts=st.lists(st.integers(0, 30), max_size=30),
-    shared=st.lists(st.integers(0, 30), min_size=1, max_size=4),
-    most=st.integers(1, 50),
-)
-def test_every_user_goes_into_one_shard_and_shards_are_of_a_size(counts, shared, most):
-    users = Vocabulary(
-        pa.array([f"u{n}" for n in range(len(counts))]),
-        np.array(counts, np.int64),
-        config=VocabularyConfig(hash_buckets=len(shared) - 1),
-        shared_counts=np.array(shared),
-    )
-    plan = plan_train_shards(users, most)
-    ids = [f"u{n}" for n, count in enumerate(counts) for _ in range(count)]
-    ids += [f"stranger {n % 7}" for n in range(sum(shared))]
-    events = pa.RecordBatch.from_pydict(
-        {"user_id": pa.array(ids, pa.string()), "user_row": users.rows(ids)}
-    )
-    buckets = train_buckets(events, plan)
-    assert ((buckets >= 0) & (buckets < plan.n_shards)).all()
-    homes = {}
-    for id_, bucket in zip(ids, buckets.tolist(), strict=True):
-        assert homes.setdefault(id_, bucket) == bucket
-    # Own rows lie in ascending shards; a shard holds more by one user at the most.
-    own = buckets[: sum(counts)]
-    assert (np.diff(own) >= 0).all()
-    if counts and len(own):
-        assert np.bincount(own).max() <= most + max(counts)
-    at_eval = eval_buckets(events, 3)
-    assert set(at_eval.tolist()) <= {0, 1, 2}
-
-
-def test_the_users_of_row_0_are_spread_over_shards_of_their_own():
-    users = Vocabulary(pa.array(["a"]), np.array([10]), shared_counts=np.array([1000]))
-    plan = plan_train_shards(users, most=100)
-    assert (plan.n_shared, plan.first_rows) == (10, (1,))
-    ids = [f"s{n}" for n in range(1000)]
-    events = pa.RecordBatch.from_pydict({"user_id": ids, "user_row": users.rows(ids)})
-    assert np.bincount(train_buckets(events, plan), minlength=10).min() > 60
 
 
 def test_sorting_a_shard_takes_few_bytes_an_event(tmp_path):

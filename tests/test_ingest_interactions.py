@@ -8,7 +8,7 @@ import pytest
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
 from recsys.data.examples import read_split
-from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline
@@ -29,7 +29,7 @@ def write(folder, name, rows, header="user,item,time"):
 
 
 def run(config, out):
-    return ingest(config, str(out / "examples"), str(out / "letters"), beam.Pipeline())
+    return ingest_interactions(config, str(out / "examples"), str(out / "letters"), beam.Pipeline())
 
 
 def events(out, split):

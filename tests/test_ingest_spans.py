@@ -12,6 +12,7 @@ import apache_beam as beam
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,19 +23,16 @@ from recsys.config import (
     VocabulariesConfig,
     VocabularyConfig,
 )
-from recsys.data.encode import encode_positives
+from recsys.data.event_times import event_times
 from recsys.data.examples import read_split
-from recsys.data.ingest import make_segments, read_rows
-from recsys.data.ingest import windowed as spans_module
+from recsys.data.ingest import ingestion, make_segments, read_rows
 from recsys.data.ingest.cache import sweep
-from recsys.data.ingest.ingestion import InteractionSource, ingest
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.make_segments import MakeSegments
-from recsys.data.ingest.segment_store import write_segmented_store
-from recsys.data.ingest.segments import counts_of, segments_in_use
+from recsys.data.ingest.segment_files import counts_of, segments_in_use
 from recsys.data.ingest.span_state import unread_files
-from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.vocabularies import make_vocabularies
-from recsys.data.ingest.windowed import ingest_spans
 from recsys.data.split import choose_cut
 from recsys.data.store import InteractionStore
 from recsys.data.store import write_store as write_plain_store
@@ -77,7 +75,7 @@ class World:
         source = InteractionSource(
             interactions=config or self.config, eval_share=0.25, max_rejected_share=share
         )
-        summary = ingest_spans(
+        summary = ingest_interactions(
             source,
             str(out / "examples"),
             str(out / "letters"),
@@ -107,9 +105,9 @@ def rows_of(day, n, seed=0, spill=0):
 # --- Beam, without Beam: a pipeline takes half a second to start
 
 
-def run_plainly(night, transform):
-    """Does what Beam does with a transform of `recsys.data.ingest.windowed`."""
-    del night
+def run_plainly(pipeline, transform):
+    """Does what Beam does with a transform."""
+    del pipeline
     if isinstance(transform, MakeSegments):
         tasks = [
             (at, bucket)
@@ -124,14 +122,14 @@ def run_plainly(night, transform):
         for task in enumerate(tasks):
             for key, value in transform._read.process(task):
                 groups.setdefault(key, []).append(value)
-        found = [one for group in groups.items() for one in transform._unique.process(group)]
+        found = [one for group in groups.items() for one in transform._write.process(group)]
         finish = span_facts
     finish(found, transform._plans, str(transform._out))
 
 
 @pytest.fixture
 def plainly(monkeypatch):
-    monkeypatch.setattr(spans_module._Night, "_run", run_plainly)
+    monkeypatch.setattr(ingestion, "run_transform", run_plainly)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -221,14 +219,28 @@ def check(out, summary, previous=None, are_all_spans=True):
         before = None if previous is None else previous[name]
         config = VocabularyConfig(min_count=2, hash_buckets=3, evict_after_days=2)
         vocabularies[name], _ = grow(before, counted, config, summary["cut"])
-    write_segmented_store(out / "store", out / "examples", *vocabularies.values(), summary["cut"])
+    (out / "vocabulary").mkdir()
+    for name, vocabulary in vocabularies.items():
+        vocabulary.save(out / "vocabulary" / f"{name}.parquet")
+    build_store(out / "examples", out / "vocabulary", summary["cut"], out / "store", most=50)
     encoded = [
-        pa.Table.from_batches([encode_positives(tables[split], *vocabularies.values())])
-        for split in ("train", "eval")
+        encoded_positives(tables[split], *vocabularies.values()) for split in ("train", "eval")
     ]
     write_plain_store(out / "plain", summary["cut"], *encoded)
     same_stores(*(InteractionStore.open(out / name, verify=True) for name in ("store", "plain")))
     return vocabularies
+
+
+def encoded_positives(table, users, items):
+    positives = table.filter(pc.equal(table["label"], 1))
+    return pa.table(
+        {
+            "user_id": positives["user_id"],
+            "user_row": users.rows(positives["user_id"]),
+            "item_row": items.rows(positives["item_id"]),
+            "timestamp": event_times(positives),
+        }
+    )
 
 
 def same_stores(one, other):
@@ -580,10 +592,10 @@ def test_a_row_of_tomorrow_is_good_when_it_is_tomorrow(world, monkeypatch):
     soon = START + 3 * DAY + 100
     for day in range(3):
         world.write(day, [*rows_of(day, 20), f"ann,1,{soon},5"] if day == 2 else rows_of(day, 20))
-    monkeypatch.setattr(spans_module.time, "time", lambda: soon - 50)
+    monkeypatch.setattr(ingestion.time, "time", lambda: soon - 50)
     assert world.night()[1]["rejected"] == 1
     assert world.night()[1]["segments"]["made"] == 0
-    monkeypatch.setattr(spans_module.time, "time", lambda: soon + 50)
+    monkeypatch.setattr(ingestion.time, "time", lambda: soon + 50)
     out, summary = world.night()
     check(out, summary)
     assert summary["rejected"] == 0
@@ -624,7 +636,9 @@ def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
     source = InteractionSource(
         interactions=world.config.model_copy(update=given_files), eval_share=0.25
     )
-    wanted = ingest(source, str(plain / "examples"), str(plain / "letters"), beam.Pipeline())
+    wanted = ingest_interactions(
+        source, str(plain / "examples"), str(plain / "letters"), beam.Pipeline()
+    )
     # All that an ingestion without spans counts, to the row.
     assert {name: summary[name] for name in wanted} == wanted
     letters = [
@@ -637,12 +651,9 @@ def test_a_night_by_beam_is_one_by_the_code_that_knows_no_spans(tmp_path):
         (folder / "vocabulary").mkdir()
         make_vocabularies(
             folder / "examples", summary["cut"], {}, None, folder / "vocabulary",
-            VocabulariesConfig(), beam.Pipeline(),
+            VocabulariesConfig(),
         )  # fmt: skip
-        write_store(
-            folder / "examples", folder / "vocabulary", summary["cut"], folder / "store",
-            folder / "work", beam.Pipeline(),
-        )  # fmt: skip
+        build_store(folder / "examples", folder / "vocabulary", summary["cut"], folder / "store")
         stores.append(InteractionStore.open(folder / "store", verify=True))
         assert events(folder, "train") == events(out, "train")
     same_stores(*stores)

@@ -1,44 +1,42 @@
-"""Vocabularies from examples, by Beam: counts, rows that stay, and what is refused."""
+"""Vocabularies from segments: counts, rows that stay, and what is refused."""
 
 import json
 
-import apache_beam as beam
 import pyarrow as pa
 import pytest
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
-from recsys.data.examples import write_examples
+from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
-pytestmark = pytest.mark.pipeline
-
 CUT = 1_700_000_000
 
 
-def write(folder, split, rows):
-    """Writes `(user, item, label)` rows, one file of examples a row."""
-    (folder / f"Split-{split}").mkdir(parents=True, exist_ok=True)
-    for at, (user, item, label) in enumerate(rows):
-        table = pa.table(
-            {"user_id": [user], "item_id": [item], "timestamp": [CUT - 9], "label": [label]}
-        )
-        with (folder / f"Split-{split}" / f"data-{at:05d}.parquet").open("wb") as sink:
-            write_examples(table, sink)
+def write(folder, parts):
+    """Writes `(user, item)` positives of each split, one segment a row."""
+    written = []
+    for split, rows in parts.items():
+        for at, (user, item) in enumerate(rows):
+            name = f"{split}-{at}"
+            table = pa.table({"user_id": [user], "item_id": [item], "timestamp": [CUT - 9]})
+            write_events(folder / FOLDER / name, table)
+            written.append(SegmentPart(name, split, folder / FOLDER / name, 1))
+    write_index(folder, written, [])
 
 
 def make(folder, out, config=None, previous=None):
-    config = config or VocabulariesConfig()
-    make_vocabularies(folder, CUT, {}, previous, out, config, beam.Pipeline())
+    out.mkdir()
+    make_vocabularies(folder, CUT, {}, previous, out, config or VocabulariesConfig())
     return [Vocabulary.load(out / f"{name}.parquet") for name in ("users", "items")]
 
 
 @pytest.fixture
 def examples(tmp_path):
     folder = tmp_path / "examples"
-    write(folder, "train", [("a", "x", 1), ("b", "x", 1), ("b", "y", 1), ("c", "z", 0)])
-    write(folder, "eval", [("b", "w", 1), ("d", "x", 1)])
+    train = [("a", "x"), ("b", "x"), ("b", "y")]
+    write(folder, {"train": train, "eval": [("b", "w"), ("d", "x")]})
     return folder
 
 
@@ -60,8 +58,7 @@ def test_training_positives_alone_are_counted(examples, tmp_path):
 def test_rows_stay_where_a_vocabulary_goes_on(examples, tmp_path):
     make(examples, tmp_path / "first")
     tomorrow = tmp_path / "tomorrow"
-    write(tomorrow, "train", [("e", "y", 1), ("e", "v", 1), ("a", "y", 1)])
-    write(tomorrow, "eval", [])
+    write(tomorrow, {"train": [("e", "y"), ("e", "v"), ("a", "y")], "eval": []})
     users, items = make(tomorrow, tmp_path / "second", previous=tmp_path / "first")
     assert users.names_of_rows() == ["", "b", "a", "e"]
     assert items.names_of_rows() == ["", "x", "y", "v"]

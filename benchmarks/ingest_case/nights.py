@@ -23,10 +23,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from benchmarks.ingest_case.digest import digest
 from benchmarks.ingest_case.events import Format, write_events
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
-from recsys.data.ingest.ingestion import InteractionSource, ingest
-from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.vocabularies import make_vocabularies
-from recsys.data.ingest.windowed import ingest_spans
 from recsys.data.store import InteractionStore
 
 _FIRST = dt.date(2024, 3, 1)
@@ -75,14 +74,16 @@ def _source(files: str | Sequence[str], spans: int | None) -> InteractionSource:
 
 def _night(source: InteractionSource, root: Path, name: str) -> dict[str, Any]:
     def read(source: InteractionSource, examples: str, letters: str) -> dict[str, Any]:
-        return ingest_spans(source, examples, letters, _pipeline(), root / "segments", "code")
+        return ingest_interactions(
+            source, examples, letters, _pipeline(), root / "segments", "code"
+        )
 
     return _timed(source, root / name, read)
 
 
 def _plain(source: InteractionSource, out: Path) -> dict[str, Any]:
     def read(source: InteractionSource, examples: str, letters: str) -> dict[str, Any]:
-        return ingest(source, examples, letters, _pipeline())
+        return ingest_interactions(source, examples, letters, _pipeline())
 
     return _timed(source, out, read)
 
@@ -95,11 +96,9 @@ def _timed(source: InteractionSource, out: Path, read: Ingest) -> dict[str, Any]
     summary = read(source, str(examples), str(out / "letters"))
     clock.append(time.perf_counter())
     vocabulary.mkdir()
-    make_vocabularies(
-        examples, summary["cut"], {}, None, vocabulary, VocabulariesConfig(), _pipeline()
-    )
+    make_vocabularies(examples, summary["cut"], {}, None, vocabulary, VocabulariesConfig())
     clock.append(time.perf_counter())
-    write_store(examples, vocabulary, summary["cut"], store, out / "work", _pipeline())
+    build_store(examples, vocabulary, summary["cut"], store)
     clock.append(time.perf_counter())
     InteractionStore.open(store)
     clock.append(time.perf_counter())

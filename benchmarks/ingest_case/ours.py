@@ -16,13 +16,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from benchmarks.ingest_case.digest import digest
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
-from recsys.data.ingest.ingestion import InteractionSource, ingest
-from recsys.data.ingest.store_writer import WriteStore
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.vocabularies import make_vocabularies
 
 
 def main() -> None:
-    """Runs the three phases, each a Beam pipeline, as the components do."""
+    """Runs the three phases, as the components do."""
     file, out, beam_args = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     columns = InteractionColumns(user="user", item="item", timestamp="timestamp")
     source = InteractionSource(
@@ -30,8 +30,9 @@ def main() -> None:
     )
     examples = out / "examples"
     clock = [time.perf_counter()]
-    summary = ingest(source, str(examples), str(out / "letters"), _pipeline(beam_args))
+    summary = ingest_interactions(source, str(examples), str(out / "letters"), _pipeline(beam_args))
     clock.append(time.perf_counter())
+    (out / "vocabulary").mkdir()
     make_vocabularies(
         interactions=examples,
         cut=summary["cut"],
@@ -39,12 +40,9 @@ def main() -> None:
         previous=None,
         out=out / "vocabulary",
         config=VocabulariesConfig(),
-        beam_pipeline=_pipeline(beam_args),
     )
     clock.append(time.perf_counter())
-    store = WriteStore(examples, out / "vocabulary", summary["cut"], out / "store", out / "work")
-    with _pipeline(beam_args) as pipeline:
-        _ = pipeline | store
+    build_store(examples, out / "vocabulary", summary["cut"], out / "store")
     clock.append(time.perf_counter())
     phases = dict(zip(("ingest", "vocabulary", "store"), _differences(clock), strict=True))
     result = {"seconds": clock[-1] - clock[0], "phases": phases, "digest": digest(out / "store")}

@@ -4,8 +4,7 @@
     offsets.npy                               first event of each user, and the end
     users.parquet                             id and user_row of each user, in order
 
-It is written under a hidden name beside, and renamed when all of it is on the disk: who
-writes it twice, as Beam may, writes the same.
+It is written under a hidden name beside, and renamed when all of it is on the disk.
 """
 
 from __future__ import annotations
@@ -31,8 +30,11 @@ from recsys.errors import RecsysError
 PARTS = ("train", "eval")
 """The parts of a store: events before the cut, and from it on."""
 
+EVENTS_OF_A_SHARD = 4_000_000
+"""Events that a shard holds, about, unless a user has more."""
+
 _USERS = "users.parquet"
-_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
+USERS_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
 _ONE_HEADER = threading.Lock()
 """NumPy parses a header by `ast`, which in Python 3.11 fails now and then in two threads at
 once: "AST constructor recursion depth mismatch" (gh-106905)."""
@@ -88,7 +90,24 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardI
     user, users = _number_users(events, by_row=part == "train")
     columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
     shard = EventShard.sort(user, n_users=users.num_rows, **columns)
-    del user, columns
+    return commit_shard(folder, part, index, shard, users)
+
+
+def commit_shard(
+    folder: Path, part: str, index: int, shard: EventShard, users: pa.Table
+) -> ShardInfo:
+    """Writes a shard, whole or not at all.
+
+    Args:
+        folder: Folder of the store.
+        part: The part that the shard belongs to, one of `PARTS`.
+        index: Its place among the shards of the part.
+        shard: The events, sorted.
+        users: `id` and `user_row` of each of its users, in order.
+
+    Returns:
+        What `write_manifest` needs to know of it.
+    """
     name = f"{index:05d}"
     final = folder / part / name
     temporary = final.with_name(f".{name}-{uuid.uuid4().hex}")
@@ -127,18 +146,14 @@ def open_shard(folder: Path, info: ShardInfo, verify: bool) -> EventShard:
 
 
 def read_users(folder: Path, info: ShardInfo) -> pa.Table:
-    """Returns `id` and `user_row` of each user of a shard, in order."""
-    return read_users_file(folder / info.name / _USERS)
-
-
-def read_users_file(path: Path) -> pa.Table:
-    """Returns `id` and `user_row` of each user of a file, in order.
+    """Returns `id` and `user_row` of each user of a shard, in order.
 
     Raises:
-        RecsysError: It can't be read.
+        RecsysError: The file can't be read.
     """
+    path = folder / info.name / _USERS
     try:
-        return pq.read_table(path, schema=_SCHEMA)
+        return pq.read_table(path, schema=USERS_SCHEMA)
     except (OSError, pa.ArrowException) as error:
         raise _damaged(path, str(error), "a Parquet file") from None
 
@@ -149,7 +164,7 @@ def _number_users(events: pa.Table, by_row: bool) -> tuple[np.ndarray, pa.Table]
     codes, ids = encoded.indices.to_numpy(), encoded.dictionary
     rows = np.zeros(len(ids), np.int32)
     rows[codes] = events["user_row"].to_numpy()
-    table = pa.table({"id": ids.cast(pa.large_string()), "user_row": rows}, schema=_SCHEMA)
+    table = pa.table({"id": ids.cast(pa.large_string()), "user_row": rows}, schema=USERS_SCHEMA)
     keys = ["user_row", "id"] if by_row else ["id"]
     order = pc.sort_indices(table, [(key, "ascending") for key in keys])
     place = np.empty(len(ids), np.int32)
@@ -203,13 +218,13 @@ def check_file(path: Path, described: Mapping[str, Any], verify: bool) -> None:
         raise _damaged(path, str(error), "a file") from None
 
 
-def map_column(path: Path, dtype: Any, length: int | None) -> np.ndarray:
+def map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
     """Maps a column into memory, read-only.
 
     Args:
         path: The file.
         dtype: What its values are.
-        length: How many they are; None: any number of them, at least one.
+        length: How many they are.
 
     Raises:
         RecsysError: It is another column, or none.
@@ -219,7 +234,6 @@ def map_column(path: Path, dtype: Any, length: int | None) -> np.ndarray:
             column = np.load(path, mmap_mode=None if length == 0 else "r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error), "a whole .npy column") from None
-    length = column.size if length is None else length
     if column.dtype != dtype or column.shape != (length,):
         raise _damaged(path, f"{column.dtype} {column.shape}", f"{np.dtype(dtype)} ({length},)")
     # A plain view: indexing a `np.memmap` takes longer. It keeps the map alive.

@@ -6,8 +6,6 @@ before it. Layout of a store (docs/store.md):
     store.json           the split, and the shards of both parts with the sha256 of each file
     train/00000/ …       a shard of events, see `recsys.data.shard`
     eval/00000/ …
-
-A store of segments (`recsys.data.ingest.segment_store`) is opened as one log, too.
 """
 
 from __future__ import annotations
@@ -27,9 +25,14 @@ from recsys.plain_files import DAMAGE, read_json
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex
-from recsys.data.ingest.segment_store import FORMAT as OF_SEGMENTS
-from recsys.data.ingest.segment_store import SegmentedPart
-from recsys.data.shard import PARTS, ShardInfo, open_shard, read_users, write_shard
+from recsys.data.shard import (
+    PARTS,
+    USERS_SCHEMA,
+    ShardInfo,
+    open_shard,
+    read_users,
+    write_shard,
+)
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 
@@ -60,8 +63,8 @@ class LogUsers:
 
 
 @dataclasses.dataclass(frozen=True)
-class _SortedPart:
-    """A part whose shards hold all events of their users.
+class _Part:
+    """A part of a store.
 
     Attributes:
         folder: Folder of the part.
@@ -71,28 +74,18 @@ class _SortedPart:
     folder: Path
     shards: tuple[ShardInfo, ...]
 
-    @classmethod
-    def from_json(cls, folder: Path, described: Sequence[Mapping[str, Any]]) -> _SortedPart:
-        return cls(folder, tuple(ShardInfo.from_json(shard) for shard in described))
-
     def open(self, verify: bool) -> EventLog:
-        def opened(info: ShardInfo) -> Any:
-            return open_shard(self.folder, info, verify)
-
-        # Hashing lets other threads run.
+        """Returns its events; hashing lets other threads run."""
         with ThreadPoolExecutor(_READERS) as pool:
-            return EventLog(tuple(pool.map(opened, self.shards)))
+            opened = pool.map(lambda info: open_shard(self.folder, info, verify), self.shards)
+            return EventLog(tuple(opened))
 
-    def users(self) -> pa.Table:
-        none = pa.table({"id": pa.array([], pa.large_string()), "user_row": np.zeros(0, np.int32)})
+    def users(self) -> LogUsers:
+        """Returns the users of all shards."""
         tables = [read_users(self.folder, info) for info in self.shards]
-        return pa.concat_tables([none, *tables])
-
-
-_KINDS: dict[int, type[_SortedPart] | type[SegmentedPart]] = {
-    _FORMAT: _SortedPart,
-    OF_SEGMENTS: SegmentedPart,
-}
+        table = pa.concat_tables([USERS_SCHEMA.empty_table(), *tables]).combine_chunks()
+        ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+        return LogUsers(ids, table["user_row"].to_numpy())
 
 
 class InteractionStore:
@@ -108,7 +101,7 @@ class InteractionStore:
 
     def __init__(
         self,
-        parts: Mapping[str, _SortedPart | SegmentedPart],
+        parts: Mapping[str, _Part],
         cut: int,
         verify: bool,
         split: SplitRule = BY_TIME,
@@ -134,10 +127,12 @@ class InteractionStore:
         """
         try:
             manifest = read_json(folder / MANIFEST)
-            if manifest["format"] not in _KINDS:
-                raise ValueError(f"format {manifest['format']} where {list(_KINDS)} are read")
-            kind = _KINDS[manifest["format"]]
-            parts = {part: kind.from_json(folder / part, manifest["parts"][part]) for part in PARTS}
+            if manifest["format"] != _FORMAT:
+                raise ValueError(f"format {manifest['format']} where {_FORMAT} is read")
+            parts = {
+                part: _Part(folder / part, tuple(map(ShardInfo.from_json, manifest["parts"][part])))
+                for part in PARTS
+            }
             cut, split = int(manifest["cut"]), SplitRule.from_json(manifest)
         except DAMAGE as error:
             raise RecsysError(
@@ -151,22 +146,17 @@ class InteractionStore:
     @functools.cached_property
     def train_users(self) -> LogUsers:
         """Users of `train`, sorted by (row, id) within a shard."""
-        return self._users("train")
+        return self._parts["train"].users()
 
     @functools.cached_property
     def eval_users(self) -> LogUsers:
         """Users of `eval`, sorted by id within a shard."""
-        return self._users("eval")
+        return self._parts["eval"].users()
 
     @functools.cached_property
     def trained_user(self) -> np.ndarray:
         """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
         return self.train_users.find(self.eval_users.ids)
-
-    def _users(self, part: str) -> LogUsers:
-        table = self._parts[part].users().combine_chunks()
-        ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
-        return LogUsers(ids, table["user_row"].to_numpy())
 
 
 def write_manifest(

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.data.ingest.segments import has_segments
 from recsys.house.plan import tree_size
 
 SAFETY = 1.25
@@ -60,8 +59,8 @@ def bytes_of(step: str, reads: Reads) -> int:
 
 
 def _read_raw(reads: Reads) -> float:
-    """Raw rows, sorted once, then Parquet: three times the text, twelve if it is packed."""
-    return sum(size * (12 if _is_packed(path) else 3) for path, size in reads.files)
+    """Raw rows, shuffled and without duplicates, then events: four times the text, or 16."""
+    return sum(size * (16 if _is_packed(path) else 4) for path, size in reads.files)
 
 
 def _is_packed(path: str) -> bool:
@@ -69,7 +68,7 @@ def _is_packed(path: str) -> bool:
 
 
 def _vocabularies(reads: Reads) -> float:
-    """Ids and counts, shuffled once: what the examples take."""
+    """Ids and counts: what the examples take at the most."""
     return reads.size("interactions", "items", "users", "previous")
 
 
@@ -79,13 +78,8 @@ def _transform(reads: Reads) -> float:
 
 
 def _encode(reads: Reads) -> float:
-    """A store without compression, and its shuffle: six times the interactions, and the rest.
-
-    Of segments it writes rows alone, and shuffles nothing.
-    """
-    folders = reads.folders.get("interactions", ())
-    events = sum((1 if has_segments(path) else 6) * tree_size(path) for path in folders)
-    return events + 3 * (reads.size() - reads.size("interactions"))
+    """A store without compression: twice the interactions; and the rest."""
+    return 2 * reads.size("interactions") + 3 * (reads.size() - reads.size("interactions"))
 
 
 def _train(reads: Reads) -> float:

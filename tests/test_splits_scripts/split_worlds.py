@@ -7,8 +7,8 @@ import numpy as np
 
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
 from recsys.data.ingest.data_folder import write_catalogue
-from recsys.data.ingest.ingestion import InteractionSource, ingest
-from recsys.data.ingest.store_writer import write_store
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
@@ -43,19 +43,17 @@ def source(files, split, **more):
 
 def make(config, out):
     """Ingests, and writes the data folder as a run does; returns summary and store."""
-    summary = ingest(config, str(out / "examples"), str(out / "letters"), beam.Pipeline())
+    summary = ingest_interactions(
+        config, str(out / "examples"), str(out / "letters"), beam.Pipeline()
+    )
     vocabularies = out / "data" / "vocabulary"
     vocabularies.mkdir(parents=True)
     make_vocabularies(
-        out / "examples", summary["cut"], {}, None, vocabularies, VocabulariesConfig(),
-        beam.Pipeline(), config.rule,
+        out / "examples", summary["cut"], {}, None, vocabularies, VocabulariesConfig(), config.rule,
     )  # fmt: skip
     write_catalogue(out / "data", None, None, None)
     folder = out / "data" / "store"
-    write_store(
-        out / "examples", vocabularies, summary["cut"], folder, out / "work", beam.Pipeline(),
-        config.rule,
-    )  # fmt: skip
+    build_store(out / "examples", vocabularies, summary["cut"], folder, config.rule)
     return summary, InteractionStore.open(folder, verify=True)
 
 

@@ -32,38 +32,38 @@ UNUSED_FOR_S = 7 * 86_400
 _READERS = 4
 _DAMAGED = ".damaged-"
 _BEGUN = re.compile(r"\..+-[0-9a-f]{32}")
-"""Names that `Kept.begin` gives."""
+"""Names that `ContentCache.begin` gives."""
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptFolder:
+class CachedFolder:
     """A kept folder that is whole.
 
     Attributes:
         path: Where it lies.
         facts: What its writer said of it, plain JSON.
-        files: `bytes` and `sha256` of each file, by its path in the folder.
     """
 
     path: Path
     facts: dict[str, Any]
-    files: dict[str, dict[str, Any]]
 
 
-class Kept:
+class ContentCache:
     """The kept folders under a root.
 
     Args:
         root: Their folder, made where there is none.
+        is_temporary: Whether it is removed with the run, so that nothing has to be found
+            again, or to be on the disk.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, is_temporary: bool = False) -> None:
+        self.root, self._is_temporary = root, is_temporary
         self.damaged: list[str] = []
         """Names of those that were found damaged, and set aside."""
         root.mkdir(parents=True, exist_ok=True)
 
-    def find(self, name: str) -> KeptFolder | None:
+    def find(self, name: str) -> CachedFolder | None:
         """Returns a folder, if it is there and every byte of it is as it was written.
 
         A damaged one is set aside, under a hidden name, and counts as not there.
@@ -86,8 +86,10 @@ class Kept:
         path.mkdir()
         return path
 
-    def commit(self, temporary: Path, name: str, facts: Mapping[str, Any]) -> KeptFolder:
+    def commit(self, temporary: Path, name: str, facts: Mapping[str, Any]) -> CachedFolder:
         """Makes a folder that `begin` gave the kept folder `name`, whole and on the disk."""
+        if self._is_temporary:
+            return CachedFolder(temporary.rename(self.root / name), dict(facts))
         described = _describe_all(temporary)
         body = {"facts": dict(facts), "files": described}
         text = json.dumps({"sha256": _digest_of(body), **body}, indent=1)
@@ -95,9 +97,9 @@ class Kept:
         final = self.root / name
         shutil.rmtree(final, ignore_errors=True)
         commit_folder(temporary, final)
-        return KeptFolder(final, json.loads(text)["facts"], described)
+        return CachedFolder(final, json.loads(text)["facts"])
 
-    def clear_debris(self) -> None:
+    def remove_unfinished(self) -> None:
         """Removes what writers that were killed have left."""
         begun = [path for path in _folders(self.root) if _BEGUN.fullmatch(path.name)]
         with HeldFolder(self.root.parent) as parent:
@@ -171,12 +173,12 @@ def _describe_all(folder: Path) -> dict[str, dict[str, Any]]:
         return dict(zip(names, described, strict=True))
 
 
-def _read(path: Path) -> KeptFolder:
+def _read(path: Path) -> CachedFolder:
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     body = {"facts": manifest["facts"], "files": manifest["files"]}
     if manifest["sha256"] != _digest_of(body) or _describe_all(path) != manifest["files"]:
         raise ValueError("not as it was written")
-    return KeptFolder(path, manifest["facts"], manifest["files"])
+    return CachedFolder(path, manifest["facts"])
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:

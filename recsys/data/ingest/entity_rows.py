@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 
-from recsys.data.ingest import unique
-from recsys.data.ingest.tally import Tally
-from recsys.data.ingest.unique import Ingestion, Part, ToOne
 from recsys.data.entities import (
     EntityConfig,
     drop_duplicate_entities,
@@ -18,69 +19,80 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.examples import write_examples
+from recsys.data.ingest.read_rows import Parsed, ReadPlan, ReadRows, run_transform
+from recsys.data.ingest.tally import Tally, refuse_empty, write_summary
 from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import plan_pieces
 from recsys.data.sources.source import RawBatch
+from recsys.errors import RecsysError
 
 SPLIT = "all"
 STEPS = {"items": "ItemGen", "users": "UserGen"}
 """Name of the step that reads each side."""
 
 
-def ingest(
-    what: str, config: EntityConfig, examples: str, letters: str, beam_pipeline: beam.Pipeline
-) -> None:
-    """Writes the examples and the dead letters of a source.
+def ingest_entities(
+    what: str,
+    config: EntityConfig,
+    examples: str | Path,
+    letters: str | Path,
+    beam_pipeline: beam.Pipeline,
+) -> Tally:
+    """Writes the examples and the dead letters of items or users.
 
     Args:
         what: `items` or `users`.
         config: What to read.
         examples: Folder of the split.
         letters: Folder of the dead letters.
-        beam_pipeline: Runs the work.
+        beam_pipeline: Runs the work, with its runner and options.
+
+    Returns:
+        What was counted: the summary of the dead letters.
 
     Raises:
-        RecsysError: No row is good, or a column holds what its feature can't be made of.
+        RecsysError: A file can't be read, no row is good, or a column holds what its
+            feature can't be made of.
     """
+    letters = Path(letters)
     pieces = plan_pieces(config, what, raw_columns(config))
-    plan = Ingestion(pieces, letters, STEPS[what])
+    folder = Path(examples) / f"Split-{SPLIT}"
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = ReadPlan.of(folder, letters / "dead_letters", pieces)
+    work = letters / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    write = functools.partial(_write_bucket, config, plan.n_buckets)
     parse = functools.partial(_parse, config)
-    drop = functools.partial(drop_duplicate_entities, config=config)
-    read = unique.ReadUnique(plan, parse, id_column(config), drop, _nothing_more)
-    files = list(dict.fromkeys(file.path for file in match_files(config, what)))
+    read = ReadRows(
+        [plan], parse, id_column(config), write, work, work / "facts.json", STEPS[what]
+    )
     try:
-        with beam_pipeline as pipeline:
-            _ = (
-                pipeline
-                | "ReadUnique" >> read
-                | "Write" >> beam.ParDo(_Write(examples, plan))
-                | "AllWritten" >> ToOne()
-                | "Summary" >> beam.Map(unique.write_summary, letters, files)
-            )
+        run_transform(beam_pipeline, read)
+        (facts,) = json.loads((work / "facts.json").read_text())
     finally:
-        plan.clean()
-    unique.refuse_empty(unique.read_summary(letters), what)
+        shutil.rmtree(work, ignore_errors=True)
+    if "failure" in facts:
+        raise RecsysError.from_json(facts["failure"]["error"])
+    counts = [{key: n for key, n in bucket.items() if key != "bucket"} for bucket in facts["buckets"]]
+    files = [file.path for file in match_files(config, what)]
+    summary = write_summary([facts["tally"], *counts], letters, files)
+    refuse_empty(summary, what)
+    return summary
 
 
-def _parse(
-    config: EntityConfig, batch: RawBatch, file_index: int
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    return parse_entities(batch, config, file_index)
+def _parse(config: EntityConfig, batch: RawBatch, file_index: int) -> Parsed:
+    return Parsed(*parse_entities(batch, config, file_index))
 
 
-def _nothing_more(rows: pa.Table) -> Tally:
-    del rows
-    return {}
-
-
-class _Write(beam.DoFn):
-    """Writes a bucket's rows as a file of the examples; yields what was counted."""
-
-    def __init__(self, examples: str, plan: Ingestion) -> None:
-        self._examples, self._n_buckets = examples, plan.n_buckets
-
-    def process(self, part: Part) -> Iterator[Tally]:
-        if part.rows is not None:
-            rows = unique.read_rows(part)
-            unique.write_split(rows, self._examples, SPLIT, part.bucket, self._n_buckets)
-        yield part.tally
+def _write_bucket(
+    config: EntityConfig, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
+) -> dict[str, Any]:
+    """Writes the rows of a bucket as a file of the examples; the first of equal ids stays."""
+    kept, n_dropped = drop_duplicate_entities(rows, config)
+    file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
+    temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
+    with temporary.open("wb") as sink:
+        write_examples(kept, sink)
+    temporary.replace(file)
+    return {"good": kept.num_rows, "duplicates": n_dropped}

@@ -1,4 +1,4 @@
-"""Rows of spans → segments: examples, and positives sorted by user, bucket by bucket."""
+"""Rows of spans → segments: events sorted by user, and examples, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,19 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.ingest.step_progress import Progress
-from recsys.data.ingest.unique import ToOne
+from recsys.data.event_times import TIME
 from recsys.data.examples import write_examples
-from recsys.data.ingest.segments import write_events
+from recsys.data.ingest.read_rows import ToOne
+from recsys.data.ingest.segment_files import write_events
 from recsys.data.ingest.span_rows import SpanPart, join_parts
+from recsys.data.ingest.step_progress import StepProgress
 from recsys.data.split import count_positive_days
 
 EXAMPLES = "examples.parquet"
 """The rows of a bucket, as examples."""
+
+SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
+"""Returns the rows of whole users as `train` and `eval`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +45,35 @@ class SegmentPlan:
 
 
 class MakeSegments(beam.PTransform):
-    """Writes segments into their folders; writes what was counted as `out`.
+    """Writes segments into their folders, and their facts as JSON into a file.
 
     Args:
         plans: The segments.
         work: Folder of what only the work needs.
-        out: A file: for each segment its facts, as JSON.
+        out: The file.
         step: Name of the step, for its progress.
+        split: Splits the rows of each bucket; None: a segment is in one split as a whole,
+            which is decided later.
+        with_examples: Whether to write the examples, which TFX's statistics need.
     """
 
-    def __init__(self, plans: Sequence[SegmentPlan], work: Path, out: Path, step: str) -> None:
+    def __init__(
+        self,
+        plans: Sequence[SegmentPlan],
+        work: Path,
+        out: Path,
+        step: str,
+        split: SplitRows | None = None,
+        with_examples: bool = True,
+    ) -> None:
         super().__init__()
         self._plans, self._out = list(plans), out
         n_tasks = sum(plan.n_buckets for plan in plans)
-        progress = Progress(work / f"{out.stem}-done", step, n_tasks)
-        self._make = _MakeBucket(self._plans, progress)
+        progress = StepProgress(work / f"{out.stem}-done", step, n_tasks)
+        self._make = _MakeBucket(self._plans, progress, split, with_examples)
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """Returns a collection of the file alone."""
+        """Returns a collection of nothing, when the file is written."""
         buckets = [
             (at, bucket) for at, plan in enumerate(self._plans) for bucket in range(plan.n_buckets)
         ]
@@ -73,42 +88,62 @@ class MakeSegments(beam.PTransform):
 
 
 class _MakeBucket(beam.DoFn):
-    """Writes a bucket of a segment; yields what was counted."""
+    """Writes a bucket of a segment; yields the facts of its parts."""
 
-    def __init__(self, plans: Sequence[SegmentPlan], progress: Progress) -> None:
+    def __init__(
+        self,
+        plans: Sequence[SegmentPlan],
+        progress: StepProgress,
+        split: SplitRows | None,
+        with_examples: bool,
+    ) -> None:
         self._plans, self._progress = list(plans), progress
+        self._split, self._with_examples = split, with_examples
 
     def process(self, element: tuple[int, int]) -> Iterator[tuple[int, dict[str, Any]]]:
         at, bucket = element
         plan = self._plans[at]
         rows, dropped = join_parts(plan.parts, bucket, plan.n_buckets)
-        facts: dict[str, Any] = {"bucket": bucket, "rows": 0, "events": 0, "days": []}
-        if rows is not None and rows.num_rows:
-            facts |= _write_bucket(Path(plan.folder), bucket, rows)
-        yield at, {**facts, "dropped": dropped}
-        self._progress.advance(f"{at}-{bucket}", "segments written")
+        facts = [] if rows is None else list(self._write(Path(plan.folder), bucket, rows))
+        yield at, {"bucket": bucket, "parts": facts, "dropped": dropped}
+        self._progress.advance(f"{at}-{bucket}", "events sorted by user")
 
+    def _write(self, folder: Path, bucket: int, rows: pa.Table) -> Iterator[dict[str, Any]]:
+        if self._split is None:
+            yield self._write_part(folder, f"{bucket:05d}", None, rows)
+            return
+        for split, part in self._split(rows).items():
+            yield self._write_part(folder, f"{split}-{bucket:05d}", split, part)
 
-def _write_bucket(folder: Path, bucket: int, rows: pa.Table) -> dict[str, Any]:
-    name = f"{bucket:05d}"
-    temporary = folder / f".{name}-{uuid.uuid4().hex}"  # Two tries of a task write two.
-    temporary.mkdir()
-    with (temporary / EXAMPLES).open("wb") as sink:
-        write_examples(rows, sink)
-    positives = rows.filter(pc.equal(rows["label"], 1))
-    n_events = write_events(temporary, positives)
-    shutil.rmtree(folder / name, ignore_errors=True)
-    temporary.rename(folder / name)
-    days = sorted(count_positive_days(rows).items())
-    return {"rows": rows.num_rows, "events": n_events, "days": [list(day) for day in days]}
+    def _write_part(
+        self, folder: Path, name: str, split: str | None, rows: pa.Table
+    ) -> dict[str, Any]:
+        temporary = folder / f".{name}-{uuid.uuid4().hex}"  # Two tries of a task write two.
+        temporary.mkdir()
+        if self._with_examples:
+            with (temporary / EXAMPLES).open("wb") as sink:
+                write_examples(rows, sink)
+        n_events = write_events(temporary, rows.filter(pc.equal(rows["label"], 1)))
+        shutil.rmtree(folder / name, ignore_errors=True)
+        temporary.rename(folder / name)
+        has_days = TIME.name in rows.column_names
+        days = sorted(count_positive_days(rows).items()) if has_days else []
+        return {
+            "name": name,
+            "split": split,
+            "rows": rows.num_rows,
+            "events": n_events,
+            "days": [list(day) for day in days],
+        }
 
 
 def _write_facts(
-    found: Sequence[tuple[int, dict[str, Any]]], plans: Sequence[SegmentPlan], out: str
+    made: Sequence[tuple[int, dict[str, Any]]], plans: Sequence[SegmentPlan], out: str
 ) -> None:
     facts = []
     for number, plan in enumerate(plans):
-        buckets = sorted((one for at, one in found if at == number), key=lambda one: one["bucket"])
-        dropped = [sum(some) for some in zip(*(one["dropped"] for one in buckets), strict=True)]
-        facts.append({"buckets": buckets, "dropped": dropped, "n_buckets": plan.n_buckets})
+        of_plan = sorted((one for at, one in made if at == number), key=lambda one: one["bucket"])
+        dropped = [sum(some) for some in zip(*(one["dropped"] for one in of_plan), strict=True)]
+        parts = [part for one in of_plan for part in one["parts"]]
+        facts.append({"parts": parts, "dropped": dropped, "n_buckets": plan.n_buckets})
     Path(out).write_text(json.dumps(facts))

@@ -21,7 +21,7 @@ State = Literal["read", "reused", "empty", "set_aside", "missing"]
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanTold:
+class SpanReport:
     """What became of a span.
 
     Attributes:
@@ -56,36 +56,32 @@ class SpanTold:
         return dataclasses.asdict(self)
 
 
-def with_missing(spans: Sequence[SpanTold], are_days: bool) -> list[SpanTold]:
+def with_missing(spans: Sequence[SpanReport], are_days: bool) -> list[SpanReport]:
     """Returns spans with the days between them that no file has, the oldest first.
 
     Nothing is missing where spans are numbers, or days that mostly lie further apart
     than one: a file a week has no gaps of six days.
     """
-    ordered = sorted(spans, key=lambda one: one.span)
-    numbers = [one.span for one in ordered]
+    ordered = sorted(spans, key=lambda span: span.span)
+    numbers = [span.span for span in ordered]
     steps = Counter(b - a for a, b in itertools.pairwise(numbers))
     if not are_days or not steps or steps.most_common(1)[0][0] != 1:
         return ordered
     gaps = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
     missing = [_missing(span) for span in gaps]
-    return sorted([*ordered, *missing], key=lambda one: one.span)
+    return sorted([*ordered, *missing], key=lambda span: span.span)
 
 
-def write_told(folder: Path, spans: Sequence[SpanTold]) -> None:
+def write_report(folder: Path, spans: Sequence[SpanReport]) -> None:
     """Writes `spans.json`."""
-    text = json.dumps([one.to_json() for one in spans], indent=1)
+    text = json.dumps([span.to_json() for span in spans], indent=1)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
 
-def _missing(span: int) -> SpanTold:
-    return SpanTold(
+def _missing(span: int) -> SpanReport:
+    return SpanReport(
         span, day_name(span), 0, 0, 0, 0, 0, "missing", False, False, "no file has this day"
     )
-
-
-# --- broken
-
 
 _CURE = (
     "Mend or replace its files and run again; or set data.interactions.bad_spans to set_aside,"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from recsys.data.buckets import hash_buckets
 from recsys.data.duplicates import POSITION
+from recsys.data.event_times import TIME
 from recsys.data.interactions import drop_duplicates
 from recsys.data.split import DAY_S
 
 Days = list[list[int]]
-"""`[day, rows]` of each UTC day [days since 1970], ascending."""
+"""`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
 
 _FILE_BITS = 40
 _BATCH_ROWS = 1 << 20
@@ -28,27 +30,40 @@ def bucket_file(bucket: int) -> str:
     return f"rows-{bucket:05d}.arrow"
 
 
-def write_span_rows(folder: Path, bucket: int, rows: pa.Table) -> tuple[Days, int]:
+def write_span_rows(
+    folder: Path, bucket: int, rows: pa.Table, by_time: bool = True
+) -> dict[str, Any]:
     """Writes the rows of one bucket of a span, without those that are duplicates within it.
 
     Args:
         folder: Folder of the span.
         bucket: The bucket: by the hash of the user.
         rows: Interactions with a column `position`, all rows of a user among them.
+        by_time: Whether they are sorted by time, so that days are slices.
 
     Returns:
-        How many rows of each day were written, and how many were duplicates.
+        `rows` and `duplicates`: how many were written and dropped; `days`: `[day, rows,
+        positives]` of each UTC day [days since 1970], ascending; none without times.
     """
     kept, n_dropped = _drop(rows)
-    time = kept["timestamp"].to_numpy()
-    ordered = kept.take(pa.array(np.argsort(time, kind="stable"))).combine_chunks()
+    time = kept[TIME.name].to_numpy() if TIME.name in kept.column_names else None
+    if by_time and time is not None:
+        order = np.argsort(time, kind="stable")
+        kept, time = kept.take(pa.array(order)), time[order]
+    kept = kept.combine_chunks()
     with (
         pa.OSFile(str(folder / bucket_file(bucket)), "wb") as sink,
-        pa.ipc.new_file(sink, ordered.schema) as writer,
+        pa.ipc.new_file(sink, kept.schema) as writer,
     ):
-        writer.write_table(ordered, _BATCH_ROWS)
-    days, counts = np.unique(time // DAY_S, return_counts=True)
-    return np.stack([days, counts], axis=1).tolist(), n_dropped
+        writer.write_table(kept, _BATCH_ROWS)
+    days = [] if time is None else _count_days(time, kept["label"].to_numpy() == 1)
+    return {"rows": kept.num_rows, "duplicates": n_dropped, "days": days}
+
+
+def _count_days(time: np.ndarray, is_positive: np.ndarray) -> Days:
+    days, place, counts = np.unique(time // DAY_S, return_inverse=True, return_counts=True)
+    positives = np.bincount(place[is_positive], minlength=len(days))
+    return np.stack([days, counts, positives], axis=1).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +87,8 @@ class SpanPart:
         """Returns the rows of the days `first` … `last` of a span, by its days of each bucket."""
         slices = []
         for bucket in days:
-            before = sum(rows for day, rows in bucket if day < first)
-            slices.append((before, sum(rows for day, rows in bucket if first <= day <= last)))
+            before = sum(rows for day, rows, _ in bucket if day < first)
+            slices.append((before, sum(rows for day, rows, _ in bucket if first <= day <= last)))
         return cls(str(folder), tuple(ranks), tuple(slices))
 
     def read(self, bucket: int, n_buckets: int) -> pa.Table | None:
@@ -135,10 +150,10 @@ def _by_rank(rows: pa.Table, ranks: tuple[int, ...]) -> pa.Table:
     return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))
 
 
-def totals(days: Sequence[Days]) -> dict[int, int]:
-    """Returns the rows of each day, of all buckets."""
-    found: dict[int, int] = {}
+def day_totals(days: Iterable[Days], column: int = 1) -> dict[int, int]:
+    """Returns the rows of each day, of all buckets; with `column` 2 the positives."""
+    totals: dict[int, int] = {}
     for bucket in days:
-        for day, rows in bucket:
-            found[day] = found.get(day, 0) + rows
-    return dict(sorted(found.items()))
+        for day in bucket:
+            totals[day[0]] = totals.get(day[0], 0) + day[column]
+    return dict(sorted(totals.items()))

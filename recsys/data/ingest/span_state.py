@@ -1,4 +1,4 @@
-"""A span of a night: whether it is kept, has to be read, is empty or is broken."""
+"""A span of a window: whether it is cached, has to be read, is empty or is broken."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.data.ingest.read_rows import BrokenSpanError, plan_span
-from recsys.data.ingest.tally import Tally
 from recsys.config import InteractionsConfig, canonical_json
+from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of
 from recsys.data.ingest.span_report import bad_rows, unreadable_span
-from recsys.data.ingest.cache import Kept, KeptFolder, key_of
-from recsys.data.ingest.span_rows import totals
-from recsys.data.ingest.window import Digests, SpanFiles, read_window
-from recsys.data.sources.pieces import Piece
+from recsys.data.ingest.span_rows import Days
+from recsys.data.ingest.tally import Tally
+from recsys.data.ingest.window import Digests, SpanFiles, read_window, restrict
+from recsys.data.interactions import interaction_columns
+from recsys.data.sources.files import file_size, match_files
+from recsys.data.sources.pieces import EMPTY
+from recsys.data.sources.pieces import Piece, plan_pieces
 from recsys.errors import RecsysError, UsageError
 
 
 @dataclasses.dataclass(eq=False)
-class NightSpan:
-    """A span of a night.
+class WindowSpan:
+    """A span of a run.
 
     Attributes:
         files: Its files.
         key: Equal for equal files, config and code.
-        kept: What was made of it; None if it has to be read, is empty, or can't be.
+        rows: Its rows, once they are read; None if it is empty, or can't be read.
         pieces: What has to be read of it.
         is_reused: Whether an earlier run has read it.
         broken: What is wrong with it, if anything is.
-        error: The error that says so.
+        error: The error that says so of the span.
+        cause: The error of its file that can't be read.
     """
 
     files: SpanFiles
     key: str
-    kept: KeptFolder | None = None
+    rows: CachedFolder | None = None
     pieces: tuple[Piece, ...] = ()
     is_reused: bool = False
     broken: str | None = None
     error: RecsysError | None = None
+    cause: RecsysError | None = None
 
     @property
     def name(self) -> str:
-        """Name of its kept folder."""
+        """Name of its cached folder."""
         return _name(self.key)
 
     @property
@@ -57,15 +61,15 @@ class NightSpan:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was said of it when it was read."""
-        return self.kept.facts if self.kept is not None else {}
+        """The facts of its rows; empty without rows."""
+        return self.rows.facts if self.rows is not None else {}
 
     @property
     def path(self) -> Path:
-        """Its kept folder."""
-        if self.kept is None:
-            raise ValueError(f"{self.name} isn't kept")
-        return self.kept.path
+        """Folder of its rows."""
+        if self.rows is None:
+            raise ValueError(f"{self.name} has no rows")
+        return self.rows.path
 
     @property
     def tally(self) -> Tally:
@@ -73,25 +77,36 @@ class NightSpan:
         return dict(self.facts.get("tally", {}))
 
     @property
-    def n_good(self) -> int:
-        """Its good rows, without those that are duplicates within it."""
-        return sum(totals(self.facts.get("days", [])).values())
+    def buckets(self) -> list[dict[str, Any]]:
+        """The facts of each of its buckets; empty ones of buckets without rows."""
+        return list(self.facts.get("buckets", []))
 
     @property
-    def n_buckets(self) -> int:
-        """Buckets that its rows lie in."""
-        return len(self.facts["days"])
+    def days(self) -> list[Days]:
+        """The days of each of its buckets."""
+        return [bucket.get("days", []) for bucket in self.buckets]
+
+    @property
+    def n_good(self) -> int:
+        """Its good rows, without those that are duplicates within it."""
+        return sum(bucket.get("rows", 0) for bucket in self.buckets)
+
+    @property
+    def n_duplicates(self) -> int:
+        """Its rows that are duplicates within it."""
+        return sum(bucket.get("duplicates", 0) for bucket in self.buckets)
 
     def fail(self, file: str, error: RecsysError) -> None:
         """Says that a file of it can't be read."""
-        self.broken, self.error = f"{file}: {error}", unreadable_span(self.files.name, file, error)
+        self.broken, self.cause = f"{file}: {error}", error
+        self.error = unreadable_span(self.files.name, file, error)
 
     def judge(self, max_rejected_share: float) -> None:
         """Calls it broken if too many of its rows were rejected."""
         read, rejected = self.tally.get("read", 0), self.tally.get("rejected", 0)
         if rejected <= max_rejected_share * read:
             return
-        by_reason = sorted(self.tally["by_reason"].items(), key=lambda one: -one[1])
+        by_reason = sorted(self.tally["by_reason"].items(), key=lambda entry: -entry[1])
         reason = by_reason[0][0]
         first = self.tally["examples"][reason][0]
         self.broken = (
@@ -113,65 +128,102 @@ def settings_of(config: InteractionsConfig, code: str) -> list[str]:
     return [code, canonical_json(config.model_copy(update=free))]
 
 
-def unread_files(config: InteractionsConfig, kept: Path, code: str) -> list[str]:
+def unread_files(config: InteractionsConfig, cache: Path, code: str) -> list[str]:
     """Returns the files of the window that a run will read, as far as can be told at once.
 
     Args:
         config: What to read; its files have spans.
-        kept: Folder of what is kept from run to run.
+        cache: Folder of what is kept from run to run.
         code: Fingerprint of the code.
     """
-    settings, digests = settings_of(config, code), Digests(kept)
+    settings, digests = settings_of(config, code), Digests(cache)
     unread: list[str] = []
     for files in read_window(config):
         try:
             name = _name(key_of("span", settings, digests.of_span(files)))
         except RecsysError:  # It can't be read.
             continue
-        if not (kept / name).is_dir():
+        if not (cache / name).is_dir():
             unread += files.paths
     return unread
 
 
-def look_at(
+def span_of_files(config: InteractionsConfig) -> WindowSpan:
+    """Returns the files of a config without spans, which are one.
+
+    Raises:
+        RecsysError: A file can't be read, or isn't what the config says.
+    """
+    pieces = plan_pieces(config, "interactions", interaction_columns(config))
+    paths = tuple(file.path for file in match_files(config, "interactions"))
+    files = SpanFiles(None, "files", 0, paths, tuple(range(len(paths))))
+    return WindowSpan(files, key_of("span", list(paths)), pieces=tuple(pieces))
+
+
+def find_span(
     files: SpanFiles,
     config: InteractionsConfig,
     settings: Sequence[str],
     digests: Digests,
-    kept: Kept,
+    cache: ContentCache,
     now: int,
-) -> NightSpan:
-    """Returns a span with what is kept of it, or with what has to be read.
+) -> WindowSpan:
+    """Returns a span with what is cached of it, or with what has to be read.
 
     Args:
         files: Its files.
         config: Which column holds what.
         settings: What else decides what its rows become.
         digests: Digests of files.
-        kept: What earlier runs have kept.
+        cache: What earlier runs have read.
         now: The latest time that a row may have [seconds since 1970, UTC].
 
     Raises:
         UsageError: The config describes no format.
     """
     try:
-        span = NightSpan(files, key_of("span", list(settings), digests.of_span(files)))
+        span = WindowSpan(files, key_of("span", list(settings), digests.of_span(files)))
     except UsageError:
         raise
     except RecsysError as error:
-        span = NightSpan(files, key_of("span", files.name, str(error)))
+        span = WindowSpan(files, key_of("span", files.name, str(error)))
         span.fail(", ".join(files.paths[:1]), error)
         return span
-    found = kept.find(span.name)
+    rows = cache.find(span.name)
     # A row whose time was to come is a good one when it has come.
-    if found is not None and (found.facts["future"] is None or found.facts["future"] > now):
-        span.kept, span.is_reused = found, True
+    if rows is not None and (rows.facts["future"] is None or rows.facts["future"] > now):
+        span.rows, span.is_reused = rows, True
         return span
-    try:
-        span.pieces = tuple(plan_span(config, files.paths))
-    except BrokenSpanError as broken:
-        span.fail(broken.file, broken.error)
+    _plan(span, config)
     return span
+
+
+def _plan(span: WindowSpan, config: InteractionsConfig) -> None:
+    """Plans how a span is read; none of it is, if a file is broken.
+
+    An empty file among others with rows looks like one that wasn't written to its end.
+    """
+    pieces: list[Piece] = []
+    empty: list[tuple[str, RecsysError]] = []
+    for index, path in enumerate(span.files.paths):
+        try:
+            planned = plan_pieces(
+                restrict(config, [path]), "interactions", interaction_columns(config)
+            )
+        except UsageError:
+            raise
+        except RecsysError as error:
+            if error.code != EMPTY:
+                span.fail(path, error)
+                return
+            empty.append((path, error))
+            continue
+        pieces += [dataclasses.replace(piece, file_index=index) for piece in planned]
+    for path, its_error in empty:
+        if pieces and file_size(path) == 0:
+            span.fail(path, its_error)
+            return
+    span.pieces = tuple(pieces)
 
 
 def _name(key: str) -> str:

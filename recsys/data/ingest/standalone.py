@@ -26,16 +26,14 @@ from recsys.config_file import load_config
 from recsys.data.dataset import FACTS, Data
 from recsys.data.dead_letters import check_rejected
 from recsys.data.entities import EntityConfig
-from recsys.data.ingest import entity_rows
 from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
-from recsys.data.ingest.entity_rows import SPLIT
-from recsys.data.ingest.ingestion import InteractionSource, ingest as ingest_interactions
-from recsys.data.ingest.store_writer import write_store
-from recsys.data.ingest.unique import read_summary
+from recsys.data.ingest.entity_rows import SPLIT, ingest_entities
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions as ingest_interactions
+from recsys.data.ingest.store_writer import build_store
+from recsys.data.ingest.tally import Tally
 from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.ingest.window import has_spans
-from recsys.data.ingest.windowed import ingest_spans
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.events import ENVIRONMENT_VARIABLE, EventReader, emit
@@ -135,17 +133,14 @@ class _Ingestion:
             None if previous is None else previous / "vocabulary",
             vocabularies,
             self._data.vocabulary,
-            self._pipeline(),
             source.rule,
         )
         emit("progress", step="VocabularyGen", done=1, total=1, text="ids have rows")
-        write_store(
+        build_store(
             self._work / "interactions",
             vocabularies,
             cut,
             self._folder / "store",
-            self._work / "store",
-            self._pipeline(),
             source.rule,
         )
         write_catalogue(
@@ -165,22 +160,25 @@ class _Ingestion:
         if data.interactions.query is not None:
             files = stage_query(data.interactions.query, letters / "query", self._options)
             source = source.with_files(files)
-        examples = str(self._work / "interactions")
         if has_spans(source.interactions):
             share = data.gate.max_rejected_share
             source = source.model_copy(update={"max_rejected_share": share})
-            kept = self._work / "cache" if cache is None else Path(cache)
-            code = code_fingerprint("recsys.data.ingest.ingestion")
-            ingest_spans(source, examples, str(letters), self._pipeline(), kept, code)
-        else:
-            ingest_interactions(source, examples, str(letters), self._pipeline())
-        self._judge("interactions", letters)
+        counts = ingest_interactions(
+            source,
+            self._work / "interactions",
+            letters,
+            self._pipeline(),
+            None if cache is None else Path(cache),
+            "" if cache is None else code_fingerprint("recsys.data.ingest.ingestion"),
+            with_examples=False,
+        )
+        self._judge("interactions", letters, counts)
         return source
 
     def _entities(self, what: str, config: EntityConfig) -> Path:
         letters, examples = self._letters(what), self._work / what
-        entity_rows.ingest(what, config, str(examples), str(letters), self._pipeline())
-        self._judge(what, letters)
+        counts = ingest_entities(what, config, examples, letters, self._pipeline())
+        self._judge(what, letters, counts)
         return examples
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
@@ -206,9 +204,9 @@ class _Ingestion:
         folder.mkdir(parents=True)
         return folder
 
-    def _judge(self, what: str, letters: Path) -> None:
+    def _judge(self, what: str, letters: Path, counts: Tally) -> None:
         """Raises an error if too many rows were rejected; keeps the counts."""
-        self._facts[what] = read_summary(str(letters))
+        self._facts[what] = counts
         check_rejected(what, letters, self._data.gate.max_rejected_share)
 
     def _pipeline(self) -> beam.Pipeline:

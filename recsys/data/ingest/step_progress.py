@@ -9,8 +9,8 @@ from recsys.events import emit
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
-    """Tells whoever watches the run how many tasks are done.
+class StepProgress:
+    """Emits how many tasks of a step are done.
 
     Attributes:
         folder: Folder of the marks, in reach of all workers.

@@ -1,14 +1,17 @@
-"""Tallies: nested counts that workers make and that add up in any order."""
+"""Tallies: nested counts that workers make and that add up in any order; their summary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from recsys.data.dead_letters import count_reasons
 from recsys.data.sources.source import RawBatch
+from recsys.errors import RecsysError
 
 _EXAMPLES_A_REASON = 2
 _EXAMPLE_CHARACTERS = 1000
@@ -53,3 +56,43 @@ def _sum(one: Any, other: Any) -> Any:
         both = sorted([*one, *other], key=lambda letter: (letter["file"], letter["line"]))
         return both[:_EXAMPLES_A_REASON]
     return one + other
+
+
+def zero_summary(tallies: Iterable[Tally]) -> Tally:
+    """Returns the sum of what workers counted, with zeros for what nobody did."""
+    zero: Tally = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
+    nothing: Tally = {"by_reason": {}, "examples": {}}
+    return add_up([zero, nothing, *tallies])
+
+
+def write_summary(tallies: Iterable[Tally], letters: Path, files: Sequence[str]) -> Tally:
+    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+    summary = {**zero_summary(tallies), "files": list(dict.fromkeys(files))}
+    (letters / "dead_letters").mkdir(parents=True, exist_ok=True)
+    (letters / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
+    """Raises an error if no row could be used.
+
+    Args:
+        summary: What was counted.
+        what: The part of the config that names the source.
+        cure: What would mend it, where that is known.
+
+    Raises:
+        RecsysError: There is no good row.
+    """
+    if summary["good"]:
+        return
+    received = dict(summary["by_reason"])
+    examples = [letters[0] for letters in summary["examples"].values() if letters]
+    for letter in examples[:1]:
+        received["first"] = f"{letter['file']}, line {letter['line']}: {letter['row'][:80]!r}"
+    raise RecsysError(
+        "R206",
+        f"The {what} must have at least one good row of {summary['read']}.",
+        cure or f"Correct data.{what}.",
+        received,
+    )

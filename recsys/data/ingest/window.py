@@ -179,9 +179,6 @@ def _read(file: Path) -> dict[str, list[Any]]:
     return known if isinstance(known, dict) else {}
 
 
-# --- seen
-
-
 _FILE = "seen.json"
 
 

@@ -1,22 +1,21 @@
-"""The store that shards make of examples is the one that plain Python makes."""
+"""The store that segments make is the one that plain Python makes."""
 
 from collections import Counter
 
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
-from recsys.data import encode
 from recsys.data.buckets import hash_buckets
 from recsys.data.examples import read_examples, write_examples
 from recsys.data.id_counts import count_ids
-from recsys.data.shard import write_shard
-from recsys.data.shards import eval_buckets, plan_train_shards, train_buckets
-from recsys.data.store import InteractionStore, write_manifest
+from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_events, write_index
+from recsys.data.ingest.store_writer import build_store
+from recsys.data.store import InteractionStore
 from recsys.data.vocabulary_growth import grow
 
 _CUT = 6
@@ -57,49 +56,46 @@ def vocabulary_of(events, column, config):
     return grow(None, count_ids(positives[column], positives["timestamp"]), config, _CUT)[0]
 
 
-def encoded(events, users, items):
-    """Encodes events in two batches, as workers do."""
-    half = len(events) // 2
-    for some in (events[:half], events[half:]):
-        yield encode.encode_positives(as_table(some), users, items)
-
-
-def write_part(folder, part, batches, buckets):
-    table, buckets = pa.Table.from_batches(batches), np.concatenate(buckets)
-    return [
-        write_shard(folder, part, int(bucket), table.filter(pa.array(buckets == bucket)))
-        for bucket in np.unique(buckets)
-    ]
+def write_segments(folder, parts, n_buckets):
+    """Writes the events of each split as segments of two seconds, in buckets of users."""
+    written = []
+    for split, events in parts.items():
+        keyed = [(e[2] // 2, hash_buckets(pa.array([e[0]]), n_buckets)[0], e) for e in events]
+        for moment, bucket in sorted({key[:2] for key in keyed}):
+            some = as_table([e for at, home, e in keyed if (at, home) == (moment, bucket)])
+            name = f"{moment:05d}-{bucket:05d}"
+            part = folder / FOLDER / name
+            n = write_events(part, some.filter(pc.equal(some["label"], 1)))
+            written += [SegmentPart(name, split, part, n)] if n else []
+    write_index(folder, written, [])
 
 
 @given(
     events=_EVENTS,
     min_count=st.integers(1, 3),
-    hash_buckets=st.sampled_from([0, 2]),
+    hash_rows=st.sampled_from([0, 2]),
     most=st.integers(1, 20),
 )
 def test_every_positive_is_in_the_store_once_with_its_user(
-    tmp_path_factory, events, min_count, hash_buckets, most
+    tmp_path_factory, events, min_count, hash_rows, most
 ):
     folder = tmp_path_factory.mktemp("store")
     train = [event for event in events if event[2] < _CUT]
     held_out = [event for event in events if event[2] >= _CUT]
-    config = VocabularyConfig(min_count=min_count, hash_buckets=hash_buckets)
+    config = VocabularyConfig(min_count=min_count, hash_buckets=hash_rows)
     users, items = (vocabulary_of(train, c, config) for c in ("user_id", "item_id"))
-    plan = plan_train_shards(users, most)
-    batches = list(encoded(train, users, items))
-    parts = {
-        "train": write_part(folder, "train", batches, [train_buckets(b, plan) for b in batches])
-    }
-    batches = list(encoded(held_out, users, items))
-    parts["eval"] = write_part(folder, "eval", batches, [eval_buckets(b, 3) for b in batches])
-    write_manifest(folder, _CUT, parts)
-    store = InteractionStore.open(folder, verify=True)
+    users.save(folder / "users.parquet")
+    items.save(folder / "items.parquet")
+    write_segments(folder, {"train": train, "eval": held_out}, 2)
+    build_store(folder, folder, _CUT, folder / "store", most=most)
+    store = InteractionStore.open(folder / "store", verify=True)
     for log, known, some in (
         (store.train, store.train_users, train),
         (store.eval, store.eval_users, held_out),
     ):
         check_log(log, known, positives_of(some), users, items)
+        heaviest = max(np.diff(log.offsets), default=0)
+        assert all(len(shard) <= most + heaviest for shard in log.shards)
     trained = {event[0]: n for n, event in enumerate(positives_of(train))}
     for id_, place in zip(store.eval_users.ids.to_pylist(), store.trained_user, strict=True):
         assert (place >= 0) == (id_ in trained)
@@ -120,16 +116,12 @@ def check_log(log, known, positives, users, items):
         assert got == sorted((e[2], row, e[4]) for e, row in zip(mine, rows, strict=True))
 
 
-def test_examples_without_weights_make_events_without(tmp_path):
-    events = [("u", "a", 1, 1, 1.0), ("v", "b", 2, 0, 1.0)]
-    users, items = (vocabulary_of(events, c, VocabularyConfig()) for c in ("user_id", "item_id"))
+def test_events_without_weights_make_a_store_without(tmp_path):
+    positives = as_table([("u", "a", 1, 1, 1.0)])
     for with_weight in (True, False):
-        file = tmp_path / f"{with_weight}.parquet"
-        pq.write_table(as_table(events, with_weight), file)
-        names = encode.columns(str(file))
-        batch = encode.encode_positives(pq.read_table(file, columns=names), users, items)
-        assert batch.num_rows == 1
-        assert ("weight" in batch.schema.names) == with_weight
+        folder = tmp_path / str(with_weight)
+        write_events(folder, positives if with_weight else positives.drop_columns(["weight"]))
+        assert (folder / "weight.npy").exists() == with_weight
 
 
 def test_examples_come_back_as_plain_columns(tmp_path):
