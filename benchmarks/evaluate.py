@@ -1,6 +1,6 @@
 """`python -m benchmarks.evaluate`: all metrics of all users over a whole catalogue.
 
-They are those of `recsys.evaluation.measure`, at the cut-offs 1, 5, 10, 20, 50 and 100:
+They are those of `recsys.evaluation.measurement`, at the cut-offs 1, 5, 10, 20, 50 and 100:
 exact ranks of all positives, the best 100 of each user, and what is made of both. Beside
 it, taking turns round after round:
 

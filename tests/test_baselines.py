@@ -5,6 +5,7 @@ import pytest
 from baseline_worlds import (
     DAY_S,
     data_of,
+    fit,
     lists_of,
     log_of,
     queries_of,
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.data.sharded_column import ShardedColumn
-from recsys.evaluation.baselines import LeftOutError, evidence, fit
+from recsys.evaluation.baselines import baseline as learning
+from recsys.evaluation.baselines.baseline import LeftOutError
 
 LEARNING = ["item_knn", "ials"]
 ALL = ["popularity", "recent_popularity", *LEARNING]
@@ -139,13 +141,13 @@ def test_the_newest_events_are_those_that_sorting_finds(shards, most, chunk):
     column = ShardedColumn([np.array(times, np.int64) for times in shards], np.int64)
     times = np.asarray(column)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "_CHUNK", chunk)
-        places = evidence.newest_events(column, most)
+        patch.setattr(learning, "_CHUNK", chunk)
+        places = learning.newest_events(column, most)
     assert places.tolist() == sorted(set(places.tolist()))
     expected = np.sort(times)[max(0, len(times) - most) :]
     assert sorted(times[places].tolist()) == expected.tolist()
 
 
 def test_events_of_one_second_are_chosen_evenly():
-    places = evidence.newest_events(np.zeros(1000, np.int64), 100)
+    places = learning.newest_events(np.zeros(1000, np.int64), 100)
     np.testing.assert_array_equal(np.diff(places), np.full(99, 10))

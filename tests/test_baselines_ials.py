@@ -6,7 +6,7 @@ from baseline_worlds import data_of, dense, lists_of, queries_of, random_histori
 from scipy import sparse
 
 from recsys.evaluation.baselines import ials
-from recsys.evaluation.baselines.ials import Ials, IalsSettings, Objective, factorise, solve
+from recsys.evaluation.baselines.ials import Ials, Objective, factorise, solve
 
 
 def weights_of(taken, objective):
@@ -81,7 +81,7 @@ def test_more_sweeps_come_to_a_lower_objective():
     values = []
     for sweeps in (1, 2, 4, 8):
         matrix = sparse.csr_array(taken)
-        items = factorise(matrix, objective, IalsSettings(dim=6, sweeps=sweeps))
+        items = factorise(matrix, objective, Ials(dim=6, sweeps=sweeps))
         users = solve(matrix, items, 60, objective)
         values.append(loss(taken, users, items, objective))
     assert values == sorted(values, reverse=True)
@@ -90,7 +90,7 @@ def test_more_sweeps_come_to_a_lower_objective():
 
 def test_a_query_is_solved_as_a_training_user_of_the_same_history():
     histories = random_histories(4, n_users=30, n_items=20, longest=12)
-    baseline = Ials(data_of(histories, 24), IalsSettings(dim=5, sweeps=3))
+    baseline = Ials(dim=5, sweeps=3).fit(data_of(histories, 24))
     # Of the 23 items training saw those of the histories.
     known = np.unique(np.concatenate(histories))
     taken = dense(histories, 24)[:, known]
@@ -110,8 +110,8 @@ def test_a_query_is_solved_as_a_training_user_of_the_same_history():
 
 def test_the_weight_of_what_was_not_taken_follows_the_density():
     matrix = sparse.csr_array(np.eye(50))
-    assert IalsSettings(unobserved=10.0).objective(matrix).unobserved == 10 * 50 / 2500
-    assert IalsSettings(unobserved=10.0).objective(sparse.csr_array(np.eye(5))).unobserved == 1.0
+    assert Ials(unobserved=10.0).objective(matrix).unobserved == 10 * 50 / 2500
+    assert Ials(unobserved=10.0).objective(sparse.csr_array(np.eye(5))).unobserved == 1.0
 
 
 def test_each_of_two_groups_is_recommended_what_its_group_takes():
@@ -119,19 +119,19 @@ def test_each_of_two_groups_is_recommended_what_its_group_takes():
     histories = [[1, 2, 3], [2, 3, 4], [1, 3, 4], [1, 2, 4]]
     histories += [[item + 4 for item in items] for items in histories]
     data = data_of(histories, 9)
-    lists = lists_of(Ials(data), data, [[1, 2], [7], [8, 5, 6]], 3)
+    lists = lists_of(Ials().fit(data), data, [[1, 2], [7], [8, 5, 6]], 3)
     assert [set(lists[0][:2]), set(lists[1]), lists[2][0]] == [{3, 4}, {5, 6, 8}, 7]
 
 
 def test_without_a_known_history_the_list_is_by_popularity():
     data = data_of([[1, 3], [3, 2], [3, 2], [4]], 6)
-    lists = lists_of(Ials(data), data, [[], [5], [0]], 5)
+    lists = lists_of(Ials().fit(data), data, [[], [5], [0]], 5)
     assert lists == [[3, 2, 1, 4, 5], [3, 2, 1, 4, 0], [3, 2, 1, 4, 5]]
 
 
 def test_blocks_of_queries_are_solved_as_all_at_once(monkeypatch):
     histories = random_histories(5, n_users=30, n_items=20, longest=12)
-    baseline = Ials(data_of(histories, 21), IalsSettings(dim=4))
+    baseline = Ials(dim=4).fit(data_of(histories, 21))
     expected = scores_of(baseline, histories)
     monkeypatch.setattr("recsys.evaluation.baselines.ials._BLOCK_ITEMS", 9)
     np.testing.assert_allclose(scores_of(baseline, histories), expected, rtol=1e-4, atol=1e-5)
@@ -139,7 +139,7 @@ def test_blocks_of_queries_are_solved_as_all_at_once(monkeypatch):
 
 def test_the_number_of_threads_changes_nothing(monkeypatch):
     matrix = sparse.csr_array(a_world())
-    settings = IalsSettings(dim=8, sweeps=2)
+    settings = Ials(dim=8, sweeps=2)
     expected = factorise(matrix, Objective(0.1, 0.01), settings)
     monkeypatch.setattr(ials, "_MOST_THREADS", 1)
     found = factorise(matrix, Objective(0.1, 0.01), settings)

@@ -52,7 +52,7 @@ def test_of_equal_neighbours_those_with_the_smaller_rows_stay():
 def test_the_score_is_the_sum_of_the_similarities_to_what_was_taken():
     # 1 and 2 share two users of 3 and 2; 1 and 3 share one of 3 and 2; 4 is alone.
     data = data_of([[1, 2], [2, 1], [1, 3], [3], [4]], 6)
-    baseline = ItemKnn(data, neighbours=5, shrinkage=1.0)
+    baseline = ItemKnn(neighbours=5, shrinkage=1.0).fit(data)
     scores = scores_of(baseline, [[1], [2, 3, 3]])
     near, far = 2 / (math.sqrt(6) + 1), 1 / (math.sqrt(6) + 1)
     np.testing.assert_allclose(scores[0, [2, 3]], [near, far], rtol=1e-6)
@@ -63,7 +63,7 @@ def test_the_score_is_the_sum_of_the_similarities_to_what_was_taken():
 
 def test_items_without_a_similarity_come_last_by_popularity():
     data = data_of([[1, 2], [3], [4], [4], [4], [3]], 6)
-    baseline = ItemKnn(data, shrinkage=1000.0)
+    baseline = ItemKnn(shrinkage=1000.0).fit(data)
     assert lists_of(baseline, data, [[1], [], [5]], 5) == [
         [2, 4, 3, 5, 0],
         [4, 3, 1, 2, 5],
@@ -73,16 +73,15 @@ def test_items_without_a_similarity_come_last_by_popularity():
 
 def test_blocks_of_queries_are_scored_as_all_at_once():
     histories = random_histories(3, n_users=20, n_items=15, longest=9)
-    scorer = ItemKnn(data_of(histories, 16)).scorer(queries_of(histories))
+    scorer = ItemKnn().fit(data_of(histories, 16)).scorer(queries_of(histories))
     parts = [scorer.scores(slice(start, min(start + 7, 20))) for start in range(0, 20, 7)]
     np.testing.assert_array_equal(np.concatenate(parts), scorer.scores(slice(0, 20)))
 
 
-def test_the_newest_events_of_a_long_history_are_learnt_from(monkeypatch):
-    monkeypatch.setattr(item_knn, "NEWEST_OF_A_USER", 2)
-    baseline = ItemKnn(data_of([[1, 2, 3], [4, 1], [5]], 6))
+def test_the_newest_events_of_a_long_history_are_learnt_from():
+    baseline = ItemKnn(events_of_user=2).fit(data_of([[1, 2, 3], [4, 1], [5]], 6))
     assert baseline.events == 5
-    expected = ItemKnn(data_of([[2, 3], [4, 1], [5]], 6))
+    expected = ItemKnn().fit(data_of([[2, 3], [4, 1], [5]], 6))
     for item in range(1, 6):
         found = scores_of(baseline, [[item]]) > 0
         np.testing.assert_array_equal(found, scores_of(expected, [[item]]) > 0)

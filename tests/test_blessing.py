@@ -22,7 +22,8 @@ def evidence(left_out=None, sampled=None, **subjects):
         means.add(Key(name, "mrr", "late"), np.where(np.arange(N) >= N - 1, values, np.nan))
         means.add(Key(name, "mrr", "odd"), np.where(np.arange(N) % 2, values, np.nan))
     means.resample([Key(name, "mrr", part) for name in subjects for part in (None, "late", "odd")])
-    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled, small_slice=50)
+    titles = {"recent_popularity": "recent popularity", "item_knn": "item-kNN", "ials": "iALS"}
+    return Evidence(means, 0.95, left_out or {}, BLESSED in subjects, sampled, 50, titles)
 
 
 def bless(**thresholds):

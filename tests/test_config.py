@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys import config_file
-from recsys.config import Config, TwoTowerConfig, canonical_json, json_schema, metric_names
+from recsys.config import (
+    Config,
+    EvaluateConfig,
+    TwoTowerConfig,
+    canonical_json,
+    json_schema,
+)
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import ConfigError
 
@@ -261,7 +267,7 @@ def test_a_metric_that_nobody_computes_is_refused(small):
 
 
 def test_metric_names_are_those_of_every_k():
-    names = metric_names([5, 20])
+    names = EvaluateConfig(k=(5, 20)).deciding_keys
     assert names[:4] == ["recall@5", "recall@20", "precision@5", "precision@20"]
     assert names[-4:] == ["map@5", "map@20", "mrr", "auc"]
 

@@ -20,7 +20,7 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluate import evaluate
+from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 

@@ -62,7 +62,7 @@ def changed_by(root, before, *files):
 def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
     files = (
         "recsys/evaluate.py",
-        "recsys/evaluation/metrics.py",
+        "recsys/metrics/beyond_accuracy.py",
         "recsys/evaluation/figures.py",
         "recsys/evaluation/blessing.py",
         "recsys/config/evaluation.py",
@@ -86,7 +86,7 @@ def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
 @pytest.mark.parametrize(
     ("file", "steps"),
     [
-        ("recsys/evaluation/metrics.py", {"RetrievalEvaluator"}),
+        ("recsys/metrics/beyond_accuracy.py", {"RetrievalEvaluator"}),
         ("recsys/config/evaluation.py", {"RetrievalEvaluator"}),
         ("recsys/report/templates/report/metrics.jinja", {"Reporter"}),
         ("recsys/report/templates/statistics.html.jinja", {"DriftValidator"}),
@@ -104,7 +104,7 @@ def test_a_source_changes_the_keys_of_the_steps_that_run_it_alone(tree, before, 
 @pytest.mark.parametrize(
     ("file", "steps"),
     [
-        ("recsys/evaluation/watched.py", {"Trainer", "RetrievalEvaluator"}),
+        ("recsys/metrics/accuracy.py", {"Trainer", "RetrievalEvaluator"}),
         ("recsys/evaluation/ranking.py", {"Trainer", "RetrievalEvaluator"}),
         ("recsys/config/training.py", {"Trainer", "RetrievalEvaluator", "Exporter"}),
         ("recsys/config/data.py", set(STEPS) - {"DriftValidator", "Pusher"}),

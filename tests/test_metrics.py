@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
-from recsys.evaluation.metrics import per_query, per_user
+from recsys.config import EvaluateConfig
+from recsys.metrics import metric as metrics
+from recsys.metrics.metric import RankedLists, per_user
+
+ACCURACY = [metric for metric in EvaluateConfig().metrics if metric.decides]
+
+
+def per_query(ranks, query, n_queries, ks, n_ranked=None):
+    lists = RankedLists(ranks, query, n_queries, n_ranked)
+    return metrics.per_query(ACCURACY, lists, ks)
 
 
 def of_one(ranks, ks, n_ranked=100):

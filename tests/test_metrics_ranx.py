@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsys.evaluation.metrics import per_query
+from recsys.config import EvaluateConfig
+from recsys.metrics.metric import RankedLists, per_query
 
 pytestmark = pytest.mark.bench  # Installs ranx with its dependencies, from the network.
 
@@ -24,7 +25,8 @@ def test_metrics_equal_those_of_ranx():
     ]
     ranks = np.concatenate([right for _, right in cases])
     query = np.repeat(np.arange(len(cases)), [len(right) for _, right in cases])
-    ours = per_query(ranks, query, len(cases), [1, 5, 20])
+    accuracy = [m for m in EvaluateConfig().metrics if m.decides and m.name != "auc"]
+    ours = per_query(accuracy, RankedLists(ranks, query, len(cases)), [1, 5, 20])
     uv = os.environ.get("UV", "uv")
     done = subprocess.run(
         [uv, "run", "--no-project", "--python", "3.11", "--with", "ranx", "python", str(SCRIPT)],

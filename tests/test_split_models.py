@@ -24,8 +24,8 @@ from recsys.data.histories import serving_histories
 from recsys.data.split_rule import SplitRule
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluate import evaluate
 from recsys.evaluation.queries import make_queries, protocol_of
+from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs
 from recsys.train import train
 

@@ -25,7 +25,12 @@ from recsys.evaluation.bundle_process import BundleProcess
 from recsys.evaluation.queries import make_queries
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.systems import EvaluationData, System, SystemEmbeddings, open_system
+from recsys.evaluation.systems import (
+    System,
+    SystemEmbeddings,
+    open_evaluation_data,
+    open_system,
+)
 from recsys.models import load_model
 from recsys.serving.embed import Embedder
 
@@ -48,7 +53,7 @@ def opened(world, told):
     """The model and its bundle on each of the data folders, with the latter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_EVENTS", str(told))
-        views = [EvaluationData.open(folder) for folder in (world.data, world.later)]
+        views = [open_evaluation_data(folder) for folder in (world.data, world.later)]
         names = ["data", "later"]
         return {
             name: (view, [open_system(path, view) for path in (world.model, world.bundle)])
@@ -149,7 +154,7 @@ def test_anybody_can_be_asked_for_and_a_bundle_says_how_far_it_is(world, opened,
 
 @pytest.mark.parametrize("kind", ["model", "bundle"])
 def test_nothing_to_ask_is_answered_with_nothing(world, kind):
-    subject = open_system(getattr(world, kind), EvaluationData.open(world.data))
+    subject = open_system(getattr(world, kind), open_evaluation_data(world.data))
     none = subject.embed(pa.array([], pa.large_string()), np.zeros((0, HISTORY), np.int32))
     assert (none.shape, none.dtype) == ((0, 8), np.float32)
 
@@ -160,13 +165,13 @@ def test_data_of_other_items_are_refused_with_both_counts(world, tmp_path):
     items.save(foreign / "vocabulary" / "items.parquet")
     for path in (world.model, world.bundle):
         with pytest.raises(RecsysError, match="R403") as refused:
-            open_system(path, EvaluationData.open(foreign))
+            open_system(path, open_evaluation_data(foreign))
         text = str(refused.value)
         assert all(part in text for part in (str(path), "19 items", "'i0'", "the 3 of", "'a'"))
 
 
 def test_what_is_neither_kind_is_refused_and_both_kinds_are_named(world, tmp_path):
-    data = EvaluationData.open(world.data)
+    data = open_evaluation_data(world.data)
     (tmp_path / "7").mkdir()
     for path in (tmp_path / "missing", tmp_path, world.data):
         with pytest.raises(RecsysError, match=r"R404.*model\.json.*manifest\.json") as refused:
@@ -179,7 +184,7 @@ def test_what_is_neither_kind_is_refused_and_both_kinds_are_named(world, tmp_pat
 
 
 def test_a_pushed_version_is_a_bundle_like_any_other(world, tmp_path):
-    data = EvaluationData.open(world.data)
+    data = open_evaluation_data(world.data)
     pushed = publish(world.bundle, tmp_path / "serving" / "tiny", keep=1)
     found, expected = (open_system(path, data) for path in (pushed, world.bundle))
     np.testing.assert_array_equal(found.candidates, expected.candidates)
@@ -226,7 +231,7 @@ def test_a_damaged_bundle_is_refused_and_named(world, tmp_path, change, is_liste
     if is_listed:
         rewritten(bundle)
     with pytest.raises(RecsysError, match=code) as refused:
-        open_system(bundle, EvaluationData.open(world.data))
+        open_system(bundle, open_evaluation_data(world.data))
     assert words in str(refused.value)
     assert str(bundle)[:40] in str(refused.value)
 
@@ -234,7 +239,7 @@ def test_a_damaged_bundle_is_refused_and_named(world, tmp_path, change, is_liste
 def test_a_bundle_without_its_config_is_refused(world, tmp_path):
     bundle = changed(world, tmp_path, lambda b: rewritten(b, config={}))
     with pytest.raises(RecsysError, match=r"R409.*KeyError"):
-        open_system(bundle, EvaluationData.open(world.data))
+        open_system(bundle, open_evaluation_data(world.data))
 
 
 def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
@@ -242,7 +247,7 @@ def test_a_model_that_computes_something_else_is_refused(world, tmp_path):
     candidates = np.load(model / "candidates.npy")
     np.save(model / "candidates.npy", candidates + 0.01)
     with pytest.raises(RecsysError, match="R311"):
-        open_system(model, EvaluationData.open(world.data))
+        open_system(model, open_evaluation_data(world.data))
 
 
 def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
@@ -252,26 +257,26 @@ def test_a_model_without_numbers_is_refused_by_its_name(world, tmp_path):
     weights = np.load(model / "weights" / f"{number}.npy")
     np.save(model / "weights" / f"{number}.npy", np.full_like(weights, np.nan))
     with pytest.raises(RecsysError, match=r"R402.*of yesterday's \(/.*/model\)"):
-        open_system(model, EvaluationData.open(world.data), name="yesterday's")
+        open_system(model, open_evaluation_data(world.data), name="yesterday's")
 
 
 def test_a_data_folder_without_its_items_is_refused(world, tmp_path):
     data = shutil.copytree(world.data, tmp_path / "data")
     (data / "vocabulary" / "items.parquet").write_bytes(b"PAR1 no more")
     with pytest.raises(RecsysError, match=r"R406.*InteractionEncoder"):
-        EvaluationData.open(data)
+        open_evaluation_data(data)
     (data / "vocabulary" / "items.parquet").unlink()
     with pytest.raises(RecsysError, match="R406"):
-        EvaluationData.open(data)
+        open_evaluation_data(data)
     shutil.rmtree(data / "store")
     with pytest.raises(RecsysError, match="R220"):
-        EvaluationData.open(data)
+        open_evaluation_data(data)
 
 
 def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, monkeypatch):
     (tmp_path / "tensorflow.py").write_text("raise ImportError('none here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    subject = open_system(world.bundle, EvaluationData.open(world.data))
+    subject = open_system(world.bundle, open_evaluation_data(world.data))
     with pytest.raises(RecsysError, match=r"R542.*recsys\[serve\]"):
         subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
     with pytest.raises(RecsysError, match=r"R610.*exit code 1"):
@@ -392,7 +397,7 @@ def test_rows_of_any_two_vocabularies_meet_by_their_ids(ours, theirs):
 
     towers, view = (
         SystemEmbeddings(own, candidates, 3, queries),
-        EvaluationData(types.SimpleNamespace(cut=0), mine),
+        types.SimpleNamespace(store=types.SimpleNamespace(cut=0), items=mine),
     )
     if not set(ours[0]) & set(theirs[0]):
         with pytest.raises(RecsysError, match="R403"):

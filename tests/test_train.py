@@ -15,7 +15,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-from recsys.evaluate import evaluate
+from recsys.evaluation.stage import evaluate
 from recsys.models import TwoTower, load_model
 from recsys.process import run_stage
 

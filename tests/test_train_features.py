@@ -10,7 +10,7 @@ from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.evaluate import evaluate
+from recsys.evaluation.stage import evaluate
 from recsys.models import load_model
 from recsys.process import run_stage
 

@@ -12,23 +12,26 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # Before anything imports Keras.
 import numpy as np
 
 from benchmarks.evaluate_case.case import Case, Data, draw
-from recsys.evaluation import lists, measure
+from recsys.config import EvaluateConfig
+from recsys.evaluation import measurement
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.scores import DotProducts
+from recsys.metrics.metric import Items
 from recsys.ragged import Ragged
 
 
-def evaluate(case: Case, data: Data) -> measure.Measured:
+def evaluate(case: Case, data: Data) -> measurement.Measured:
     """Returns all metrics of `data` at all cut-offs."""
     users = np.arange(len(data.query))
     positives, seen = (_lists(rows) for rows in (data.positives, data.seen))
     is_item = np.arange(len(data.candidates)) > 0
-    asked = measure.Case(
+    asked = measurement.Case(
         queries=Queries(users, users.astype(np.int32), seen, positives),
-        items=lists.Items(data.counts, is_item, data.candidates),
+        items=Items(data.counts, is_item, data.candidates),
         ks=case.ks,
+        metrics=EvaluateConfig().metrics,
     )
-    return measure.measure(DotProducts(data.query, data.candidates), asked)
+    return measurement.measure(DotProducts(data.query, data.candidates), asked)
 
 
 def _lists(rows: np.ndarray) -> Ragged:
@@ -36,7 +39,7 @@ def _lists(rows: np.ndarray) -> Ragged:
     return Ragged(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
 
 
-def digest(found: measure.Measured) -> str:
+def digest(found: measurement.Measured) -> str:
     """Returns a hash of every rank, list, score and metric, to the last bit."""
     ranking = found.ranking
     arrays = [ranking.ranks, ranking.n_ranked, ranking.top, ranking.top_scores]

@@ -11,8 +11,7 @@ from recsys.cli import stages
 from recsys.cli.evaluate_view import show_evaluation
 from recsys.config import Config, canonical_json
 from recsys.errors import UsageError
-
-EVALUATION = "evaluation.json"
+from recsys.evaluation.result import EvaluationResult
 
 
 def evaluate(
@@ -47,14 +46,8 @@ def evaluate(
     result = stages.evaluate(config, data, subject, out, against)
     report = _report(config, data, subject, out)
     result = {**result, "report": str(report)}
-    show_evaluation(read_evaluation(out), result, is_against=against is not None)
+    show_evaluation(EvaluationResult.load(out).content, result, is_against=against is not None)
     return result
-
-
-def read_evaluation(folder: Path) -> dict[str, Any]:
-    """Returns the `evaluation.json` that the stage wrote into `folder`."""
-    content: dict[str, Any] = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-    return content
 
 
 def _one_of(measured: Path | None, model: Path | None) -> Path:

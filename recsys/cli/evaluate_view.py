@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from recsys.cli.terminal import Console
-from recsys.formats import count, counted, span
+from recsys.evaluation.result import EvaluationResult, Shown
 from recsys.report.evaluated import repeats_in_words
 
 _WIDTH = 100  # Where no terminal says its own.
-_SHOWN = ("recall@", "ndcg@", "mrr")
-_NAMES = {
-    "popularity": "popularity",
-    "recent_popularity": "recent",
-    "item_knn": "item-kNN",
-    "ials": "iALS",
-}
 _NOT_AGAINST = (
     "Nothing was compared with the model of --against, because bless.over_blessed is 0:"
     " recsys compare does it in any case."
@@ -39,11 +31,12 @@ def show_evaluation(
         is_against: Whether a model to compare with was named.
     """
     console = talk()
-    console.print(_table(evaluation))
+    shown = EvaluationResult(evaluation)
+    console.print(new_table(shown))
     if evaluation.get("meaning"):
         console.print(Text(evaluation["meaning"]), soft_wrap=True)
-    for name, why in evaluation["baselines_left_out"].items():
-        console.print(Text(f"{_NAMES.get(name, name)} was not measured: {why}"), soft_wrap=True)
+    for note in shown.notes()[:-1]:
+        console.print(Text(note), soft_wrap=True)
     print_repeats(console, evaluation)
     if is_against and evaluation["blessed_model"] is None:
         console.print(Text(_NOT_AGAINST), soft_wrap=True)
@@ -69,39 +62,14 @@ def talk() -> Console:
     return Console(stderr=True, width=width)
 
 
-def new_table(title: str, headings: Sequence[str]) -> Table:
-    """Returns a table of metrics and figures."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
-    table.add_column("metric", no_wrap=True)
-    for heading in headings:
+def new_table(shown: Shown) -> Table:
+    """Returns what a result shows as a table."""
+    table = Table(title=Text(shown.title()), title_justify="left", title_style="bold")
+    first, *others = shown.headings()
+    table.add_column(first, no_wrap=True)
+    for heading in others:
         # A number goes on in the next line rather than lose digits.
         table.add_column(Text(heading), justify="right", overflow="fold")
-    return table
-
-
-def four_decimals(value: float | None) -> str:
-    """Returns a metric as `0.1234`; a dash where it could not be computed."""
-    return "–" if value is None else f"{value:.4f}"
-
-
-def measured_on(evaluation: dict[str, Any]) -> str:
-    """Returns on what an evaluation was made: queries, users and items."""
-    sampled = evaluation.get("sampled_negatives")
-    among = f"{count(sampled)} random items" if sampled else f"{count(evaluation['candidates'])}"
-    queries = counted(evaluation["queries"], "query", "queries")
-    users = counted(evaluation["users"], "user", "users")
-    return f"{queries} of {users}, ranks among {among}" + ("" if sampled else " items")
-
-
-def _table(evaluation: dict[str, Any]) -> Table:
-    others = {_NAMES.get(n, n): figures for n, figures in evaluation["baselines"].items()}
-    if evaluation["blessed_model"] is not None:
-        others["last blessed"] = evaluation["blessed_model"]
-    confidence = f"{100 * evaluation['confidence']:.3g} % interval"
-    table = new_table(measured_on(evaluation), ["model", confidence, *others])
-    for name, value in evaluation["metrics"].items():
-        if name.startswith(_SHOWN):
-            found = span(evaluation["intervals"].get(name))
-            theirs = [four_decimals(figures.get(name)) for figures in others.values()]
-            table.add_row(name, four_decimals(value), found, *theirs)
+    for row in shown.rows():
+        table.add_row(*row)
     return table

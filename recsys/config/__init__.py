@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from recsys.config.evaluate_stage import EvaluateStage
     from recsys.config.evaluation import (
         BASELINES,
-        BaselineName,
+        METRICS,
         BlessConfig,
         BlessRule,
         EvaluateConfig,
-        metric_names,
     )
     from recsys.config.export import ExportConfig, ExportStage
     from recsys.config.keep import KeepConfig
@@ -76,10 +75,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BASELINES",
     "LEARNED_TEMPERATURE",
+    "METRICS",
     "MOST_SKIPPED",
     "RESERVED_FEATURE_NAMES",
     "AttentionConfig",
-    "BaselineName",
     "BeamConfig",
     "BlessConfig",
     "BlessRule",
@@ -134,7 +133,6 @@ __all__ = [
     "WarmStartConfig",
     "canonical_json",
     "json_schema",
-    "metric_names",
     "parse_mesh",
     "stage_of",
 ]

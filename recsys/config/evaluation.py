@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from recsys.registry import Choice, name_of
 from recsys.strict import Share, Strict
 
-BaselineName = Literal["popularity", "recent_popularity", "item_knn", "ials"]
-BASELINES: tuple[BaselineName, ...] = get_args(BaselineName)
+BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
+METRICS = (
+    "recall", "precision", "hit_rate", "ndcg", "map", "mrr", "auc",
+    "coverage", "gini", "novelty", "popularity_lift", "diversity",
+)  # fmt: skip
 Ratio = Annotated[float, Field(ge=0.0)]
-
-_OF_A_LIST = ("recall", "precision", "hit_rate", "ndcg", "map")
 
 
 class EvaluateConfig(Strict):
@@ -31,8 +32,16 @@ class EvaluateConfig(Strict):
     sampled_negatives: PositiveInt | None = None
     """Rank among so many random items in place of all, to reproduce papers that do; such
     figures are marked and never bless a model. `null`: among all."""
-    baselines: tuple[BaselineName, ...] = BASELINES
-    """What else is measured on the same queries."""
+    metrics: Annotated[tuple[Annotated[Any, Choice("metric")], ...], Field(min_length=1)] = Field(
+        default=METRICS, validate_default=True
+    )
+    """What is computed: names of metrics, or maps with their options, `{type: name, …}`. A
+    registered class of one's own is named like the built-in ones."""
+    baselines: tuple[Annotated[Any, Choice("baseline")], ...] = Field(
+        default=BASELINES, validate_default=True
+    )
+    """What else is measured on the same queries: names of baselines, or maps with their
+    options, `{type: name, …}`."""
     recent_days: PositiveInt = 30
     """Days before the cut whose events `recent_popularity` counts."""
     baseline_events: PositiveInt = 5_000_000
@@ -48,10 +57,22 @@ class EvaluateConfig(Strict):
     seed: NonNegativeInt = 0
     """Seed of whatever is drawn."""
 
+    @property
+    def baseline_names(self) -> list[str]:
+        """Names of the baselines."""
+        return [name_of("baseline", baseline) for baseline in self.baselines]
+
+    @property
+    def deciding_keys(self) -> list[str]:
+        """What metrics that a blessing can rest on are called, `recall@10` or `mrr`."""
+        deciding = [m for m in self.metrics if m.decides and m.better == "higher"]
+        return [key for metric in deciding for key in metric.keys(self.k)]
+
     @model_validator(mode="after")
     def _nothing_twice(self) -> Self:
-        for name in ("k", "baselines", "slices"):
-            values = getattr(self, name)
+        metrics = [name_of("metric", metric) for metric in self.metrics]
+        named = {"k": self.k, "metrics": metrics, "baselines": self.baseline_names}
+        for name, values in (named | {"slices": self.slices}).items():
             if len(set(values)) < len(values):
                 raise ValueError(f"evaluate.{name} names something twice: {list(values)}")
         return self
@@ -65,7 +86,7 @@ class Thresholds(Strict):
 
     at_least: Share = 0.0
     """Lowest value of the metric."""
-    over: dict[BaselineName, Ratio] = Field(default={})
+    over: dict[str, Ratio] = Field(default={})
     """Lowest ratio of the metric to that of each baseline that is named."""
     over_blessed: Ratio = 0.0
     """Lowest ratio of the metric to that of the last blessed model."""
@@ -85,7 +106,7 @@ class BlessConfig(Thresholds):
 
     metric: str = "recall@10"
     """The metric that decides."""
-    over: dict[BaselineName, Ratio] = Field(default={"popularity": 1.0})
+    over: dict[str, Ratio] = Field(default={"popularity": 1.0})
     """Lowest ratio of the metric to that of each baseline that is named."""
     over_blessed: Ratio = 0.9
     """Lowest ratio of the metric to that of the last blessed model."""
@@ -104,15 +125,9 @@ class BlessConfig(Thresholds):
         return (BlessRule(metric=self.metric, **own), *self.rules)
 
 
-def metric_names(ks: Iterable[int]) -> list[str]:
-    """Returns the names of the metrics that are means over users, of which one decides."""
-    names = [f"{metric}@{k}" for metric in _OF_A_LIST for k in ks]
-    return [*names, "mrr", "auc"]
-
-
 def check_rules(evaluate: EvaluateConfig, bless: BlessConfig) -> None:
     """Raises ValueError if a rule names what isn't measured, or two contradict each other."""
-    computed = metric_names(evaluate.k)
+    computed = evaluate.deciding_keys
     seen: set[tuple[str, str | None]] = set()
     for rule in bless.all_rules():
         if rule.metric not in computed:
@@ -120,7 +135,7 @@ def check_rules(evaluate: EvaluateConfig, bless: BlessConfig) -> None:
                 f"bless.metric must be one of {', '.join(computed)}; received {rule.metric!r}"
             )
         absent = [name for name, ratio in rule.over.items() if ratio]
-        absent = [name for name in absent if name not in evaluate.baselines]
+        absent = [name for name in absent if name not in evaluate.baseline_names]
         if absent:
             raise ValueError(
                 f"bless.over names {', '.join(absent)}, which evaluate.baselines doesn't hold"

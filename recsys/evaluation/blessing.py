@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from recsys.config import BASELINES, BlessConfig, BlessRule
+from recsys.config import BlessConfig, BlessRule
 from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted, span
 
@@ -15,13 +15,7 @@ _NO_BLESSED = "there is no other blessed model to compare with"
 _NO_BASELINE = "no baseline was measured, so nothing says whether a plain method does better"
 _NOT_ASKED = "no blessed model is compared with, because bless.over_blessed is 0"
 _ROUNDING = 1e-12
-_NAMES = {
-    "popularity": "popularity",
-    "recent_popularity": "recent popularity",
-    "item_knn": "item-kNN",
-    "ials": "iALS",
-    BLESSED: "the last blessed model",
-}
+_BLESSED_TITLE = "the last blessed model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +77,7 @@ class Evidence:
         has_blessed: Whether there is another blessed model.
         n_sampled: Random items that the ranks are among; None: they are among all.
         small_slice: A rule on a slice of fewer users can't be judged.
+        titles: What each baseline is called, by name.
     """
 
     means: UserMeans
@@ -91,6 +86,11 @@ class Evidence:
     has_blessed: bool
     n_sampled: int | None = None
     small_slice: int = 0
+    titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def title(self, system: str) -> str:
+        """Returns what a baseline, or the last blessed model, is called in a sentence."""
+        return _BLESSED_TITLE if system == BLESSED else self.titles.get(system, system)
 
 
 def judge(config: BlessConfig, evidence: Evidence) -> Decision:
@@ -122,9 +122,7 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
         reasons.insert(0, f"{among}: set evaluate.sampled_negatives to null")
     if not rules:
         reasons.insert(0, "nothing was asked of it: give bless.at_least or bless.over")
-    return Decision(
-        blessed, _sentence(blessed, rules, reasons, evidence.confidence), reasons, rules
-    )
+    return Decision(blessed, _sentence(blessed, rules, reasons, evidence), reasons, rules)
 
 
 def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
@@ -157,7 +155,7 @@ def _of_floor(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
 
 def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
-    value, theirs = means.mean(key), means.mean(key._replace(subject=other))
+    value, theirs = means.mean(key), means.mean(key._replace(system=other))
     difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
     if value is None or _too_few(key, evidence):
         margin = None
@@ -165,7 +163,7 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOut
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
     passed = margin is not None and margin >= least_margin and bool(value)
-    name, relative, found = _NAMES[other], None, None
+    name, relative, found = evidence.title(other), None, None
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"
     elif difference is None or margin is None or value is None or theirs is None:
@@ -183,7 +181,9 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOut
 
 def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
     """Returns the baseline with the highest value of the deciding metric, of those measured."""
-    values = {name: evidence.means.mean(Key(name, config.metric)) for name in BASELINES}
+    values = {
+        name: evidence.means.mean(Key(name, config.metric)) for name in evidence.means.baselines
+    }
     known = {name: value for name, value in values.items() if value is not None}
     return max(known, key=lambda name: known[name], default=None)
 
@@ -217,7 +217,7 @@ def _of_strongest(
         reached = _reached(passed, seemingly, f"the {_asked(least)} asked for")
         words = "surely worse" if lost else reached if least else "not surely worse"
         text = (
-            f"{_subject(key)} is {ruling.value:.4f}, that of {_title(other)},"
+            f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
             f" {ruling.other:.4f}: {_difference(difference, evidence.confidence)}, {words}"
         )
         text += _cure(ruling, lost=lost) if is_alone and not passed else ""
@@ -225,8 +225,8 @@ def _of_strongest(
     yield dataclasses.replace(ruling, text=text, is_strongest=True)
 
 
-def _title(baseline: str) -> str:
-    return f"{_NAMES[baseline]}, the strongest baseline"
+def _strongest_title(baseline: str, evidence: Evidence) -> str:
+    return f"{evidence.title(baseline)}, the strongest baseline"
 
 
 def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
@@ -289,7 +289,7 @@ def _asked(ratio: float) -> str:
 
 
 def _sentence(
-    blessed: bool, rules: list[RuleOutcome], reasons: list[str], confidence: float
+    blessed: bool, rules: list[RuleOutcome], reasons: list[str], evidence: Evidence
 ) -> str:
     decision = "blessed" if blessed else "refused"
     failed = [ruling for ruling in rules if not ruling.passed]
@@ -300,7 +300,9 @@ def _sentence(
         return f"{chosen.text}; {decision}"
     where = "" if chosen.slice is None else f" of {chosen.slice!r}"
     size = _plain(change(chosen.relative))
-    other = _title(chosen.against) if chosen.is_strongest else _NAMES[chosen.against]
+    confidence, other = evidence.confidence, evidence.title(chosen.against)
+    if chosen.is_strongest:
+        other = _strongest_title(chosen.against, evidence)
     what = f"{size} {chosen.metric}{where} over {other}"
     ends = _plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue
+from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
 from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import Ranking, rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import System
-from recsys.models.inputs import ModelInputs
 from recsys.ragged import Ragged
 
 _CHOSEN_USERS = 3
@@ -23,8 +23,7 @@ _ITEMS = 10
 
 def example_users(
     wanted: Sequence[str],
-    store: InteractionStore,
-    known: ModelInputs,
+    data: Data,
     model: System,
     blessed: System | None = None,
     *,
@@ -35,8 +34,7 @@ def example_users(
     Args:
         wanted: Ids of users; empty: the three users known to training with the
             most held-out events.
-        store: The positives, split at the cut.
-        known: What the data tell of users and items.
+        data: The data folder.
         model: The model.
         blessed: The last blessed model, if there is one.
         mask_seen: Whether what a user did before is left out.
@@ -46,16 +44,17 @@ def example_users(
         (`held_out`), and what the last blessed model recommends (`blessed_recommended`);
         and the wanted ids that the data don't know.
     """
+    store = data.store
     ids = list(wanted) or _busiest(store)
     held_out = _held_out(store, ids)
     trained = store.train_users.find(pa.array(ids, pa.large_string()))
-    has_row = known.users.rows(ids) >= known.users.first_own_row
+    has_row = data.users.rows(ids) >= data.users.first_own_row
     there = [i for i in range(len(ids)) if has_row[i] or trained[i] >= 0 or len(held_out[i])]
     chosen = [ids[i] for i in there]
     queries = _queries_at_cut(store, trained[there], [held_out[i] for i in there])
     lists = _lists(model, chosen, queries, mask_seen)
     of_blessed = None if blessed is None else _lists(blessed, chosen, queries, mask_seen)
-    histories, catalogue = queries.histories(_ITEMS), known.catalogue
+    histories, catalogue = queries.histories(_ITEMS), data.catalogue
     examples = [
         {
             "user_id": id_,
@@ -71,12 +70,12 @@ def example_users(
 _NONE = np.zeros(0, np.int32)
 
 
-def _lists(subject: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> Ranking:
-    history = queries.histories(subject.history)
-    embedded = subject.embed(pa.array(ids, pa.large_string()), history)
-    scorer = DotProducts(embedded, subject.candidates)
+def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> Ranking:
+    history = queries.histories(system.history)
+    embedded = system.embed(pa.array(ids, pa.large_string()), history)
+    scorer = DotProducts(embedded, system.candidates)
     masked = queries.seen if mask_seen else Ragged.empty(len(queries))
-    return rank(scorer, queries.positives, masked, subject.is_candidate, _ITEMS)
+    return rank(scorer, queries.positives, masked, system.is_candidate, _ITEMS)
 
 
 def _recommended(

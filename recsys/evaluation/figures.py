@@ -1,4 +1,4 @@
-"""From what was measured of each subject to the figures of `evaluation.json`."""
+"""From what was measured of each system to the figures of `evaluation.json`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from recsys.config import EvaluateStage, metric_names
-from recsys.evaluation.measure import Case, Measured
-from recsys.evaluation.metrics import per_query
+from recsys.config import EvaluateStage
+from recsys.evaluation.measurement import Case, Measured
 from recsys.evaluation.queries import Repeats
 from recsys.evaluation.significance import BLESSED, MODEL, Key, UserMeans
 from recsys.evaluation.slices import Slice
+from recsys.metrics.metric import per_query
 
-_LIFT, _SHOWN, _BEFORE = "popularity_lift", "popularity", "popularity_before"
+_SLICED = ("recall", "ndcg", "mrr")
+"""Metrics that slices have, beside those that the blessing rests on."""
 
 
 class Figures:
@@ -24,8 +25,8 @@ class Figures:
     Args:
         stage: The cut-offs, the thresholds and how intervals are made.
         case: What was measured on.
-        measured: What was found of the model, of each baseline and, under `blessed_model`,
-            of the last blessed model.
+        measured: The model, each baseline and, under `blessed_model`, the last blessed
+            model, as they were measured.
         slices: Parts that figures are given for.
     """
 
@@ -39,35 +40,41 @@ class Figures:
         config = stage.evaluate
         self._stage, self._case, self._measured = stage, case, measured
         self._slices = list(slices)
-        self._accuracy = metric_names(case.ks)
+        self._accuracy = [
+            key for metric in case.computed if metric.decides for key in metric.keys(case.ks)
+        ]
+        rules = {rule.metric for rule in stage.bless.all_rules()}
+        self._deciding = [key for key in self._accuracy if key in rules]
+        usual = {key for m in case.computed if m.name in _SLICED for key in m.keys(case.ks)}
+        self._sliced = [key for key in self._accuracy if key in usual | rules]
+        self._of_slices = [m for m in case.computed if {*m.keys(case.ks)} & {*self._sliced}]
         self.means = UserMeans(case.queries.user, config.resamples, config.confidence, config.seed)
-        for subject, found in measured.items():
-            for metric, values in found.per_query.items():
-                self.means.add(Key(subject, metric), values)
+        for name, system in measured.items():
+            for metric, values in system.per_query.items():
+                self.means.add(Key(name, metric), values)
             for part in self._slices:
-                self._add_slice(subject, found, part)
+                self._add_slice(name, system, part)
         self.means.resample(self._resampled())
 
-    def metrics(self, subject: str) -> dict[str, float]:
-        """Returns every metric of a subject over all queries."""
-        found = self._measured[subject]
-        names = [name for name in found.per_query if not name.startswith(f"{_SHOWN}")]
-        values = {name: self.means.mean(Key(subject, name)) for name in names}
-        values |= {**found.totals, **self._lifts(subject)}
-        return {name: value for name, value in values.items() if value is not None}
+    def metrics(self, system: str) -> dict[str, float]:
+        """Returns every metric of a system over all queries."""
+        measured = self._measured[system]
+        means = {name: self.means.mean(Key(system, name)) for name in measured.per_query}
+        known = {name: value for name, value in means.items() if value is not None}
+        return known | measured.totals
 
     def intervals(self) -> dict[str, list[float]]:
         """Returns the intervals of the model's metrics."""
-        found = {name: self.means.interval(Key(MODEL, name)) for name in self._accuracy}
-        return {name: list(ends) for name, ends in found.items() if ends is not None}
+        intervals = {name: self.means.interval(Key(MODEL, name)) for name in self._accuracy}
+        return {name: list(ends) for name, ends in intervals.items() if ends is not None}
 
     def comparisons(self) -> dict[str, dict[str, Any]]:
-        """Returns how the model differs from each other subject, by metric."""
+        """Returns how the model differs from each other system, by metric."""
         return {
             other: {
-                metric: found
+                metric: difference
                 for metric in self._accuracy
-                if (found := self._difference(Key(MODEL, metric), other)) is not None
+                if (difference := self._difference(Key(MODEL, metric), other)) is not None
             }
             for other in self._measured
             if other != MODEL
@@ -86,7 +93,7 @@ class Figures:
             repeats: How many there are.
             note: Why no list can hold them.
         """
-        nothing = dict.fromkeys(self._shown_of_slices(), 0.0)
+        nothing = dict.fromkeys(self._sliced, 0.0)
         others = [name for name in self._measured if name != MODEL]
         return {
             "kind": kind,
@@ -105,33 +112,24 @@ class Figures:
         }
 
     def _resampled(self) -> list[Key]:
-        metrics = {rule.metric for rule in self._stage.bless.all_rules()}
-        keys = [Key(subject, name) for subject in self._measured for name in self._accuracy]
+        keys = [Key(system, name) for system in self._measured for name in self._accuracy]
         keys += [
-            Key(subject, name, part.name)
+            Key(system, name, part.name)
             for part in self._slices
-            for subject in self._measured
-            for name in metrics
+            for system in self._measured
+            for name in self._deciding
         ]
         return keys
 
-    def _add_slice(self, subject: str, found: Measured, part: Slice) -> None:
-        names = self._shown_of_slices()
+    def _add_slice(self, name: str, system: Measured, part: Slice) -> None:
+        values, which = system.per_query, None
         if part.of == "queries":
-            values, which = found.per_query, part.which
+            which = part.which
         else:
-            owner = self._case.queries.positives.owner()[part.which]
-            ranks, n = found.ranking.ranks[part.which], len(self._case.queries)
-            values = per_query(ranks, owner, n, self._case.ks, found.ranking.n_ranked)
-            which = None
-        for name in names:
-            self.means.add(Key(subject, name, part.name), values[name], which)
-
-    def _shown_of_slices(self) -> list[str]:
-        """Returns the metrics that slices have: the usual ones, and those that decide."""
-        usual = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._case.ks]
-        deciding = [rule.metric for rule in self._stage.bless.all_rules()]
-        return list(dict.fromkeys([*usual, "mrr", *deciding]))
+            lists = self._case.lists(system.ranking, part.which)
+            values = per_query(self._of_slices, lists, self._case.ks)
+        for metric in self._sliced:
+            self.means.add(Key(name, metric, part.name), values[metric], which)
 
     def _slice(self, part: Slice) -> dict[str, Any]:
         owner = self._case.queries.positives.owner()
@@ -161,20 +159,10 @@ class Figures:
             "comparisons": {other: self._difference(key, other) for other in others},
         }
 
-    def _of_slice(self, subject: str, part: Slice) -> dict[str, float]:
-        names = self._shown_of_slices()
-        values = {name: self.means.mean(Key(subject, name, part.name)) for name in names}
+    def _of_slice(self, system: str, part: Slice) -> dict[str, float]:
+        values = {name: self.means.mean(Key(system, name, part.name)) for name in self._sliced}
         return {name: value for name, value in values.items() if value is not None}
 
     def _difference(self, key: Key, other: str) -> dict[str, Any] | None:
-        found = self.means.difference(key, other)
-        return None if found is None else dataclasses.asdict(found)
-
-    def _lifts(self, subject: str) -> dict[str, float]:
-        lifts = {}
-        for k in self._case.ks:
-            shown = self.means.mean(Key(subject, f"{_SHOWN}@{k}"))
-            before = self.means.mean(Key(subject, f"{_BEFORE}@{k}"))
-            if shown is not None and before:
-                lifts[f"{_LIFT}@{k}"] = shown / before - 1.0
-        return lifts
+        difference = self.means.difference(key, other)
+        return None if difference is None else dataclasses.asdict(difference)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsys.evaluation.metrics import per_user
+from recsys.metrics.metric import per_user
 
 Interval = tuple[float, float]
 _BLOCK_DRAWS = 2**24
@@ -72,16 +72,16 @@ BLESSED = "blessed_model"
 
 
 class Key(NamedTuple):
-    """What a mean is of: a subject, a metric, and a slice; None: all queries."""
+    """What a mean is of: a system, a metric, and a slice; None: all queries."""
 
-    subject: str
+    system: str
     metric: str
     slice: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How the model differs from another subject.
+    """How the model differs from another system.
 
     Attributes:
         relative: Ratio of the two means, less 1; None where the other's is 0.
@@ -125,6 +125,12 @@ class UserMeans:
         kept = values if which is None else np.where(which, values, np.nan)
         self._columns[key] = per_user(kept, self._user, self.n_users)
 
+    @property
+    def baselines(self) -> list[str]:
+        """The systems that are neither the model nor the last blessed one."""
+        systems = dict.fromkeys(key.system for key in self._columns)
+        return [system for system in systems if system not in (MODEL, BLESSED)]
+
     def mean(self, key: Key) -> float | None:
         """Returns the mean over the users that have a value; None if none has."""
         column = self._columns.get(key)
@@ -162,7 +168,7 @@ class UserMeans:
 
     def difference(self, key: Key, other: str) -> Difference | None:
         """Returns how `key` differs from the same of `other`; None if one has no value."""
-        theirs = key._replace(subject=other)
+        theirs = key._replace(system=other)
         ours, base = self.mean(key), self.mean(theirs)
         if ours is None or base is None:
             return None
@@ -176,7 +182,7 @@ class UserMeans:
         return Difference(relative, relative_interval, ours - base, self._margin(key, other, 1.0))
 
     def _margin(self, key: Key, other: str, ratio: float) -> Interval | None:
-        theirs = key._replace(subject=other)
+        theirs = key._replace(system=other)
         if key not in self._samples or theirs not in self._samples:
             return None
         if not has_enough(self._columns[key]):

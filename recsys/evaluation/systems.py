@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import MANIFEST, read_manifest, verify
 from recsys.bundles.versions import versions
+from recsys.data.dataset import Data
 from recsys.data.split_rule import SplitRule
-from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
@@ -25,6 +26,7 @@ from recsys.evaluation.queries import Queries
 from recsys.formats import moment
 from recsys.models import load_model
 from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.inputs import ModelInputs
 from recsys.models.saved import check_probe, read_probe
 
 
@@ -78,17 +80,33 @@ def open_model(folder: Path, name: str) -> SystemEmbeddings:
         RecsysError: It is damaged (R310), computes something else than when it was
             trained (R311), or no numbers (R402).
     """
-    saved = load_model(folder)
+    trained = load_model(folder)
     probe = read_probe(folder)
-    candidates = embed_catalogue(saved.model, saved.inputs)
-    query = embed_queries(saved.model, probe.user_row, probe.history, saved.inputs)
-    check_numbers(name, candidates, query)
-    check_probe(folder, probe, query, candidates)
+    embeddings = of_model(trained.model, trained.inputs, name)
+    query = embed_queries(trained.model, probe.user_row, probe.history, trained.inputs)
+    check_numbers(name, query)
+    check_probe(folder, probe, query, embeddings.candidates)
+    return embeddings
+
+
+def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
+    """Returns the embeddings of a model in memory.
+
+    Args:
+        model: A built retrieval model.
+        inputs: What is known of users and items, by row.
+        name: What people call it.
+
+    Raises:
+        RecsysError: It computes no numbers (R402).
+    """
+    candidates = embed_catalogue(model, inputs)
+    check_numbers(name, candidates)
 
     def queries(user_ids: pa.Array, history: np.ndarray) -> np.ndarray:
-        return embed_queries(saved.model, saved.users.rows(user_ids), history, saved.inputs)
+        return embed_queries(model, inputs.users.rows(user_ids), history, inputs)
 
-    return SystemEmbeddings(saved.items, candidates, saved.stage.model.history, queries)
+    return SystemEmbeddings(inputs.items, candidates, model.spec.config.history, queries)
 
 
 def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
@@ -122,41 +140,29 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
     return SystemEmbeddings(items, candidates, history, BundleProcess(bundle).queries)
 
 
-@dataclasses.dataclass(frozen=True)
-class EvaluationData:
-    """What is needed of a data folder to ask a model about it.
+def open_evaluation_data(folder: Path) -> Data:
+    """Reads the data folder that systems are measured on.
 
-    Attributes:
-        store: The positives, split at the cut.
-        items: Vocabulary of the items; its rows are the item rows of the evaluation.
+    Raises:
+        RecsysError: The store or the vocabulary is missing or damaged.
     """
-
-    store: InteractionStore
-    items: Vocabulary
-
-    @classmethod
-    def open(cls, folder: Path) -> EvaluationData:
-        """Reads the data folder that an InteractionEncoder wrote.
-
-        Raises:
-            RecsysError: The store or the vocabulary is missing or damaged.
-        """
-        store = InteractionStore.open(folder / "store")
-        try:
-            return cls(store, Vocabulary.load(folder / "vocabulary" / "items.parquet"))
-        except (OSError, ValueError) as error:
-            raise RecsysError(
-                "R406",
-                f"The data folder {str(folder)!r} must hold the vocabulary of its items.",
-                "Name the folder that the InteractionEncoder wrote, or run again: recsys run.",
-                str(error),
-            ) from None
+    data = Data(folder)
+    try:
+        data.items  # noqa: B018  It is read when it is first used.
+    except (OSError, ValueError) as error:
+        raise RecsysError(
+            "R406",
+            f"The data folder {str(folder)!r} must hold the vocabulary of its items.",
+            "Name the folder that the InteractionEncoder wrote, or run again: recsys run.",
+            str(error),
+        ) from None
+    return data
 
 
 class System:
     """A model that is measured, seen through the item rows of a data folder.
 
-    The history of a query is translated item by item. One that the subject doesn't know
+    The history of a query is translated item by item. One that the system doesn't know
     keeps its place, as an unknown id in the `history` of a served model does: it reads
     row 0, which counts nothing, or the hash row that such ids share. One without an id in
     the data (of row 0, or of a hash row of theirs) reads row 0 where the vocabularies
@@ -177,7 +183,7 @@ class System:
             the data hold out (R411).
     """
 
-    def __init__(self, name: str, towers: SystemEmbeddings, data: EvaluationData) -> None:
+    def __init__(self, name: str, towers: SystemEmbeddings, data: Data) -> None:
         self.name, self._data, self._embed = name, data, towers.queries
         self.history: int = towers.history
         """Items of a history that it reads, the newest ones."""
@@ -209,7 +215,7 @@ class System:
         Args:
             user_ids: Ids of the users `[n]`, text; unknown ones may be among them.
             history: Item rows of the data `[n, history]` int32, the newest first, padded
-                with 0. What the subject knows of the users' past is not read.
+                with 0. What the system knows of the users' past is not read.
 
         Raises:
             RecsysError: As `queries`.
@@ -222,11 +228,12 @@ class System:
         return embedded
 
 
-def open_system(path: Path, data: EvaluationData, name: str | None = None) -> System:
+def open_system(model: Any, data: Data, name: str | None = None) -> System:
     """Opens what is to be measured.
 
     Args:
-        path: A model folder (`model.json`) or a bundle (`manifest.json`).
+        model: A model folder (`model.json`), a bundle (`manifest.json`), a trained model as
+            `load_model` returns it, or a built retrieval model for the rows of `data`.
         data: The data folder to measure it on.
         name: What people call it; its path is said with it, and is all by default.
 
@@ -235,8 +242,15 @@ def open_system(path: Path, data: EvaluationData, name: str | None = None) -> Sy
             than its trainer did (R311) or no numbers (R402), or shares no item with the
             data (R403).
     """
-    name = str(path) if name is None else f"{name} ({path})"
-    return System(name, _opener(path)(path, name), data)
+    if isinstance(model, str | Path):
+        path = Path(model)
+        name = str(path) if name is None else f"{name} ({path})"
+        return System(name, _opener(path)(path, name), data)
+    name = name or "the model"
+    if hasattr(model, "embed_query"):
+        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        return System(name, of_model(model, inputs, name), data)
+    return System(name, of_model(model.model, model.inputs, name), data)
 
 
 def _opener(path: Path) -> Callable[[Path, str], SystemEmbeddings]:

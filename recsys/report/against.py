@@ -131,11 +131,16 @@ def in_words(difference: Difference) -> str:
 
 def read_over_k(artifacts: Artifacts) -> OverK:
     """Returns the pictures of the metrics over their cut-off."""
-    found = Evaluated.of(artifacts)
+    drawn = draw_over_k(Evaluated.of(artifacts))
+    if not drawn.pictures:
+        raise MissingError("The metrics have a single cut-off, so nothing is drawn over k.")
+    return drawn
+
+
+def draw_over_k(found: Evaluated) -> OverK:
+    """Returns the pictures of the metrics over their cut-off; none where there is only one."""
     ks = cut_offs(found.metrics)
     pictures = [_picture(found, name, ks) for name in _DRAWN if _is_drawn(found, name, ks)]
-    if not pictures:
-        raise MissingError("The metrics have a single cut-off, so nothing is drawn over k.")
     keys = [(subject_name(one), key(style_of(one))) for one in found.subjects]
     return OverK(keys, pictures)
 

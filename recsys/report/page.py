@@ -56,7 +56,7 @@ def render(template: str, **content: Any) -> str:
         **content: What the template needs.
     """
     now = dt.datetime.now(dt.UTC)
-    style = _style()
+    style = style_sheet()
     return (
         _environment()
         .get_template(template)
@@ -78,7 +78,8 @@ def _policy(style: str) -> str:
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def _style() -> Markup:
+def style_sheet() -> Markup:
+    """Returns the style of every page."""
     texts = [(_FOLDER / "styles" / name).read_text(encoding="utf-8") for name in _STYLES]
     return Markup("\n".join(texts))  # noqa: S704 - our own files, not data
 

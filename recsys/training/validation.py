@@ -14,7 +14,8 @@ from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.evaluation.watched import per_user, watched_metrics
+from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
+from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
 from recsys.models.inference import Inference
 from recsys.ragged import Ragged, ranges
@@ -76,7 +77,8 @@ class Validation:
             is_item,
             min(self._ks),
         )
-        values = watched_metrics(ranking.ranks, queries.positives.owner(), len(queries), self._ks)
+        lists = RankedLists(ranking.ranks, queries.positives.owner(), len(queries))
+        values = per_query((Recall(), Ndcg(), ReciprocalRank()), lists, self._ks)
         users, user = np.unique(queries.user, return_inverse=True)
         names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._ks]
         return {

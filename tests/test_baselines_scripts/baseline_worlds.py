@@ -3,12 +3,18 @@
 import numpy as np
 
 from recsys.data.event_log import EventLog, EventShard
-from recsys.evaluation.baselines import BaselineData
+from recsys.evaluation.baselines.baseline import BaselineData
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.ranking import rank
 from recsys.ragged import Ragged
+from recsys.registry import Choice
 
 DAY_S = 86_400
+
+
+def fit(name, data, **options):
+    """Returns a baseline of this name, fitted."""
+    return Choice("baseline").read({"type": name, **options}).fit(data)
 
 
 def log_of(histories, times=None, user_rows=None, n_shards=1):

@@ -13,15 +13,17 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
-from threadpoolctl import threadpool_limits
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from recsys.evaluation.baselines.evidence import BaselineData, as_sets, item_sets
-from recsys.evaluation.queries import Queries
+from recsys.evaluation.baselines.baseline import Baseline, BaselineData, as_sets, item_sets
 from recsys.evaluation.scores import DotProducts
+from recsys.registry import register_baseline
+
+if TYPE_CHECKING:
+    from recsys.evaluation.queries import Queries
 
 _BLOCK_NUMBERS = 2**22
 """Numbers that the systems of a block may hold; 16 MiB of float32."""
@@ -97,6 +99,8 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
     The systems are small: threads within each would wait for each other most of the
     time, and where the machine is busy the products take ten times as long.
     """
+    from threadpoolctl import threadpool_limits
+
     n_threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(n_threads) as pool:
         yield pool
@@ -186,78 +190,89 @@ _BLOCK_ITEMS = 2**24
 """Seen items of the queries that are solved at a time, at the most."""
 
 
-@dataclasses.dataclass(frozen=True)
-class IalsSettings:
-    """How implicit ALS is set up.
-
-    Rendle et al. 2022 show that it is a strong baseline where the weight of what wasn't
-    taken, and the regularisation, suit the data, and a poor one where they don't. The
-    best weight of a pair differs thirtyfold between Gowalla and MovieLens 1M; as a
-    multiple of the taken pairs it hardly differs, so that is how it is set. The values
-    are good ones of the validation parts of both.
-
-    Attributes:
-        dim: Length of the vectors.
-        sweeps: How often all users and all items are solved.
-        unobserved: Weight of all pairs together, as a multiple of the number of the
-            taken ones; the weight of one pair is 1 at the most.
-        regularisation: Strength of the regularisation.
-        seed: Seed of the first item vectors.
-    """
-
-    dim: int = 128
-    sweeps: int = 6
-    unobserved: float = 10.0
-    regularisation: float = 0.005
-    seed: int = 0
-
-    def objective(self, taken: Any) -> Objective:
-        """Returns what is made small for the pairs `taken` `[users, items]`."""
-        density = taken.nnz / (taken.shape[0] * taken.shape[1])
-        return Objective(min(1.0, self.unobserved * density), self.regularisation)
-
-
-class Ials:
+@register_baseline("ials")
+class Ials(Baseline):
     """Scores an item by the product of its vector and the user's.
 
     The user's vector is solved from all that the user took before the query, as in
     training; users without any get the items by popularity. Items without a training
     event have the vector 0, which is what the closed form gives.
 
-    Args:
-        data: What it learns from.
-        settings: How it is set up.
-
-    Raises:
-        LeftOutError: There is no training event of a known item.
+    Rendle et al. 2022 show that it is a strong baseline where the weight of what wasn't
+    taken, and the regularisation, suit the data, and a poor one where they don't. The
+    best weight of a pair differs thirtyfold between Gowalla and MovieLens 1M; as a
+    multiple of the taken pairs it hardly differs, so that is how it is set. The values
+    are good ones of the validation parts of both.
     """
 
-    def __init__(self, data: BaselineData, settings: IalsSettings | None = None) -> None:
-        settings = IalsSettings() if settings is None else settings
-        taken, self.events = item_sets(data)
+    title = "iALS"
+
+    dim: PositiveInt = 128
+    """Length of the vectors."""
+    sweeps: PositiveInt = 6
+    """How often all users and all items are solved."""
+    unobserved: PositiveFloat = 10.0
+    """Weight of all pairs together, as a multiple of the number of the taken ones; the
+    weight of one pair is 1 at the most."""
+    regularisation: PositiveFloat = 0.005
+    """Strength of the regularisation."""
+    seed: NonNegativeInt = 0
+    """Seed of the first item vectors."""
+
+    def objective(self, taken: Any) -> Objective:
+        """Returns what is minimised for the pairs `taken` `[users, items]`."""
+        density = taken.nnz / (taken.shape[0] * taken.shape[1])
+        return Objective(min(1.0, self.unobserved * density), self.regularisation)
+
+    def fit(self, data: BaselineData) -> FittedIals:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: There is no training event of a known item.
+        """
+        taken, n_events = item_sets(data)
         # The items that training saw; the others would only dilute the objective.
-        self._rows = np.unique(taken.indices)
-        taken = taken[:, self._rows]
-        self._objective = settings.objective(taken)
-        self._vectors = factorise(taken, self._objective, settings)
-        self._places = data.places
+        rows = np.unique(taken.indices)
+        taken = taken[:, rows]
+        objective = self.objective(taken)
+        vectors = factorise(taken, objective, self)
+        return FittedIals(rows, vectors, objective, data.places, n_events)
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedIals:
+    """The vectors of the items.
+
+    Attributes:
+        rows: Item rows that have a vector `[items]`.
+        vectors: Their vectors `[items, dim]` float32.
+        objective: What was minimised.
+        places: Place of each item row by popularity `[item rows]` float32.
+        events: Training events that it learned from.
+    """
+
+    rows: np.ndarray
+    vectors: np.ndarray
+    objective: Objective
+    places: np.ndarray
+    events: int
 
     def scorer(self, queries: Queries) -> DotProducts:
         """Returns what scores the items for `queries`."""
-        dim = self._vectors.shape[1]
+        dim = self.vectors.shape[1]
         query = np.zeros((len(queries), dim + 1), np.float32)
         for block in _query_blocks(queries.seen.offsets):
-            taken = as_sets(queries.seen.part(block), len(self._places))[:, self._rows]
-            query[block, :dim] = solve(taken, self._vectors, len(self._rows), self._objective)
+            taken = as_sets(queries.seen.part(block), len(self.places))[:, self.rows]
+            query[block, :dim] = solve(taken, self.vectors, len(self.rows), self.objective)
             # One more entry, which is the popularity of the items.
             query[block, dim] = np.diff(taken.indptr) == 0
-        candidates = np.zeros((len(self._places), dim + 1), np.float32)
-        candidates[self._rows, :dim] = self._vectors
-        candidates[:, dim] = self._places
+        candidates = np.zeros((len(self.places), dim + 1), np.float32)
+        candidates[self.rows, :dim] = self.vectors
+        candidates[:, dim] = self.places
         return DotProducts(query, candidates)
 
 
-def factorise(taken: Any, objective: Objective, settings: IalsSettings) -> np.ndarray:
+def factorise(taken: Any, objective: Objective, settings: Ials) -> np.ndarray:
     """Returns the vectors of the items `[items, dim]` float32.
 
     Args:
@@ -265,6 +280,8 @@ def factorise(taken: Any, objective: Objective, settings: IalsSettings) -> np.nd
         objective: What is made small.
         settings: Length of the vectors, number of sweeps and seed.
     """
+    from scipy import sparse
+
     n_users, n_items = taken.shape
     by_item = sparse.csr_array(taken.T)
     rng = np.random.default_rng(settings.seed)

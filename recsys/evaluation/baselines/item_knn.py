@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
+from pydantic import NonNegativeFloat, PositiveInt
 
-from recsys.evaluation.baselines.evidence import BaselineData, as_sets, item_sets
-from recsys.evaluation.queries import Queries
+from recsys.evaluation.baselines.baseline import Baseline, BaselineData, as_sets, item_sets
 from recsys.ragged import Ragged
+from recsys.registry import register_baseline
 
-NEIGHBOURS = 100
-"""Neighbours that an item keeps."""
-SHRINKAGE = 10.0
-"""What is added below the fraction of a similarity, so that few common users count little."""
-NEWEST_OF_A_USER = 500
-"""Events of a user that are learnt from. Pairs grow with their square: one user of 10,000
-events would make as many as 400 of 500, and say less than those do."""
+if TYPE_CHECKING:
+    from recsys.evaluation.queries import Queries
+
 _BLOCK_PAIRS = 2**24
 """Pairs of items held at a time, at the most; 192 MiB with their places."""
 
 
-class ItemKnn:
+@register_baseline("item_knn")
+class ItemKnn(Baseline):
     """Scores an item by its similarity to all that the user took before.
 
     The similarity of two items is the cosine of the sets of their users, shrunk:
@@ -34,26 +31,46 @@ class ItemKnn:
     Recommendation Algorithms", WWW 2001; Deshpande, Karypis, "Item-based Top-N
     Recommendation Algorithms", TOIS 2004.) Items that are no neighbour of any have no
     similarity: they come after all others, by popularity.
-
-    Args:
-        data: What it learns from.
-        neighbours: Neighbours that an item keeps.
-        shrinkage: What is added below the fraction.
-
-    Raises:
-        LeftOutError: There is no training event of a known item.
     """
 
-    def __init__(
-        self, data: BaselineData, neighbours: int = NEIGHBOURS, shrinkage: float = SHRINKAGE
-    ) -> None:
-        taken, self.events = item_sets(data, NEWEST_OF_A_USER)
-        self._neighbours = nearest(taken, neighbours, shrinkage)
-        self._fallback = data.places - data.places.max() - 1.0
+    title = "item-kNN"
+
+    neighbours: PositiveInt = 100
+    """Neighbours that an item keeps."""
+    shrinkage: NonNegativeFloat = 10.0
+    """What is added below the fraction, so that few common users count little."""
+    events_of_user: PositiveInt = 500
+    """Newest events of a user that are learned from. Pairs grow with their square: one user
+    of 10,000 events would make as many as 400 of 500, and say less than those do."""
+
+    def fit(self, data: BaselineData) -> FittedKnn:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: There is no training event of a known item.
+        """
+        taken, n_events = item_sets(data, self.events_of_user)
+        neighbours = nearest(taken, self.neighbours, self.shrinkage)
+        return FittedKnn(neighbours, data.places - data.places.max() - 1.0, n_events)
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedKnn:
+    """The neighbours of every item.
+
+    Attributes:
+        neighbours: Similarities `[item rows, item rows]`, CSR, a row for each item.
+        fallback: Scores below 0 `[item rows]` float32, of items without a similarity.
+        events: Training events that it learned from.
+    """
+
+    neighbours: Any
+    fallback: np.ndarray
+    events: int
 
     def scorer(self, queries: Queries) -> KnnScores:
         """Returns what scores the items for `queries`."""
-        return KnnScores(queries.seen, self._neighbours, self._fallback)
+        return KnnScores(queries.seen, self.neighbours, self.fallback)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +109,8 @@ def nearest(taken: Any, n: int, shrinkage: float) -> Any:
     Returns:
         Similarities `[items, items]` float32, CSR, a row for each item.
     """
+    from scipy import sparse
+
     of_item = sparse.csr_array(taken.T)
     n_users = np.diff(of_item.indptr)
     length = np.sqrt(n_users)
@@ -121,6 +140,8 @@ def _blocks(n_pairs: np.ndarray) -> Iterator[slice]:
 
 def _strongest(values: Any, n: int) -> Any:
     """Returns the `n` greatest values above 0 of each row; of equal ones the first ones."""
+    from scipy import sparse
+
     is_kept = values.data > 0.0
     for row in np.flatnonzero(np.diff(values.indptr) > n):
         part = slice(values.indptr[row], values.indptr[row + 1])

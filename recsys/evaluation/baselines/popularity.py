@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import PositiveInt
 
-from recsys.data.event_log import EventLog
-from recsys.evaluation.baselines.evidence import BaselineData, LeftOutError, chunks, places
-from recsys.evaluation.queries import Queries
+from recsys.evaluation.baselines.baseline import (
+    Baseline,
+    BaselineData,
+    LeftOutError,
+    chunks,
+    places,
+)
 from recsys.evaluation.scores import DotProducts
+from recsys.registry import register_baseline
+
+if TYPE_CHECKING:
+    from recsys.data.event_log import EventLog
+    from recsys.evaluation.queries import Queries
 
 _DAY_S = 86_400
 
@@ -31,37 +42,53 @@ class SameForAll:
         return DotProducts(np.ones((len(queries), 1), np.float32), self.scores[:, None])
 
 
-def popularity(data: BaselineData) -> SameForAll:
-    """Orders items by their training positives; of equal ones the smaller row comes first.
+@register_baseline("popularity")
+class Popularity(Baseline):
+    """Orders items by their training positives; of equal ones the smaller row comes first."""
 
-    Raises:
-        LeftOutError: No item has any.
-    """
-    n_events = int(data.counts[data.is_item].sum())
-    if not n_events:
-        raise LeftOutError("No item has a training positive.")
-    return SameForAll(data.places, n_events)
+    title = "popularity"
+
+    def fit(self, data: BaselineData) -> SameForAll:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: No item has a training positive.
+        """
+        n_events = int(data.counts[data.is_item].sum())
+        if not n_events:
+            raise LeftOutError("No item has a training positive.")
+        return SameForAll(data.places, n_events)
 
 
-def recent_popularity(data: BaselineData) -> SameForAll:
+@register_baseline("recent_popularity")
+class RecentPopularity(Baseline):
     """Orders items by their positives of the last days; equal ones by those of all time.
 
-    The days are those before the cut, `recent_days` of them. If nothing happened then,
-    they are those up to the newest training event, which lies further back.
-
-    Raises:
-        LeftOutError: There is no training event of a known item, or no event has a time.
+    The days are those before the cut. If nothing happened then, they are those up to the
+    newest training event, which lies further back.
     """
-    if not data.has_times:
-        raise LeftOutError("The events have no times, so nothing is recent.")
-    n_rows = len(data.is_item)
-    length_s = data.recent_days * _DAY_S
-    recent = _counts_since(data.train, data.cut - length_s, n_rows)
-    if not recent[data.is_item].any():
-        newest = _newest_of_items(data)
-        recent = _counts_since(data.train, newest - length_s + 1, n_rows)
-    scores = places(data.is_item, recent, data.counts)
-    return SameForAll(scores, int(recent[data.is_item].sum()))
+
+    title = "recent popularity"
+
+    days: PositiveInt | None = None
+    """Days that are counted; `null`: evaluate.recent_days."""
+
+    def fit(self, data: BaselineData) -> SameForAll:
+        """Learns from training events.
+
+        Raises:
+            LeftOutError: There is no training event of a known item, or no event has a time.
+        """
+        if not data.has_times:
+            raise LeftOutError("The events have no times, so nothing is recent.")
+        n_rows = len(data.is_item)
+        length_s = (self.days or data.recent_days) * _DAY_S
+        recent = _counts_since(data.train, data.cut - length_s, n_rows)
+        if not recent[data.is_item].any():
+            newest = _newest_of_items(data)
+            recent = _counts_since(data.train, newest - length_s + 1, n_rows)
+        scores = places(data.is_item, recent, data.counts)
+        return SameForAll(scores, int(recent[data.is_item].sum()))
 
 
 def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The metrics of lists at literal numbers, and against pairs taken one by one."""
+"""The metrics beyond accuracy at literal numbers, and against pairs taken one by one."""
 
 import itertools
 import math
@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from recsys.evaluation.lists import (
+from recsys.metrics.beyond_accuracy import Coverage, Diversity, Novelty, PopularityLift, gini
+from recsys.metrics.metric import (
     Items,
-    coverage,
-    gini,
-    of_each_list,
+    RankedLists,
+    per_query,
     popularity_before,
-    shown,
+    times_shown,
+    totals,
 )
 from recsys.ragged import Ragged
 
@@ -23,9 +24,19 @@ TOP = np.array([[1, 2, 3], [4, 0, 0]])
 SEEN = Ragged.of([np.array([2, 4, 0]), np.array([], int)])
 
 
+def ranked(top, items, before=None):
+    """Lists without positives."""
+    none = np.zeros(0, int)
+    return RankedLists(none, none, len(top), top=top, items=items, popularity_before=before)
+
+
+def of_each_list(top, items, ks):
+    return per_query([Novelty(), Diversity()], ranked(top, items), ks)
+
+
 @pytest.fixture(scope="module")
 def found():
-    return of_each_list(TOP, popularity_before(SEEN, ITEMS), ITEMS, [1, 3])
+    return of_each_list(TOP, ITEMS, [1, 3])
 
 
 def test_novelty_is_the_mean_of_the_bits_that_an_item_tells(found):
@@ -36,10 +47,16 @@ def test_novelty_is_the_mean_of_the_bits_that_an_item_tells(found):
     )
 
 
-def test_popularity_stands_beside_that_of_the_history_and_needs_one(found):
-    assert found["popularity@3"][0] == pytest.approx((7 + 3 + 0) / 3)
-    assert found["popularity_before@3"][0] == (3 + 1) / 2  # Row 0 is no item.
-    assert np.isnan([found["popularity@3"][1], found["popularity_before@3"][1]]).all()
+def test_popularity_lift_is_beside_the_history_and_leaves_out_users_without_one():
+    before = popularity_before(SEEN, ITEMS)
+    assert before[0] == (3 + 1) / 2  # Row 0 is no item.
+    assert np.isnan(before[1])
+    lift = totals([PopularityLift()], ranked(TOP, ITEMS, before), [3])
+    assert lift["popularity_lift@3"] == pytest.approx(((7 + 3 + 0) / 3) / 2 - 1)
+
+
+def test_without_a_history_there_is_no_popularity_lift():
+    assert totals([PopularityLift()], ranked(TOP, ITEMS, np.full(2, np.nan)), [3]) == {}
 
 
 def test_rows_that_several_items_share_are_no_history(monkeypatch):
@@ -48,15 +65,14 @@ def test_rows_that_several_items_share_are_no_history(monkeypatch):
     seen = Ragged.of([np.array([1, 2]), np.array([1]), np.array([2, 4])])
     whole = popularity_before(seen, items)
     assert whole.tolist() == pytest.approx([3.0, np.nan, 2.0], nan_ok=True)
-    monkeypatch.setattr("recsys.evaluation.lists._BLOCK_ROWS", 1)
+    monkeypatch.setattr("recsys.metrics.metric._BLOCK_ROWS", 1)
     assert popularity_before(seen, items).tolist() == pytest.approx(whole.tolist(), nan_ok=True)
 
 
 def test_items_that_the_model_does_not_know_are_no_pairs_of_a_list():
     vectors = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0]], np.float32)
-    found = of_each_list(
-        np.array([[1, 2, 3], [3, 4, 0]]), np.ones(2), Items(COUNTS, IS_ITEM, vectors), [3]
-    )
+    top = np.array([[1, 2, 3], [3, 4, 0]])
+    found = of_each_list(top, Items(COUNTS, IS_ITEM, vectors), [3])
     assert found["diversity@3"].tolist() == pytest.approx([1.0, np.nan], nan_ok=True)
 
 
@@ -73,17 +89,20 @@ def test_diversity_is_the_mean_over_all_pairs(found):
 
 
 def test_of_a_shorter_catalogue_than_k_all_is_taken():
-    found = of_each_list(TOP, np.ones(2), ITEMS, [3, 50])
+    found = of_each_list(TOP, ITEMS, [3, 50])
     assert found["novelty@50"].tolist() == found["novelty@3"].tolist()
 
 
 def test_times_shown_count_lists_and_leave_out_what_is_no_item():
-    assert shown(TOP, 5, 3).tolist() == [0, 1, 1, 1, 1]
-    assert shown(TOP, 5, 1).tolist() == [0, 1, 0, 0, 1]
+    assert times_shown(TOP, 5, 3).tolist() == [0, 1, 1, 1, 1]
+    assert times_shown(TOP, 5, 1).tolist() == [0, 1, 0, 0, 1]
 
 
 def test_coverage_is_the_share_of_items_that_are_shown():
-    assert coverage(np.array([3, 0, 1, 0])) == 0.5
+    assert totals([Coverage()], ranked(TOP[:1], ITEMS), [1, 3]) == {
+        "coverage@1": 1 / 4,
+        "coverage@3": 3 / 4,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,21 @@
-"""What baselines learn from: the newest training events, as sets of items."""
+"""What a baseline is, and the training events that it learns from."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-from scipy import sparse
 
-from recsys.data.event_log import Column, EventLog
-from recsys.evaluation.queries import Queries
-from recsys.evaluation.scores import Scorer
 from recsys.ragged import Ragged
+from recsys.strict import Strict
+
+if TYPE_CHECKING:
+    from recsys.data.event_log import Column, EventLog
+    from recsys.evaluation.queries import Queries
+    from recsys.evaluation.scores import Scorer
 
 _CHUNK = 2**22
 """Events looked at in one go; 32 MiB of times."""
@@ -23,15 +25,36 @@ class LeftOutError(Exception):
     """A baseline can't be had of these data; the text is the reason, a sentence."""
 
 
-class Baseline(Protocol):
-    """A recommender without a training of its own, fitted in seconds."""
+class FittedBaseline(Protocol):
+    """A baseline that has learned from the training events."""
 
     @property
     def events(self) -> int:
-        """Training events that it learnt from."""
+        """Training events that it learned from."""
 
     def scorer(self, queries: Queries) -> Scorer:
         """Returns what scores the items for `queries`, each knowing its `seen` alone."""
+
+
+class Baseline(Strict):
+    """A recommender that is fitted in seconds; a subclass is registered under a name.
+
+    Its fields are its options in a config.
+    """
+
+    title: ClassVar[str]
+    """What the report and the verdict call it."""
+
+    def fit(self, data: BaselineData) -> FittedBaseline:
+        """Learns from training events.
+
+        Args:
+            data: What there is to learn from.
+
+        Raises:
+            LeftOutError: It can't be had of these data; the text says why.
+        """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +143,8 @@ def as_sets(lists: Ragged, n_rows: int) -> Any:
     """
     ones = np.ones(len(lists.rows), np.float32)
     shape = (len(lists), n_rows)
+    from scipy import sparse  # Half a second, which reading a config must not take.
+
     # A copy, as the next line sorts the rows of each list where they are.
     sets = sparse.csr_array((ones, lists.rows, lists.offsets), shape=shape, copy=True)
     sets.sum_duplicates()

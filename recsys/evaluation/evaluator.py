@@ -1,0 +1,312 @@
+"""From the held-out events to the figures, the examples and the decision.
+
+Exact over the full catalogue, for every held-out event, beside the baselines and the last
+blessed model on the same queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from recsys.config import EvaluateStage
+from recsys.data.dataset import Data
+from recsys.data.split_rule import SplitRule
+from recsys.errors import RecsysError
+from recsys.evaluation.baselines import ials, item_knn  # noqa: F401
+from recsys.evaluation.baselines.baseline import Baseline, BaselineData, LeftOutError
+from recsys.evaluation.baselines.popularity import Popularity
+from recsys.evaluation.blessing import Evidence, judge
+from recsys.evaluation.examples import example_users, exposure
+from recsys.evaluation.figures import Figures
+from recsys.evaluation.measurement import Case, Measured, measure
+from recsys.evaluation.queries import (
+    Protocol,
+    Queries,
+    Repeats,
+    keep_rankable,
+    make_queries,
+    meaning_of,
+    nothing_new,
+    protocol_of,
+    repeated,
+    without,
+)
+from recsys.evaluation.scores import DotProducts, Progress
+from recsys.evaluation.significance import BLESSED, MODEL
+from recsys.evaluation.slices import AGAIN, REPEATS, Known, make_slices
+from recsys.evaluation.systems import System
+from recsys.metrics import accuracy, beyond_accuracy  # noqa: F401  In the stage's fingerprint.
+from recsys.metrics.metric import Items, times_shown
+from recsys.registry import name_of
+
+SystemProgress = Callable[[str, int, int], None]
+"""Is called with the name of a system, the queries done, and all queries."""
+
+FORMAT = 2
+_NEVER = "left out of all figures: what a user has seen is never recommended"
+_OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Questions:
+    """The queries of one protocol, and what was left out of them.
+
+    Attributes:
+        queries: Those that are ranked.
+        repeats: The held-out events that repeat an item.
+        n_trivial: Queries that have nothing but their answers to rank.
+        n_chosen: Users of all queries, of those that were left out too.
+    """
+
+    queries: Queries
+    repeats: Repeats
+    n_trivial: int
+    n_chosen: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Measures systems on the held-out events of a data folder.
+
+    Attributes:
+        stage: What is measured, and what the model must reach.
+        data: The data folder.
+        progress: Is called with the name of a system, the queries done, and all.
+    """
+
+    stage: EvaluateStage
+    data: Data
+    progress: SystemProgress | None = None
+
+    def run(self, systems: dict[str, System]) -> dict[str, Any]:
+        """Returns what `evaluation.json` holds.
+
+        Args:
+            systems: The model and, under `blessed_model`, the last blessed one.
+
+        Raises:
+            RecsysError: Nothing is held out, or none of it is known.
+        """
+        config, store = self.stage.evaluate, self.data.store
+        protocol = protocol_of(store, config.query)
+        questions = self._questions(protocol)
+        case = self._case(questions.queries, systems[MODEL])
+        measured = {name: self._measure(name, case, system) for name, system in systems.items()}
+        baselines, left_out = self._baselines(case, config.baselines)
+        figures = Figures(self.stage, case, measured | baselines, self._slices(case))
+        descriptions = self._descriptions()
+        verdict = judge(
+            self.stage.bless,
+            Evidence(
+                figures.means,
+                config.confidence,
+                left_out,
+                has_blessed=BLESSED in systems,
+                n_sampled=config.sampled_negatives,
+                small_slice=config.small_slice,
+                titles=descriptions["baselines"],
+            ),
+        )
+        examples, unknown = example_users(
+            self.stage.report_users,
+            self.data,
+            systems[MODEL],
+            systems.get(BLESSED),
+            mask_seen=self._masks_seen,
+        )
+        return {
+            "format": FORMAT,
+            "query": protocol,
+            **_of_split(store.split),
+            "repeats": self.stage.repeats,
+            "sampled_negatives": config.sampled_negatives,
+            "confidence": config.confidence,
+            "resamples": config.resamples,
+            "small_slice": config.small_slice,
+            **self._counts(questions),
+            "left_out_queries": questions.n_trivial,
+            "metrics": figures.metrics(MODEL),
+            "intervals": figures.intervals(),
+            "baselines": {name: figures.metrics(name) for name in baselines},
+            "baselines_left_out": left_out,
+            "blessed_model": figures.metrics(BLESSED) if BLESSED in systems else None,
+            "comparisons": figures.comparisons(),
+            "slices": [*figures.slices(), *self._never_found(figures, questions.repeats)],
+            **self._other_protocol(_OTHER[protocol], systems[MODEL]),
+            "exposure": self._exposure(measured[MODEL]),
+            "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
+            "descriptions": descriptions,
+            "examples": examples,
+            "unknown_report_users": unknown,
+            "seconds": {
+                name: round(system.seconds, 2) for name, system in (measured | baselines).items()
+            },
+        }
+
+    @property
+    def _masks_seen(self) -> bool:
+        return self.stage.repeats == "exclude"
+
+    def _questions(self, kind: Protocol) -> _Questions:
+        """Returns the queries that can be ranked, and how many can't."""
+        config = self.stage.evaluate
+        queries = make_queries(self.data.store, kind, config.max_queries, config.seed)
+        is_item = self.data.catalogue.is_item
+        if not is_item[queries.positives.rows].any():
+            raise RecsysError(
+                "R407",
+                "Some held-out item must be in the vocabulary, else nothing can be found.",
+                "The held-out events are of other items than those trained on: lower"
+                " data.eval_share, or data.vocabulary.items.min_count.",
+                f"{len(queries.positives.rows):,} held-out events, all of unknown items",
+            )
+        n_chosen = len(np.unique(queries.user))
+        is_repeated = repeated(queries, is_item)
+        repeats = Repeats.of(queries, is_repeated)
+        if self._masks_seen:
+            queries = without(queries, is_repeated)
+        if not is_item[queries.positives.rows].any():
+            raise nothing_new(repeats.positives, len(is_repeated))
+        kept = keep_rankable(queries, is_item, self._masks_seen)
+        if not kept.any():
+            raise RecsysError(
+                "R408",
+                "A user must have unseen items besides the held-out ones, else any list is right.",
+                "Evaluate with a larger catalogue, or set repeats to include.",
+                f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
+            )
+        return _Questions(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
+
+    def _case(self, queries: Queries, model: System) -> Case:
+        config = self.stage.evaluate
+        items = Items(self.data.items.row_counts, self.data.catalogue.is_item, model.candidates)
+        return Case(
+            queries,
+            items,
+            tuple(sorted(config.k)),
+            config.metrics,
+            self._masks_seen,
+            config.sampled_negatives,
+            config.seed,
+        )
+
+    def _measure(self, name: str, case: Case, system: System) -> Measured:
+        scorer = DotProducts(system.queries(case.queries), system.candidates)
+        return measure(scorer, case, system.is_candidate, self._progress_of(name))
+
+    def _baselines(
+        self, case: Case, chosen: Sequence[Baseline]
+    ) -> tuple[dict[str, Measured], dict[str, str]]:
+        """Returns the baselines as they were measured, and why some could not be."""
+        config = self.stage.evaluate
+        data = BaselineData(
+            train=self.data.store.train,
+            counts=case.items.counts,
+            cut=self.data.store.cut,
+            has_times=self.data.store.split.order == "time",
+            is_item=case.items.is_candidate,
+            recent_days=config.recent_days,
+            max_events=config.baseline_events,
+        )
+        measured: dict[str, Measured] = {}
+        left_out: dict[str, str] = {}
+        for baseline in chosen:
+            name = name_of("baseline", baseline)
+            try:
+                fitted = baseline.fit(data)
+            except LeftOutError as error:
+                left_out[name] = str(error)
+                continue
+            measured[name] = measure(
+                fitted.scorer(case.queries), case, progress=self._progress_of(name)
+            )
+        return measured, left_out
+
+    def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
+        """Returns the figures under the protocol that doesn't decide, by its name.
+
+        The two say different things of data that are split by time alone.
+        """
+        if self.data.store.split.split != "time":
+            return {}
+        questions = self._questions(protocol)
+        case = self._case(questions.queries, model)
+        measured = {MODEL: self._measure(MODEL, case, model)}
+        baselines, _ = self._baselines(case, [Popularity()])
+        figures = Figures(self.stage, case, measured | baselines)
+        part = {
+            **self._counts(questions),
+            "metrics": figures.metrics(MODEL),
+            "intervals": figures.intervals(),
+            "baselines": {name: figures.metrics(name) for name in baselines},
+            "comparisons": figures.comparisons(),
+        }
+        return {protocol: part}
+
+    def _counts(self, questions: _Questions) -> dict[str, Any]:
+        queries, repeats = questions.queries, questions.repeats
+        is_item, rows = self.data.catalogue.is_item, queries.positives.rows
+        return {
+            "users": len(np.unique(queries.user)),
+            "users_chosen": questions.n_chosen,
+            "users_held_out": len(self.data.store.eval_users.rows),
+            "queries": len(queries),
+            "positives": len(rows),
+            "unknown_positives": int((~is_item[rows]).sum()),
+            "repeated_positives": repeats.positives,
+            "repeated_share": repeats.share,
+            "repeat_only_queries": repeats.only if self._masks_seen else 0,
+            "candidates": int(is_item.sum()),
+        }
+
+    def _never_found(self, figures: Figures, repeats: Repeats) -> list[dict[str, Any]]:
+        """Returns the slice of the repeats where they are left out; none without any."""
+        if not self._masks_seen or not repeats.positives:
+            return []
+        return [figures.never_found(REPEATS, AGAIN, repeats, _NEVER)]
+
+    def _slices(self, case: Case) -> Any:
+        store = self.data.store
+        known = Known(
+            is_repeated=repeated(case.queries, self.data.catalogue.is_item),
+            is_trained=store.trained_user[case.queries.user] >= 0,
+            counts=case.items.counts,
+            catalogue=self.data.catalogue,
+            user_features=self.data.user_features,
+            names=self.stage.evaluate.slices,
+        )
+        return make_slices(case.queries, known)
+
+    def _exposure(self, model: Measured) -> dict[str, Any] | None:
+        """Returns what is recommended at the deciding cut-off; None without lists."""
+        if self.stage.evaluate.sampled_negatives is not None:
+            return None
+        digits = re.search(r"@(\d+)$", self.stage.bless.metric)
+        k = int(digits[1]) if digits else min(self.stage.evaluate.k)
+        is_item = self.data.catalogue.is_item
+        times = times_shown(model.ranking.top, len(is_item), k)
+        return exposure(times[is_item], self.data.items.row_counts[is_item], k)
+
+    def _descriptions(self) -> dict[str, Any]:
+        """Returns what people call the metrics and the baselines, and what the former mean."""
+        config = self.stage.evaluate
+        return {
+            "metrics": {metric.name: metric.describe() for metric in config.metrics},
+            "baselines": {name_of("baseline", b): b.title for b in config.baselines},
+        }
+
+    def _progress_of(self, system: str) -> Progress | None:
+        report = self.progress
+        if report is None:
+            return None
+        return lambda done, total: report(system, done, total)
+
+
+def _of_split(rule: SplitRule) -> dict[str, Any]:
+    """Returns how the held-out events were chosen, and what figures of them mean."""
+    return {"split": rule.to_json(), "meaning": meaning_of(rule.split)}

@@ -1,0 +1,309 @@
+"""The results of an evaluation and of a comparison, which show themselves."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recsys.commit import commit_text
+from recsys.evaluation.naming import baseline_title, metric_description
+from recsys.evaluation.significance import BLESSED
+from recsys.formats import change, change_span, count, counted, span
+
+EVALUATION = "evaluation.json"
+COMPARISON = "comparison.json"
+_SHOWN = ("recall", "ndcg", "mrr")
+_BLESSED_TITLE = "last blessed"
+_FACTS = (
+    "query", "queries", "users", "candidates", "repeats", "repeated_positives",
+    "sampled_negatives", "confidence",
+)  # fmt: skip
+
+
+class Shown:
+    """A table with a title, as text, as HTML in a notebook, and as a pandas frame."""
+
+    content: dict[str, Any]
+
+    def title(self) -> str:
+        """Returns on what was measured."""
+        return measured_on(self.content)
+
+    def headings(self) -> list[str]:
+        """Returns the heads of the columns, that of the metric first."""
+        raise NotImplementedError
+
+    def rows(self) -> list[list[str]]:
+        """Returns the texts of the table, a row for each metric."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """Returns sentences below the table."""
+        return []
+
+    def _save(self, folder: str | Path, name: str) -> Path:
+        """Writes the content as strict JSON, whole or not at all; returns its path."""
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.content, indent=1, allow_nan=False, ensure_ascii=False)
+        commit_text(text + "\n", path)
+        return path
+
+    def __repr__(self) -> str:
+        """Returns the table as text."""
+        table = [self.headings(), *self.rows()]
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        lines = [
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in table
+        ]
+        return "\n".join([self.title(), *lines, *self.notes()])
+
+    def _repr_html_(self) -> str:
+        """Returns the table as HTML."""
+        head = _html_row("th", self.headings())
+        body = "".join(_html_row("td", row) for row in self.rows())
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
+        title = html.escape(self.title())
+        return f"<table><caption>{title}</caption>{head}{body}</table>{notes}"
+
+
+class EvaluationResult(Shown):
+    """What an evaluation measured, and what it decided.
+
+    Args:
+        content: What `evaluation.json` holds, see docs/architecture.md.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = dict(content)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> EvaluationResult:
+        """Reads what `save` wrote."""
+        return cls(json.loads((Path(folder) / EVALUATION).read_text(encoding="utf-8")))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The model's metrics, by key: `recall@10`, `mrr`."""
+        return dict(self.content["metrics"])
+
+    @property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """The metrics of the baselines, by name and key."""
+        return dict(self.content["baselines"])
+
+    @property
+    def blessed(self) -> bool:
+        """Whether the model may be served."""
+        return bool(self.content["verdict"]["blessed"])
+
+    @property
+    def sentence(self) -> str:
+        """The decision, with the figure that it rests on."""
+        return str(self.content["verdict"]["sentence"])
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes `evaluation.json` into a folder; returns its path."""
+        return self._save(folder, EVALUATION)
+
+    def headings(self) -> list[str]:
+        """Returns the heads of the columns."""
+        confidence = f"{100 * self.content['confidence']:.3g} % interval"
+        return ["metric", "model", confidence, *self._others()]
+
+    def rows(self) -> list[list[str]]:
+        """Returns a row for each metric whose figures tell most."""
+        metrics = self.content["metrics"]
+        names = [name for name in metrics if name.partition("@")[0] in _SHOWN]
+        if self.content["verdict"].get("metric") not in [*names, None]:
+            names = list(self.content["intervals"] or metrics)
+        return [
+            [
+                name,
+                four_decimals(metrics[name]),
+                plain(span(self.content["intervals"].get(name))),
+                *(four_decimals(figures.get(name)) for figures in self._others().values()),
+            ]
+            for name in names
+        ]
+
+    def notes(self) -> list[str]:
+        """Returns what was not measured, and the decision."""
+        left_out = self.content["baselines_left_out"].items()
+        why = [f"{self._title_of(name)} was not measured: {text}" for name, text in left_out]
+        return [*why, self.sentence]
+
+    def to_pandas(self) -> Any:
+        """Returns all metrics as a pandas frame, a row for each and a column for each system."""
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.DataFrame({"model": self.content["metrics"], **self._others()})
+
+    def plot(self) -> Any:
+        """Returns the metrics over their cut-off as pictures, for a notebook or a file."""
+        from recsys.report.plot import plot_metrics
+
+        return plot_metrics(self.content)
+
+    def _title_of(self, baseline: str) -> str:
+        return baseline_title(baseline, self.content)
+
+    def _others(self) -> dict[str, dict[str, float]]:
+        baselines = self.content["baselines"].items()
+        others = {self._title_of(name): figures for name, figures in baselines}
+        blessed = self.content["blessed_model"]
+        return others if blessed is None else {**others, _BLESSED_TITLE: blessed}
+
+
+class Comparison(Shown):
+    """Two models on the same queries, A and B: which is better, by metric, and how surely.
+
+    Both are resampled with the same users (the paired bootstrap), so that what makes all
+    models good or bad on a user is no part of the interval.
+
+    Args:
+        evaluation: The evaluation of B, with A in the place of the last blessed model.
+        deciding: The metric that `sentence` is about.
+
+    Attributes:
+        content: `query`, `queries`, `users`, `confidence`; the deciding `metric` and a
+            `sentence` on it; `metrics`: by key `a`, `b`, `difference`,
+            `difference_interval`, `relative`, `interval`, `better` (`a`, `b` or None) and
+            `text`.
+    """
+
+    def __init__(self, evaluation: Mapping[str, Any], deciding: str) -> None:
+        metrics = {
+            name: _compared(name, evaluation, difference)
+            for name, difference in evaluation["comparisons"][BLESSED].items()
+        }
+        text = metrics[deciding]["text"] if deciding in metrics else f"{deciding} has no value."
+        self.content = {name: evaluation.get(name) for name in _FACTS}
+        self.content |= {"metric": deciding, "sentence": text, "metrics": metrics}
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What was compared, by key."""
+        return dict(self.content["metrics"])
+
+    @property
+    def sentence(self) -> str:
+        """Which model is better in the deciding metric, and how surely."""
+        return str(self.content["sentence"])
+
+    @property
+    def better(self) -> str | None:
+        """Which is surely better in the deciding metric, `a` or `b`; None: neither."""
+        deciding = self.content["metrics"].get(self.content["metric"], {})
+        better: str | None = deciding.get("better")
+        return better
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes `comparison.json` into a folder; returns its path."""
+        return self._save(folder, COMPARISON)
+
+    def headings(self) -> list[str]:
+        """Returns the heads of the columns."""
+        interval = f"{100 * self.content['confidence']:.3g} % interval"
+        return ["metric", "A", "B", "B over A", interval, "better"]
+
+    def rows(self) -> list[list[str]]:
+        """Returns a row for each metric."""
+        return [
+            [
+                name,
+                four_decimals(metric["a"]),
+                four_decimals(metric["b"]),
+                plain(change(metric["relative"])),
+                plain(change_span(metric["interval"])),
+                {"a": "A", "b": "B", None: "–"}[metric["better"]],
+            ]
+            for name, metric in self.content["metrics"].items()
+        ]
+
+    def notes(self) -> list[str]:
+        """Returns the sentence on the deciding metric."""
+        return [self.sentence]
+
+    def to_pandas(self) -> Any:
+        """Returns a pandas frame, a row for each metric."""
+        import pandas as pd
+
+        return pd.DataFrame.from_dict(self.content["metrics"], orient="index")
+
+
+def four_decimals(value: float | None) -> str:
+    """Returns a metric as `0.1234`; a dash where it could not be computed."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def measured_on(evaluation: Mapping[str, Any]) -> str:
+    """Returns on what an evaluation was made: queries, users and items."""
+    sampled = evaluation.get("sampled_negatives")
+    among = f"{count(sampled)} random items" if sampled else f"{count(evaluation['candidates'])}"
+    queries = counted(evaluation["queries"], "query", "queries")
+    users = counted(evaluation["users"], "user", "users")
+    return f"{queries} of {users}, ranks among {among}" + ("" if sampled else " items")
+
+
+def plain(text: str) -> str:
+    """Returns a text with plain spaces, so that what is printed can be searched."""
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def _compared(
+    name: str, evaluation: Mapping[str, Any], difference: Mapping[str, Any]
+) -> dict[str, Any]:
+    described = metric_description(name.partition("@")[0], evaluation)
+    better = _better(difference, is_lower=described["better"] == "lower")
+    values = {"a": evaluation[BLESSED][name], "b": evaluation["metrics"][name]}
+    text = _comparison_text(name, better, difference, evaluation["confidence"])
+    return {**values, **difference, "better": better, "text": text}
+
+
+def _better(difference: Mapping[str, Any], *, is_lower: bool) -> str | None:
+    """Returns which is surely better; None where the interval holds 0, or there is none."""
+    low, high = difference["difference_interval"] or (0.0, 0.0)
+    higher = "b" if low > 0 else "a" if high < 0 else None
+    return {"a": "b", "b": "a", None: None}[higher] if is_lower else higher
+
+
+def _comparison_text(
+    name: str, better: str | None, difference: Mapping[str, Any], confidence: float
+) -> str:
+    interval = difference["difference_interval"]
+    if difference["difference"] == 0 and list(interval or [0, 0]) == [0, 0]:
+        return f"{name}: A and B are the same."
+    if interval is None:
+        return f"{name}: too few users to tell A from B."
+    size = _size(difference, confidence)
+    if better is None:
+        return f"{name}: neither is surely better; B differs from A by {size}."
+    worse = "A" if better == "b" else "B"
+    return f"{name}: {better.upper()} is better than {worse}; B differs from A by {size}."
+
+
+def _size(difference: Mapping[str, Any], confidence: float) -> str:
+    """Returns the relative difference where there is one, else the absolute one."""
+    if difference["interval"] is not None:
+        size, ends = change(difference["relative"]), change_span(difference["interval"])
+    else:
+        size = _signed(difference["difference"])
+        ends = " … ".join(_signed(end) for end in difference["difference_interval"])
+    return plain(f"{size}, {100 * confidence:.3g} % interval {ends}")
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
+
+
+def _html_row(cell: str, texts: Iterable[str]) -> str:
+    cells: Sequence[str] = [f"<{cell}>{html.escape(text)}</{cell}>" for text in texts]
+    return f"<tr>{''.join(cells)}</tr>"

@@ -1,0 +1,144 @@
+"""Metrics of the lists themselves, whatever was right.
+
+How much of the catalogue they show, how popular it is, and how unlike each other the items
+of a list are. Nobody can say whether more is better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from recsys.metrics.metric import CatalogueMetric, Metric, RankedLists
+from recsys.registry import register_metric
+
+_BLOCK_FLOATS = 2**23
+
+
+@register_metric("coverage")
+class Coverage(CatalogueMetric):
+    """Share of the catalogue that is in at least one list [0..1] (Herlocker et al., 2004)."""
+
+    title = "coverage"
+    meaning = "share of the catalogue that is in at least one list"
+
+    def total(self, lists: RankedLists, k: int) -> float:
+        """Returns the value."""
+        return float((lists.times_shown(k) > 0).mean())
+
+
+@register_metric("gini")
+class Gini(CatalogueMetric):
+    """Gini index of what is shown: 0 all items alike, 1 only one of them.
+
+    With the numbers in ascending order, sum of (2 i - n - 1) x_i over (n - 1) sum of x_i
+    (Fleder and Hosanagar, 2009; Castells et al., 2015, normalised to reach 1).
+    """
+
+    title = "Gini index"
+    meaning = "0: every item is shown equally often; 1: a single one is"
+
+    def total(self, lists: RankedLists, k: int) -> float:
+        """Returns the value."""
+        return gini(lists.times_shown(k))
+
+
+def gini(times_shown: np.ndarray) -> float:
+    """Returns the Gini index of how many lists each item of the catalogue is in `[items]`."""
+    n = len(times_shown)
+    if n < 2 or not times_shown.any():
+        return 0.0
+    ascending = np.sort(times_shown).astype(np.float64)
+    weights = 2.0 * np.arange(1, n + 1) - n - 1.0
+    return float(weights @ ascending / ((n - 1) * ascending.sum()))
+
+
+@register_metric("novelty")
+class Novelty(Metric):
+    """Mean self-information of the first k items [bits] (Zhou et al., 2010)."""
+
+    title = "novelty"
+    meaning = "how rare the shown items are, in bits; more is rarer"
+    better = None
+    decides = False
+    needs_lists = True
+
+    def at_cut_offs(self, lists: RankedLists, ks: Sequence[int]) -> list[np.ndarray]:
+        """Returns the values `[n_queries]` of each cut-off."""
+        top, items = lists.lists()
+        return _at(_running_means(items.information, top), ks)
+
+
+@register_metric("popularity_lift")
+class PopularityLift(CatalogueMetric):
+    """How much more popular than what users take is what they are shown.
+
+    Ratio of two means over users, less 1: of the mean training positives of the first k
+    items, and of what the user did before (Abdollahpouri et al., 2020). Users without a
+    history don't count.
+    """
+
+    title = "popularity lift"
+    meaning = "how popular the lists are beside what users did before; 0 is alike"
+
+    def total(self, lists: RankedLists, k: int) -> float | None:
+        """Returns the value; None where no user has a history."""
+        top, items = lists.lists()
+        before = lists.popularity_before
+        if before is None:
+            return None
+        shown = _running_means(items.counts, top[:, :k])[:, -1]
+        mean = lists.user_mean(np.where(np.isnan(before), np.nan, shown))
+        mean_before = lists.user_mean(before)
+        return mean / mean_before - 1.0 if mean is not None and mean_before else None
+
+
+@register_metric("diversity")
+class Diversity(Metric):
+    """Mean of 1 - cosine over all pairs of the first k items (Ziegler et al., 2005).
+
+    The sum of all cosines of n unit vectors is the squared length of their sum, so that no
+    pair is ever formed: mean cosine = (|sum|² - n) / (n (n - 1)). Items that the model
+    doesn't know make no pairs.
+    """
+
+    title = "diversity"
+    meaning = "how unlike each other the items of a list are; 0 is the same"
+    better = None
+    decides = False
+    needs_lists = True
+
+    def at_cut_offs(self, lists: RankedLists, ks: Sequence[int]) -> list[np.ndarray]:
+        """Returns the values `[n_queries]` of each cut-off."""
+        top, items = lists.lists()
+        lengths = np.maximum(np.linalg.norm(items.embeddings, axis=1, keepdims=True), 1e-12)
+        unit = (items.embeddings / lengths).astype(np.float32)
+        is_known = (unit != 0).any(axis=1)
+        out = np.full((len(ks), len(top)), np.nan)
+        size = max(1, _BLOCK_FLOATS // max(1, top.shape[1] * unit.shape[1]))
+        for start in range(0, len(top), size):
+            rows = top[start : start + size]
+            vectors = np.where((rows > 0)[..., None], unit[rows], 0.0)
+            sums = np.cumsum(vectors, axis=1, dtype=np.float64)
+            counts = np.cumsum((rows > 0) & is_known[rows], axis=1)
+            for place, k in enumerate(ks):
+                last = min(k, rows.shape[1]) - 1
+                n, total = counts[:, last].astype(np.float64), sums[:, last]
+                squared = np.einsum("qd,qd->q", total, total)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    mean = (squared - n) / (n * (n - 1))
+                out[place, start : start + size] = np.where(n > 1, 1.0 - mean, np.nan)
+        return list(out)
+
+
+def _running_means(values: np.ndarray, top: np.ndarray) -> np.ndarray:
+    """Returns the mean `[queries, k]` of `values` over the first 1, 2, … items of each list."""
+    is_item = top > 0
+    sums = np.cumsum(np.where(is_item, values[top], 0.0), axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums / np.cumsum(is_item, axis=1))
+
+
+def _at(running: np.ndarray, ks: Sequence[int]) -> list[np.ndarray]:
+    return [running[:, min(k, running.shape[1]) - 1] for k in ks]

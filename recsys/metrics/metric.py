@@ -1,0 +1,251 @@
+"""What a metric is, and the ranked lists that it is computed from.
+
+A query has one or more positives; the rank of a positive is its place (1 is best) in the
+list of all candidates without those that the user has seen. Items of one score stand in the
+order of their rows, so a rank is never shared. Every metric is first the mean over a user's
+queries, then the mean over users: a user with a thousand events counts as much as one with
+a single event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from recsys import registry
+from recsys.ragged import Ragged
+from recsys.strict import Strict
+
+_BLOCK_ROWS = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """What metrics need to know of the items.
+
+    Attributes:
+        counts: Training positives of each item row `[item rows]`.
+        is_candidate: Which item rows are items `[item rows]` bool.
+        embeddings: What tells how alike two items are `[item rows, dim]` float32; the same
+            for all systems that are compared.
+    """
+
+    counts: np.ndarray
+    is_candidate: np.ndarray
+    embeddings: np.ndarray
+
+    @functools.cached_property
+    def information(self) -> np.ndarray:
+        """Self-information of each item row `[item rows]` float64 [bits].
+
+        -log2 of its share of the training positives, each item counted once more than it
+        occurs so that no share is 0.
+        """
+        n_items = int(self.is_candidate.sum())
+        total = float(self.counts[self.is_candidate].sum()) + n_items
+        return np.asarray(-np.log2((self.counts + 1.0) / total))
+
+
+@dataclasses.dataclass(frozen=True)
+class RankedLists:
+    """The ranks of the positives of some queries, and their lists.
+
+    Attributes:
+        ranks: Rank of each positive `[positives]`, from 1; above `n_ranked` where the
+            positive is no candidate, which is then never found.
+        query: Query of each positive `[positives]`, in 0 … `n_queries` - 1, ascending.
+        n_queries: Queries.
+        n_ranked: Items of each query's whole list `[n_queries]`; None: not known.
+        top: Item rows of each list `[n_queries, most k]`, the best first, 0 past its end;
+            None: there are ranks alone.
+        items: The items; None without `top`.
+        rows: Item row of each positive `[positives]`; None: not known.
+        user: User of each query `[n_queries]`; None: each query is of another user.
+        popularity_before: Mean training positives of what each query's user did before
+            `[n_queries]`, NaN for nothing; None: not known. See `popularity_before`.
+    """
+
+    ranks: np.ndarray
+    query: np.ndarray
+    n_queries: int
+    n_ranked: np.ndarray | None = None
+    top: np.ndarray | None = None
+    items: Items | None = None
+    rows: np.ndarray | None = None
+    user: np.ndarray | None = None
+    popularity_before: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        """Gives a positive that is no candidate an infinite rank."""
+        if self.n_ranked is not None:
+            ranks = np.where(self.ranks > self.n_ranked[self.query], np.inf, self.ranks)
+            object.__setattr__(self, "ranks", ranks)
+
+    @functools.cached_property
+    def n_positives(self) -> np.ndarray:
+        """Positives of each query `[n_queries]` int64."""
+        return np.bincount(self.query, minlength=self.n_queries)
+
+    @functools.cached_property
+    def nth(self) -> np.ndarray:
+        """Place `[positives]`, from 1, of each positive among those of its query."""
+        order = np.lexsort((self.ranks, self.query))
+        first = np.concatenate([[0], np.cumsum(self.n_positives)])
+        nth = np.empty(len(self.ranks), np.int64)
+        nth[order] = np.arange(1, len(self.ranks) + 1) - first[self.query[order]]
+        return nth
+
+    def sum_by_query(self, values: np.ndarray) -> np.ndarray:
+        """Returns the sums `[n_queries]` float64 of `values` `[positives]` over each query."""
+        return np.bincount(self.query, values, self.n_queries)
+
+    def times_shown(self, k: int) -> np.ndarray:
+        """Returns how many lists have each item of the catalogue in their first k `[items]`."""
+        top, items = self.lists()
+        return times_shown(top, len(items.is_candidate), k)[items.is_candidate]
+
+    def lists(self) -> tuple[np.ndarray, Items]:
+        """Returns the lists and the items; ValueError where there are ranks alone."""
+        if self.top is None or self.items is None:
+            raise ValueError("this metric needs whole lists, and there are ranks alone")
+        return self.top, self.items
+
+    def user_mean(self, values: np.ndarray) -> float | None:
+        """Returns the mean over users of their mean `values` `[n_queries]`; None if all NaN."""
+        user = np.arange(self.n_queries) if self.user is None else self.user
+        users, index = np.unique(user, return_inverse=True)
+        means = per_user(values, index, len(users))
+        return None if np.isnan(means).all() else float(np.nanmean(means))
+
+
+class Metric(Strict):
+    """A metric that every query has a value of; a subclass is registered under a name.
+
+    Its fields are its options in a config. A blessing can rest on it if `decides` is True
+    and higher is better.
+    """
+
+    title: ClassVar[str]
+    """What the report calls it."""
+    meaning: ClassVar[str]
+    """What a value says, in one line of the report."""
+    better: ClassVar[Literal["higher", "lower"] | None] = "higher"
+    """Which values are better; None: nobody can say."""
+    decides: ClassVar[bool] = True
+    """Whether a blessing can rest on it; it has an interval and slices then."""
+    has_cut_off: ClassVar[bool] = True
+    """Whether it is computed at each `evaluate.k`, as `name@k`."""
+    needs_lists: ClassVar[bool] = False
+    """Whether it reads the lists, and not the ranks of the positives alone."""
+
+    @property
+    def name(self) -> str:
+        """The name that the class is registered under."""
+        return registry.name_of("metric", self)
+
+    def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
+        """Returns the value of each query `[n_queries]` float64; NaN where it has none.
+
+        Args:
+            lists: What was ranked.
+            k: The cut-off; 0 for a metric without cut-offs.
+        """
+        raise NotImplementedError
+
+    def at_cut_offs(self, lists: RankedLists, ks: Sequence[int]) -> list[np.ndarray]:
+        """Returns `per_query` of each cut-off; overridden where they share work."""
+        return [self.per_query(lists, k) for k in ks]
+
+    def keys(self, ks: Iterable[int]) -> list[str]:
+        """Returns what its values are called: `recall@10`, or `mrr`."""
+        return [f"{self.name}@{k}" for k in ks] if self.has_cut_off else [self.name]
+
+    def values(self, lists: RankedLists, ks: Sequence[int]) -> dict[str, np.ndarray]:
+        """Returns the values of each query `[n_queries]` by key."""
+        cut_offs = list(ks) if self.has_cut_off else [0]
+        return dict(zip(self.keys(ks), self.at_cut_offs(lists, cut_offs), strict=True))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the report says of it."""
+        return {"title": self.title, "meaning": self.meaning, "better": self.better}
+
+
+class CatalogueMetric(Metric):
+    """A metric of all lists together, which no single query has a value of."""
+
+    better: ClassVar[Literal["higher", "lower"] | None] = None
+    decides: ClassVar[bool] = False
+    needs_lists: ClassVar[bool] = True
+
+    def total(self, lists: RankedLists, k: int) -> float | None:
+        """Returns the value of all lists; None where there is none.
+
+        Args:
+            lists: What was ranked.
+            k: The cut-off.
+        """
+        raise NotImplementedError
+
+
+Metrics = dict[str, np.ndarray]
+
+
+def per_query(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> Metrics:
+    """Returns the values of each query `[n_queries]` float64 by key, cut-offs in `ks`' order."""
+    computed: Metrics = {}
+    for metric in metrics:
+        if not isinstance(metric, CatalogueMetric):
+            computed |= metric.values(lists, ks)
+    return computed
+
+
+def totals(metrics: Iterable[Metric], lists: RankedLists, ks: Sequence[int]) -> dict[str, float]:
+    """Returns the values of the catalogue's metrics by key; those without a value are left out."""
+    computed = {
+        key: metric.total(lists, k)
+        for metric in metrics
+        if isinstance(metric, CatalogueMetric)
+        for key, k in zip(metric.keys(ks), ks if metric.has_cut_off else [0], strict=False)
+    }
+    return {key: value for key, value in computed.items() if value is not None}
+
+
+def per_user(values: np.ndarray, user: np.ndarray, n_users: int) -> np.ndarray:
+    """Returns means `[n_users]` of query `values` `[n]`; NaN for a user without any.
+
+    A query whose value is NaN doesn't count.
+    """
+    is_known = ~np.isnan(values)
+    counts = np.bincount(user[is_known], minlength=n_users)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.bincount(user[is_known], values[is_known], n_users) / counts)
+
+
+def times_shown(top: np.ndarray, n_rows: int, k: int) -> np.ndarray:
+    """Returns in how many lists `[queries, most k]` each item row is among the first k."""
+    rows = top[:, :k]
+    return np.bincount(rows[rows > 0], minlength=n_rows)
+
+
+def popularity_before(seen: Ragged, items: Items) -> np.ndarray:
+    """Returns the mean training positives `[queries]` of what each query's user did before.
+
+    Rows that are no items of their own don't count; NaN where nothing does.
+
+    Args:
+        seen: What each query's user did before.
+        items: The items.
+    """
+    means = np.full(len(seen), np.nan)
+    for block in seen.blocks(_BLOCK_ROWS):
+        part = seen.part(block)
+        is_item = items.is_candidate[part.rows]
+        owner, counts = part.owner()[is_item], items.counts[part.rows[is_item]]
+        with np.errstate(invalid="ignore"):
+            sums = np.bincount(owner, counts, len(part))
+            means[block] = sums / np.bincount(owner, minlength=len(part))
+    return means
