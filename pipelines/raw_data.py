@@ -203,7 +203,7 @@ def _interactions(config: Config, platform: Platform) -> BaseNode:
         config=canonical_json(source),
         files_digest=platform.digest(lambda: _interactions_digest(data.interactions, segments)),
         segments=str(segments),
-        code=code_fingerprint("components.interaction_gen"),
+        code=code_fingerprint("components.interaction_gen", config=[source]),
     )
 
 
@@ -212,7 +212,7 @@ def _entities(what: str, source: EntityConfig, config: Config, platform: Platfor
     gen = EntityGen(
         config=canonical_json(EntitySource.model_validate({what: source})),
         files_digest=platform.digest(lambda: files_digest(match_files(source, what))),
-        code=code_fingerprint("components.entity_gen"),
+        code=code_fingerprint("components.entity_gen", config=[source]),
     ).with_id(STEPS[what])
     examples = gen.outputs["examples"]
     valid = validate(what, examples, config, (id_column(source), "title"), (), platform)

@@ -58,7 +58,11 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **made,
         blessed_model=blessed.outputs["model"],
         config=canonical_json(stage_of(config, EvaluateStage)),
-        code=code_fingerprint("components.retrieval_evaluator", "recsys.evaluate"),
+        code=code_fingerprint(
+            "components.retrieval_evaluator",
+            "recsys.evaluate",
+            config=[config.model, config.evaluate, config.bless],
+        ),
     )
     made["evaluation"] = evaluator.outputs["evaluation"]
     exporter = Exporter(
@@ -66,7 +70,9 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         **raw.graphs,
         **raw.origin,
         config=canonical_json(stage_of(config, ExportStage)),
-        code=code_fingerprint("components.exporter", "recsys.bundles.export"),
+        code=code_fingerprint(
+            "components.exporter", "recsys.bundles.export", config=[config.model]
+        ),
     )
     made["bundle"] = exporter.outputs["bundle"]
     pusher = _pusher(config, bundle=made["bundle"], blessing=evaluator.outputs["blessing"])
@@ -103,7 +109,7 @@ def _encoder(config: Config, raw: RawData, vocabularies: BaseNode) -> BaseNode:
         **raw.graphs,
         vocabularies=vocabularies.outputs["vocabularies"],
         config=canonical_json(EntitySource(items=config.data.items, users=config.data.users)),
-        code=code_fingerprint("components.interaction_encoder"),
+        code=code_fingerprint("components.interaction_encoder", config=[config.data]),
     )
 
 
@@ -130,7 +136,9 @@ def _trainer(
     parameters = {
         "config": canonical_json(stage_of(config, TrainStage)),
         "checkpoints": str(Path(config.root) / "checkpoints"),
-        "code": code_fingerprint("components.trainer", "recsys.train"),
+        "code": code_fingerprint(
+            "components.trainer", "recsys.train", config=[config.model, config.train]
+        ),
     }
     if config.warm_start is None:
         return [], Trainer(**inputs, **parameters)
@@ -155,7 +163,7 @@ def _reporter(config: Config, platform: Platform, raw: RawData, **inputs: BaseCh
         config=canonical_json(config),
         records=str(Path(config.root) / RUNS),
         run_id=platform.run_id,
-        code=code_fingerprint("components.reporter"),
+        code=code_fingerprint("components.reporter", config=[config]),
     )
 
 

@@ -1,12 +1,90 @@
-"""Two-tower recommenders: from raw interactions to a served model.
+"""Recommenders: from raw interactions to a served model.
 
-Importing this package is cheap: each part imports what it needs.
+Importing this package is cheap and does nothing: each name is loaded when it is first used.
 """
 
-from recsys.parent import end_with_parent
+from typing import TYPE_CHECKING
+
+from recsys.contents import lazy_contents
+
+if TYPE_CHECKING:
+    from recsys import losses as losses
+    from recsys import models as models
+    from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
+    from recsys.config_file import load_config
+    from recsys.data.dataset import Data, open_data
+    from recsys.data.ingest.standalone import ingest
+    from recsys.embedding import (
+        FeatureConfig,
+        Ragged,
+        ShardedEmbedding,
+        SparseModel,
+        TableConfig,
+        activate,
+        table_layout,
+    )
+    from recsys.errors import ConfigError, RecsysError, UsageError
+    from recsys.losses import Loss
+    from recsys.models import (
+        HistoryEncoder,
+        RetrievalModel,
+        TrainedModel,
+        TwoTower,
+        layers,
+        load_model,
+        save_model,
+    )
+    from recsys.registry import (
+        register_baseline,
+        register_encoder,
+        register_feature,
+        register_loss,
+        register_metric,
+        register_model,
+        register_row_optimizer,
+        register_source,
+    )
+    from recsys.strict import Strict
 
 __version__ = "0.1.0"
 
-# A process of a run is bound to the one that started it, if it is to be, before the
-# seconds that its imports take; nothing happens in any other.
-end_with_parent()
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Data",
+    "FeatureConfig",
+    "HistoryEncoder",
+    "Loss",
+    "Ragged",
+    "RecsysError",
+    "RetrievalConfig",
+    "RetrievalModel",
+    "ShardedEmbedding",
+    "SparseModel",
+    "Strict",
+    "TableConfig",
+    "TrainConfig",
+    "TrainedModel",
+    "TwoTower",
+    "TwoTowerConfig",
+    "UsageError",
+    "activate",
+    "ingest",
+    "layers",
+    "load_config",
+    "load_model",
+    "losses",
+    "models",
+    "open_data",
+    "register_baseline",
+    "register_encoder",
+    "register_feature",
+    "register_loss",
+    "register_metric",
+    "register_model",
+    "register_row_optimizer",
+    "register_source",
+    "save_model",
+    "table_layout",
+]
+__getattr__, __dir__ = lazy_contents(__name__, __file__)

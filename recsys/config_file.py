@@ -41,7 +41,7 @@ _PATH_KEYS = (
 )
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Reads, overrides and checks a config file.
 
     Args:
@@ -54,6 +54,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: The file can't be read, is no YAML, or breaks the schema.
     """
+    path = Path(path)
     raw = _read_yaml(path)
     _anchor_paths(raw, path.resolve().parent)
     changed: dict[str, Any] = {}

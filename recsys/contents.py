@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,12 @@ def lazy_contents(package: str, file: str) -> tuple[Callable[[str], Any], Callab
     def getattr_(name: str) -> Any:
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = homes()[name].partition(":")
+        module, attribute = homes()[name].split(":")
         loaded = importlib.import_module(module)
-        return getattr(loaded, attribute) if attribute else loaded
+        is_package = hasattr(loaded, "__path__")
+        if is_package and importlib.util.find_spec(f"{module}.{attribute}") is not None:
+            return importlib.import_module(f"{module}.{attribute}")
+        return getattr(loaded, attribute)
 
     def dir_() -> list[str]:
         return sorted(homes())
@@ -42,10 +45,7 @@ def lazy_contents(package: str, file: str) -> tuple[Callable[[str], Any], Callab
 
 
 def contents_of(source: str) -> dict[str, str]:
-    """Returns `module:name`, or `module`, of each name that a source imports for type checkers.
-
-    A module that is imported from its package is written `from package import module as name`.
-    """
+    """Returns `module:name` of each name that a source imports for type checkers."""
     homes: dict[str, str] = {}
     for node in ast.parse(source).body:
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):

@@ -5,7 +5,9 @@ So each of our components has a parameter `code`: it changes when a source chang
 that the component may run, and stays when any other does.
 
 What a component may run is what its modules import, wherever in them, and what these
-import in turn. Of some packages that would be too much: see `_NAMES` and `_BY_HAND`.
+import in turn; the modules of the classes that its config names; and, of a plugin's class,
+all sources of the plugin's top-level package. Of some packages that would be too much: see
+`_NAMES` and `_BY_HAND`.
 """
 
 from __future__ import annotations
@@ -13,28 +15,35 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from recsys.contents import contents_of
+from recsys.registry import modules_of
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("recsys", "components", "pipelines")
-_NAMES = ("recsys.config", "recsys.report")
+_NAMES = ("recsys.report",)
 """Packages that pass on names of their modules, which define and do nothing more when they
-are imported: whoever imports a name runs the module that defines it, and not the others."""
+are imported: whoever imports a name runs the module that defines it, and not the others.
+So are packages with lazy contents."""
+_LAZY = b"lazy_contents(__name__, __file__)"
 _BY_HAND = ("recsys.config_file",)
 """Modules that read a whole config where a person starts a stage. A component hands its
 stage the part that it runs by, which is a parameter of its own."""
 _TEMPLATE = ".jinja"
 
 
-def code_fingerprint(*modules: str, root: Path = _ROOT) -> str:
+def code_fingerprint(*modules: str, config: Sequence[Any] = (), root: Path = _ROOT) -> str:
     """Returns one text for one behaviour of `modules`.
 
     Args:
         *modules: Dotted names of modules of ours.
+        config: Parts of a config; the classes that they name are run too.
         root: Folder that holds our packages.
 
     Returns:
@@ -43,14 +52,33 @@ def code_fingerprint(*modules: str, root: Path = _ROOT) -> str:
         packages (templates and the like), and over the versions of Python and of
         the distributions that they import.
     """
-    files, foreign = _closure(modules, root)
+    named = modules_of(*config)
+    plugins = {name.split(".")[0] for name in named} - {*_PACKAGES}
+    ours = [name for name in named if name.split(".")[0] not in plugins]
+    files, foreign = _closure([*modules, *ours], root)
+    sources = [(file.relative_to(root).as_posix(), file) for file in files]
+    sources += [source for plugin in plugins for source in _plugin_sources(plugin)]
     digest = hashlib.sha256(f"python {sys.version_info[:2]}".encode())
-    for file in sorted(files):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0")
+    for name, file in sorted(sources):
+        digest.update(name.encode() + b"\0")
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    for line in _versions(foreign):
+    for line in _versions(foreign | plugins):
         digest.update(line.encode() + b"\0")
     return digest.hexdigest()
+
+
+def _plugin_sources(package: str) -> Iterator[tuple[str, Path]]:
+    """Yields name and path of all files of a top-level package, or of a single module."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
+        return
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield f"{package}/{path.relative_to(folder).as_posix()}", path
+    if not folders and spec.origin is not None:
+        yield f"{package}.py", Path(spec.origin)
 
 
 def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
@@ -75,7 +103,7 @@ def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
         packages.add(file.parent)
         parents = module.split(".")[:-1]
         above = {".".join(parents[: i + 1]) for i in range(len(parents))}
-        waiting.extend(above.difference(_NAMES))
+        waiting.extend(name for name in above if not _passes_on(name, root))
         waiting.extend(_imports(file, module, root))
     return files | _data_files(packages, files), foreign - set(sys.stdlib_module_names)
 
@@ -115,20 +143,34 @@ def _imports(file: Path, module: str, root: Path) -> Iterator[str]:
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for statement in _statements(file.read_bytes()):
         base = statement.base(package)
-        if base in _NAMES:
+        if _passes_on(base, root):
             yield from _homes(base, statement.names, root)
         else:
             yield base
             yield from (f"{base}.{name}" for name in statement.names)
             if not statement.names:  # `import recsys.config.data` binds the package too.
-                yield from (name for name in _NAMES if base.startswith(f"{name}."))
+                parts = base.split(".")
+                above = (".".join(parts[:n]) for n in range(2, len(parts)))
+                yield from (name for name in above if _passes_on(name, root))
+
+
+def _passes_on(package: str, root: Path) -> bool:
+    """Returns whether a module is a package that only passes on names."""
+    file = _source(package, root)
+    if package.split(".")[0] not in _PACKAGES or file is None or file.name != "__init__.py":
+        return False
+    return package in _NAMES or _LAZY in file.read_bytes()
 
 
 def _homes(package: str, names: Iterable[str], root: Path) -> Iterator[str]:
     """Yields the modules that `names` of a package come from; the package, if one is its own."""
     file = _source(package, root)
-    statements = _statements(file.read_bytes()) if file else ()
-    homes = {name: statement.base(package) for statement in statements for name in statement.bound}
+    text = file.read_bytes() if file else b""
+    homes = {
+        name: statement.base(package) for statement in _statements(text) for name in statement.bound
+    }
+    if _LAZY in text:
+        homes = {name: home.split(":")[0] for name, home in contents_of(text.decode()).items()}
     # Without names the package itself is imported, and any of them may be used.
     for name in names or [""]:
         is_module = name and _source(f"{package}.{name}", root) is not None
@@ -185,8 +227,8 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
 def _versions(names: Iterable[str]) -> list[str]:
     """Returns `distribution version` of those that provide the top-level `names`."""
     providers = _providers()
-    distributions = {one for name in names for one in providers.get(name, ())}
-    return sorted(f"{one} {metadata.version(one)}" for one in distributions)
+    distributions = {provider for name in names for provider in providers.get(name, ())}
+    return sorted(f"{name} {metadata.version(name)}" for name in distributions)
 
 
 @functools.cache

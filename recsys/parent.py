@@ -1,9 +1,10 @@
 """A process that ends with the one that started it, however that one ends.
 
 A runner whose command was killed, or a stage whose runner was, would go on for hours
-and write beside the run that comes after it. The parent names itself in the
-environment of its child, and the child asks the kernel to be killed with it (Linux).
-Elsewhere a thread looks once a second whether the parent is still there.
+and write beside the run that comes after it. So a child is started by `python -m
+recsys.parent MODULE`: the parent names itself in its environment, and the child asks the
+kernel to be killed with it (Linux) before the seconds that its imports take. Elsewhere a
+thread looks once a second whether the parent is still there.
 
 A process that nobody started so, as under `tfx run create`, cron or a container's
 init, is left alone.
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 VARIABLE = "RECSYS_PARENT"
 _SET_PDEATHSIG = 1
@@ -32,10 +35,20 @@ def as_parent() -> dict[str, str]:
     return {VARIABLE: str(os.getpid())}
 
 
+def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
+    """Returns the command of a child that ends with this process; see `as_parent`.
+
+    Args:
+        module: The module that it runs.
+        arguments: Its command line.
+    """
+    return [sys.executable, "-m", "recsys.parent", module, *arguments]
+
+
 def end_with_parent() -> None:
     """Binds this process to the end of the one that named itself in the environment.
 
-    Importing `recsys` calls this. The name is taken out of the environment: it isn't the
+    The name is taken out of the environment: it isn't the
     parent of what is started here.
     A parent that is dead already ends this process at once.
     """
@@ -67,3 +80,9 @@ def _watch(parent: int) -> None:
 
 def _end() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import IO, Any, NoReturn
 
 from recsys.errors import RecsysError
-from recsys.parent import as_parent
+from recsys.parent import as_parent, child_command
 from recsys.room import free_there
 from recsys.stopping import StoppedError, is_raised, signals_to
 
@@ -67,7 +67,7 @@ def run_stage(
     """
     with (
         subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            child_command(module, arguments),
             env={**os.environ, **environment, **as_parent()},
             stdout=subprocess.PIPE,
             stderr=log,

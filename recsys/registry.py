@@ -273,6 +273,49 @@ class Choice:
         return {"type": name, **options} if options else name
 
 
+def modules_of(*parts: Any) -> list[str]:
+    """Returns the modules of all classes that parts of a config choose.
+
+    Of a choice that is left open, as `auto`, those of every built-in class.
+
+    Args:
+        *parts: Config objects, in which choices are looked for at any depth.
+    """
+    modules: set[str] = set()
+    for part in parts:
+        if isinstance(part, pydantic.BaseModel):
+            for name, field in type(part).model_fields.items():
+                value = getattr(part, name)
+                choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+                modules.update(_chosen_modules(choice.kind, value) if choice else ())
+                modules.update(modules_of(value))
+        elif isinstance(part, list | tuple):
+            modules.update(modules_of(*part))
+    return sorted(modules)
+
+
+def plugins_of(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
+    """Returns those of `plugins` whose classes parts of a config name, by top-level package.
+
+    All of them, if a class comes from none: any of them may have imported its module.
+    """
+    ours = __name__.split(".")[0]
+    packages = {module.split(".")[0] for module in modules_of(*parts)} - {ours}
+    if not packages <= {plugin.split(".")[0] for plugin in plugins}:
+        return plugins
+    return tuple(plugin for plugin in plugins if plugin.split(".")[0] in packages)
+
+
+def _chosen_modules(kind: str, chosen: Any) -> list[str]:
+    built_ins = _built_ins(kind)
+    name = chosen if isinstance(chosen, str) else name_of(kind, chosen)
+    if name in built_ins:
+        return [built_ins[name].module]
+    if (kind, name) in _registered:
+        return [_registered[kind, name].__module__]
+    return [built_in.module for built_in in built_ins.values()]
+
+
 @functools.cache
 def _built_ins(kind: str) -> dict[str, _BuiltIn]:
     """Returns the built-in classes of a kind by name, as the sources of its package say."""

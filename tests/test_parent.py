@@ -17,7 +17,8 @@ from recsys.scratch import PREFIX, scratch_folder, sweep, temporary_files_in
 
 _CHILD = """
 import time
-import recsys
+from recsys.parent import end_with_parent
+end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -90,7 +91,7 @@ def test_a_process_that_nobody_bound_goes_on(tmp_path):
 
 
 def test_a_parent_that_is_dead_already_ends_the_child_at_once():
-    code = "import recsys; print('on')"
+    code = "from recsys.parent import end_with_parent; end_with_parent(); print('on')"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), VARIABLE: str(dead.pid)}

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from benchmarks.crash_case.world import NAME, write_second_night, write_world
 from recsys.models.digest import model_digest
-from recsys.parent import as_parent
+from recsys.parent import as_parent, child_command
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Zygote:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.crash_case.zygote"],
+            child_command("benchmarks.crash_case.zygote"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environment, **as_parent()},

@@ -32,10 +32,9 @@ from recsys.bundles.raw_features import RawFeatures
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
 from recsys.bundles.variables import filled_later
 from recsys.commit import commit_folder
-from recsys.config import ExportConfig, ExportStage
+from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config_file import load_stage
 from recsys.data.histories import ServingHistories, serving_histories
-from recsys.data.spec import Side
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.table import Table
@@ -45,6 +44,7 @@ from recsys.fingerprint import code_fingerprint
 from recsys.lineage.origin import describe_origin
 from recsys.models.inputs import trained_rows
 from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
+from recsys.models.spec import Side
 from recsys.process import stage_main
 from recsys.room import free_there
 from recsys.serving.index_build import build
@@ -226,6 +226,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         reference.save(Path(scratch))
         checked = run_gates(folder, Path(scratch))
     trained_with = fields["config"]
+    trained = TrainStage.model_validate_json(json.dumps(trained_with))
     card = model_card(
         stage.name, fields["counts"], training, evaluation, trained_with, stage.repeats
     )
@@ -236,7 +237,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
         "metrics": evaluation["metrics"] if evaluation else None,
         "lineage": describe_origin(sources.model, evaluation, sources.told_data),
         "config": {**stage.model_dump(mode="json"), **trained_with},
-        "code": code_fingerprint("recsys.bundles.export", "recsys.train"),
+        "code": code_fingerprint("recsys.bundles.export", "recsys.train", config=[trained]),
         "versions": {name: metadata.version(name) for name in _VERSIONS},
         **checked,
     }

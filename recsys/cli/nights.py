@@ -117,7 +117,7 @@ class _Simulation:
             "config": json.loads(canonical_json(self.config)),
             "options": dataclasses.asdict(options),
             "spans": [day.isoformat() for day in self._replay.days],
-            "code": code_fingerprint("recsys.train"),
+            "code": code_fingerprint("recsys.train", config=[self.config]),
         }
         self.journal = Journal(out, plan)
 

@@ -26,7 +26,7 @@ from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.distribution import install_extra
 from recsys.errors import BusyError, RecsysError, UsageError
-from recsys.parent import as_parent
+from recsys.parent import as_parent, child_command
 from recsys.process import storage_error
 from recsys.room import free_bytes
 from recsys.run_lock import refuse_if_held
@@ -213,7 +213,7 @@ def _child(
     }
     with log.open("ab") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            child_command(words[0], words[1:]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -23,7 +23,7 @@ from recsys.config.split import misfits_of_run, refuse
 from recsys.config.train_stage import TrainStage
 from recsys.config.training import TrainConfig
 from recsys.config.warm_start import WarmStartConfig
-from recsys.registry import Choice, Plugins
+from recsys.registry import Choice, Plugins, plugins_of
 from recsys.strict import Name, Repeats, Strict
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
@@ -120,8 +120,9 @@ class Config(Strict):
 
 
 def stage_of(config: Config, kind: type[StageT]) -> StageT:
-    """Returns the parts of `config` that the stage `kind` needs."""
-    return kind(**{name: getattr(config, name) for name in kind.model_fields})
+    """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
+    parts = {name: getattr(config, name) for name in kind.model_fields}
+    return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.errors import RecsysError
-from recsys.parent import as_parent
+from recsys.parent import as_parent, child_command
 from recsys.process import last_json_line, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
@@ -44,7 +43,7 @@ class BundleProcess:
 
     def __init__(self, bundle: Path) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, "--bundle", str(bundle.resolve())],
+            child_command(_MODULE, ["--bundle", str(bundle.resolve())]),
             env={**os.environ, **stage_environment("tensorflow"), **_NO_DEVICES, **as_parent()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

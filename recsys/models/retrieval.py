@@ -23,13 +23,13 @@ from keras import ops
 
 from recsys import registry
 from recsys.config.model import RetrievalConfig
-from recsys.data.spec import DataSpec, Side
+from recsys.data.dataset import Data, DataSpec
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
 from recsys.losses import Loss
 from recsys.models.layers import Latest, LogTemperature
-from recsys.models.spec import ModelSpec
+from recsys.models.spec import ModelSpec, Side
 
 Tensors = dict[str, keras.KerasTensor]
 Tables = dict[str, TableConfig]
@@ -120,13 +120,13 @@ class RetrievalModel(SparseModel):
         self.temperature: LogTemperature | None = None
 
     @classmethod
-    def from_config(cls, config: Any, data: Any, **kwargs: Any) -> Self:
+    def from_config(cls, config: Any, data: Data | DataSpec, **kwargs: Any) -> Self:
         """Returns a model of a config for data.
 
         Args:
             config: A whole `recsys.Config` (its `model` and `train` are read), or the
                 model's own config.
-            data: A `DataSpec`, or what has one as `spec`.
+            data: The data, or their sizes.
             **kwargs: As of the constructor.
 
         Raises:
@@ -140,7 +140,7 @@ class RetrievalModel(SparseModel):
                 "compute_dtype": train.compute_dtype,
             }
             kwargs = {**of_train, **kwargs}
-        sizes = data if isinstance(data, DataSpec) else data.spec
+        sizes = data.spec if isinstance(data, Data) else data
         return cls(ModelSpec.of(getattr(config, "model", config), sizes), **kwargs)
 
     @property

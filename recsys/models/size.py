@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 from recsys.config import AttentionConfig, MeanConfig, SequenceConfig, TwoTowerConfig
-from recsys.data.spec import Side
 from recsys.errors import UsageError
-from recsys.models.spec import ModelSpec
+from recsys.models.spec import ModelSpec, Side
 
 # The values before and after a layer's activation, and the gradients of both.
 _OF_A_LAYER = 4

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import PositiveInt
 
 from recsys.config.model import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.spec import DataSpec, FeatureRows, Side
+from recsys.data.dataset import DataSpec, FeatureTable
 from recsys.errors import UsageError
 from recsys.registry import Choice
 from recsys.strict import Strict
 
+Side = Literal["user", "item"]
 
-class FeatureSpec(FeatureRows):
+
+class FeatureSpec(Strict):
     """One feature that a model reads."""
 
+    name: str
+    """Name of the feature, of its table and of its input."""
+    side: Side = "item"
+    """Whose feature it is."""
+    rows: PositiveInt
+    """Rows of its table, row 0 (padding) included."""
+    width: PositiveInt
+    """Token rows of one item or user, padded with 0."""
     dim: PositiveInt
     """Width of its embedding [floats]."""
 
@@ -41,14 +52,7 @@ class ModelSpec(Strict):
         Raises:
             UsageError: There is no such model.
         """
-        features = tuple(
-            FeatureSpec(**feature.model_dump(), dim=config.feature_dim) for feature in data.features
-        )
-        spec = cls(
-            config=config, user_rows=data.user_rows, item_rows=data.item_rows, features=features
-        )
-        spec.check()
-        return spec
+        return cls._of(config, data.user_rows, data.item_rows, data.features)
 
     @classmethod
     def for_data(
@@ -58,12 +62,41 @@ class ModelSpec(Strict):
         catalogue: Catalogue,
         user_features: Iterable[FeatureBags] = (),
     ) -> Self:
-        """Returns the spec of a model; arguments as of `DataSpec.of`.
+        """Returns the spec of a model.
+
+        Args:
+            config: The model's options.
+            user_rows: Rows of the user table.
+            catalogue: The items.
+            user_features: What is known of the users.
 
         Raises:
             UsageError: There is no such model.
         """
-        return cls.of(config, DataSpec.of(user_rows, catalogue, user_features))
+        sides: dict[Side, Iterable[FeatureBags]]
+        sides = {"item": catalogue.features, "user": user_features}
+        features = [
+            FeatureTable(f.name, side, f.rows, int(f.bags.shape[1]))
+            for side, bags in sides.items()
+            for f in bags
+        ]
+        return cls._of(config, user_rows, catalogue.n_rows, features)
+
+    @classmethod
+    def _of(
+        cls,
+        config: RetrievalConfig,
+        user_rows: int,
+        item_rows: int,
+        features: Iterable[FeatureTable],
+    ) -> Self:
+        with_dim = tuple(
+            FeatureSpec(**dataclasses.asdict(feature), dim=config.feature_dim)
+            for feature in features
+        )
+        spec = cls(config=config, user_rows=user_rows, item_rows=item_rows, features=with_dim)
+        spec.check()
+        return spec
 
     def check(self) -> None:
         """Checks the config against the data.

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.parent import as_parent
+from recsys.parent import as_parent, child_command
 from recsys.process import last_json_line
 from recsys.stopping import signals_to
 from recsys.training.checkpoint_files import steps_in
@@ -146,7 +145,7 @@ def _started(arguments: Sequence[str], n_processes: int, scratch: Path) -> Itera
             with output.open("wb") as file:
                 children.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "recsys.train", *arguments],
+                        child_command("recsys.train", arguments),
                         env={**os.environ, **own, **as_parent()},
                         stdin=subprocess.DEVNULL,
                         stdout=file,

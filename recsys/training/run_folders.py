@@ -204,7 +204,7 @@ def identity(stage: TrainStage, data: Path, base: str | None = None) -> dict[str
     if base is not None:
         described["warm_start"] = warm_start
     config = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    code = code_fingerprint("recsys.train")
+    code = code_fingerprint("recsys.train", config=[stage])
     return {"config": config, "data": _data_fingerprint(data), "code": code, **more}
 
 

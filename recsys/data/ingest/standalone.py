@@ -169,7 +169,7 @@ class _Ingestion:
             letters,
             self._pipeline(),
             None if cache is None else Path(cache),
-            "" if cache is None else code_fingerprint("recsys.data.ingest.ingestion"),
+            "" if cache is None else code_fingerprint("recsys.data.ingest.ingestion", config=[data]),
             with_examples=False,
         )
         self._judge("interactions", letters, counts)

@@ -1,0 +1,120 @@
+"""The public API: what `import recsys` takes, and what it offers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recsys
+from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
+from recsys.fingerprint import code_fingerprint
+from recsys.registry import modules_of, plugins_of
+
+SIGNATURES = Path(__file__).parent / "api_signatures.txt"
+HEAVY = ("keras", "jax", "tensorflow", "numpy", "pyarrow", "pydantic", "apache_beam")
+
+
+def loaded_by(code):
+    """Returns which heavy packages a program imports."""
+    program = (
+        f"{code}\nimport json, sys\nprint(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return json.loads(out.stdout)
+
+
+def test_the_import_does_nothing_and_loads_nothing():
+    assert loaded_by("import recsys; dir(recsys)") == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "recsys.load_config('configs/movielens_small.yaml')",
+        "recsys.load_config('configs/movielens_small.yaml', ['train.loss=bpr'])",
+        "recsys.TrainConfig(loss='full_softmax'), recsys.TwoTowerConfig(pooling='attention')",
+        "recsys.register_loss, recsys.Loss, recsys.losses.Bpr",
+    ],
+)
+def test_a_config_is_read_without_keras(code):
+    assert not {"keras", "jax", "tensorflow"} & {*loaded_by(f"import recsys; {code}")}
+
+
+def test_an_unknown_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="nothing"):
+        recsys.nothing  # noqa: B018
+
+
+def signature(thing):
+    """Returns how a public thing is called, on one line each for its public methods."""
+    if inspect.isclass(thing) and hasattr(thing, "model_fields"):
+        yield f"{{{', '.join(thing.model_fields)}}}"
+    elif inspect.isclass(thing) and not dataclasses.is_dataclass(thing):
+        yield str(inspect.signature(thing.__init__))
+    elif callable(thing):
+        yield str(inspect.signature(thing))
+    if inspect.isclass(thing) and thing.__module__.startswith("recsys."):
+        for name, method in sorted(vars(thing).items()):
+            method = getattr(method, "__func__", method)
+            if not name.startswith("_") and inspect.isfunction(method):
+                yield f".{name}{inspect.signature(method)}"
+
+
+def signatures():
+    """Yields a line for each public name and method."""
+    for name in sorted(recsys.__all__):
+        for line in signature(getattr(recsys, name)) if name not in MODULES else ("module",):
+            yield f"{name}{line}" if line[0] in ".(" else f"{name} {line}"
+
+
+MODULES = {"layers", "losses", "metrics", "models"}
+
+
+def test_public_signatures_are_frozen():
+    """Renew with `RENEW_API=1 pytest tests/test_api.py`, and say so in CHANGELOG.md."""
+    text = "".join(f"{line}\n" for line in signatures())
+    if os.environ.get("RENEW_API"):
+        SIGNATURES.write_text(text)
+    assert SIGNATURES.read_text() == text
+
+
+def test_the_contents_list_every_public_name():
+    assert sorted(recsys.__all__) == dir(recsys)
+
+
+@pytest.mark.parametrize(
+    ("parts", "modules"),
+    [
+        ([TrainConfig()], ["recsys.losses.softmax"]),
+        ([TrainConfig(loss="bpr")], ["recsys.losses.pairwise"]),
+        ([TwoTowerConfig(pooling="attention")], ["recsys.models.encoders"]),
+    ],
+)
+def test_a_config_tells_the_modules_of_what_it_names(parts, modules):
+    assert {*modules} <= {*modules_of(*parts)}
+
+
+def test_the_sources_of_a_plugin_are_part_of_a_fingerprint(tmp_path, monkeypatch):
+    package = tmp_path / "my_api_plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import recsys\n\n@recsys.register_loss('api_loss')\nclass Mine(recsys.Loss):\n    pass\n"
+    )
+    (package / "other.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    raw = {"plugins": ["my_api_plugin"], "train": {"loss": "api_loss"}}
+    config = TrainStage.model_validate_json(json.dumps(raw))
+    before = code_fingerprint("recsys.errors", config=[config.train])
+    (package / "other.py").write_text("x = 2\n")
+    assert code_fingerprint("recsys.errors", config=[config.train]) != before
+    assert plugins_of(("my_api_plugin",), config.train) == ("my_api_plugin",)
+    assert plugins_of(("my_api_plugin",), config.model) == ()
