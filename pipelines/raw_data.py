@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from components.interaction_gen import InteractionGen
 from pipelines.platforms import Platform
 from pipelines.validation import Validated, validate
 from recsys.config import Config, InteractionsConfig, canonical_json
-from recsys.data.entities import EntityConfig, example_columns, id_column
+from recsys.data.entities import EntityConfig, feature_settings, id_column
 from recsys.data.event_times import PLACE, TIME
 from recsys.data.ingest.entity_rows import SPLIT, STEPS
+from recsys.data.ingest.feature_graph import PREPROCESSING_FN
 from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.transform_features import PREPROCESSING_FN
 from recsys.data.ingest.window import has_spans, window_digest
 from recsys.data.sources.files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
@@ -224,17 +223,12 @@ def _transform(
     what: str, source: EntityConfig, examples: BaseChannel, schema: BaseChannel
 ) -> Transform:
     """Returns the step that turns raw columns into token rows."""
-    columns = example_columns(source)
-    features = [
-        {"column": columns[feature.name], "feature": json.loads(canonical_json(feature))}
-        for feature in source.features
-    ]
-    code = code_fingerprint("recsys.data.ingest.transform_features")
+    code = code_fingerprint("recsys.data.ingest.feature_graph")
     return Transform(
         examples=examples,
         schema=schema,
         preprocessing_fn=PREPROCESSING_FN,
-        custom_config={"id": id_column(source), "features": features, "code": code},
+        custom_config={**feature_settings(source), "code": code},
         splits_config=transform_pb2.SplitsConfig(analyze=[SPLIT], transform=[SPLIT]),
         disable_analyzer_cache=True,
         disable_statistics=True,

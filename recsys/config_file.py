@@ -21,7 +21,7 @@ from recsys.config import Config, StageT, Strict, stage_of
 from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
 from recsys.errors import ConfigError
 from recsys.plain_files import open_regular
-from recsys.registry import Choice, config_type
+from recsys.registry import Choice
 
 DEFAULT_NAME = "recsys.yaml"
 """The config of a folder, as `recsys init` writes it."""
@@ -299,15 +299,25 @@ def _shown_input(problem: Mapping[str, Any]) -> Any:
 def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
     """Returns the keys allowed in the part of the config `raw` at `location`."""
     kind: Any = Config
-    choice = None
+    choice: Choice | None = None
     for key in location:
-        raw = raw[key] if isinstance(raw, dict) and key in raw else None
+        raw = _at(raw, key)
         if isinstance(key, str) and isinstance(kind, type) and issubclass(kind, Strict):
             field = kind.model_fields[key]
             choice, kind = _choice(field), part_of(field, raw)
+        elif choice is not None:
+            kind = choice.config_of(raw)
         else:
             kind = _strict_part(kind)
-    return sorted([*(kind.model_fields if kind else ()), *(["type"] if choice else ())])
+    return sorted([*(kind.model_fields if kind else ()), *([choice.key] if choice else ())])
+
+
+def _at(raw: Any, key: int | str) -> Any:
+    """Returns what stands at a key of a map or a list; None where nothing does."""
+    try:
+        return raw[key]
+    except (LookupError, TypeError):
+        return None
 
 
 def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
@@ -320,14 +330,15 @@ def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
     choice = _choice(field)
     if choice is None:
         return _strict_part(field.annotation)
-    name = raw.get("type", choice.default) if isinstance(raw, dict) else choice.default
-    if name is None:
-        return None
-    return _strict_part(config_type(choice.kind, name))
+    return _strict_part(choice.config_of(raw if isinstance(raw, dict) else {}))
 
 
 def _choice(field: FieldInfo) -> Choice | None:
-    return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
+    """Returns what chooses the class of a field, or of the elements of its list."""
+    marks = [*field.metadata]
+    for part in getattr(field.annotation, "__args__", ()):
+        marks += getattr(part, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, Choice)), None)
 
 
 def _strict_part(kind: Any) -> type[Strict] | None:

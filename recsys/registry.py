@@ -205,10 +205,11 @@ class Choice:
     Args:
         kind: What is chosen, a key of `HOMES`.
         default: What a map without `type` means; None: `type` is required.
+        key: What takes the place of `type`.
     """
 
-    def __init__(self, kind: str, default: str | None = None) -> None:
-        self.kind, self.default = kind, default
+    def __init__(self, kind: str, default: str | None = None, key: str = "type") -> None:
+        self.kind, self.default, self.key = kind, default, key
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: pydantic.GetCoreSchemaHandler
@@ -226,8 +227,8 @@ class Choice:
         options = [self._options(name, handler) for name in built_ins]
         other = {
             "type": "object",
-            "properties": {"type": {"type": "string", "not": {"enum": built_ins}}},
-            "required": ["type"],
+            "properties": {self.key: {"type": "string", "not": {"enum": built_ins}}},
+            "required": [self.key],
         }
         by_name = {"type": "string", "examples": built_ins}
         return {"anyOf": [by_name, *(o for o in options if o), other]}
@@ -235,8 +236,8 @@ class Choice:
     def _options(self, name: str, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
         core = config_type(self.kind, name).__pydantic_core_schema__
         schema = dict(handler.resolve_ref_schema(handler(core)))
-        properties = {"type": {"const": name}, **schema.get("properties", {})}
-        required = [] if name == self.default else ["type"]
+        properties = {self.key: {"const": name}, **schema.get("properties", {})}
+        required = [] if name == self.default else [self.key]
         schema.update(properties=properties, required=[*required, *schema.get("required", ())])
         return schema
 
@@ -247,14 +248,14 @@ class Choice:
             ValueError: It names nothing that is registered, or has wrong options.
         """
         if isinstance(value, str):
-            value = {"type": value}
+            value = {self.key: value}
         if not isinstance(value, dict):
             name_of(self.kind, value)  # A config object, as Python code gives it.
             return value
-        name = value.get("type", self.default)
-        options = {key: option for key, option in value.items() if key != "type"}
+        name = value.get(self.key, self.default)
+        options = {key: option for key, option in value.items() if key != self.key}
         if not isinstance(name, str):
-            raise ValueError(f"must have a type: {', '.join(names(self.kind))}")
+            raise ValueError(f"must have a {self.key}: {', '.join(names(self.kind))}")
         try:
             config = config_type(self.kind, name)
         except UsageError as error:
@@ -270,7 +271,14 @@ class Choice:
         """Returns what `read` reads, fit for JSON."""
         name = name_of(self.kind, config)
         options = config.model_dump(mode="json")
-        return {"type": name, **options} if options else name
+        return {self.key: name, **options} if options else name
+
+    def config_of(self, value: Any) -> type[pydantic.BaseModel] | None:
+        """Returns the config class that a raw value chooses; None: it chooses none."""
+        name = value.get(self.key, self.default) if isinstance(value, dict) else value
+        if not isinstance(name, str) or name not in names(self.kind):
+            return None
+        return config_type(self.kind, name)
 
 
 def modules_of(*parts: Any) -> list[str]:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from recsys.config import Config, DataConfig
 from recsys.data.catalogue import SUMMARY
 from recsys.data.raw_counts import count_raw
-from recsys.data.tokens import bag_width
 from recsys.errors import RecsysError, UsageError
 from recsys.plain_files import DAMAGE, read_json
 
@@ -103,7 +102,7 @@ def _features_of_users(data: DataConfig) -> frozenset[str]:
 
 def _widths(data: DataConfig) -> dict[str, int]:
     sources = [source for source in (data.items, data.users) if source is not None]
-    return {feature.name: bag_width(feature) for s in sources for feature in s.features}
+    return {feature.name: feature.width for s in sources for feature in s.features}
 
 
 def _described(file: Path) -> dict[str, tuple[int, int]]:

@@ -479,7 +479,8 @@ def is_leaf(field):
 
 def default_text(field):
     choice = config_file._choice(field)
-    default = choice.write(field.default) if choice else field.default
+    is_list = isinstance(field.default, tuple)
+    default = choice.write(field.default) if choice and not is_list else field.default
     return json.dumps(default).replace("|", "\\|")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config import Feature, ItemColumns, ItemsConfig, UserColumns, UsersConfig
+from recsys.config import ItemColumns, ItemsConfig, UserColumns, UsersConfig, read_feature
 from recsys.data.dead_letters import SCHEMA
 from recsys.data.duplicates import POSITION
 from recsys.data.entities import (
@@ -28,7 +28,7 @@ from recsys.errors import RecsysError
 
 
 def feature(name, column, kind, **more):
-    return Feature(name=name, column=column, kind=kind, **more)
+    return read_feature({"name": name, "column": column, "kind": kind, **more})
 
 
 def items_config(*features, title="name"):

@@ -23,7 +23,7 @@ STEPS = {
     "DriftValidator": ("components.drift_validator",),
     "DataGate": ("components.data_gate",),
     "VocabularyGen": ("components.vocabulary_gen",),
-    "Transform": ("recsys.data.ingest.transform_features",),
+    "Transform": ("recsys.data.ingest.feature_graph",),
     "InteractionEncoder": ("components.interaction_encoder",),
     "Trainer": ("components.trainer", "recsys.train"),
     "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluate"),

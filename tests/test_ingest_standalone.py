@@ -6,7 +6,6 @@ import pytest
 
 from recsys.config import (
     DataConfig,
-    Feature,
     GateConfig,
     InteractionColumns,
     InteractionsConfig,
@@ -15,6 +14,7 @@ from recsys.config import (
 )
 from recsys.data import open_data
 from recsys.data.catalogue import Catalogue
+from recsys.data.features import CategoriesFeature, WordsFeature
 from recsys.data.ingest import ingest
 from recsys.errors import RecsysError, UsageError
 
@@ -89,8 +89,8 @@ def test_too_many_rejected_rows_leave_no_data(raw):
 @pytest.mark.slow
 def test_features_are_those_of_the_raw_columns(raw):
     features = (
-        Feature(name="genres", column="genres", kind="categories"),
-        Feature(name="words", column="title", kind="words", max_tokens=2),
+        CategoriesFeature(name="genres", column="genres"),
+        WordsFeature(name="words", column="title", max_tokens=2),
     )
     data = ingest(config(raw, items=items(raw, features=features)), raw / "out", progress=False)
     genres = data.catalogue.features[0]

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.config import Feature
+from recsys.config import read_feature
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.catalogue_build import write_features, write_titles
-from recsys.data.token_names import TokenNames, token_names, write_token_names
+from recsys.data.token_names import TokenNames, write_token_names
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
@@ -17,7 +17,7 @@ _GENRES = ["", "Drama", "Comédie", "a|b"]
 
 
 def feature(kind, **options):
-    return Feature(name="f", column="f", kind=kind, **options)
+    return read_feature({"name": "f", "column": "f", "kind": kind, **options})
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def feature(kind, **options):
     ids=["category", "categories", "hashed", "number"],
 )
 def test_a_feature_names_its_rows(one, known, names):
-    assert token_names(one, known) == names
+    assert one.token_names(known) == names
 
 
 def test_the_rows_of_a_date_are_buckets_and_then_months():
-    names = token_names(feature("date", buckets=3))
+    names = feature("date", buckets=3).token_names()
     assert names[3:6] == ["bucket 3 of 3", "January", "February"]
     assert names[15] == "December"
     assert len(names) == 1 + 3 + 12

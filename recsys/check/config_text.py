@@ -11,7 +11,8 @@ from typing import Any
 from recsys.check.report import Report
 from recsys.check.shown import shown
 from recsys.check.sides import Side
-from recsys.config import CsvFormat, Feature, Files, InteractionsConfig, SourceConfig
+from recsys.config import CsvFormat, Files, InteractionsConfig, SourceConfig
+from recsys.data.features import Feature
 from recsys.data.sources.files import is_remote
 
 
@@ -125,10 +126,8 @@ def _source(source: SourceConfig, folder: Path) -> Iterator[str]:
 
 def _feature(feature: Feature) -> str:
     keys: dict[str, Any] = {"name": feature.name, "column": feature.column, "kind": feature.kind}
-    if feature.kind == "categories":
-        keys["separator"] = feature.separator
-    if feature.format is not None:
-        keys["format"] = feature.format
+    keys |= {"separator": feature.detail} if feature.value == "list" else {}
+    keys |= {"format": feature.detail} if feature.value == "date" and feature.detail else {}
     return _value(keys)
 
 

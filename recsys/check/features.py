@@ -9,7 +9,8 @@ from typing import Literal
 from recsys.check.names import name_score
 from recsys.check.profile import Profile, has_words
 from recsys.check.separators import find_separator
-from recsys.config import RESERVED_FEATURE_NAMES, Feature
+from recsys.config import RESERVED_FEATURE_NAMES, read_feature
+from recsys.data.features import Feature
 
 _Kind = Literal["category", "categories", "words", "number", "date"]
 
@@ -46,15 +47,12 @@ def find_features(
             continue
         name = _free_name(one.name, names)
         names.add(name)
-        features.append(
-            Feature(
-                name=name,
-                column=one.name,
-                kind=kind,
-                separator=separator or "|",
-                format=one.time_formats[0] if kind == "date" and one.time_formats else None,
-            )
-        )
+        options: dict[str, str] = {}
+        if kind == "categories":
+            options["separator"] = separator or "|"
+        if kind == "date" and one.time_formats:
+            options["format"] = one.time_formats[0]
+        features.append(read_feature({"name": name, "column": one.name, "kind": kind, **options}))
     return features, left_out
 
 

@@ -12,8 +12,9 @@ from recsys.check.names import name_score, words_of
 from recsys.check.overlaps import Looked, Overlap, unique_columns
 from recsys.check.profile import Profile
 from recsys.check.roles import Role, Roles
-from recsys.config import Feature, ItemColumns, ItemsConfig, UserColumns, UsersConfig
+from recsys.config import ItemColumns, ItemsConfig, UserColumns, UsersConfig
 from recsys.data.entities import EntityConfig
+from recsys.data.features import Feature
 
 ROLE = {"items": "item", "users": "user"}
 """The role in the interactions of each side's id."""

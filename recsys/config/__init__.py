@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         CsvFormat,
         DataConfig,
         EventSource,
-        Feature,
         Files,
         GateConfig,
         InteractionColumns,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
         UsersConfig,
         VocabulariesConfig,
         VocabularyConfig,
+        read_feature,
+        write_feature,
     )
     from recsys.config.evaluate_stage import EvaluateStage
     from recsys.config.evaluation import (
@@ -92,7 +93,6 @@ __all__ = [
     "EventSource",
     "ExportConfig",
     "ExportStage",
-    "Feature",
     "Files",
     "GateConfig",
     "HardNegativesConfig",
@@ -134,7 +134,9 @@ __all__ = [
     "canonical_json",
     "json_schema",
     "parse_mesh",
+    "read_feature",
     "stage_of",
+    "write_feature",
 ]
 
 __getattr__, __dir__ = lazy_contents(__name__, __file__)

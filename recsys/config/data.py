@@ -11,7 +11,7 @@ from pydantic_core import core_schema
 from recsys import registry
 from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
 from recsys.config.time_format import check_time_format
-from recsys.strict import Name, Share, Strict
+from recsys.strict import Share, Strict
 
 # Tables and inputs of the model that aren't features of an item.
 RESERVED_FEATURE_NAMES = {
@@ -62,9 +62,8 @@ class FormatChoice(registry.Choice):
         self, schema: core_schema.CoreSchema, handler: pydantic.GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Returns the JSON schema: `auto`, or what any other choice may be."""
-        choice = super().__get_pydantic_json_schema__(schema, handler)
-        by_name = {"type": "string", "examples": ["auto", *registry.names("source")]}
-        return {"anyOf": [by_name, *choice["anyOf"][1:]]}
+        by_name, *options = super().__get_pydantic_json_schema__(schema, handler)["anyOf"]
+        return {"anyOf": [{**by_name, "examples": ["auto", *by_name["examples"]]}, *options]}
 
     def read(self, value: Any) -> Any:
         """Returns the name of a source, or the source that options make.
@@ -238,29 +237,40 @@ class InteractionsConfig(EventSource):
         return "time" if self.columns.timestamp is not None else self.order or "none"
 
 
-class Feature(Strict):
-    """One feature of an item or a user: a bag of tokens that has its own embedding table."""
+_OLD_DEFAULTS: dict[str, Any] = {
+    "separator": "|",
+    "format": None,
+    "min_count": 1,
+    "max_tokens": 8,
+    "hash_buckets": None,
+    "buckets": 10,
+}
+"""Options that configs of earlier versions hold for every kind of feature."""
 
-    name: Name
-    """Name of the feature and of its table."""
-    column: str
-    """Column of the raw file that the tokens come from."""
-    kind: Literal["category", "categories", "words", "number", "date"]
-    """`category`: the whole value is one token; `categories`: a list, or text split at
-    `separator`; `words`: lower-cased words of a text; `number`: a bucket of equally many
-    values; `date`: a bucket of equally many days, and the month."""
-    separator: str = "|"
-    """What stands between two categories."""
-    format: str | None = None
-    """How text of a `date` is written, as `interactions.timestamp_format`; `null`: ISO 8601."""
-    min_count: PositiveInt = 1
-    """A token is known from this number of occurrences on."""
-    max_tokens: PositiveInt = 8
-    """Tokens kept of one item or user; the first ones."""
-    hash_buckets: PositiveInt | None = None
-    """Rows that tokens are hashed into; `null`: each known token has a row."""
-    buckets: Annotated[int, Field(ge=2)] = 10
-    """Buckets of a number or of a date."""
+
+class FeatureChoice(registry.Choice):
+    """Marks a field that is a feature, whose type is chosen by `kind`."""
+
+    def __init__(self) -> None:
+        super().__init__("feature", key="kind")
+
+    def read(self, value: Any) -> Any:
+        """Returns the feature that `name`, `column`, `kind` and its options make.
+
+        Raises:
+            ValueError: The kind is none that is registered, or has other options.
+        """
+        cls = self.config_of(value) if isinstance(value, dict) else None
+        if cls is not None:
+            old = {k: v for k, v in _OLD_DEFAULTS.items() if k not in cls.model_fields}
+            value = {k: v for k, v in value.items() if k not in old or v != old[k]}
+        return super().read(value)
+
+
+write_feature = FeatureChoice().write
+"""Returns a feature as a map of its options, fit for JSON."""
+read_feature = FeatureChoice().read
+"""Returns the feature (`recsys.data.features.Feature`) that a map of its options makes."""
 
 
 class ItemColumns(Strict):
@@ -277,8 +287,9 @@ class ItemsConfig(SourceConfig):
 
     columns: ItemColumns
     """Which column holds what."""
-    features: tuple[Feature, ...] = ()
-    """Features of the item tower."""
+    features: tuple[Annotated[Any, FeatureChoice()], ...] = ()
+    """Features of the item tower; each has `name`, `column`, `kind` and the options of its
+    kind: [features.md](features.md#kinds)."""
 
 
 class UserColumns(Strict):
@@ -293,8 +304,8 @@ class UsersConfig(SourceConfig):
 
     columns: UserColumns
     """Which column holds what."""
-    features: Annotated[tuple[Feature, ...], Field(min_length=1)]
-    """Features of the user tower."""
+    features: Annotated[tuple[Annotated[Any, FeatureChoice()], ...], Field(min_length=1)]
+    """Features of the user tower, as `items.features`."""
 
 
 class VocabularyConfig(Strict):

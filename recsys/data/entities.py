@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import Feature, ItemsConfig, UsersConfig
+from recsys.config import ItemsConfig, UsersConfig, write_feature
 from recsys.data.duplicates import POSITION, keep_first, positions
+from recsys.data.features import Feature, Value
 from recsys.data.interactions import (
     BAD_ITEM,
     BAD_USER,
@@ -36,16 +37,8 @@ from recsys.data.sources.values import to_ids, to_lists, to_numbers, to_text, to
 from recsys.errors import RecsysError
 
 EntityConfig = ItemsConfig | UsersConfig
-Type = Literal["text", "list", "number", "date"]
 
-_TYPES: dict[str, Type] = {
-    "category": "text",
-    "words": "text",
-    "categories": "list",
-    "number": "number",
-    "date": "date",
-}
-_ARROW: dict[Type, pa.DataType] = {
+_ARROW: dict[Value, pa.DataValue] = {
     "text": pa.string(),
     "list": pa.list_(pa.string()),
     "number": pa.float32(),
@@ -59,7 +52,7 @@ _YEARS = (1000, 3000)
 _EARLIEST, _LATEST = 100_000_000, 32_503_680_000
 """1973-03-03 and the year 3000 [seconds since 1970, UTC]: whole numbers between are times."""
 
-_Key = tuple[str, Type, str]
+_Key = tuple[str, Value, str]
 """Raw column, how it is read, and the separator of a list or the format of a date."""
 
 
@@ -91,10 +84,27 @@ def example_schema(config: EntityConfig) -> pa.Schema:
     return pa.schema([(id_column(config), pa.string()), *fields])
 
 
+def feature_settings(config: EntityConfig) -> dict[str, Any]:
+    """Returns what `feature_graph.preprocessing_fn` takes as `custom_config`.
+
+    A process that reads it imports the modules of the features, which plugins may define.
+    """
+    columns = example_columns(config)
+    parts = [
+        {
+            "column": columns[feature.name],
+            "feature": write_feature(feature),
+            "modules": [type(feature).__module__],
+        }
+        for feature in config.features
+    ]
+    return {"id": id_column(config), "features": parts}
+
+
 def parse_entities(
     batch: RawBatch, config: EntityConfig, file_index: int = 0
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Types the columns of a batch.
+    """Values the columns of a batch.
 
     Args:
         batch: Rows with the columns `raw_columns(config)`.
@@ -143,9 +153,7 @@ def _raw_title(config: EntityConfig) -> str | None:
 
 
 def _key(feature: Feature) -> _Key:
-    type_ = _TYPES[feature.kind]
-    details = {"list": feature.separator, "date": feature.format or ""}
-    return feature.column, type_, details.get(type_, "")
+    return feature.column, feature.value, feature.detail
 
 
 def _names(config: EntityConfig) -> dict[_Key, str]:
@@ -160,7 +168,7 @@ def _names(config: EntityConfig) -> dict[_Key, str]:
     return names
 
 
-def _proposals(raw: str, type_: Type) -> Iterator[str]:
+def _proposals(raw: str, type_: Value) -> Iterator[str]:
     yield raw
     yield f"raw_{raw}"
     yield f"{raw}_as_{type_}"
@@ -187,7 +195,7 @@ def _of_one_value(column: pa.Array, raw: str, file: str) -> pa.Array:
     return column.flatten().take(pa.array(np.cumsum(length) - 1, mask=length == 0))
 
 
-def _typed(column: pa.Array, type_: Type, detail: str, decimal: str) -> pa.Array:
+def _typed(column: pa.Array, type_: Value, detail: str, decimal: str) -> pa.Array:
     """Returns single values `[n]` as a type, null where one can't be read so."""
     if type_ == "number":
         return to_numbers(column, decimal)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import DataConfig, Feature, InteractionsConfig, SourceConfig
+from recsys.config import DataConfig, InteractionsConfig, SourceConfig
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -31,7 +31,6 @@ from recsys.data.sources.pieces import EMPTY
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids
-from recsys.data.tokens import BETWEEN_WORDS, has_vocabulary, table_rows
 from recsys.errors import RecsysError, UsageError
 
 _LOOSE = 1 << 20
@@ -111,37 +110,26 @@ def _count_ids(config: InteractionsConfig, users: Distinct, items: Distinct) -> 
 
 def _count_side(config: EntityConfig, what: str, ids: Distinct) -> dict[str, int]:
     """Adds the ids of items or users to `ids`; returns the rows of each feature without row 0."""
-    known = [feature for feature in config.features if has_vocabulary(feature)]
+    known = [feature for feature in config.features if feature.has_vocabulary]
     names = example_columns(config)
     counts: dict[str, Counter[str]] = {feature.name: Counter() for feature in known}
     for batch in _batches(config, what, raw_columns(config)):
         rows, _ = parse_entities(batch, config)
         ids.add(rows.column(id_column(config)))
         for feature in known:
-            tokens = _tokens(rows.column(names[feature.name]), feature)
+            tokens = feature.split(rows.column(names[feature.name]))
             for entry in pc.value_counts(tokens).to_pylist():
                 counts[feature.name][entry["values"]] += entry["counts"]
     n_tokens = {
         feature.name: sum(n >= feature.min_count for n in counts[feature.name].values())
         for feature in known
     }
-    return {f.name: table_rows(f, n_tokens.get(f.name, 0)) - 1 for f in config.features}
+    return {f.name: f.table_rows(n_tokens.get(f.name, 0)) - 1 for f in config.features}
 
 
 def _batches(source: SourceConfig, what: str, columns: list[str]) -> Iterator[RawBatch]:
     for piece in plan_pieces(source, what, columns):
         yield from read_piece(piece)
-
-
-def _tokens(column: pa.Array, feature: Feature) -> pa.Array:
-    """Returns the tokens of all values, one after the other."""
-    if feature.kind == "categories":
-        return column.flatten()
-    tokens = column
-    if feature.kind == "words":
-        spaced = pc.replace_substring_regex(pc.utf8_lower(column), BETWEEN_WORDS, " ")
-        tokens = pc.split_pattern(spaced, " ").flatten()
-    return tokens.filter(pc.fill_null(pc.not_equal(tokens, ""), False))
 
 
 class Distinct:

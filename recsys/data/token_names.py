@@ -7,7 +7,6 @@ Features whose tokens are hashed have no such file: a row of theirs stands for m
 
 from __future__ import annotations
 
-import calendar
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,25 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.config import Feature
-from recsys.data.tokens import has_vocabulary
 from recsys.errors import RecsysError
-
-
-def token_names(feature: Feature, known: Sequence[str] = ()) -> list[str] | None:
-    """Returns the name of each token row `[rows]`, empty for row 0; None for hashed tokens.
-
-    Args:
-        feature: The feature.
-        known: Its tokens in the order of their rows, for one that `has_vocabulary`.
-    """
-    if has_vocabulary(feature):
-        return ["", *known]
-    if feature.kind not in ("number", "date"):
-        return None
-    buckets = [f"bucket {n} of {feature.buckets}" for n in range(1, feature.buckets + 1)]
-    months = calendar.month_name[1:] if feature.kind == "date" else []
-    return ["", *buckets, *months]
 
 
 def write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.commit import commit_file
-from recsys.config import Config, ItemsConfig
+from recsys.config import Config, ItemsConfig, write_feature
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -29,6 +29,7 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
+from recsys.data.features import DateFeature, Feature
 from recsys.data.interactions import (
     context_names,
     interaction_columns,
@@ -140,11 +141,15 @@ def _columns(side: EntityConfig) -> dict[str, Any]:
     if isinstance(side, ItemsConfig) and side.columns.title is not None:
         columns["title"] = "title"
     of_feature = example_columns(side)
-    features = [
-        {**feature.model_dump(mode="json"), "column": of_feature[feature.name], "format": None}
-        for feature in side.features
-    ]
+    features = [_as_typed(feature, of_feature[feature.name]) for feature in side.features]
     return {"columns": columns, "features": features}
+
+
+def _as_typed(feature: Feature, column: str) -> dict[str, Any]:
+    """Returns a feature that is made of a typed column, in which dates are no text."""
+    changed = {"column": column} | ({"format": None} if isinstance(feature, DateFeature) else {})
+    written: dict[str, Any] = write_feature(feature.model_copy(update=changed))
+    return written
 
 
 def _read_entities(side: EntityConfig, what: str) -> tuple[pa.Table, int]:

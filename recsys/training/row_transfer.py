@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.data.catalogue import FeatureBags
 from recsys.data.id_index import IdIndex
-from recsys.data.tokens import MONTHS
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.table import Table
 
@@ -196,6 +195,7 @@ def _bools(mask: pa.Array) -> np.ndarray:
     return bools
 
 
+_MONTHS = 12
 _CHUNK_ROWS = 1 << 20
 
 
@@ -205,7 +205,7 @@ def kind_of(feature: FeatureBags) -> str:
         return "hashed"
     second = feature.tokens[1] if feature.rows > 1 else ""
     for kind, n_buckets in (
-        ("buckets, months", feature.rows - 1 - MONTHS),
+        ("buckets, months", feature.rows - 1 - _MONTHS),
         ("buckets", feature.rows - 1),
     ):
         if n_buckets > 0 and second == f"bucket 1 of {n_buckets}":
@@ -231,7 +231,7 @@ def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> Ro
         found = pc.index_in(names[0], value_set=names[1])
         source[1:] = pc.fill_null(found, NOWHERE - 1).to_numpy(zero_copy_only=False) + 1
     else:
-        months = MONTHS if "months" in kind else 0
+        months = _MONTHS if "months" in kind else 0
         n_old, n_new = (feature.rows - 1 - months for feature in (old, new))
         source[1 : 1 + n_new] = _buckets(_together(old, new, ids, n_old, n_new))
         source[1 + n_new :] = np.arange(1 + n_old, old.rows)

@@ -10,9 +10,9 @@ import tensorflow_transform as tft
 import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
-from recsys.config import Feature
+from recsys.config import read_feature
+from recsys.data.ingest.feature_graph import preprocessing_fn
 from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
-from recsys.data.ingest.transform_features import preprocessing_fn
 
 TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 
@@ -30,7 +30,7 @@ def main(folder):
     metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
     parts = [{"column": f["column"], "feature": f} for f in world["features"]]
     custom = {"id": "user_id", "features": parts}
-    features = [Feature.model_validate(one) for one in world["features"]]
+    features = [read_feature(one) for one in world["features"]]
     out = folder / "tokens"
     with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
         rows = pipeline | beam.Create([as_row(row, world["shapes"]) for row in world["rows"]])

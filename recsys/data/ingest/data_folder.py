@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from recsys.data.ingest.entity_rows import SPLIT
 from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
-from recsys.config import Feature, ItemsConfig, UsersConfig
+from recsys.config import ItemsConfig, UsersConfig
 from recsys.data.catalogue_build import write_features, write_titles
 from recsys.data.examples import read_split
-from recsys.data.tokens import bag_width
+from recsys.data.features import Feature
 from recsys.data.vocabulary import Vocabulary
 
 
@@ -67,7 +67,7 @@ def _write(
         write_features(folder, vocabulary, {}, ())
         return
     rows = rows_of_tables(tokens.graph, features)
-    tables = {feature.name: (rows[feature.name], bag_width(feature)) for feature in features}
+    tables = {feature.name: (rows[feature.name], feature.width) for feature in features}
     batches = read_token_rows(tokens.examples / f"Split-{SPLIT}", id_column, features)
     names = names_of_tables(tokens.graph, features)
     write_features(folder, vocabulary, tables, batches, names)

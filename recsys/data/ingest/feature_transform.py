@@ -6,7 +6,6 @@ The graph is the one that the pipeline's Transform makes, by the same
 
 from __future__ import annotations
 
-import json
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -22,24 +21,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from tensorflow_transform.tf_metadata import schema_utils
 from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
 
-from recsys.config import canonical_json
-from recsys.data.entities import EntityConfig, example_columns, id_column
+from recsys.data.entities import EntityConfig, feature_settings
 from recsys.data.examples import example_files
 from recsys.data.ingest.entity_rows import SPLIT
-from recsys.data.ingest.transform_features import preprocessing_fn
+from recsys.data.ingest.feature_graph import preprocessing_fn
 
 _TYPES = ((pa.types.is_floating, tf.float32), (pa.types.is_integer, tf.int64))
 _BATCH_ROWS = 1 << 14
-
-
-def feature_settings(config: EntityConfig) -> dict[str, Any]:
-    """Returns what `preprocessing_fn` takes as `custom_config`."""
-    columns = example_columns(config)
-    features = [
-        {"column": columns[feature.name], "feature": json.loads(canonical_json(feature))}
-        for feature in config.features
-    ]
-    return {"id": id_column(config), "features": features}
 
 
 def transform(

@@ -12,9 +12,7 @@ import tensorflow as tf
 import tensorflow_transform as tft
 from tfx_bsl.coders import example_coder
 
-from recsys.config import Feature
-from recsys.data.token_names import token_names
-from recsys.data.tokens import has_vocabulary, table_rows
+from recsys.data.features import Feature
 
 _ROWS_OF_A_BATCH = 1 << 16
 
@@ -61,9 +59,8 @@ def rows_of_tables(graph: Path, features: Iterable[Feature]) -> dict[str, int]:
     """
     output = tft.TFTransformOutput(str(graph))
     return {
-        feature.name: table_rows(
-            feature,
-            output.vocabulary_size_by_name(feature.name) if has_vocabulary(feature) else 0,
+        feature.name: feature.table_rows(
+            output.vocabulary_size_by_name(feature.name) if feature.has_vocabulary else 0
         )
         for feature in features
     }
@@ -77,10 +74,10 @@ def names_of_tables(graph: Path, features: Iterable[Feature]) -> dict[str, list[
         features: The features that it makes.
     """
     output = tft.TFTransformOutput(str(graph))
-    found = {}
+    names_of = {}
     for feature in features:
-        known = output.vocabulary_by_name(feature.name) if has_vocabulary(feature) else []
-        names = token_names(feature, [token.decode("utf-8", "replace") for token in known])
+        known = output.vocabulary_by_name(feature.name) if feature.has_vocabulary else []
+        names = feature.token_names([token.decode("utf-8", "replace") for token in known])
         if names is not None:
-            found[feature.name] = names
-    return found
+            names_of[feature.name] = names
+    return names_of

@@ -1,0 +1,304 @@
+"""The types of features: how a raw column becomes the token rows of an embedding table.
+
+A feature type is one registered class. `kind: name` in the config chooses it, and its
+fields are its options:
+
+    @recsys.register_feature("initial")
+    class InitialFeature(Feature):
+        letters: int = 26                               # an option of the config
+
+        @property
+        def width(self) -> int:
+            return 1
+
+        def table_rows(self, n_known: int = 0) -> int:
+            return 1 + self.letters
+
+        def tokens(self, values):
+            import tensorflow as tf
+            first = tf.strings.substr(values.flat_values, 0, 1)
+            return values.with_flat_values(1 + tf.strings.to_hash_bucket_fast(first, self.letters))
+
+A value goes through three steps. The ingest reads it as the type `value` (a row whose value
+is none is a dead letter). `tokens` makes its token rows in a TensorFlow graph, in which
+analyzers of TensorFlow Transform may look at all of the data; the pipeline's Transform and
+`recsys.data.ingest.standalone` run the same graph, and the exported model has it inside, so
+that raw values are read alike in training and in serving. The model gets a table of
+`table_rows` rows, of which an item or a user has up to `width`.
+"""
+
+from __future__ import annotations
+
+import abc
+import calendar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, PositiveInt
+
+from recsys import registry
+from recsys.strict import Name, Strict
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Value = Literal["text", "list", "number", "date"]
+"""What the ingest reads a raw value as: text without blanks around it, a list of texts, a
+finite float32, or a time [seconds since 1970, UTC] int64."""
+
+BETWEEN_WORDS = r"(?:[a-z]+://|www\.)\S+|[^\pL\pM\pN_]+"
+"""What stands between the words of a lower-cased text (RE2): web addresses are none."""
+
+
+class Feature(Strict, abc.ABC):
+    """One feature of an item or a user: a bag of tokens that has its own embedding table."""
+
+    name: Name
+    """Name of the feature and of its table."""
+    column: str
+    """Column of the raw file that the tokens come from."""
+
+    value: ClassVar[Value] = "text"
+    """What the ingest reads a raw value as."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the type of feature in a config."""
+        return registry.name_of("feature", self)
+
+    @property
+    def detail(self) -> str:
+        """How the ingest reads a raw value, beside `value`.
+
+        The separator of a list in text, or the format of text of a date; empty: none.
+        """
+        return ""
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether `tokens` learns a vocabulary of the feature's name from the data."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def width(self) -> int:
+        """Most tokens of one item or user."""
+
+    @abc.abstractmethod
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the rows of the feature's table, row 0 (padding) included.
+
+        Args:
+            n_known: Tokens of the vocabulary, for a feature that `has_vocabulary`.
+        """
+
+    @abc.abstractmethod
+    def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the token rows of values, from 1 on, as a TensorFlow graph makes them.
+
+        Args:
+            values: Values `[batch, any]` of the type `value`; none where one is missing,
+                or the empty text, NaN, or the lowest int64.
+
+        Returns:
+            Token rows `[batch, any]` int64; those beyond `width` are cut off.
+        """
+
+    def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
+        """Returns the name of each token row `[rows]`, empty for row 0; None: they have none.
+
+        Items can be filtered by tokens that have names, and a warm start carries rows on
+        by them.
+
+        Args:
+            known: Tokens of the vocabulary in their order, for one that `has_vocabulary`.
+        """
+        del known
+        return None
+
+    def split(self, column: pa.Array) -> pa.Array:
+        """Returns the tokens of a typed column, one after the other, as text.
+
+        `recsys plan` counts them, for a feature that `has_vocabulary`.
+        """
+        return column.filter(pc.fill_null(pc.not_equal(column, ""), False))
+
+
+class TokenFeature(Feature):
+    """A feature whose tokens are texts: those of a vocabulary, or hashed ones."""
+
+    min_count: PositiveInt = 1
+    """A token is known from this number of occurrences on."""
+    hash_buckets: PositiveInt | None = None
+    """Rows that tokens are hashed into; `null`: each known token has a row."""
+
+    @abc.abstractmethod
+    def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the tokens of values `[batch, any]` as text."""
+
+    @property
+    def width(self) -> int:
+        """Most tokens of one item or user."""
+        return 1
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether each known token has a row."""
+        return self.hash_buckets is None
+
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the rows of the table: one a known token, or `hash_buckets`, and row 0."""
+        return 1 + (n_known if self.hash_buckets is None else self.hash_buckets)
+
+    def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the rows of the tokens; unknown ones are left out."""
+        from recsys.data.ingest import feature_graph
+
+        texts = self.texts(values)
+        if self.hash_buckets is not None:
+            return feature_graph.hashed_rows(texts, self.hash_buckets)
+        return feature_graph.vocabulary_rows(texts, self.name, self.min_count)
+
+    def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
+        """Returns the tokens; hashed ones have no name, since a row stands for many."""
+        return ["", *known] if self.has_vocabulary else None
+
+
+@registry.register_feature("category")
+class CategoryFeature(TokenFeature):
+    """The whole value is one token."""
+
+    def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the first value of each row."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.stripped(values)[:, :1]
+
+
+class BagFeature(TokenFeature):
+    """Several tokens of a value, the first ones."""
+
+    max_tokens: PositiveInt = 8
+    """Tokens kept of one item or user; the first ones."""
+
+    @property
+    def width(self) -> int:
+        """Most tokens of one item or user."""
+        return self.max_tokens
+
+
+@registry.register_feature("categories")
+class CategoriesFeature(BagFeature):
+    """A list, or text that is split at a separator."""
+
+    value: ClassVar[Value] = "list"
+    separator: str = "|"
+    """What stands between two categories."""
+
+    @property
+    def detail(self) -> str:
+        """The separator."""
+        return self.separator
+
+    def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the values of each row."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.stripped(values)
+
+    def split(self, column: pa.Array) -> pa.Array:
+        """Returns the elements of lists."""
+        return column.flatten()
+
+
+@registry.register_feature("words")
+class WordsFeature(BagFeature):
+    """The lower-cased words of a text, without web addresses."""
+
+    def texts(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the words of the first value of each row."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.words(values, BETWEEN_WORDS)
+
+    def split(self, column: pa.Array) -> pa.Array:
+        """Returns the words of texts."""
+        spaced = pc.replace_substring_regex(pc.utf8_lower(column), BETWEEN_WORDS, " ")
+        return super().split(pc.split_pattern(spaced, " ").flatten())
+
+
+class BucketFeature(Feature):
+    """Buckets of equally many values of the data."""
+
+    buckets: Annotated[int, Field(ge=2)] = 10
+    """Buckets of a number or of a date."""
+
+    @property
+    def width(self) -> int:
+        """One bucket."""
+        return 1
+
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the rows of the buckets, and row 0."""
+        del n_known
+        return 1 + self.buckets
+
+    def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
+        """Returns `bucket 1 of 10` …; a warm start knows buckets by such names."""
+        del known
+        return ["", *(f"bucket {n} of {self.buckets}" for n in range(1, self.buckets + 1))]
+
+
+@registry.register_feature("number")
+class NumberFeature(BucketFeature):
+    """A bucket of equally many values."""
+
+    value: ClassVar[Value] = "number"
+
+    def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the bucket of the first finite number of each row."""
+        from recsys.data.ingest import feature_graph
+
+        return feature_graph.bucket_rows(
+            feature_graph.finite(values)[:, :1], self.buckets, self.name
+        )
+
+
+@registry.register_feature("date")
+class DateFeature(BucketFeature):
+    """A bucket of equally many days, and the month."""
+
+    value: ClassVar[Value] = "date"
+    format: str | None = None
+    """How text of a `date` is written, as `interactions.timestamp_format`; `null`: ISO 8601."""
+
+    @property
+    def detail(self) -> str:
+        """The format; empty: ISO 8601."""
+        return self.format or ""
+
+    @property
+    def width(self) -> int:
+        """The bucket and the month."""
+        return 2
+
+    def table_rows(self, n_known: int = 0) -> int:
+        """Returns the rows of the buckets, the months, and row 0."""
+        return super().table_rows(n_known) + 12
+
+    def tokens(self, values: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns the bucket of the day, and the row of the month behind the buckets."""
+        from recsys.data.ingest import feature_graph
+
+        days = feature_graph.days(values)[:, :1]
+        months = feature_graph.months(days)
+        return feature_graph.joined(
+            feature_graph.bucket_rows(days, self.buckets, self.name),
+            months.with_flat_values(months.flat_values + self.buckets),
+        )
+
+    def token_names(self, known: Sequence[str] = ()) -> list[str] | None:
+        """Returns the names of the buckets, and of the months."""
+        return [*(super().token_names(known) or ()), *calendar.month_name[1:]]
