@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import print_line
-from benchmarks.quality_case.data_folder import write_data_folder
-from benchmarks.quality_case.data_sets import Csr, Split
+from benchmarks.measure import options_of, print_line, ratios, words_of
+from benchmarks.public_splits import Csr, Split, write_data_folder
 from recsys.config import TrainConfig
 from recsys.events import ENVIRONMENT_VARIABLE, EventReader
 from recsys.process import run_stage, stage_environment
@@ -29,7 +28,7 @@ _WARM = 0.1
 
 def main() -> None:
     """Runs pairs of trainings, and prints how long each took and their ratios."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
+    parser = options_of("checkpoint", __doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of users, and of items")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=4096)
@@ -44,10 +43,9 @@ def main() -> None:
         for number in range(options.rounds):
             without.append(_seconds(folder, f"without_{number}", options, _NEVER))
             with_saves.append(_seconds(folder, f"with_{number}", options, options.every))
-    print_line("checkpoint", "without", without, "s", 0.0)
-    print_line("checkpoint", f"every {options.every} steps", with_saves, "s", 0.0)
-    ratios = [a / b for a, b in zip(with_saves, without, strict=True)]
-    print_line("checkpoint", "with / without", ratios, "ratio", 0.0)
+    print_line("checkpoint", "without", without, "s")
+    print_line("checkpoint", f"every {options.every} steps", with_saves, "s")
+    print_line("checkpoint", "with / without", ratios(with_saves, without), "ratio")
 
 
 def _split(rows: int, per_user: int = 5) -> Split:
@@ -71,9 +69,9 @@ def _seconds(folder: Path, name: str, options: argparse.Namespace, every: int) -
         },
     }
     (own / "stage.json").write_text(json.dumps(stage))
-    words = ["--config", own / "stage.json", "--data", folder / "data", "--out", own / "model"]
+    words = words_of(config=own / "stage.json", data=folder / "data", out=own / "model")
     environment = {**stage_environment("jax"), ENVIRONMENT_VARIABLE: str(own / "events")}
-    run_stage("recsys.train", list(map(str, words)), environment)
+    run_stage("recsys.train", words, environment)
     told = [(e["done"], e["time"]) for e in EventReader(own / "events") if e.get("done")]
     total = told[-1][0]
     first = next(at for at in told if at[0] >= _WARM * total)

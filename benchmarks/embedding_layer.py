@@ -24,19 +24,27 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import print_line
+from benchmarks.embedding_step import ALLOCATORS
+from benchmarks.measure import (
+    log,
+    module,
+    options_of,
+    peer,
+    print_line,
+    ratios,
+    simulated,
+    zipf_batches,
+)
 from benchmarks.peers.embedding_layer_case import Case
-from benchmarks.two_tower_step.children import ALLOCATORS
-from benchmarks.two_tower_step.ids import zipf_batches
 
 NAME = "embedding_layer"
 OURS = ("ours", "ours-jax")
@@ -48,7 +56,6 @@ PEERS = {
 }
 
 _N_BATCHES = 16
-_ROOT = Path(__file__).resolve().parents[1]
 _READY_TIMEOUT_S = 1800
 _PAUSE_S = 0.3  # Threads of the one before go to sleep.
 _SAME = 0.01  # Share by which the warm-up may have moved the weights differently.
@@ -56,11 +63,7 @@ _SAME = 0.01  # Share by which the warm-up may have moved the weights differentl
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{NAME}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of(NAME, __doc__)
     add = parser.add_argument
     add("--rows", type=int, default=1_000_000)
     add("--dim", type=int, default=64, help="width of a row [floats]")
@@ -80,15 +83,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 @dataclass
 class Competitor:
-    """A process that waits for its turn.
-
-    Attributes:
-        who: `ours`, `ours-jax`, or a peer.
-        process: The process.
-        medians_ms: Median step of each of its turns [ms].
-        peak_rss_mib: Most memory that it held [MiB].
-        moved: How far the warm-up moved the weights, on average.
-    """
+    """A process that waits for its turn."""
 
     who: str
     process: subprocess.Popen[str]
@@ -98,7 +93,7 @@ class Competitor:
 
     def wait_until_ready(self) -> None:
         """Waits for the end of its warm-up; raises `ValueError` if it came to none."""
-        self.moved = float(self._answer()["moved"])  # type: ignore[arg-type]
+        self.moved = float(self._answer()["moved"])
 
     def take_turn(self, seconds: float) -> None:
         """Lets it measure for a while."""
@@ -106,26 +101,24 @@ class Competitor:
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         answer = self._answer()
-        self.medians_ms.append(statistics.median(answer["step_ms"]))  # type: ignore[arg-type]
-        self.peak_rss_mib = float(answer["peak_rss_mib"])  # type: ignore[arg-type]
+        self.medians_ms.append(statistics.median(answer["step_ms"]))
+        self.peak_rss_mib = float(answer["peak_rss_mib"])
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None  # noqa: S101 - for the type checker
-        answer: dict[str, object] = json.loads(self.process.stdout.readline())
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
 
 
 @contextlib.contextmanager
 def competitor(who: str, case: Case, allocator: str) -> Iterator[Competitor]:
     """Starts a competitor, and ends it with the context."""
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), **ALLOCATORS[allocator]}
-    environment |= {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, **simulated(1), **ALLOCATORS[allocator], "JAX_PLATFORMS": "cpu"}
     if who in OURS:
         environment["RECSYS_NATIVE"] = "1" if who == "ours" else "0"
-    if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
-        environment.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+    ours = module("benchmarks.peers.embedding_layer_ours")
     process = subprocess.Popen(
-        [*_command(who), case.to_json()],
+        [*(ours if who in OURS else peer(f"{NAME}_{who}")), case.to_json()],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -136,14 +129,6 @@ def competitor(who: str, case: Case, allocator: str) -> Iterator[Competitor]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _command(who: str) -> list[str]:
-    if who in OURS:
-        return [sys.executable, "-m", "benchmarks.peers.embedding_layer_ours"]
-    script = _ROOT / "benchmarks" / "peers" / f"{NAME}_{who}.py"
-    # `uv run` names itself in UV; the script's own header says what it needs.
-    return [os.environ.get("UV", "uv"), "run", "--quiet", "--script", str(script)]
 
 
 def main() -> None:
@@ -165,7 +150,7 @@ def main() -> None:
 
 def measured(case: Case, options: argparse.Namespace) -> list[Competitor]:
     """Returns the competitors that take part in `case`, after all rounds."""
-    names = [*OURS, *(peer for peer in options.peers if case.optimizer in PEERS[peer])]
+    names = [*OURS, *(who for who in options.peers if case.optimizer in PEERS[who])]
     with contextlib.ExitStack() as stack:
         ready = []
         for who in names:
@@ -173,7 +158,7 @@ def measured(case: Case, options: argparse.Namespace) -> list[Competitor]:
             try:
                 one.wait_until_ready()
             except ValueError:
-                print(f"{who} failed at {case.optimizer}", file=sys.stderr)
+                log(f"{who} failed at {case.optimizer}")
             else:
                 ready.append(one)
         _check_same_work(ready)
@@ -186,7 +171,7 @@ def measured(case: Case, options: argparse.Namespace) -> list[Competitor]:
 def _check_same_work(ready: list[Competitor]) -> None:
     ours = ready[0].moved
     for one in ready:
-        print(f"{one.who}: the warm-up moved weights by {one.moved:.3e}", file=sys.stderr)
+        log(f"{one.who}: the warm-up moved weights by {one.moved:.3e}")
         if abs(one.moved - ours) > _SAME * ours:
             raise SystemExit(f"{one.who} doesn't compute what we compute")
 
@@ -196,9 +181,8 @@ def _print(ready: list[Competitor], case: str) -> None:
     for one in ready:
         print_line(NAME, f"{one.who} {case}", one.medians_ms, "ms", one.peak_rss_mib)
         if one is not ours:
-            pairs = zip(one.medians_ms, ours.medians_ms, strict=True)
-            ratios = [theirs / own for theirs, own in pairs]
-            print_line(NAME, f"{one.who}/ours {case}", ratios, "x", one.peak_rss_mib)
+            over = ratios(one.medians_ms, ours.medians_ms)
+            print_line(NAME, f"{one.who}/ours {case}", over, "x", one.peak_rss_mib)
 
 
 if __name__ == "__main__":

@@ -19,23 +19,44 @@ the bits of those on one device, by the kernel and by JAX alone, for `--peer-use
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import functools
 import os
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
 
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.evaluate_case import blocked_jax, children, ours
-from benchmarks.evaluate_case.case import Case, Data, draw
-from benchmarks.measure import print_line
-from benchmarks.two_tower_step.clock import peak_rss_mib
+from benchmarks.measure import (
+    forget_peak,
+    last_line,
+    module,
+    options_of,
+    peak_rss_mib,
+    peer,
+    print_line,
+    python_path,
+    run,
+    simulated,
+)
+from benchmarks.peers.evaluate_case import Case, Data, draw
+from recsys.config import EvaluateConfig
+from recsys.evaluation import measurement
+from recsys.evaluation.queries import Queries
+from recsys.evaluation.scores import DotProducts
+from recsys.metrics.metric import Items
+from recsys.ragged import Ragged
 
 BENCH = "evaluate"
 PEERS = ("jax", "tfrs")
@@ -47,11 +68,7 @@ Run = Callable[[], float]
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of("evaluate", __doc__)
     add = parser.add_argument
     add("--users", type=int, default=100_000)
     add("--items", type=int, default=1_000_000)
@@ -79,10 +96,8 @@ def matmul_gflops(n: int) -> float:
 
 def our_run(case: Case, data: Data) -> tuple[float, float]:
     """Returns the time of an evaluation [s], and its memory beyond what was held [MiB]."""
-    # 5 sets the peak back to what is held now (man 5 proc).
-    Path("/proc/self/clear_refs").write_text("5")
-    before, started = peak_rss_mib(), time.perf_counter()
-    ours.evaluate(case, data)
+    before, started = forget_peak(), time.perf_counter()
+    evaluate(case, data)
     return time.perf_counter() - started, peak_rss_mib() - before
 
 
@@ -99,8 +114,8 @@ def one_round(case: Case, data: Data, options: argparse.Namespace, rates: Rates)
     rates["memory"].append(mib)
     beside, some = (of_fewer(case, n) for n in (options.turn_users, options.peer_users))
     before = users_per_second(beside, data)
-    for name, run in peers(some, data, options):
-        rate = some.users / run()
+    for name, timed in peers(some, data, options):
+        rate = some.users / timed()
         after = users_per_second(beside, data)
         rates[name].append(rate)
         rates[f"ours/{name}"].append((before + after) / 2 / rate)
@@ -120,10 +135,10 @@ def users_per_second(case: Case, data: Data) -> float:
 def peers(case: Case, data: Data, options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
     """Yields what is compared with ours by name: a function that returns its time [s]."""
     if "jax" in options.peers:
-        yield "jax", lambda: blocked_jax.seconds(case, data.first(case.users))
+        yield "jax", lambda: jax_seconds(case, data.first(case.users))
     for batch in options.tfrs_batches if "tfrs" in options.peers else ():
         name = f"tfrs batch={batch}" if batch else "tfrs brute force"
-        yield name, functools.partial(children.tfrs_seconds, case, batch)
+        yield name, functools.partial(tfrs_seconds, case, batch)
 
 
 def print_rates(case: Case, some: Case, rates: Rates) -> None:
@@ -139,10 +154,10 @@ def print_rates(case: Case, some: Case, rates: Rates) -> None:
 def print_devices(case: Case, devices: Sequence[int]) -> None:
     """Prints whether so many devices find, to the last bit, what one finds."""
     for way in ("kernel", "jax alone") if devices else ():
-        expected = children.our_digest(case, 1, way == "kernel")
+        expected = our_digest(case, 1, way == "kernel")
         for n in devices:
-            same = children.our_digest(case, n, way == "kernel") == expected
-            print_line(BENCH, f"same bits devices={n}/1 {way} {case}", [float(same)], "share", 0)
+            same = our_digest(case, n, way == "kernel") == expected
+            print_line(BENCH, f"same bits devices={n}/1 {way} {case}", [float(same)], "share")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -160,5 +175,131 @@ def main(words: Sequence[str] | None = None) -> None:
     print_devices(some, options.devices)
 
 
+# --- We evaluate the case; as a program: a digest of what we find, on whatever devices there are.
+
+
+def evaluate(case: Case, data: Data) -> measurement.Measured:
+    """Returns all metrics of `data` at all cut-offs."""
+    users = np.arange(len(data.query))
+    positives, seen = (_ragged(rows) for rows in (data.positives, data.seen))
+    is_item = np.arange(len(data.candidates)) > 0
+    asked = measurement.Case(
+        queries=Queries(users, users.astype(np.int32), seen, positives),
+        items=Items(data.counts, is_item, data.candidates),
+        ks=case.ks,
+        metrics=EvaluateConfig().metrics,
+    )
+    return measurement.measure(DotProducts(data.query, data.candidates), asked)
+
+
+def _ragged(rows: np.ndarray) -> Ragged:
+    n, width = rows.shape
+    return Ragged(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
+
+
+def digest(found: measurement.Measured) -> str:
+    """Returns a hash of every rank, list, score and metric, to the last bit."""
+    ranking = found.ranking
+    arrays = [ranking.ranks, ranking.n_ranked, ranking.top, ranking.top_scores]
+    arrays += [found.per_query[name] for name in sorted(found.per_query)]
+    arrays += [np.array([found.totals[name]]) for name in sorted(found.totals)]
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def print_digest() -> None:
+    """Evaluates the case that the command line names."""
+    import jax
+
+    case = Case.from_command()
+    found = digest(evaluate(case, draw(case)))
+    print(json.dumps({"devices": jax.device_count(), "digest": found}))
+
+
+# --- The usual way in JAX: a block of users' scores by one matrix product, then `top_k`.
+
+
+_SCORES = 2**28
+"""Scores of a block; of 16 to 512 users, 256 are the fastest over a million items."""
+
+
+def jax_seconds(case: Case, data: Data) -> float:
+    """Returns the time that the lists of all users of `data` take [s], once compiled."""
+    size = max(1, min(len(data.query), _SCORES // case.items))
+    blocks = range(0, len(data.query) - size + 1, size)
+    candidates = jnp.asarray(data.candidates)
+    top = jax.jit(_top, static_argnames="k")
+    k = min(max(case.ks), case.items)
+
+    def run(start: int) -> np.ndarray:
+        part = slice(start, start + size)
+        return np.asarray(top(data.query[part], data.seen[part], candidates, k=k))
+
+    run(0)
+    started = time.perf_counter()
+    for start in blocks:
+        run(start)
+    return (time.perf_counter() - started) * len(data.query) / (len(blocks) * size)
+
+
+def _top(query: jax.Array, seen: jax.Array, candidates: jax.Array, k: int) -> jax.Array:
+    scores = query @ candidates.T
+    users = jnp.arange(query.shape[0])[:, None]
+    scores = scores.at[users, seen].set(-jnp.inf).at[:, 0].set(-jnp.inf)
+    return jax.lax.top_k(scores, k)[1]
+
+
+# --- Starts processes: peers in environments of their own, and ours on several devices.
+
+
+_TIMEOUT_S = 3600
+
+
+def tfrs_seconds(case: Case, batch: int) -> float:
+    """Returns the time that TFRS takes for the case [s].
+
+    Args:
+        case: What to measure.
+        batch: Candidates of a batch; 0: all of them at once (`BruteForce`).
+
+    Raises:
+        subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
+    """
+    return float(_run([*peer("evaluate_tfrs"), case.to_json(), str(batch)], {})["seconds"])
+
+
+def our_digest(case: Case, devices: int, is_native: bool) -> str:
+    """Returns a hash of all that we find, on so many simulated devices.
+
+    Args:
+        case: What to evaluate.
+        devices: Simulated devices.
+        is_native: Whether by the C kernel, else by JAX alone.
+
+    Raises:
+        subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
+    """
+    environment = {**simulated(devices), "JAX_PLATFORMS": "cpu"}
+    environment["RECSYS_NATIVE"] = "1" if is_native else "0"
+    found = _run(module("benchmarks.evaluate", "digest", case.to_json()), environment)
+    if found["devices"] != devices:
+        raise RuntimeError(f"{found['devices']} devices in place of {devices}")
+    return str(found["digest"])
+
+
+def _run(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": python_path(), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    return last_line(done.stdout)
+
+
 if __name__ == "__main__":
-    main()
+    run(main, digest=print_digest)

@@ -19,8 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.export_case.memory import Memory, watch
-from benchmarks.measure import print_line
+from benchmarks.measure import Watched, module, options_of, print_line, watch, words_of
 
 BENCH = "export"
 _FLOAT_BYTES = 4
@@ -28,11 +27,7 @@ _FLOAT_BYTES = 4
 
 def main(words: Sequence[str] | None = None) -> None:
     """Runs from the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of("export", __doc__)
     add = parser.add_argument
     add("--rows", type=int, nargs="+", default=[1_000_000], help="of the users' table")
     add("--dim", type=int, default=64, help="width of the embeddings [floats]")
@@ -48,27 +43,24 @@ def main(words: Sequence[str] | None = None) -> None:
 def measure(options: argparse.Namespace, rows: int, folder: Path) -> None:
     """Measures one size."""
     sizes = {"rows": rows, "items": options.items, "dim": options.dim}
-    make = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-    world = [sys.executable, "-m", "benchmarks.export_case.world", *make, "--out", str(folder)]
+    world = module("benchmarks.worlds", "wide", *words_of(**sizes, out=folder))
     subprocess.run(world, check=True, stdout=subprocess.DEVNULL)
     seen = [_export(folder) for _ in range(options.runs)]
-    table = rows * options.dim * _FLOAT_BYTES
+    table_mib = rows * options.dim * _FLOAT_BYTES / 2**20
     case = f"rows={rows} dim={options.dim} items={options.items}"
-    largest = [max(one.peak_bytes.values()) for one in seen]
-    mib = max(largest) / 2**20
-    print_line(BENCH, f"seconds {case}", [one.seconds for one in seen], "s", mib)
-    shares = [peak / table for peak in largest]
-    print_line(BENCH, f"peak memory {case}", shares, "times the table", mib)
-    together = [one.tree_bytes / table for one in seen]
-    mib = max(one.tree_bytes for one in seen) / 2**20
-    print_line(BENCH, f"together {case}", together, "times the table", mib)
+    largest = [max(one.peak_mib.values()) for one in seen]
+    print_line(BENCH, f"seconds {case}", [one.seconds for one in seen], "s", max(largest))
+    shares = [peak / table_mib for peak in largest]
+    print_line(BENCH, f"peak memory {case}", shares, "times the table", max(largest))
+    together = [one.peak_rss_mib for one in seen]
+    shares = [mib / table_mib for mib in together]
+    print_line(BENCH, f"together {case}", shares, "times the table", max(together))
 
 
-def _export(folder: Path) -> Memory:
-    words = {"config": "export.json", "model": "model", "data": "data", "out": "bundle"}
-    paths = [word for name, path in words.items() for word in (f"--{name}", str(folder / path))]
-    command = [sys.executable, "-c", _EXPORT, *paths]
-    return watch(command)
+def _export(folder: Path) -> Watched:
+    paths = {"config": "export.json", "model": "model", "data": "data", "out": "bundle"}
+    words = words_of(**{name: folder / path for name, path in paths.items()})
+    return watch([sys.executable, "-c", _EXPORT, *words])
 
 
 # With the environment that the pipeline's exporter has.

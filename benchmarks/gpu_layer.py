@@ -2,8 +2,10 @@
 
 It needs JAX's CUDA build beside the driver: `pip install "jax[cuda13]"` (or `jax[cuda12]`).
 A machine without network needs the wheels of keras, keras-rs, namex and optree as well.
-The workload is that of `benchmarks.gpu_step`: 26 features × a batch of 65,536 are 1.7
-million ids a step. The lines, for each number of rows and each width:
+One table of `rows` × `dim` float32 holds `features` features, each in rows of its own; a
+step looks up one id a feature for each of `batch` examples, Zipf(1.05), and updates the
+rows with given gradients: 26 features × a batch of 65,536 are 1.7 million ids a step.
+The lines, for each number of rows and each width:
 
 - `ours rows=R dim=D`: ms a step; `copy rows=R dim=D`: what the device copies, bytes read
   and written [GB/s], measured by the same process just before;
@@ -29,24 +31,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu_step.case import Case, Measured, moved_bytes
-from benchmarks.measure import print_line
-from benchmarks.two_tower_step.ids import zipf_batches
+from benchmarks.measure import log, module, options_of, peer, print_line, python_path, zipf_batches
+from benchmarks.peers.gpu_layer_case import Case, Measured, moved_bytes
 
 BENCH = "gpu_layer"
-_ROOT = Path(__file__).resolve().parent.parent
-_PEER = _ROOT / "benchmarks" / "peers" / "gpu_layer_torch.py"
 _N_SETS = 4
 _FLOAT, _GIGA = 4, 1e9
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_layer",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of(BENCH, __doc__)
     add = parser.add_argument
     rows = [1_000_000, 10_000_000, 100_000_000]
     add("--rows", type=int, nargs="+", default=rows, metavar="R")
@@ -65,10 +60,10 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Measures every size in turns, ours and the peer's, and prints each when it is done."""
     options = parse()
-    commands = {"ours": [sys.executable, "-m", "benchmarks.gpu_step.ours"]}
+    commands = {"ours": module("benchmarks.peers.gpu_layer_ours")}
     if options.peer:
-        by_uv = [os.environ.get("UV", "uv"), "run", "--quiet", "--script", str(_PEER)]
-        commands["torch"] = by_uv if options.peer == "uv" else [options.peer, str(_PEER)]
+        by_uv = peer("gpu_layer_torch")
+        commands["torch"] = by_uv if options.peer == "uv" else [options.peer, by_uv[-1]]
     with tempfile.TemporaryDirectory() as folder:
         for rows in options.rows:
             ids = Path(folder) / f"{rows}.npy"
@@ -101,19 +96,14 @@ def _measure(
 
 
 def _run(command: list[str], case: Case) -> Measured:
-    environment = {**os.environ, "PYTHONPATH": _python_path(), "KERAS_BACKEND": "jax"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "KERAS_BACKEND": "jax"}
     words = [*command, case.to_json()]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr.strip() or f"{command[0]} ended with {done.returncode}.")
-    measured = Measured.from_stdout(done.stdout)
-    print(f"{command[-1]}: {measured}", file=sys.stderr)
+    measured = Measured.from_json(done.stdout)
+    log(f"{command[-1]}: {measured}")
     return measured
-
-
-def _python_path() -> str:
-    inherited = os.environ.get("PYTHONPATH")
-    return f"{_ROOT}{os.pathsep}{inherited}" if inherited else str(_ROOT)
 
 
 def _print_ours(rounds: list[Measured], size: str, moved: float, state: int) -> None:

@@ -1,8 +1,10 @@
 """`python -m benchmarks.ingest`: from a raw file to the interaction store.
 
-The workload is that of `benchmarks.ingest_case`. Each run is a process of its own, whose
-clock runs from the raw file to the finished store, imports left out; all cases take
-turns, round after round. The lines:
+A raw file of `user,item,timestamp` becomes an interaction store: bad rows and duplicates
+out, one cut in time, ids to rows by the number of training events, events sorted by user
+and time. We do it through Beam, peers each in their own way. Each run is a process of its
+own, whose clock runs from the raw file to the finished store, imports left out; all cases
+take turns, round after round. The lines:
 
 - `ours csv rows=R`, `polars csv rows=R`, …: rows/s, with the most memory of all processes;
 - `ours ingest csv rows=R`, `… vocabulary …`, `… store …`: seconds of our phases;
@@ -22,48 +24,35 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.ingest_case.events import write_events
-from benchmarks.measure import print_line, watch
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from benchmarks.measure import log, module, options_of, peer, print_line, ratios, run, watch
 
 PEERS = ("polars", "duckdb", "tfx")
 OURS = "ours"
-_ROOT = Path(__file__).resolve().parents[1]
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ingest",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of("ingest", __doc__)
     add = parser.add_argument
     add("--rows", type=int, nargs="+", default=[5_000_000], metavar="R")
     add("--format", nargs="+", choices=["csv", "parquet"], default=["csv", "parquet"])
     add("--peers", nargs="+", choices=[*PEERS, "all"], default=[], metavar="PEER", help=f"{PEERS}")
     add("--rounds", type=int, default=3)
-    add(
-        "--spans",
-        type=int,
-        metavar="N",
-        help="a night that reads one more span of a window of N, instead",
-    )
-    add(
-        "--beam",
-        nargs="*",
-        default=[],
-        metavar="ARG",
-        help="arguments of Beam, ours and TFX's; none: DirectRunner in one process",
-    )
+    add("--spans", type=int, metavar="N", help="a night that reads one more span of N, instead")
+    beam = "arguments of Beam, ours and TFX's; none: DirectRunner in one process"
+    add("--beam", nargs="*", default=[], metavar="ARG", help=beam)
     options = parser.parse_args(words)
     if "all" in options.peers:
         options.peers = list(PEERS)
@@ -88,15 +77,14 @@ def main() -> None:
 
 def _nights(options: argparse.Namespace) -> None:
     """Times nights that read one more span, and prints their lines."""
-    os.environ["PYTHONPATH"] = str(_ROOT)
     for kind, rows in itertools.product(options.format, options.rows):
         runs, peak = [], 0.0
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory(prefix="recsys-nights-") as out:
                 words = [f"{out}/out", str(rows), str(options.spans), kind]
-                run = watch([sys.executable, "-m", "benchmarks.ingest_case.nights", *words])
-            runs.append(json.loads(run.stdout.splitlines()[-1]))
-            peak = max(peak, run.peak_rss_mib)
+                watched = watch(module("benchmarks.ingest_runs", "nights", *words))
+            runs.append(watched.result)
+            peak = max(peak, watched.peak_rss_mib)
         _print_nights(f"of {options.spans} {kind} rows={rows}", runs, peak)
 
 
@@ -110,8 +98,8 @@ def _print_nights(label: str, runs: list[dict[str, Any]], peak: float) -> None:
             seconds = [run[who]["phases"][phase] for run in runs]
             print_line("ingest", f"{who}: {phase}, spans {label}", seconds, "s", peak)
     for who in ("from scratch", "without spans"):
-        ratios = [run[who]["seconds"] / run["one more"]["seconds"] for run in runs]
-        print_line("ingest", f"{who}/one more, spans {label}", ratios, "ratio", peak)
+        over = [run[who]["seconds"] / run["one more"]["seconds"] for run in runs]
+        print_line("ingest", f"{who}/one more, spans {label}", over, "ratio", peak)
 
 
 def _file(folder: str | Path, kind: str, rows: int) -> Path:
@@ -127,24 +115,22 @@ def _round(
         if who == "tfx" and kind != "csv":
             continue
         with tempfile.TemporaryDirectory(dir=folder) as out:
-            command = _command(who, options.beam)
-            run = watch([*command[0], str(_file(folder, kind, rows)), f"{out}/out", *command[1]])
-        result = json.loads(run.stdout.splitlines()[-1])
-        results[who, kind, rows].append({**result, "peak": run.peak_rss_mib})
-        print(f"{turn} {who} {kind} {rows}: {result['seconds']:.1f} s", file=sys.stderr)
+            beam = options.beam if who in (OURS, "tfx") else []
+            words = [str(_file(folder, kind, rows)), f"{out}/out", *beam]
+            watched = watch([*_command(who), *words])
+        result = watched.result
+        results[who, kind, rows].append({**result, "peak": watched.peak_rss_mib})
+        log(f"{turn} {who} {kind} {rows}: {result['seconds']:.1f} s")
         if result["digest"] is not None:
             digests[who] = result["digest"]
     if len(set(digests.values())) > 1:
         raise SystemExit(f"{kind} rows={rows}: the stores differ: {digests}")
 
 
-def _command(who: str, beam_args: list[str]) -> tuple[list[str], list[str]]:
-    os.environ["PYTHONPATH"] = str(_ROOT)
-    if who in (OURS, "tfx"):
-        return [sys.executable, "-m", f"benchmarks.ingest_case.{who}"], beam_args
-    script = _ROOT / "benchmarks" / "peers" / f"ingest_{who}.py"
-    # `uv run` names itself in UV; the script's own header says what it needs.
-    return [os.environ.get("UV", "uv"), "run", "--quiet", "--script", str(script)], []
+def _command(who: str) -> list[str]:
+    if who == OURS:
+        return module("benchmarks.ingest_runs", "ours")
+    return module("benchmarks.peers.ingest_tfx") if who == "tfx" else peer(f"ingest_{who}")
 
 
 def _print_results(options: argparse.Namespace, results: Any) -> None:
@@ -156,16 +142,85 @@ def _print_results(options: argparse.Namespace, results: Any) -> None:
             seconds = [run["phases"][phase] for run in runs]
             print_line("ingest", f"{who} {phase} {kind} rows={rows}", seconds, "s", peak)
         if who != OURS:
-            ours = results[OURS, kind, rows]
-            ratios = [a["seconds"] / b["seconds"] for a, b in zip(runs, ours, strict=True)]
-            print_line("ingest", f"{OURS}/{who} {kind} rows={rows}", ratios, "ratio", peak)
+            both = ([run["seconds"] for run in of] for of in (runs, results[OURS, kind, rows]))
+            print_line("ingest", f"{OURS}/{who} {kind} rows={rows}", ratios(*both), "ratio", peak)
     least, most = min(options.rows), max(options.rows)
     for kind in options.format if most > least else ():
-        pairs = zip(results[OURS, kind, most], results[OURS, kind, least], strict=True)
-        ratios = [most / a["seconds"] / (least / b["seconds"]) for a, b in pairs]
+        rates = ([n / run["seconds"] for run in results[OURS, kind, n]] for n in (most, least))
         peak = max(run["peak"] for run in results[OURS, kind, most])
-        print_line("ingest", f"{OURS} {kind} rows={most}/{least}", ratios, "ratio", peak)
+        print_line("ingest", f"{OURS} {kind} rows={most}/{least}", ratios(*rates), "ratio", peak)
+
+
+# --- An event log of any size, made chunk by chunk.
+
+
+Format = Literal["csv", "parquet"]
+FIRST_S = 1_700_000_000
+DAYS = 30
+_CHUNK = 2_000_000
+
+
+def write_events(
+    file: Path,
+    rows: int,
+    kind: Format,
+    seed: int = 0,
+    first_s: int = FIRST_S,
+    days: int = DAYS,
+    ids_of: int | None = None,
+) -> None:
+    """Writes an event log.
+
+    There are as many users as a 50th of the rows and as many items as a 200th, both
+    drawn by a power law; one row of a thousand is the one before it once more.
+
+    Args:
+        file: File to write.
+        rows: Events of the file.
+        kind: Its format.
+        seed: Seed of the events.
+        first_s: First time of an event [seconds since 1970, UTC].
+        days: Days that they lie in.
+        ids_of: There are as many users and items as for so many rows; None: `rows`.
+    """
+    chunks = _chunks(rows, seed, first_s, days, ids_of or rows)
+    if kind == "parquet":
+        with pq.ParquetWriter(file, _SCHEMA) as writer:
+            for chunk in chunks:
+                writer.write_table(chunk, row_group_size=1 << 20)
+        return
+    with pa_csv.CSVWriter(
+        file, _SCHEMA, write_options=pa_csv.WriteOptions(quoting_style="none")
+    ) as writer:
+        for chunk in chunks:
+            writer.write_table(chunk)
+
+
+_SCHEMA = pa.schema([("user", pa.string()), ("item", pa.string()), ("timestamp", pa.int64())])
+
+
+def _chunks(rows: int, seed: int, first_s: int, days: int, ids_of: int) -> Iterator[pa.Table]:
+    random = np.random.default_rng(seed)
+    users, items = max(2, ids_of // 50), max(2, ids_of // 200)
+    for start in range(0, rows, _CHUNK):
+        n = min(_CHUNK, rows - start)
+        user = _power_law(random, users, n)
+        item = _power_law(random, items, n)
+        time = first_s + random.integers(0, days * 86_400, n)
+        again = np.flatnonzero(random.random(n - 1) < 0.001) + 1
+        for column in (user, item, time):
+            column[again] = column[again - 1]
+        yield pa.table([_ids("u", user), _ids("item-", item), pa.array(time)], schema=_SCHEMA)
+
+
+def _power_law(random: np.random.Generator, n_ids: int, n: int) -> np.ndarray:
+    """Returns ids `[n]` whose density falls as their number to the power -0.7."""
+    return (n_ids * random.random(n) ** (1 / 0.3)).astype(np.int64)
+
+
+def _ids(prefix: str, numbers: np.ndarray) -> pa.Array:
+    return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.measure import print_line, watch
+from benchmarks.measure import module, options_of, print_line, watch, words_of
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
@@ -65,16 +64,15 @@ def main() -> None:
 
 def _measure(store: Path, case: str, label: str, options: argparse.Namespace) -> None:
     """Measures a case in a process of its own, and prints its line."""
-    command = [sys.executable, "-m", "benchmarks.input_pipeline", "--store", str(store)]
-    command += ["--rows", str(options.rows), "--batch", str(options.batch)]
-    command += ["--history", str(options.history), "--case", case]
-    watched = watch(command)
-    found = json.loads(watched.stdout)
-    print_line("input_pipeline", label, found["speeds"], "examples/s", watched.peak_rss_mib)
+    command = module("benchmarks.input_pipeline")
+    command += words_of(store=store, rows=options.rows, batch=options.batch)
+    watched = watch([*command, *words_of(history=options.history, case=case)])
+    speeds = watched.result["speeds"]
+    print_line("input_pipeline", label, speeds, "examples/s", watched.peak_rss_mib)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.input_pipeline")
+    parser = options_of("input_pipeline", __doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="events of the store")
     parser.add_argument("--history", type=int, default=50, help="items of a history")
     parser.add_argument("--batch", type=int, default=4096, help="examples of a batch")

@@ -13,16 +13,20 @@ what users did left out of their lists. The lines, for each `--items`:
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from benchmarks.measure import Watched, print_line, watch
-from benchmarks.serve_case.server import bundle_of
+from benchmarks.measure import Watched, module, options_of, print_line, run, watch, words_of
+from benchmarks.serve import bundle_of
 from recsys.bundles.publishing import publish
 
 BENCH = "recommend"
@@ -30,11 +34,7 @@ BENCH = "recommend"
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.recommend",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of("recommend", __doc__)
     add = parser.add_argument
     add("--items", type=int, nargs="+", default=[100_000])
     add("--users", type=int, default=10_000, help="of the bundle")
@@ -73,9 +73,8 @@ def measure_whole(
 ) -> None:
     """Prints the rate of the command, and what it takes beside."""
     out = users.with_name("out.parquet")
-    command = [sys.executable, "-m", "recsys", "recommend", *words, "--json"]
-    command += ["--users", str(users), "--out", str(out)]
-    command += ["-k", str(options.k), "--batch", str(options.batch)]
+    command = module("recsys", "recommend", *words, "--json", "-k", options.k)
+    command += words_of(users=users, out=out, batch=options.batch)
     found = [watch(command) for _ in range(options.runs)]
     said = [json.loads(one.stdout) for one in found]
     peak = max(one.peak_rss_mib for one in found)
@@ -87,9 +86,9 @@ def measure_whole(
 
 def measure_parts(options: argparse.Namespace, case: str, bundle: Path, users: Path) -> None:
     """Prints the share of each part."""
-    command = [sys.executable, "-m", "benchmarks.recommend_case.parts", "--bundle", str(bundle)]
-    command += ["--users", str(users), "--out", str(users.with_name("parts.parquet"))]
-    command += ["-k", str(options.k), "--batch", str(options.batch)]
+    command = module("benchmarks.recommend", "parts", "-k", options.k)
+    out = users.with_name("parts.parquet")
+    command += words_of(bundle=bundle, users=users, out=out, batch=options.batch)
     found: list[Watched] = [watch(command) for _ in range(options.runs)]
     parts = [json.loads(one.stdout)["seconds"] for one in found]
     peak = max(one.peak_rss_mib for one in found)
@@ -98,5 +97,54 @@ def measure_parts(options: argparse.Namespace, case: str, bundle: Path, users: P
         print_line(BENCH, f"part {name} {case}", shares, "share", peak)
 
 
+# --- parts that come one after the other, so that none runs beside another
+
+
+def answer_in_parts(words: Sequence[str] | None = None) -> None:
+    """Answers a file of users part by part; prints the seconds of each, and users."""
+    from recsys.serving import batch_file
+    from recsys.serving.retriever import Retriever
+    from recsys.serving.users_file import UsersFile
+
+    parser = options_of("recommend parts", answer_in_parts.__doc__)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True)
+    add("--users", type=Path, required=True)
+    add("--out", type=Path, required=True)
+    add("-k", type=int, required=True)
+    add("--batch", type=int, required=True)
+    options = parser.parse_args(words)
+    seconds: dict[str, float] = defaultdict(float)
+    retriever = Retriever.open(options.bundle)
+    batch_file.batch_answer(retriever, pa.array(["u1"] * 100), options.k)  # The first is slow.
+    graph: Any = retriever._graph
+    ranker: Any = retriever._ranker
+    graph.ask = _timed(graph.ask, "query", seconds)
+    ranker.best_of_batch = _timed(ranker.best_of_batch, "rank", seconds)
+    batch_file.as_batch = _timed(batch_file.as_batch, "encode", seconds)
+    n_users = 0
+    started = time.perf_counter()
+    with options.out.open("wb") as file, batch_file._writer(file) as writer:
+        for ids, _, _ in batch_file._blocks(UsersFile.open(options.users), options.batch):
+            writer.write_batch(batch_file.batch_answer(retriever, ids, options.k))
+            n_users += len(ids)
+    seconds["rest"] = time.perf_counter() - started - sum(seconds.values())
+    print(json.dumps({"users": n_users, "seconds": seconds}))
+
+
+def _timed(
+    function: Callable[..., Any], part: str, seconds: dict[str, float]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def timed(*words: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*words)
+        finally:
+            seconds[part] += time.perf_counter() - started
+
+    return timed
+
+
 if __name__ == "__main__":
-    main()
+    run(main, parts=answer_in_parts)

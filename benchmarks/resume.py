@@ -19,7 +19,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,9 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import print_line
-from benchmarks.quality_case.data_folder import write_data_folder
-from benchmarks.quality_case.data_sets import Csr, Split
+from benchmarks.measure import children_of, log, module, options_of, print_line, simulated, words_of
+from benchmarks.public_splits import Csr, Split, write_data_folder
 from recsys.events import ENVIRONMENT_VARIABLE, EventReader
 
 _STAGE: dict[str, dict[str, Any]] = {
@@ -43,7 +41,7 @@ _BY_CLOCK = 0.3
 
 def main() -> None:
     """Kills runs, and prints how many came to the same weights, and what the kills cost."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.resume", description=__doc__)
+    parser = options_of("resume", __doc__)
     parser.add_argument("--kills", type=int, default=30, help="kills in all")
     parser.add_argument("--kills-a-run", type=int, default=5)
     parser.add_argument("--devices", type=int, default=8, help="simulated devices, in all")
@@ -67,18 +65,18 @@ def main() -> None:
             most = 1 if options.processes > 1 else options.kills_a_run
             lost += case.run(name, min(most, options.kills - len(lost)), draw)
             equal.append(float(case.is_same(name, "undisturbed")))
-            print(f"{len(lost)} kills, {equal}", file=sys.stderr, flush=True)
+            log(f"{len(lost)} kills, {equal}")
         for devices in options.on:
             name = f"moved_to_{devices}"
             case.move(name, devices, draw)
             differences = case.differences(name, "undisturbed")
-            print(f"went on at {case.resumed_at(name)}", file=sys.stderr)
+            log(f"went on at {case._summary(name)['resumed_at']}")
             for what, value in differences.items():
-                print_line("resume", f"{devices} devices, {what}", [value * 1e6], "millionths", 0.0)
+                print_line("resume", f"{devices} devices, {what}", [value * 1e6], "millionths")
     if equal:
-        print_line("resume", "runs with the same bits", equal, "1 if so", 0.0)
-        print_line("resume", "steps told of and lost by a kill", lost, "steps", 0.0)
-        print_line("resume", "kills", [float(len(lost))], "kills", 0.0)
+        print_line("resume", "runs with the same bits", equal, "1 if so")
+        print_line("resume", "steps told of and lost by a kill", lost, "steps")
+        print_line("resume", "kills", [float(len(lost))], "kills")
 
 
 class _Case:
@@ -143,17 +141,11 @@ class _Case:
         a, b = self._summary(name), self._summary(other)
         if any(a[key] != b[key] for key in ("curve", "validation", "best_step")):
             return False
-        files = sorted(path.name for path in self._weights(other).iterdir())
-        return files == sorted(path.name for path in self._weights(name).iterdir()) and all(
-            np.load(self._weights(name) / file).tobytes()
-            == np.load(self._weights(other) / file).tobytes()
-            for file in files
+        first, second = (
+            {path.name: path.read_bytes() for path in self._weights(run).iterdir()}
+            for run in (name, other)
         )
-
-    def resumed_at(self, name: str) -> list[int]:
-        """Returns the steps that attempts went on from."""
-        steps: list[int] = self._summary(name)["resumed_at"]
-        return steps
+        return first == second
 
     def differences(self, name: str, other: str) -> dict[str, float]:
         """Returns how far two runs are apart at the most: their losses, and what they saw."""
@@ -169,18 +161,20 @@ class _Case:
         events = folder / "events.jsonl"
         events.unlink(missing_ok=True)
         n = self._options.processes
-        each = (devices or self._options.devices) // n
-        flags = f"--xla_force_host_platform_device_count={each}"
-        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, ENVIRONMENT_VARIABLE: str(events)}
         # Most of a start goes into compiling what the start before compiled.
-        own["JAX_COMPILATION_CACHE_DIR"] = str(self._root / "compiled")
-        own["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-        words = ["--config", self._root / "stage.json", "--data", self._root / "data"]
-        words += ["--out", folder / "model", "--processes", n]
+        own = {
+            **simulated((devices or self._options.devices) // n),
+            ENVIRONMENT_VARIABLE: str(events),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(self._root / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        }
+        words = words_of(config=self._root / "stage.json", data=self._root / "data")
+        words += words_of(out=folder / "model", processes=n)
         with (folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "recsys.train", *map(str, words)],
-                env={**os.environ, "JAX_PLATFORMS": "cpu", **own},
+                module("recsys.train", *words),
+                env={**os.environ, **own},
                 stdout=log,
                 stderr=log,
             )
@@ -201,7 +195,7 @@ class _Case:
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.wait(seconds)
         alone = self._options.processes == 1
-        victims = [run.pid] if alone else _children(run.pid)
+        victims = [run.pid] if alone else children_of(run.pid)
         if run.poll() is not None or not victims:
             return None
         os.kill(draw.choice(victims), signal.SIGKILL)
@@ -228,12 +222,6 @@ class _Case:
 
 def _furthest(ours: list[dict[str, float]], theirs: list[dict[str, float]], key: str) -> float:
     return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True))
-
-
-def _children(parent: int) -> list[int]:
-    """Returns the processes that a process started, the oldest first."""
-    path = Path(f"/proc/{parent}/task/{parent}/children")
-    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
 
 def _split(n_users: int = 2000, n_items: int = 3000, per_user: int = 30) -> Split:

@@ -16,17 +16,28 @@ they did is left out of their list. The lines of a round, for each `--items`:
 from __future__ import annotations
 
 import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import random
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import print_line
-from benchmarks.serve_case.recall import recall_of
-from benchmarks.serve_case.server import Server, bundle_of, finished, publish, running
+import numpy as np
+import pyarrow.parquet as pq
+
+from benchmarks.measure import last_line, memory_mib, module, options_of, print_line, run, words_of
 
 BENCH = "serve"
 _OVER = 5
@@ -35,11 +46,7 @@ _ALLOWED = {"200", "429", "503"}
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of("serve", __doc__)
     add = parser.add_argument
     add("--items", type=int, nargs="+", default=[100_000])
     add("--users", type=int, default=10_000)
@@ -165,5 +172,295 @@ def _print(server: Server, case: str, values: Sequence[float], unit: str) -> Non
     print_line(BENCH, case, values, unit, server.rss_mib("VmHWM"))
 
 
+# --- A `recsys serve` as a process, and what is asked of it and of its folder.
+
+
+_START_S = 600.0
+
+
+class Server:
+    """A server that runs.
+
+    Args:
+        folder: Serving folder.
+        process: The process.
+        port: Its port.
+    """
+
+    def __init__(self, folder: Path, process: subprocess.Popen[str], port: int) -> None:
+        self.folder, self.process, self.port = folder, process, port
+
+    def version(self) -> int | None:
+        """Returns the newest version that is served; None before there is one."""
+        try:
+            url = f"http://127.0.0.1:{self.port}/healthz"
+            with urllib.request.urlopen(url, timeout=60) as page:
+                return int(json.load(page)["version"])
+        except urllib.error.HTTPError:
+            return None
+
+    def wait_for(self, version: int) -> None:
+        """Waits until a version is served."""
+        end = time.monotonic() + _START_S
+        while self.version() != version:
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError(f"version {version} was never served")
+            time.sleep(0.05)
+
+    def rss_mib(self, what: str = "VmRSS") -> float:
+        """Returns its memory now, or with `VmHWM` at the most [MiB]."""
+        return memory_mib(f"{self.process.pid}/status", what)
+
+    def client(self, **options: Any) -> dict[str, Any]:
+        """Runs a client to its end, and returns what it found."""
+        return finished(self.start_client(**options))
+
+    def start_client(self, **options: Any) -> subprocess.Popen[str]:
+        """Starts a client."""
+        command = module("benchmarks.serve", "client", *words_of(port=self.port, **options))
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finished(client: subprocess.Popen[str]) -> dict[str, Any]:
+    """Returns what a client found, once it has ended."""
+    said, _ = client.communicate()
+    if client.returncode:
+        raise RuntimeError(f"the client ended with {client.returncode}")
+    return last_line(said)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[Server]:
+    """Serves a folder; ends it by SIGTERM, and fails if that wasn't in peace."""
+    command = module("recsys", "serve", "--model-dir", folder)
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        url = json.loads((process.stdout or sys.stdin).readline())["url"]
+        yield Server(folder, process, int(url.rpartition(":")[2]))
+        process.terminate()
+        if process.wait(120):
+            raise RuntimeError(f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def make_world(out: Path, **sizes: int) -> None:
+    """Writes a bundle, in a process of its own."""
+    command = module("benchmarks.worlds", *words_of(**sizes, out=out))
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(out.parent / f"{out.name}.work")
+
+
+def bundle_of(options: argparse.Namespace, n_items: int, folder: Path) -> Path:
+    """Returns the bundle that a benchmark was given, or one made for it in `folder`."""
+    if options.bundle is not None:
+        return Path(options.bundle)
+    sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
+    make_world(folder / "bundle", **sizes, clusters=options.clusters)
+    return folder / "bundle"
+
+
+def publish(bundle: Path, folder: Path, version: int) -> None:
+    """Makes hard links of a bundle a version: the same content under another number."""
+    hidden = folder / f".publish-{version}"
+    shutil.copytree(bundle, hidden, copy_function=os.link)
+    hidden.rename(folder / str(version))
+
+
+# --- How much of the exact best a server answers with.
+
+
+_USERS = 200
+
+
+def recall_of(port: int, name: str, bundle: Path, n_users: int) -> float:
+    """Returns the share of the exact best items that are among the answers [0..1].
+
+    The exact ones are reckoned here, from the embeddings that the server gives of its
+    queries and those of the bundle's items, without what the users did.
+
+    Args:
+        port: Of the server.
+        name: Of the model.
+        bundle: What is served.
+        n_users: Users that there are, `u1`, `u2`, …
+    """
+    users = [f"u{n}" for n in range(1, min(n_users, _USERS) + 1)]
+    stored = {"user_id": users, "history": [[""]] * len(users)}
+    query = np.array(_ask(port, name, "embed_query", stored), np.float32)
+    wish = {**stored, "exclude_seen": [True] * len(users)}
+    answers = _ask(port, name, "recommend", wish)["candidate_ids"]
+    seen = _ask(port, name, "stored_history", {"user_id": users})["item_ids"]
+    items = np.load(bundle / "item_embeddings.npy", mmap_mode="r")
+    ids = ["", *pq.read_table(bundle / "titles.parquet", columns=["id"])["id"].to_pylist()]
+    row_of = {id_: row for row, id_ in enumerate(ids) if id_}
+    hits, n = 0, 0
+    for one, answer, did in zip(query, answers, seen, strict=True):
+        scores = items @ one
+        scores[[0, *(row_of[id_] for id_ in did if id_)]] = -np.inf
+        least = np.partition(scores, -len(answer))[-len(answer)]
+        # By their scores: of items that have the same one, any is as good.
+        hits += int((scores[[row_of[id_] for id_ in set(answer)]] >= least).sum())
+        n += len(answer)
+    return hits / n
+
+
+def _ask(port: int, name: str, signature: str, inputs: dict[str, Any]) -> Any:
+    body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
+    url = f"http://127.0.0.1:{port}/v1/models/{name}:predict"
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
+        return json.load(answer)["outputs"]
+
+
+# --- `python -m benchmarks.serve_case.client`: asks a server, in a process of its own.
+
+
+_HEADERS = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n"
+
+
+class Asker:
+    """One connection, kept open.
+
+    Args:
+        options: Of the command line.
+        found: What all askers found.
+    """
+
+    def __init__(self, options: argparse.Namespace, found: Found) -> None:
+        self._options, self._found = options, found
+        self._random = random.Random(options.seed)
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self) -> None:
+        """Asks once, and notes what came back."""
+        started = time.perf_counter()
+        try:
+            status = await self._status()
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            self._found.errors[type(error).__name__] += 1
+            await self.close()
+            return
+        self._found.statuses[status] += 1
+        if status == 200:
+            self._found.times_ms.append((time.perf_counter() - started) * 1e3)
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+        self._reader = self._writer = None
+
+    async def _status(self) -> int:
+        if self._writer is None or self._reader is None:
+            self._reader, self._writer = await asyncio.open_connection(
+                "127.0.0.1", self._options.port
+            )
+        self._writer.write(self._request())
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        await self._reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+        if b"connection: close" in head:
+            await self.close()
+        return int(head.split()[1])
+
+    def _request(self) -> bytes:
+        rows = [
+            {
+                "user_id": f"u{self._random.randrange(1, self._options.users)}",
+                "history": [""],
+                "exclude_seen": True,
+            }
+            for _ in range(self._options.batch)
+        ]
+        body = json.dumps({"signature_name": "recommend", "instances": rows})
+        path = f"/v1/models/{self._options.name}:predict"
+        return (_HEADERS.format(path=path, size=len(body)) + body).encode()
+
+
+class Found:
+    """What came back."""
+
+    def __init__(self) -> None:
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self.errors: collections.Counter[str] = collections.Counter()
+        self.times_ms: list[float] = []
+        self.skipped = 0
+
+
+async def closed_loop(options: argparse.Namespace, found: Found) -> None:
+    """Asks with all clients until the time is over, or all requests are sent."""
+    end, left = time.perf_counter() + options.seconds, options.requests
+
+    async def one_client() -> None:
+        nonlocal left
+        asker = Asker(options, found)
+        while time.perf_counter() < end and left > 0:
+            left -= 1
+            await asker.ask()
+        await asker.close()
+
+    await asyncio.gather(*(one_client() for _ in range(options.clients)))
+
+
+async def open_loop(options: argparse.Namespace, found: Found) -> None:
+    """Asks at a rate, whatever comes back."""
+    resting = [Asker(options, found) for _ in range(options.clients)]
+    everyone = list(resting)
+    started, n, asked = time.perf_counter(), 0, set()
+
+    async def ask(asker: Asker) -> None:
+        await asker.ask()
+        resting.append(asker)
+
+    while (now := time.perf_counter() - started) < options.seconds:
+        while n < now * options.rate:
+            n += 1
+            if resting:
+                task = asyncio.create_task(ask(resting.pop()))
+                asked.add(task)
+                task.add_done_callback(asked.discard)
+            else:
+                found.skipped += 1
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*asked)
+    for asker in everyone:
+        await asker.close()
+
+
+def client_process(words: Sequence[str] | None = None) -> None:
+    """Runs from the command line."""
+    parser = options_of("serve client", client_process.__doc__)
+    add = parser.add_argument
+    add("--port", type=int, required=True)
+    add("--name", default="world")
+    add("--users", type=int, required=True)
+    add("--batch", type=int, default=1)
+    add("--clients", type=int, default=1)
+    add("--seconds", type=float, default=10.0)
+    add("--requests", type=float, default=float("inf"), help="most of them")
+    add("--rate", type=float, help="requests/s of an open loop")
+    add("--seed", type=int, default=0)
+    options = parser.parse_args(words)
+    found, started = Found(), time.perf_counter()
+    asyncio.run((open_loop if options.rate else closed_loop)(options, found))
+    seconds = time.perf_counter() - started
+    print(
+        json.dumps(
+            {
+                "statuses": found.statuses,
+                "errors": found.errors,
+                "skipped": found.skipped,
+                "seconds": seconds,
+                "times_ms": found.times_ms,
+            }
+        )
+    )
+
+
 if __name__ == "__main__":
-    main()
+    run(main, client=client_process)

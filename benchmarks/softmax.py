@@ -22,7 +22,6 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -32,9 +31,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.measure import print_line
-from benchmarks.two_tower_step.clock import peak_rss_mib
-from benchmarks.two_tower_step.ids import zipf_batches
+from benchmarks.measure import (
+    forget_peak,
+    options_of,
+    peak_rss_mib,
+    print_line,
+    ratios,
+    zipf_batches,
+)
 from recsys import kernels
 from recsys.losses import sampled_softmax
 from recsys.losses.softmax_plain import plain_loss
@@ -86,11 +90,7 @@ class Case(NamedTuple):
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of a command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.softmax",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = options_of(BENCH, __doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[4096, 16384, 65536])
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--known", type=int, nargs="+", default=[0, 50])
@@ -157,9 +157,7 @@ def measure(run: Run) -> float:
 
 def first_run_mib(run: Run) -> float:
     """Returns the memory that a run takes beyond what is held before it [MiB]."""
-    # 5 sets the peak back to what is held now (man 5 proc).
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak_rss_mib()
+    before = forget_peak()
     jax.block_until_ready(run())
     return peak_rss_mib() - before
 
@@ -181,8 +179,8 @@ def compare(case: Case, runs: int, seed: int) -> None:
         rates = [flop / t / 1e6 for t in ms]
         print_line(BENCH, f"{name} {case}", rates, "GFLOP/s", memory[name])
     for name in [name for name in times if "plain" in times and name != "plain"]:
-        ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
-        print_line(BENCH, f"{name}/plain {case}", ratios, "times", memory[name])
+        over = ratios(times[name], times["plain"])
+        print_line(BENCH, f"{name}/plain {case}", over, "times", memory[name])
 
 
 def main(words: Sequence[str] | None = None) -> None:

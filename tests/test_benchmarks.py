@@ -13,20 +13,19 @@ import numpy as np
 import pytest
 
 from benchmarks import embedding_step, gpu_layer, plot_step
-from benchmarks.gpu_step.case import moved_bytes
-from benchmarks.measure import print_line
-from benchmarks.two_tower_step import children, clock, traffic
-from benchmarks.two_tower_step.case import Case, Measured
-from benchmarks.two_tower_step.clock import StepClock
-from benchmarks.two_tower_step.figures import Figures, Key
-from benchmarks.two_tower_step.ids import zipf_batches
+from benchmarks.embedding_step import OURS, Figures, Key, measure
+from benchmarks.measure import print_line, zipf_batches
+from benchmarks.peers import two_tower_case
+from benchmarks.peers import two_tower_ours as traffic
+from benchmarks.peers.gpu_layer_case import moved_bytes
+from benchmarks.peers.two_tower_case import Case, Measured, StepClock
 
 pytestmark = pytest.mark.bench
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"embedding_layer_case", "embedding_layer_ours"}  # they run in our own environment
+OF_OURS = ("_case", "_ours", "_dense", "_digest", "_tfx")  # they run in our own environment
 PEERS = sorted(
-    path for path in (ROOT / "benchmarks" / "peers").glob("*.py") if path.stem not in OURS
+    path for path in (ROOT / "benchmarks" / "peers").glob("*.py") if not path.stem.endswith(OF_OURS)
 )
 
 
@@ -158,7 +157,7 @@ def make_clock(tmp_path, monkeypatch):
         path = tmp_path / "ids.npy"
         np.save(path, np.zeros((2, 2, 3), np.int32))
         now = itertools.accumulate(step_s, initial=0.0)
-        monkeypatch.setattr(clock.time, "perf_counter", lambda: next(now))
+        monkeypatch.setattr(two_tower_case.time, "perf_counter", lambda: next(now))
         return StepClock(Case(str(path), 10, 4, warmup, steps, seconds))
 
     return make
@@ -265,7 +264,7 @@ def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     ids = tmp_path / "ids.npy"
     np.save(ids, zipf_batches(4, 16, 100, seed=0))
     case = Case(str(ids), 100, 8, warmup=2, steps=3, seconds=60.0, devices=devices)
-    found = children.measure(children.OURS, case, "tuned")
+    found = measure(OURS, case, "tuned")
     assert len(found.step_ms) == 3
     # Without training every candidate is as likely as any other.
     assert found.losses[0] == pytest.approx(np.log(16), abs=0.4)

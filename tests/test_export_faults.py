@@ -25,7 +25,7 @@ def world(tmp_path_factory):
     """Returns a folder with a model of 100 MB, and its bundle."""
     folder = tmp_path_factory.mktemp("faults")
     words = ["--rows", str(_ROWS), "--items", "50", "--out", str(folder)]
-    subprocess.run([sys.executable, "-m", "benchmarks.export_case.world", *words], check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.worlds", "wide", *words], check=True)
     finished = start(folder)
     said, _ = finished.communicate(timeout=_TIMEOUT_S)
     assert finished.returncode == 0, said

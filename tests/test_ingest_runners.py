@@ -15,7 +15,7 @@ pytest.importorskip("dask.distributed")
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ["-m", "benchmarks.ingest_case.ours"]
+OURS = ["-m", "benchmarks.ingest_runs", "ours"]
 PROCESSES = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 GOOD, BAD, TWICE = 20_000, 30, 50
 

@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 from webhook_server import Server
 
-from benchmarks.crash_case.checks import breaches, wait_until_ended
-from benchmarks.crash_case.full_disks import full_disks
-from benchmarks.crash_case.kills import killed_once
-from benchmarks.crash_case.pairs import pairs
-from benchmarks.crash_case.runs import World
+from benchmarks.crash import breaches, full_disks, killed_once, pairs, wait_until_ended
+from benchmarks.crash_world import World
 
 pytestmark = [pytest.mark.faults, pytest.mark.pipeline]
 

@@ -6,16 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.quality_case.data_folder import write_data_folder
-from benchmarks.quality_case.data_sets import (
+from benchmarks.public_splits import (
     Csr,
     Split,
     load_beauty,
     load_gowalla,
     load_movielens_1m,
+    write_data_folder,
 )
-from benchmarks.quality_case.protocols import PROTOCOLS
-from benchmarks.quality_case.shift import held_out_shares
+from benchmarks.quality import PROTOCOLS, held_out_shares
 from recsys.data.store import InteractionStore
 from recsys.models import ModelInputs
 

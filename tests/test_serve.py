@@ -40,7 +40,7 @@ def bundle(tmp_path_factory):
     out = tmp_path_factory.mktemp("serve") / "bundle"
     sizes = ["--users", "30", "--items", str(_N_ITEMS), "--dim", str(_DIM), "--k", str(_K)]
     subprocess.run(
-        [sys.executable, "-m", "benchmarks.serve_case.world", *sizes, "--out", str(out)],
+        [sys.executable, "-m", "benchmarks.worlds", *sizes, "--out", str(out)],
         cwd=_ROOT,
         check=True,
         capture_output=True,

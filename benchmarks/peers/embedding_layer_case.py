@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks.measure import AsJson, peak_rss_mib
 
 LEARNING_RATE = 0.01
 INITIAL = 0.5
@@ -23,7 +24,7 @@ _FEWEST = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(AsJson):
     """One table, and bags of one length.
 
     Attributes:
@@ -39,15 +40,6 @@ class Case:
     rows: int
     dim: int
     optimizer: str
-
-    def to_json(self) -> str:
-        """Returns the command line of a competitor."""
-        return json.dumps(asdict(self))
-
-
-def read_case() -> Case:
-    """Returns the case that the command line names."""
-    return Case(**json.loads(sys.argv[1]))
 
 
 def take_turns(
@@ -77,7 +69,7 @@ def take_turns(
     versions = {name: importlib.metadata.version(name) for name in packages}
     _say({"moved": moved, "versions": versions})
     for line in sys.stdin:
-        _say({"step_ms": _turn(float(line), batches, step), "peak_rss_mib": _peak_rss_mib()})
+        _say({"step_ms": _turn(float(line), batches, step), "peak_rss_mib": peak_rss_mib()})
 
 
 def _turn(seconds: float, batches: list[object], step: Callable[[object], None]) -> list[float]:
@@ -93,8 +85,3 @@ def _turn(seconds: float, batches: list[object], step: Callable[[object], None])
 
 def _say(what: object) -> None:
     print(json.dumps(what), flush=True)
-
-
-def _peak_rss_mib() -> float:
-    [line] = [x for x in Path("/proc/self/status").read_text().splitlines() if x[:5] == "VmHWM"]
-    return int(line.split()[1]) / 1024

@@ -17,7 +17,7 @@ from benchmarks.peers.embedding_layer_case import (
     EPSILON,
     INITIAL,
     LEARNING_RATE,
-    read_case,
+    Case,
     take_turns,
 )
 
@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 def main() -> None:
     """Takes turns on the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     layer = SplitTableBatchedEmbeddingBagsCodegen(
         [(case.rows, case.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=OPTIMIZERS[case.optimizer],

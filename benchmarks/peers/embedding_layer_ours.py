@@ -12,7 +12,6 @@ from benchmarks.peers.embedding_layer_case import (
     INITIAL,
     LEARNING_RATE,
     Case,
-    read_case,
     take_turns,
 )
 from recsys.embedding import optimizers, rows
@@ -68,7 +67,7 @@ class Layer:
 
 def main() -> None:
     """Takes turns on the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     layer = Layer(case)
     take_turns(
         case, lambda ids: jnp.asarray(ids.reshape(-1)), layer.step, layer.read, ["jax", "jaxlib"]

@@ -14,14 +14,14 @@ import tensorflow as tf
 from benchmarks.peers.embedding_layer_case import (
     INITIAL,
     LEARNING_RATE,
-    read_case,
+    Case,
     take_turns,
 )
 
 
 def main() -> None:
     """Takes turns on the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     table = tf.Variable(tf.fill([case.rows, case.dim], INITIAL))
     if case.optimizer == "sgd":
         optimizer = tf.compat.v1.train.GradientDescentOptimizer(LEARNING_RATE)

@@ -11,14 +11,14 @@ from benchmarks.peers.embedding_layer_case import (
     EPSILON,
     INITIAL,
     LEARNING_RATE,
-    read_case,
+    Case,
     take_turns,
 )
 
 
 def main() -> None:
     """Takes turns on the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     weights = torch.full((case.rows, case.dim), INITIAL)
     layer = torch.nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="sum", sparse=True)
     if case.optimizer == "sgd":

@@ -25,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from benchmarks.evaluate_case.case import Case, draw
+from benchmarks.peers.evaluate_case import Case, draw
 
 USERS = 128
 """Users of a block; of 32 to 512 the fastest, or as fast."""
@@ -42,7 +42,7 @@ def metric(case: Case, candidates: tf.Tensor, batch: int) -> tfrs.metrics.Factor
 
 def main() -> None:
     """Measures the case and the batch size that the command line names."""
-    case = Case.from_json(sys.argv[1])
+    case = Case.from_command()
     data = draw(case)
     candidates = tf.constant(data.candidates[1:])
     # A query for each positive.

@@ -9,8 +9,8 @@ import sys
 import torch
 from torch import nn
 
-from benchmarks.gpu_step.case import LEARNING_RATE, Case, Measured, copy_rate, timed_ms
-from benchmarks.two_tower_step.clock import peak_rss_mib
+from benchmarks.measure import peak_rss_mib
+from benchmarks.peers.gpu_layer_case import LEARNING_RATE, Case, Measured, copy_rate, timed_ms
 
 
 class Run:
@@ -51,7 +51,7 @@ def measured(case: Case, kind: str, device: torch.device, wait: object) -> list[
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = Case.from_json(sys.argv[1])
+    case = Case.from_command()
     is_cuda = torch.cuda.is_available()
     if not is_cuda and not case.on_cpu:
         sys.exit("PyTorch sees no GPU here: this needs its CUDA build.")
@@ -65,14 +65,15 @@ def main() -> None:
             step_ms[kind] = found
         if is_cuda:
             torch.cuda.empty_cache()
-    Measured(
+    found = Measured(
         step_ms=step_ms,
         copy_gb_s=copy_rate(copies, case),
         peak_device_bytes=torch.cuda.max_memory_allocated() if is_cuda else 0,
         peak_rss_mib=peak_rss_mib(),
         device=torch.cuda.get_device_name() if is_cuda else "cpu",
         versions={"torch": torch.__version__},
-    ).print()
+    )
+    print(found.to_json(), flush=True)
 
 
 if __name__ == "__main__":

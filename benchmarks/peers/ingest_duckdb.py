@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
-from benchmarks.ingest_case.digest import digest_of
+from benchmarks.peers.ingest_digest import digest_of
 
 DAY_S = 86_400
 

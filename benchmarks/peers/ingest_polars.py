@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from benchmarks.ingest_case.digest import digest_of
+from benchmarks.peers.ingest_digest import digest_of
 
 DAY_S = 86_400
 KEY = ["user", "item", "timestamp"]

@@ -6,8 +6,8 @@
 
 import keras_rs
 
-from benchmarks.two_tower_step import dense_keras
-from benchmarks.two_tower_step.clock import StepClock, read_case
+from benchmarks.peers import two_tower_dense as dense_keras
+from benchmarks.peers.two_tower_case import Case, StepClock
 
 
 def tables(rows: int, dim: int) -> keras_rs.layers.DistributedEmbedding:
@@ -23,7 +23,7 @@ def tables(rows: int, dim: int) -> keras_rs.layers.DistributedEmbedding:
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     clock = StepClock(case)
     dense_keras.fit(dense_keras.TwoTower(tables(case.rows, case.dim)), clock)
     clock.report(dense_keras.dense_state_bytes(clock), ["keras-rs", "keras", "jax"])

@@ -20,8 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from benchmarks.two_tower_step.case import INITIAL, LEARNING_RATE, TOWER_WIDTHS
-from benchmarks.two_tower_step.clock import StepClock, read_case
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, Case, StepClock
 
 keras = tf.keras
 
@@ -67,7 +66,7 @@ class Ticker(keras.callbacks.Callback):
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     clock = StepClock(case)
     model = TwoTower(case.rows, case.dim)
     model.compile(optimizer=keras.optimizers.Adagrad(LEARNING_RATE))

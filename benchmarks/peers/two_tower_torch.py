@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.two_tower_step.case import INITIAL, LEARNING_RATE, TOWER_WIDTHS
-from benchmarks.two_tower_step.clock import StepClock, read_case
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, Case, StepClock
 
 
 def table(rows: int, dim: int) -> nn.Embedding:
@@ -27,7 +26,7 @@ def tower(dim: int) -> nn.Module:
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     clock = StepClock(case)
     user_rows, item_rows = table(case.rows, case.dim), table(case.rows, case.dim)
     users, items = tower(case.dim), tower(case.dim)

@@ -18,8 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.two_tower_step.case import INITIAL, LEARNING_RATE, TOWER_WIDTHS
-from benchmarks.two_tower_step.clock import StepClock, read_case
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, Case, StepClock
 
 
 def tower(dim: int) -> nn.Module:
@@ -30,7 +29,7 @@ def tower(dim: int) -> nn.Module:
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     clock = StepClock(case)
     tables = SplitTableBatchedEmbeddingBagsCodegen(
         [(case.rows, case.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)] * 2,

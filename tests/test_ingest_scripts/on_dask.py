@@ -4,7 +4,7 @@ import sys
 
 from dask.distributed import LocalCluster
 
-from benchmarks.ingest_case import ours
+from benchmarks import ingest_runs
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
             f"--dask_client_address={cluster.scheduler_address}",
             "--dask_partition_size=1",
         ]
-        ours.main()
+        ingest_runs.ours()
 
 
 if __name__ == "__main__":

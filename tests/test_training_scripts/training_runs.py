@@ -8,8 +8,7 @@ import time
 
 import numpy as np
 
-from benchmarks.quality_case.data_folder import write_data_folder
-from benchmarks.quality_case.data_sets import Csr, Split
+from benchmarks.public_splits import Csr, Split, write_data_folder
 from recsys.errors import RecsysError
 from recsys.events import EventReader
 from recsys.process import last_json_line

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu_step.case import LEARNING_RATE, Case, Measured, copy_rate, timed_ms
-from benchmarks.two_tower_step.clock import peak_rss_mib
+from benchmarks.measure import peak_rss_mib
+from benchmarks.peers.gpu_layer_case import LEARNING_RATE, Case, Measured, copy_rate, timed_ms
 from recsys.embedding import RowWiseAdagrad, rows
 from recsys.embedding.rows import Lookups
 
@@ -78,21 +78,22 @@ def copies_ms(case: Case) -> list[float]:
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = Case.from_json(sys.argv[1])
+    case = Case.from_command()
     device = jax.devices()[0]
     if device.platform == "cpu" and not case.on_cpu:
         sys.exit("JAX sees no GPU here: install jax[cuda13] or jax[cuda12] beside the driver.")
     bandwidth = copy_rate(copies_ms(case), case)
     run = Run(case)
     found = timed_ms(run.step, run.wait, case)
-    Measured(
+    measured = Measured(
         step_ms={"row-wise adagrad": found},
         copy_gb_s=bandwidth,
         peak_device_bytes=(device.memory_stats() or {}).get("peak_bytes_in_use", 0),
         peak_rss_mib=peak_rss_mib(),
         device=device.device_kind,
         versions={"jax": importlib.metadata.version("jax")},
-    ).print()
+    )
+    print(measured.to_json(), flush=True)
 
 
 if __name__ == "__main__":

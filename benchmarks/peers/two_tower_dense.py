@@ -8,8 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from benchmarks.two_tower_step.case import INITIAL, LEARNING_RATE, TOWER_WIDTHS
-from benchmarks.two_tower_step.clock import StepClock
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
 
 def tower() -> keras.Sequential:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.measure import AsJson
+
 
 @dataclass(frozen=True)
-class Case:
+class Case(AsJson):
     """What is measured.
 
     Attributes:
@@ -39,16 +40,6 @@ class Case:
     def __str__(self) -> str:
         """Returns the case for people."""
         return f"users={self.users} items={self.items} dim={self.dim}"
-
-    def to_json(self) -> str:
-        """Returns the command line of a measuring process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """Reads what `to_json` wrote."""
-        fields = json.loads(text)
-        return cls(**{**fields, "ks": tuple(fields["ks"])})
 
 
 class Data(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from benchmarks.measure import AsJson
 
 LEARNING_RATE = 0.05
 COPIED_BYTES = 2 << 30
@@ -18,7 +19,7 @@ _GIGA = 1e9
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(AsJson):
     """One measurement.
 
     Attributes:
@@ -37,15 +38,6 @@ class Case:
     repeats: int
     on_cpu: bool = False
 
-    def to_json(self) -> str:
-        """Returns the command line of a measuring process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """Reads what `to_json` wrote."""
-        return cls(**json.loads(text))
-
     def read_ids(self) -> npt.NDArray[np.int32]:
         """Returns the ids `[sets, features · batch]` int32."""
         return np.load(self.ids)
@@ -57,7 +49,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(AsJson):
     """What a process found.
 
     Attributes:
@@ -75,15 +67,6 @@ class Measured:
     peak_rss_mib: float
     device: str
     versions: dict[str, str]
-
-    def print(self) -> None:
-        """Prints it as the last line of stdout."""
-        print(json.dumps(asdict(self)), flush=True)
-
-    @classmethod
-    def from_stdout(cls, text: str) -> Measured:
-        """Reads the last line of what a process printed."""
-        return cls(**json.loads(text.strip().splitlines()[-1]))
 
 
 def moved_bytes(ids: npt.NDArray[np.int32], dim: int) -> float:

@@ -1,27 +1,83 @@
-"""Runs in the measuring process, ours or a peer's: times the steps and tells the result."""
+"""What one process measures, and what it says at its end."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import sys
+import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.two_tower_step.case import Case, Measured
+from benchmarks.measure import AsJson, peak_rss_mib
 
-_KIB_PER_MIB = 1024
+TOWER_WIDTHS = (128, 64)
+"""Widths of a tower's layers, relu after all but the last."""
+LEARNING_RATE = 0.05
+"""Of Adagrad on towers and tables."""
+INITIAL = 0.05
+"""Tables start uniform in ±this."""
+
+
+@dataclass(frozen=True)
+class Case(AsJson):
+    """One measurement of one competitor.
+
+    Attributes:
+        ids: Path of a .npy file, int32 `[steps, 2, batch]`: user rows, item rows.
+        rows: Rows of each of the two tables.
+        dim: Width of their rows [floats].
+        warmup: Steps before the measured ones, compilation among them.
+        steps: Steps to measure.
+        seconds: The measured steps end after this time too [s].
+        optimizer: Optimizer of our tables; peers have one of their own.
+        devices: Simulated devices of ours.
+    """
+
+    ids: str
+    rows: int
+    dim: int
+    warmup: int
+    steps: int
+    seconds: float
+    optimizer: str = "rowwise_adagrad"
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class Measured(AsJson):
+    """What a measuring process found.
+
+    Attributes:
+        step_ms: Time of each measured step [ms].
+        losses: Loss of the first and of the last step.
+        state_bytes: Bytes of the tables and of their slots.
+        peak_rss_mib: Most memory that the process held [MiB].
+        versions: Of what it ran on, by name.
+        sent_bytes: Bytes that a device sends to others in a step; 0 on one device.
+        least_bytes: The least that it could send.
+    """
+
+    step_ms: list[float]
+    losses: list[float]
+    state_bytes: int
+    peak_rss_mib: float
+    versions: dict[str, str]
+    sent_bytes: float = 0.0
+    least_bytes: float = 0.0
+
+    @property
+    def median_ms(self) -> float:
+        """The median of the steps' times [ms]."""
+        return statistics.median(self.step_ms)
+
+
+# --- Runs in the measuring process, ours or a peer's: times the steps and tells the result.
+
+
 _FEWEST = 3
-
-
-def read_case() -> Case:
-    """Returns the case that the command line names."""
-    return Case.from_json(sys.argv[1])
 
 
 class StepClock:
@@ -96,12 +152,4 @@ class StepClock:
             sent_bytes=sent_bytes,
             least_bytes=least_bytes,
         )
-        print(json.dumps(asdict(measured)), flush=True)
-
-
-def peak_rss_mib() -> float:
-    """Returns the most memory that this process has held since it was started [MiB]."""
-    # Not getrusage: that counts what the parent held before the exec.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (peak,) = [line for line in lines if line.startswith("VmHWM")]
-    return int(peak.split()[1]) / _KIB_PER_MIB
+        print(measured.to_json(), flush=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+import numpy.typing as npt
 from keras import ops
 
-from benchmarks.two_tower_step import dense_keras, traffic
-from benchmarks.two_tower_step.case import LEARNING_RATE, Case
-from benchmarks.two_tower_step.clock import StepClock, read_case
+from benchmarks.peers import two_tower_dense as dense_keras
+from benchmarks.peers.two_tower_case import LEARNING_RATE, Case, StepClock
 from recsys import embedding
 from recsys.losses import sampled_softmax
 
@@ -89,8 +92,8 @@ def exchanged(model: TwoTower, case: Case) -> tuple[float, float]:
     def owner(rows: Any) -> Any:
         return table.physical(rows) // (table.n_physical // n)
 
-    sent = traffic.sent_bytes(compiled_step(model, ids[0]), ids, owner, n)
-    return sent, traffic.least_bytes(ids, owner, n, case.dim)
+    sent = sent_bytes(compiled_step(model, ids[0]), ids, owner, n)
+    return sent, least_bytes(ids, owner, n, case.dim)
 
 
 def compiled_step(model: TwoTower, batch: Any) -> str:
@@ -108,12 +111,76 @@ def compiled_step(model: TwoTower, batch: Any) -> str:
 
 def main() -> None:
     """Measures the case that the command line names."""
-    case = read_case()
+    case = Case.from_command()
     clock = StepClock(case)
     model = build(case)
     dense_keras.fit(model, clock)
-    traffic = exchanged(model, case) if case.devices > 1 else (0.0, 0.0)
-    clock.report(state_bytes(model), ["keras", "jax"], *traffic)
+    sent = exchanged(model, case) if case.devices > 1 else (0.0, 0.0)
+    clock.report(state_bytes(model), ["keras", "jax"], *sent)
+
+
+# --- Bytes that the exchange sends, from the compiled step and the ids, against the least.
+
+
+Ids = npt.NDArray[np.int32]
+Owner = Callable[[Ids], Ids]
+
+_ALL_TO_ALL = re.compile(r" = (\(.*?\)) all-to-all\(")
+_PART = re.compile(r"\b(?:s32|f32)\[([\d,]+)\]")
+_ITEMSIZE = 4
+
+
+def sent_by_capacity(hlo: str) -> dict[int, float]:
+    """Returns the bytes that a device sends to others in all exchanges of a capacity.
+
+    Args:
+        hlo: The compiled step. On a CPU an all-to-all is a tuple of parts
+            `[1, capacity, …]`, one for each device, of which one stays at home.
+    """
+    found: dict[int, float] = {}
+    for result in _ALL_TO_ALL.findall(hlo):
+        parts = [[int(d) for d in shape.split(",")] for shape in _PART.findall(result)]
+        sent = sum(math.prod(part) for part in parts[1:]) * _ITEMSIZE
+        found[parts[0][1]] = found.get(parts[0][1], 0.0) + sent
+    return found
+
+
+def sent_bytes(hlo: str, ids: Ids, owner: Owner, n_devices: int) -> float:
+    """Returns the bytes that a device sends to others in a step, on average over the steps.
+
+    Args:
+        hlo: The compiled step; its tables must be alike.
+        ids: Rows of each table `[steps, tables, batch]` int32.
+        owner: Says which device holds each row.
+        n_devices: Devices, each with an equal run of the batch.
+    """
+    by_capacity = sent_by_capacity(hlo)
+    capacities = sorted(by_capacity)
+    total = 0.0
+    for of_table in ids.reshape(-1, ids.shape[-1]):
+        fullest = int(_needs(of_table, owner, n_devices).max())
+        wide = next((c for c in capacities if c >= fullest), capacities[-1])
+        total += by_capacity[wide] / ids.shape[1] * math.ceil(fullest / wide)
+    return total / len(ids)
+
+
+def least_bytes(ids: Ids, owner: Owner, n_devices: int, dim: int) -> float:
+    """Returns the least that a device must send in a step, on average over steps and devices.
+
+    Each distinct row of its part of the batch that lives elsewhere comes once, and its
+    gradient goes once: rows · dim · 4 bytes, both ways.
+    """
+    elsewhere = 0.0
+    for of_table in ids.reshape(-1, ids.shape[-1]):
+        needs = _needs(of_table, owner, n_devices)
+        elsewhere += (needs.sum() - np.trace(needs)) / n_devices
+    return 2 * elsewhere / len(ids) * dim * _ITEMSIZE
+
+
+def _needs(of_table: Ids, owner: Owner, n_devices: int) -> npt.NDArray[np.int64]:
+    """Returns how many distinct rows each device needs of each other one `[device, owner]`."""
+    parts = [np.unique(part) for part in np.split(of_table, n_devices)]
+    return np.stack([np.bincount(owner(part), minlength=n_devices) for part in parts])
 
 
 if __name__ == "__main__":

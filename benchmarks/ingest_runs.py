@@ -1,9 +1,13 @@
-"""One more span of a window: `python -m benchmarks.ingest_case.nights OUT ROWS SPANS KIND`.
+"""Our ingestion by itself, as a process of `benchmarks.ingest` or of a test.
 
-A night has read the spans 1 … N. Then span N + 1 comes, the window moves by one, and the
-next night is timed; so are, over the same window, a run from an empty root, and one that
-is given the same files and knows of no spans. Their stores must be equal. Prints one
-line of JSON.
+`python -m benchmarks.ingest_runs ours FILE OUT [BEAM ARGS]` times the phases of a file.
+
+`python -m benchmarks.ingest_runs nights OUT ROWS SPANS KIND` times one more span of a
+window: a night has read the spans 1 … N. Then span N + 1 comes, the window moves by one,
+and the next night is timed; so are, over the same window, a run from an empty root, and
+one that is given the same files and knows of no spans. Their stores must be equal.
+
+Each prints one line of JSON: seconds of each phase and of all, and the store's digest.
 """
 
 from __future__ import annotations
@@ -20,20 +24,29 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from benchmarks.ingest_case.digest import digest
-from benchmarks.ingest_case.events import Format, write_events
+from benchmarks.ingest import Format, write_events
+from benchmarks.measure import run
+from benchmarks.peers.ingest_digest import digest
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.store import InteractionStore
 
+
+def ours() -> None:
+    """Runs the three phases, each a Beam pipeline, as the components do."""
+    file, out, beam_args = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+
+    print(json.dumps(_plain(_source(file, None), out, beam_args)))
+
+
 _FIRST = dt.date(2024, 3, 1)
 _LATE_SHARE = 100
 Ingest = Callable[[InteractionSource, str, str], dict[str, Any]]
 
 
-def main() -> None:
+def nights() -> None:
     """Runs the nights and prints their seconds."""
     out, rows, n_spans = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     kind: Format = "parquet" if sys.argv[4] == "parquet" else "csv"
@@ -81,9 +94,11 @@ def _night(source: InteractionSource, root: Path, name: str) -> dict[str, Any]:
     return _timed(source, root / name, read)
 
 
-def _plain(source: InteractionSource, out: Path) -> dict[str, Any]:
+def _plain(
+    source: InteractionSource, out: Path, beam_args: Sequence[str] = ("--runner=DirectRunner",)
+) -> dict[str, Any]:
     def read(source: InteractionSource, examples: str, letters: str) -> dict[str, Any]:
-        return ingest_interactions(source, examples, letters, _pipeline())
+        return ingest_interactions(source, examples, letters, _pipeline(beam_args))
 
     return _timed(source, out, read)
 
@@ -108,14 +123,14 @@ def _timed(source: InteractionSource, out: Path, read: Ingest) -> dict[str, Any]
         "seconds": clock[-1] - clock[0],
         "phases": phases,
         "digest": digest(store),
-        "read": summary["read"],
         "segments": summary.get("segments"),
+        **{name: summary[name] for name in ("read", "good", "rejected", "duplicates")},
     }
 
 
-def _pipeline() -> beam.Pipeline:
-    return beam.Pipeline(options=PipelineOptions(["--runner=DirectRunner"]))
+def _pipeline(beam_args: Sequence[str] = ("--runner=DirectRunner",)) -> beam.Pipeline:
+    return beam.Pipeline(options=PipelineOptions(list(beam_args)))
 
 
 if __name__ == "__main__":
-    main()
+    run(ours, ours=ours, nights=nights)

@@ -1,1 +1,0 @@
-"""What `python -m benchmarks.crash` kills, starves and sets against itself."""

@@ -1,0 +1,273 @@
+"""A process that takes one input after the other, and says when each begins and ends.
+
+`python -m benchmarks.fuzz_worker CASE SEED PIPE`, in a folder of its own; inputs are
+made from the seed until the process is ended. With `--replay FOLDER…` it takes those alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import importlib
+import itertools
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import hypothesis
+from hypothesis import strategies as st
+
+from benchmarks.measure import ROOT, forget_peak, peak_rss_mib
+
+CURRENT = "current"
+_SCRIPTS = ("data", "hostile", "serve")
+_ADDRESSES_BYTES = 16 << 30
+"""No input may take the machine down, however fast it grows."""
+_INPUTS_A_SEED = 200
+
+
+class Planted:
+    """Inputs of which some crash, hang, grow, or are taken wrongly: what watches must see it."""
+
+    def strategy(self) -> st.SearchStrategy[Example]:
+        """Returns a byte each."""
+        return st.integers(0, 15).map(lambda n: Example("byte", bytes([n])))
+
+    def take(self, example: Example, path: Path) -> None:
+        """Goes wrong for some bytes."""
+        byte = path.read_bytes()[0]
+        if byte == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif byte == 2:
+            raise KeyError(byte)
+        elif byte == 3:
+            time.sleep(3600)
+        elif byte == 4:
+            bytearray(b"x") * (3 << 30)
+        elif byte == 5:
+            raise Finding(WRONG, "planted")
+
+
+def _lazily(name: str, *words: str) -> Callable[[], Case]:
+    def make() -> Case:
+        case: Case = getattr(importlib.import_module("benchmarks.fuzz_cases"), name)(*words)
+        return case
+
+    return make
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    **{format: _lazily("Files", format) for format in ("csv", "jsonl", "parquet", "tfrecord")},
+    "check": _lazily("Checks"),
+    "config": _lazily("Configs"),
+    "server": _lazily("Server"),
+    "api": _lazily("Api"),
+    "planted": Planted,
+}
+
+
+class Taker:
+    """Takes inputs, and tells of them.
+
+    Args:
+        case: What takes them.
+        pipe: File descriptor that is told.
+    """
+
+    def __init__(self, case: Case, pipe: int) -> None:
+        self._case, self._pipe, self._folder = case, pipe, Path(CURRENT)
+        self._n_found = 0
+
+    def take(self, example: Example) -> None:
+        """Takes an input; whatever it raises is told and goes no further."""
+        example.save(self._folder)
+        self.say(event="begin")
+        forget_peak()
+        try:
+            self._case.take(example, self._folder / example.name)
+        except Finding as finding:
+            self._tell(example, finding.kind, finding.text)
+        except MemoryError:
+            self._tell(example, MEMORY, traceback.format_exc())
+        except Exception:  # noqa: BLE001 - that is what is looked for
+            self._tell(example, CRASH, traceback.format_exc())
+        peak_mib = peak_rss_mib()
+        if peak_mib > LIMIT_MIB:
+            self._tell(example, MEMORY, f"it held {peak_mib:.0f} MiB")
+        self.say(event="end", peak_mib=peak_mib)
+
+    def _tell(self, example: Example, kind: str, text: str) -> None:
+        """Tells of a finding; the next input doesn't overwrite this one."""
+        self._n_found += 1
+        folder = f"found-{self._n_found}"
+        example.save(Path(folder))
+        self.say(event="finding", kind=kind, text=text, folder=folder)
+
+    def say(self, **event: Any) -> None:
+        """Writes a line of JSON."""
+        os.write(self._pipe, json.dumps(event).encode() + b"\n")
+
+
+def main() -> None:
+    """Takes inputs until it is ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("pipe", type=int)
+    parser.add_argument("--replay", type=Path, nargs="*")
+    options = parser.parse_args()
+    faulthandler.enable()
+    sys.path.extend(str(ROOT / "tests" / f"test_{name}_scripts") for name in _SCRIPTS)
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
+    case = CASES[options.case]()
+    taker = Taker(case, options.pipe)
+    if options.replay is not None:
+        for folder in options.replay:
+            taker.take(Example.load(folder))
+        taker.say(event="over")
+        return
+    settings = hypothesis.settings(
+        max_examples=_INPUTS_A_SEED,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    test = settings(hypothesis.given(case.strategy())(taker.take))
+    for seed in itertools.count(options.seed):
+        taker.say(event="seed", seed=seed)
+        hypothesis.seed(seed)(test)()
+
+
+# --- An input of the fuzzer, and what may be wrong with how it was taken.
+
+
+CRASH, HANG, MEMORY, WRONG = "crashes", "hangs", "memory", "wrong accepts"
+KINDS = (CRASH, HANG, MEMORY, WRONG)
+LIMIT_S = 20.0
+LIMIT_MIB = 2048.0
+"""What one input may take: time, and memory of the whole process."""
+
+_FACTS = "facts.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One input.
+
+    Attributes:
+        name: Its file name.
+        content: Its bytes.
+        facts: How it is taken, and what is known to be good of it; plain JSON.
+        live: What takes its place where it is more than bytes; it isn't kept.
+    """
+
+    name: str
+    content: bytes
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    live: Any = dataclasses.field(default=None, compare=False)
+
+    def save(self, folder: Path) -> None:
+        """Writes the input into an own folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        (folder / self.name).write_bytes(self.content)
+        (folder / _FACTS).write_text(json.dumps(dict(self.facts), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Example:
+        """Returns the input that `save` wrote."""
+        [path] = [path for path in folder.iterdir() if path.name not in (_FACTS, "finding.txt")]
+        return cls(path.name, path.read_bytes(), json.loads((folder / _FACTS).read_text()))
+
+
+class Finding(Exception):
+    """An input was taken wrongly.
+
+    Args:
+        kind: One of `KINDS`.
+        text: What came of it.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind, self.text = kind, text
+        super().__init__(f"{kind}: {text}")
+
+
+class Case(Protocol):
+    """What is fuzzed."""
+
+    def strategy(self) -> st.SearchStrategy[Example]:
+        """Returns the inputs."""
+
+    def take(self, example: Example, path: Path) -> None:
+        """Gives an input to the program.
+
+        Args:
+            example: The input.
+            path: Its file, alone in a folder.
+
+        Raises:
+            Finding: It was taken wrongly.
+        """
+
+
+def require(holds: bool, text: str) -> None:
+    """Raises a finding where the program took what it must refuse, or says what isn't so."""
+    if not holds:
+        raise Finding(WRONG, text)
+
+
+_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+
+
+def require_harmless(text: str) -> None:
+    """Raises a finding where a text would steer a terminal."""
+    match = _TERMINAL.search(text)
+    require(match is None, f"printed a control character: {match}")
+
+
+_TOKENS = [
+    b"", b"\0", b"\n", b"\r", b"\r\n", b'"', b'""', b",", b";", b"\t", b"|", b"\\", b"'",
+    b"\\u0000", b"\\ud800", b"\xff", b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80",
+    b"\xc0\x80",
+    b"\xe2\x80\xae", b"\x1b[31m", b"\x1b]0;x\x07", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8",
+    b"[", b"]", b"{", b"}", b"[" * 100, b"{" * 5000, b'{"a":' * 70, b"[[],", b"null", b"NaN",
+    b"Infinity", b"-", b"1e999", b"-0", b"9" * 400, b"0x10", b"1_000", b"2024-99-99", b": ", b"- ",
+    b"? ", b"&a [", b"*a", b"<<: *a", b"!!int ", b"!!python/name:os.system", b"!!binary ", b"%YAML",
+    b"---\n", b"...\n", b"|\n", b"#", b"\x1f\x8b\x08", b"BZh9", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd",
+    b"PK\x03\x04", b"PAR1", b"\x7f\xff\xff\xff\xff\xff\xff\xff",
+]  # fmt: skip
+
+
+@st.composite
+def broken(draw: st.DrawFn, content: bytes) -> bytes:
+    """Returns a content with some of its bytes changed, cut, doubled or replaced."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 5))):
+        start = draw(st.integers(0, len(data)))
+        stop = min(len(data), start + draw(st.sampled_from([0, 1, 2, 7, 60, 1000])))
+        part = bytes(data[start:stop])
+        tokens = st.sampled_from(_TOKENS) | st.binary(max_size=8)
+        new = draw(
+            st.sampled_from([b"", part * 2, part * 40, bytes(byte ^ 0x80 for byte in part)])
+            | tokens
+            | tokens
+        )
+        data[start:stop] = new
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    # By the name that the cases know it by: they raise its `Finding`.
+    importlib.import_module("benchmarks.fuzz_worker").main()

@@ -1,1 +1,0 @@
-"""Items to search, and the libraries that search them."""

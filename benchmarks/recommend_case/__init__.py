@@ -1,1 +1,0 @@
-"""A file of users answered, with the time of each part."""

@@ -1,1 +1,0 @@
-"""A served world of any size, and the clients that ask it."""
