@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import keras
 import numpy as np
 
+from recsys import registry
 from recsys.config import TrainStage, parse_mesh
 from recsys.config_file import load_stage
+from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
@@ -36,9 +37,10 @@ from recsys.training.earlier_model import (
     trained_until,
     updates_of,
 )
+from recsys.training.result import TrainingResult
 from recsys.training.run_folders import RunFolders
-from recsys.training.setup import Prepared, prepare
-from recsys.training.warm_start import CHANGED, Choice, begun_anew, choose, config_of
+from recsys.training.trainer import Trainer, check_backend, model_sources, with_histories
+from recsys.training.warm_start import CHANGED, begun_anew, config_of
 
 _PROBES = 1000
 
@@ -72,83 +74,57 @@ def train(
         UsageError: The config asks for another model than `base` is, and
             `warm_start.changed` is `refuse`.
     """
-    store = InteractionStore.open(data / "store", verify=True)
-    stage = _with_histories(stage, store)
-    inputs = ModelInputs.open(data)
-    choice = choose(base, stage, store, inputs)
-    run = _Run(stage, data, out, checkpoints or RunFolders.root_beside(out), store, inputs)
+    dataset = Data(data, verify=True)
+    checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
-        return run.train(choice)
+        result = _fit(stage, dataset, checkpoints, base)
     except UsageError as error:
         # The code makes other variables than it did, which no config shows.
-        is_other = choice.base is not None and error.code == CHANGED
-        if base is None or not is_other or config_of(stage).changed == "refuse":
+        if base is None or error.code != CHANGED or config_of(stage).changed == "refuse":
             raise
-        return run.train(begun_anew(base, error.rule))
+        cold = begun_anew(base, error.rule).cold
+        result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
+    if jax.process_count() > 1:
+        return None
+    return _write_model(out, result, dataset)
 
 
-def _with_histories(stage: TrainStage, store: InteractionStore) -> TrainStage:
-    """Returns the stage with `model.history_of` as the order of the events asks for.
-
-    Raises:
-        UsageError: The past is asked for, and the events have no order.
-    """
-    has_order = store.split.order != "none"
-    if stage.model.history_of == "past" and not has_order:
-        raise UsageError(
-            "R336",
-            "model.history_of: past needs events that have an order.",
-            "Leave model.history_of out, or set it to others.",
-            store.split.text,
-        )
-    history_of = stage.model.history_of or ("past" if has_order else "others")
-    model = stage.model.model_copy(update={"history_of": history_of})
-    return stage.model_copy(update={"model": model})
+def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
+    logs = checkpoints.parent / "tensorboard"
+    trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=logs, verbose=0)
+    return trainer.fit(_model_type(stage.model).from_config(stage, data), data)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Run:
-    """What a training reads, and where it writes."""
-
-    stage: TrainStage
-    data: Path
-    out: Path
-    checkpoints: Path
-    store: InteractionStore
-    inputs: ModelInputs
-
-    def train(self, choice: Choice) -> dict[str, Any] | None:
-        """Trains from what was chosen on, and writes the model folder; see `train`."""
-        base, out, stage = choice.base, self.out, self.stage
-        of_base = None if base is None else base.fingerprint
-        folders = RunFolders.of_run(self.checkpoints, stage, self.data, of_base)
-        with prepare(stage, self.store, self.inputs, folders, base) as prepared:
-            prepared.train()
-            model = prepared.model
-            if jax.process_count() > 1:
-                return None
-            # Whom validation held back altogether is nobody that the model was trained on.
-            inputs = prepared.inputs
-            drop_state(out)
-            save_model(out, model, stage, self.data, inputs)
-            save_state(out, model, _state(prepared, self.store))
-            np.save(out / "candidates.npy", embed_catalogue(model, inputs))
-            _write_probe(out, model, self.store, inputs)
-            return _write_summary(out, prepared, stage, choice.cold)
+def _model_type(config: Any) -> type[RetrievalModel]:
+    """Returns the class of the model that a config is of."""
+    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", config))
+    return kind
 
 
-def _state(prepared: Prepared, store: InteractionStore) -> TrainingState:
+def _write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
+    """Writes the model folder, and returns what its `training.json` holds."""
+    model, inputs = result.model, result.inputs
+    drop_state(out)
+    save_model(out, model, result.stage, data.folder, inputs)
+    save_state(out, model, _state(result, data.store))
+    np.save(out / "candidates.npy", embed_catalogue(model, inputs))
+    _write_probe(out, model, data.store, inputs)
+    summary = {**result.summary(), "source": source_version()}
+    (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _state(result: TrainingResult, store: InteractionStore) -> TrainingState:
     """Returns how far a training is that has ended."""
-    has_times = store.split.order == "time"
-    until = trained_until(prepared.source.events) if has_times else 0
+    until = trained_until(result.events) if store.split.order == "time" else 0
     before = TrainingState(cut=store.cut, trained_until=until, updates=0, steps=0, warm_starts=-1)
-    if prepared.base is not None:
-        before = prepared.base.state
+    if result.base is not None:
+        before = result.base.state
     return TrainingState(
         cut=store.cut,
         trained_until=max(until, before.trained_until),
-        updates=updates_of(prepared.model),
-        steps=before.steps + prepared.run.progress.step,
+        updates=updates_of(result.model),
+        steps=before.steps + result.progress.step,
         warm_starts=before.warm_starts + 1,
     )
 
@@ -175,34 +151,6 @@ def _untrained_users(inputs: ModelInputs) -> np.ndarray:
     return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 
 
-def _write_summary(
-    out: Path, prepared: Prepared, stage: TrainStage, cold: str | None
-) -> dict[str, Any]:
-    progress, folders = prepared.run.progress, prepared.folders
-    examples = progress.step * stage.train.batch_size
-    summary = {
-        **progress.machine,
-        "steps": progress.step,
-        "examples": examples,
-        "seconds": round(progress.seconds, 3),
-        "examples_per_s": round(examples / progress.seconds, 1) if progress.seconds else 0.0,
-        "input_wait_share": round(progress.wait_share, 4),
-        "unknown_id_share": round(prepared.unknown_share, 6),
-        "resumed_at": progress.resumed_at,
-        "best_step": progress.best_step,
-        "validation": progress.looks,
-        "warm_start": progress.warm_start,
-        "cold": cold,
-        "checkpoints": str(folders.checkpoints),
-        "tensorboard": str(folders.tensorboard),
-        "sharding": [dataclasses.asdict(placement) for placement in prepared.placements],
-        "curve": progress.curve,
-        "source": source_version(),
-    }
-    (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
-    return summary
-
-
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the stage from the command line."""
     parser = argparse.ArgumentParser(prog="python -m recsys.train", description=__doc__)
@@ -210,29 +158,23 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", type=Path, required=True, help="data folder")
     parser.add_argument("--out", type=Path, required=True, help="model folder to write")
     parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, beside --out")
-    parser.add_argument("--base", type=Path, help="model folder to go on from")
+    parser.add_argument("--base", type=Path, help="model folder of a warm start")
     parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
     options = parser.parse_args(arguments)
-    _check_backend()
-    words = [f"--{k}={getattr(options, k)}" for k in ("config", "data", "out")]
-    checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
-    words.append(f"--checkpoints={checkpoints}")
-    base: Path | None = options.base
-    if base is not None:
-        words.append(f"--base={base}")
+    check_backend()
+    options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
+    names = ("config", "data", "out", "checkpoints", "base")
+    words = [f"--{k}={v}" for k, v in vars(options).items() if k in names and v is not None]
     stage = load_stage(options.config, TrainStage)
     if options.mesh is not None:
         words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
         stage = stage.model_copy(update={"mesh": options.mesh})
     if options.processes > 1 and distributed.COORDINATOR not in os.environ:
-        # With a base that can't be used the run begins anew, and saves where such a run does.
-        bases = {None, None if base is None else fingerprint(base)}
-        last = [RunFolders.of_run(checkpoints, stage, options.data, one).last for one in bases]
-        return launcher.launch(words, options.processes, last)
+        return launcher.launch(words, options.processes, _last_folders(stage, options))
     distributed.join()
     with distributed.failing_at_once():
-        summary = train(stage, options.data, options.out, checkpoints, base)
+        summary = train(stage, options.data, options.out, options.checkpoints, options.base)
     if summary is None:
         if distributed.is_primary():
             distributed.finish_alone(words)
@@ -241,14 +183,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     return {"model": str(options.out), **{k: v for k, v in summary.items() if k not in hidden}}
 
 
-def _check_backend() -> None:
-    if keras.backend.backend() != "jax":
-        raise UsageError(
-            "R323",
-            "Training must run with Keras on JAX.",
-            "Set KERAS_BACKEND=jax.",
-            os.environ.get("KERAS_BACKEND"),
-        )
+def _last_folders(stage: TrainStage, options: argparse.Namespace) -> list[Path]:
+    """Returns the folders that the newest checkpoints of a run may be in."""
+    config = with_histories(stage.model, InteractionStore.open(options.data / "store"))
+    stage = stage.model_copy(update={"model": config})
+    code = model_sources(_model_type(config))
+    # With a base that can't be used the run begins anew, and saves where such a run does.
+    bases = {None, None if options.base is None else fingerprint(options.base)}
+    return [
+        RunFolders.of_run(options.checkpoints, stage, options.data, base, model=code).last
+        for base in bases
+    ]
 
 
 if __name__ == "__main__":

@@ -39,8 +39,14 @@ class ExactCount(keras.metrics.Metric):
 
     def __init__(self, name: str = "count", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        self.low = self.add_variable((), "zeros", dtype="int32", name="low")
-        self.high = self.add_variable((), "zeros", dtype="int32", name="high")
+        self.low: Any = None
+        self.high: Any = None
+
+    def build(self) -> None:
+        """Creates the variables, where the active distribution places them."""
+        if self.low is None:
+            self.low = self.add_variable((), "zeros", dtype="int32", name="low")
+            self.high = self.add_variable((), "zeros", dtype="int32", name="high")
 
     def update_state(self, count: Any, *_: Any, **__: Any) -> None:
         """Adds `count`, a scalar int32 below 2³⁰."""
@@ -95,6 +101,12 @@ class SparseModel(keras.Model):
         self._ids_in_step = 0
         self._step_arrays: list[jax.ShapeDtypeStruct] = []
         self.step_proof: StepProof | None = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model as Keras does, with counts where the distribution places them."""
+        super().compile(*args, **kwargs)
+        self.unknown_ids.build()
+        self.exchange_overflows.build()
 
     # --- one step
 

@@ -1,1 +1,12 @@
-"""The training loop: its input, its checkpoints, and what is seen of it."""
+"""Training: the loop, its input, its checkpoints, and warm starts."""
+
+from typing import TYPE_CHECKING
+
+from recsys.contents import lazy_contents
+
+if TYPE_CHECKING:
+    from recsys.training.result import TrainingResult
+    from recsys.training.trainer import Trainer
+
+__all__ = ["Trainer", "TrainingResult"]
+__getattr__, __dir__ = lazy_contents(__name__, __file__)

@@ -27,6 +27,7 @@ from recsys.training.checkpoint_files import steps_in
 from recsys.training.distributed import is_primary
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders
+from recsys.training.run_state import metrics_text
 from recsys.training.validation import Validation
 
 _BLOCK_SCORES = 1 << 24
@@ -98,6 +99,15 @@ def _has_hook(callback: keras.callbacks.Callback, when: str) -> bool:
         is not getattr(keras.callbacks.Callback, name)
         for name in (f"on_batch_{when}", f"on_train_batch_{when}")
     )
+
+
+class PrintEpochs(keras.callbacks.Callback):
+    """Prints the metrics of each epoch as a line."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Prints a line."""
+        text = metrics_text(logs or {})
+        print(f"epoch {epoch + 1}/{self.params['epochs']}: {text}", flush=True)  # noqa: T201
 
 
 class EpochTasks:

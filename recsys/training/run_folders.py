@@ -1,13 +1,13 @@
-"""Where a training run writes beside its model: a folder by what it computes.
+"""The folders of a training run, named by the fingerprint of what it computes.
 
     <checkpoints>/<fingerprint>/last/       the newest checkpoints
     <checkpoints>/<fingerprint>/best/       the model that validation found best
     <checkpoints>/<fingerprint>/negatives/  the hard negatives of the newest epochs
     <checkpoints>/<fingerprint>/identity.json  what the fingerprint is of
-    <checkpoints>/../tensorboard/<fingerprint>/
+    <tensorboard>/<fingerprint>/
 
-A run that is killed leaves them, and the same run finds them again, in whatever folder
-its model was to go to.
+A run that is killed leaves them, and the same run finds them again, wherever its model is
+to be written.
 """
 
 from __future__ import annotations
@@ -39,26 +39,36 @@ class RunFolders:
     Attributes:
         identity: Fingerprints of what the run computes with.
         checkpoints: Its checkpoints.
-        tensorboard: What TensorBoard shows of it.
+        tensorboard: Its logs for TensorBoard; None: there are none.
     """
 
     identity: dict[str, str]
     checkpoints: Path
-    tensorboard: Path
+    tensorboard: Path | None
 
     @classmethod
-    def of_run(cls, root: Path, stage: TrainStage, data: Path, base: str | None = None) -> Self:
+    def of_run(
+        cls,
+        root: Path,
+        stage: TrainStage,
+        data: Path,
+        base: str | None = None,
+        tensorboard: Path | None = None,
+        model: str | None = None,
+    ) -> Self:
         """Returns the folders of a run.
 
         Args:
             root: Folder of the checkpoints of all runs.
             stage: The model and the training loop.
             data: Data folder of the InteractionEncoder.
-            base: Fingerprint of the model that it goes on from; None: it begins anew.
+            base: Fingerprint of the earlier model of a warm start; None for a cold start.
+            tensorboard: Folder of the logs of all runs for TensorBoard; None: no logs.
+            model: Fingerprint of the code of a model that isn't of this package.
         """
-        parts = identity(stage, data, base)
+        parts = identity(stage, data, base) | ({} if model is None else {"model": model})
         name = folder_name(parts)
-        return cls(parts, root / name, root.parent / "tensorboard" / name)
+        return cls(parts, root / name, None if tensorboard is None else tensorboard / name)
 
     @staticmethod
     def root_beside(model: Path) -> Path:
@@ -83,7 +93,7 @@ class RunFolders:
     @property
     def profile(self) -> Path:
         """Folder of the trace of JAX's profiler, where TensorBoard finds it."""
-        return self.tensorboard
+        return self.tensorboard or self.checkpoints / "profile"
 
     def newest_other(self) -> tuple[Path, list[str]] | None:
         """Returns the folder of the run that was written last, and what differs from it.

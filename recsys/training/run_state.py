@@ -34,6 +34,7 @@ class Progress:
         epochs: Metrics of each epoch that ended, `{"epoch", "step", "loss", …}` with
             those of the validation as `val_…`.
         epoch_sums: Sums over the steps of the present epoch, with their number as `steps`.
+        epoch_counts: Counts over them.
         is_stopped: Whether a callback stopped the run before its last step.
     """
 
@@ -48,6 +49,7 @@ class Progress:
     warm_start: dict[str, Any] | None = None
     epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
     epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    epoch_counts: dict[str, float] = dataclasses.field(default_factory=dict)
     is_stopped: bool = False
 
     @property
@@ -55,10 +57,12 @@ class Progress:
         """Share of the training time that went into waiting for input [0..1]."""
         return self.waited_s / self.seconds if self.seconds else 0.0
 
-    def add_steps(self, n: int, means: Mapping[str, float]) -> None:
-        """Adds the mean metrics of `n` steps to those of the present epoch."""
+    def add_steps(self, n: int, means: Mapping[str, float], counts: Mapping[str, float]) -> None:
+        """Adds the mean metrics of `n` steps, and their counts, to those of the present epoch."""
         for name, value in {"steps": 1.0, **means}.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + n * value
+        for name, value in counts.items():
+            self.epoch_counts[name] = self.epoch_counts.get(name, 0.0) + value
 
     def end_epoch(self, epoch: int, validation: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics of the epoch that ends now, and keeps them.
@@ -69,9 +73,10 @@ class Progress:
         """
         steps = self.epoch_sums.pop("steps")
         logs = {name: total / steps for name, total in self.epoch_sums.items()}
+        logs |= self.epoch_counts
         logs |= {f"val_{name}": value for name, value in validation.items()}
         self.epochs.append({"epoch": epoch, "step": self.step, **logs})
-        self.epoch_sums = {}
+        self.epoch_sums, self.epoch_counts = {}, {}
         return logs
 
     def to_json(self) -> dict[str, Any]:
@@ -82,6 +87,12 @@ class Progress:
     def from_json(cls, state: dict[str, Any]) -> Self:
         """Returns the state that `to_json` gave."""
         return cls(**state)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Returns metrics as one line, without the numbers of epoch and step."""
+    shown = {name: value for name, value in metrics.items() if name not in ("epoch", "step")}
+    return " · ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 def saved_variables(model: SparseModel) -> dict[str, keras.Variable]:

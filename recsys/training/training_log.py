@@ -21,6 +21,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
 from recsys.events import emit
 from recsys.training.distributed import is_primary
@@ -36,7 +37,8 @@ class TrainingLog:
         batch_size: Examples of a step.
         unknown_share: Share of the ids of the training positives that no vocabulary has a
             row for [0..1].
-        scalars: Where to write them for TensorBoard; None in all processes but the first.
+        scalars: Writes them for TensorBoard; None: nothing does.
+        is_bar_shown: Whether a progress bar is printed.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class TrainingLog:
         total: int,
         batch_size: int,
         unknown_share: float,
-        scalars: TensorBoardWriter | None,
+        scalars: TensorBoardWriter | None = None,
+        is_bar_shown: bool = False,
     ) -> None:
         self._progress, self._total = progress, total
         self._batch_size, self._unknown_share = batch_size, unknown_share
@@ -53,6 +56,9 @@ class TrainingLog:
         self._step, self._time = progress.step, time.perf_counter()
         self._waited_s = 0.0
         self._pace = Pace()
+        self._bar: Any = None
+        if is_bar_shown and is_primary():
+            self._bar = keras.utils.Progbar(total, stateful_metrics=["loss"], unit_name="step")
 
     def record(self, model: keras.Model, logs: Mapping[str, Any], waited_s: float) -> None:
         """Records the metrics of the steps since the last call.
@@ -82,7 +88,10 @@ class TrainingLog:
         if "temperature" in values:
             point["temperature"] = round(values["temperature"], 6)
         progress.curve.append(point)
-        progress.add_steps(steps, {"loss": loss, **values})
+        counted = {metric.name for metric in model.metrics if isinstance(metric, ExactCount)}
+        means = {name: value for name, value in values.items() if name not in counted}
+        counts = {name: value for name, value in values.items() if name in counted}
+        progress.add_steps(steps, {"loss": loss, **means}, counts)
         speed = steps * self._batch_size / seconds
         self._write(model, {"loss": loss, **values}, speed, waited / seconds)
         self._pace.add(steps, seconds)
@@ -121,8 +130,10 @@ class TrainingLog:
         if left_s is not None:
             speed = pace.steps * self._batch_size / pace.seconds
             text += f" · {speed:,.0f} examples/s · {dt.timedelta(seconds=round(left_s))} left"
-        if self._scalars is not None:  # The first process reports for all.
+        if is_primary():
             report_progress(step, total, text)
+        if self._bar is not None:
+            self._bar.update(step, [("loss", loss)], finalize=step == total)
 
 
 def not_a_number(step: int, received: Any) -> RecsysError:

@@ -1,0 +1,459 @@
+"""`Trainer`: trains any registered retrieval model on a data folder, resumable to the bit."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from recsys.config import (
+    LayoutRules,
+    MeshConfig,
+    Repeats,
+    TrainConfig,
+    TrainStage,
+    WarmStartConfig,
+)
+from recsys.data.batches import BatchSource
+from recsys.data.dataset import Data
+from recsys.data.held_back import training_events
+from recsys.data.store import InteractionStore
+from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
+from recsys.embedding.layout import tables_of
+from recsys.errors import UsageError
+from recsys.models import ModelInputs, ModelSpec, RetrievalModel
+from recsys.training.callbacks import EpochTasks, PrintEpochs
+from recsys.training.checkpoint import CheckpointStore, spread_rows
+from recsys.training.distributed import is_primary
+from recsys.training.loop import TrainingRun
+from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.preconditions import check_divides, check_events, unknown_share
+from recsys.training.prefetch import BatchIterator
+from recsys.training.result import TrainingResult
+from recsys.training.run_folders import RunFolders
+from recsys.training.run_state import Progress, saved_variables
+from recsys.training.state_transfer import transfer_state
+from recsys.training.training_log import TensorBoardWriter, TrainingLog, note, note_once
+from recsys.training.validation import trained_inputs
+from recsys.training.warm_start import Choice, choose, going_on, of_batches
+
+Verbose = Literal["auto", 0, 1, 2]
+_built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
+"""The run's folder of each model that a trainer built."""
+
+
+class Trainer:
+    """Trains a retrieval model: the loop, checkpoints, validation, hard negatives, callbacks.
+
+    A run that was killed is resumed by the same call with the same folder, and ends with the
+    same bits as one that nobody disturbed. A run that has ended is not trained again: its
+    model is restored.
+
+    Args:
+        config: The training loop, `train` of a config.
+        checkpoints: Folder of the checkpoints of all runs. Each has a folder of its own in
+            it, named by the fingerprint of config, data, code and model.
+        callbacks: Keras callbacks. They see the epochs of the run: `on_epoch_begin`,
+            `on_epoch_end` with the mean `loss` and the validation's metrics as `val_…`,
+            `on_train_batch_end`, and may set `model.stop_training`. A callback with hooks for
+            batches makes the loop wait for every step. What a callback remembers is not
+            saved: a resumed run begins with the callbacks as they are.
+        base: Folder of an earlier model to start from (a warm start).
+        warm_start: How a warm start works; None: the defaults.
+        repeats: Whether validation ranks the items that a user has seen.
+        mesh: How the devices are arranged; None: one axis.
+        layout: Layout rules for dense weights and activations, by path.
+        tensorboard: Folder of the logs for TensorBoard, in a folder of the run's own; None:
+            there are none.
+        verbose: 0: silent, 1: a progress bar, 2: a line an epoch; `auto`: 1 in a terminal
+            or a notebook, else 2.
+
+    Example:
+        ```python
+        data = recsys.open_data("data/")
+        model = recsys.TwoTower.from_config(config, data.spec)
+        result = recsys.Trainer(config.train, checkpoints="ckpt/").fit(model, data)
+        result.history["loss"]
+        ```
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        checkpoints: str | Path,
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        base: str | Path | None = None,
+        warm_start: WarmStartConfig | None = None,
+        repeats: Repeats = "exclude",
+        mesh: MeshConfig | None = None,
+        layout: LayoutRules | None = None,
+        tensorboard: str | Path | None = None,
+        verbose: Verbose = "auto",
+    ) -> None:
+        self.stage = TrainStage(
+            train=config,
+            warm_start=warm_start,
+            repeats=repeats,
+            mesh=mesh,
+            layout=dict(layout or {}),
+        )
+        self.callbacks = tuple(callbacks)
+        self.checkpoints = Path(checkpoints).absolute()
+        self.base = None if base is None else Path(base)
+        self.tensorboard = None if tensorboard is None else Path(tensorboard)
+        self.verbose: Verbose = _verbosity() if verbose == "auto" else verbose
+
+    @classmethod
+    def of_stage(cls, stage: TrainStage, checkpoints: Path, **options: Any) -> Self:
+        """Returns the trainer that a stage's config describes; its model is given to `fit`."""
+        trainer = cls(stage.train, checkpoints, **options)
+        trainer.stage = stage
+        return trainer
+
+    def fit(self, model: RetrievalModel, data: Data) -> TrainingResult:
+        """Trains a model, or goes on where an earlier call with the same folder stopped.
+
+        Args:
+            model: A model for these data that isn't built yet: its tables are placed on the
+                devices, and get their optimizers, here. After an earlier `fit` of the same
+                run it may be built.
+            data: The data.
+
+        Raises:
+            RecsysError: The data are too few, a table isn't placed as planned, the loss is
+                NaN, no checkpoint is whole, or the run was asked to stop (R375).
+            UsageError: The model doesn't fit the data or is built (R382), or is another one
+                than `base` (R390).
+        """
+        check_backend()
+        stage = self._stage(model, data)
+        inputs = ModelInputs.open(data.folder)
+        choice = choose(self.base, stage, data.store, inputs)
+        return _Fit(self, model, data, inputs, stage, choice).run()
+
+    def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
+        """Returns the configs of the run, and gives the model's the order of histories."""
+        config = with_histories(model.spec.config, data.store)
+        spec = model.spec.model_copy(update={"config": config})
+        if spec != _spec_for(config, data):
+            raise UsageError(
+                "R382",
+                "The model must be made for the data that it trains on.",
+                "Make it by from_config(config, data.spec).",
+                f"{spec.user_rows} user rows, {spec.item_rows} item rows",
+            )
+        model.spec = spec
+        return self.stage.model_copy(update={"model": config})
+
+
+def _spec_for(config: Any, data: Data) -> ModelSpec:
+    return ModelSpec.for_data(config, data.users.n_rows, data.catalogue, data.user_features)
+
+
+def with_histories(config: Any, store: InteractionStore) -> Any:
+    """Returns a model's config with `history_of` as the order of the events asks for.
+
+    Raises:
+        UsageError: The past is asked for, and the events have no order.
+    """
+    has_order = store.split.order != "none"
+    if config.history_of == "past" and not has_order:
+        raise UsageError(
+            "R336",
+            "model.history_of: past needs events that have an order.",
+            "Leave model.history_of out, or set it to others.",
+            store.split.text,
+        )
+    history_of = config.history_of or ("past" if has_order else "others")
+    return config.model_copy(update={"history_of": history_of})
+
+
+class _Fit:
+    """One call of `Trainer.fit`.
+
+    Args:
+        trainer: The trainer.
+        model: The model.
+        data: The data.
+        inputs: What is known of users and items.
+        stage: The configs of the run.
+        choice: The earlier model to start from, if any.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        model: RetrievalModel,
+        data: Data,
+        inputs: ModelInputs,
+        stage: TrainStage,
+        choice: Choice,
+    ) -> None:
+        self._trainer, self._model, self._choice = trainer, model, choice
+        base = choice.base
+        self._folders = RunFolders.of_run(
+            trainer.checkpoints,
+            stage,
+            data.folder,
+            None if base is None else base.fingerprint,
+            trainer.tensorboard,
+            model_sources(type(model)),
+        )
+        self._own_stage, self._stage = stage, going_on(stage, base)
+        self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
+        self._events = training_events(data.store.train, self._stage.train)
+        self._check(data, inputs)
+        self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
+        self._source = BatchSource(
+            self._events,
+            inputs.catalogue,
+            self._stage.model,
+            of_batches(self._stage.train, base),
+            inputs.user_features,
+            multiple=self._mesh.shape[0],
+        )
+
+    def _check(self, data: Data, inputs: ModelInputs) -> None:
+        """Checks what must hold before the first step, and notes what is remarkable."""
+        model = self._stage.model
+        check_divides(self._stage.train, self._mesh.shape[0])
+        remarks = check_events(self._events, inputs.catalogue, model.history_of)
+        for sentence in remarks.sentences():
+            note_once(sentence)
+        if data.store.split.order == "none" and model.needs_order:
+            note_once(
+                "model.pooling is sequence, and the events have no order: its places say nothing,"
+                " so mean or attention learn as much for less."
+            )
+
+    def run(self) -> TrainingResult:
+        """Builds, restores and trains the model."""
+        base, folders, stage = self._choice.base, self._folders, self._stage
+        with ExitStack() as stack:
+            if is_primary():
+                stack.enter_context(folders.locked())
+            placements = self._build()
+            rows = spread_rows(tables_of(self._model))
+            last = CheckpointStore(
+                folders.last, folders.identity, stage.train.checkpoint.keep, rows
+            )
+            stack.callback(last.close)
+            # Two: an older checkpoint may name the one before as the best.
+            best = CheckpointStore(folders.best, folders.identity, 2, rows)
+            stack.callback(best.close)
+            progress = self._restored(last) or self._begun()
+            if is_primary():
+                _settle_others(folders, is_new=not progress.step and base is None)
+            self._train(last, best, progress)
+            return TrainingResult(
+                model=self._model,
+                stage=self._own_stage,
+                inputs=self._inputs,
+                events=self._events,
+                progress=progress,
+                placements=placements,
+                unknown_id_share=self._unknown_share,
+                folders=folders,
+                base=base,
+                cold=self._choice.cold,
+            )
+
+    def _train(self, last: CheckpointStore, best: CheckpointStore, progress: Progress) -> None:
+        base, folders, trainer = self._choice.base, self._folders, self._trainer
+        since = None if base is None else base.state.trained_until
+        tasks = EpochTasks(self._model, self._inputs, self._source, self._stage, folders, since)
+        printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []
+        run = TrainingRun(
+            self._model,
+            self._stage.train,
+            last,
+            best,
+            progress,
+            tasks,
+            folders.profile,
+            (*trainer.callbacks, *printers),
+        )
+        with ExitStack() as stack:
+            writer = None
+            if folders.tensorboard is not None and is_primary():
+                writer = TensorBoardWriter(folders.tensorboard, progress.step)
+                stack.callback(writer.close)
+            batches = stack.enter_context(BatchIterator(self._source, progress.step))
+            log = TrainingLog(
+                progress,
+                run.total,
+                self._source.batch_size,
+                self._unknown_share,
+                writer,
+                is_bar_shown=trainer.verbose == 1,
+            )
+            run.run(batches, log)
+
+    @functools.cached_property
+    def _unknown_share(self) -> float:
+        return unknown_share(self._events, self._inputs)
+
+    def _build(self) -> list[TablePlacement]:
+        """Makes and compiles the model, its tables where they were planned to be."""
+        model, train, base = self._model, self._stage.train, self._choice.base
+        updates = len(self._source) // train.accumulate
+        start = 0 if base is None else base.state.updates
+        if not model.built:
+            model.tables = model.make_tables(model.spec, *table_optimizers(train, updates, start))
+        layout = table_layout(
+            list(model.tables.values()), mesh=self._mesh, rules=self._stage.layout
+        )
+        activate(layout)
+        if model.built:
+            self._check_built()
+            return verify_placement(model, layout)
+        _replicate(model, layout)
+        model.build()
+        placements = verify_placement(model, layout)
+        optimizer = tower_optimizer(train, updates, start)
+        exclude_vectors(optimizer, model)
+        model.compile(optimizer=optimizer, jit_compile=True)
+        optimizer.build(model.trainable_variables)
+        _built_in[model] = self._folders.checkpoints
+        return placements
+
+    def _check_built(self) -> None:
+        """Checks that a built model is that of an earlier call for the same run.
+
+        Raises:
+            UsageError: It isn't.
+        """
+        folders = self._folders
+        if _built_in.get(self._model) != folders.checkpoints or not any(folders.last.glob("*")):
+            raise UsageError(
+                "R382",
+                "The model must not be built before it is trained: the trainer places its tables"
+                " on the devices.",
+                "Make a new one by from_config, and pass it to fit as it is; to go on from a"
+                " trained model, pass its folder as base.",
+                f"a built {type(self._model).__name__}",
+            )
+
+    def _restored(self, last: CheckpointStore) -> Progress | None:
+        """Returns the state of the last checkpoint, the model restored; None without one."""
+        restored = last.restore(saved_variables(self._model))
+        if restored is None:
+            return None
+        for sentence in restored.damaged:
+            note_once(sentence)
+        progress = Progress.from_json(restored.state)
+        if progress.step < len(self._source):
+            progress.resumed_at.append(progress.step)
+        note_once(
+            f"Goes on from step {progress.step:,}, saved by an earlier run of the same training."
+        )
+        return progress
+
+    def _begun(self) -> Progress:
+        """Returns the beginning of a run, with the state of the earlier model, if there is one."""
+        progress, base = Progress(), self._choice.base
+        if base is not None:
+            tables = transfer_state(base, self._model, self._all_inputs, self._stage)
+            progress.warm_start = {
+                "base": str(base.folder),
+                "fingerprint": base.fingerprint,
+                "cut": base.state.cut,
+                "trained_until": base.state.trained_until,
+                "steps_before": base.state.steps,
+                "warm_starts": base.state.warm_starts + 1,
+                "epochs": self._stage.train.epochs,
+                "carried": tables,
+            }
+            text = "; ".join(
+                f"{name} {n['kept']:,} kept, {n['new'] + n['reset']:,} new"
+                f" ({n['neighbours']:,} from neighbours), {n['dropped']:,} dropped"
+                for name, n in tables.items()
+            )
+            note_once(f"Goes on from the model in {base.folder}: {text}.")
+        return progress
+
+
+def _replicate(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
+    """Puts variables that were made before the layout, such as seeds, on all devices."""
+    everywhere = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec())
+    for variable in model.variables:
+        value: Any = np.asarray(variable.value)
+        whole = jax.make_array_from_callback(value.shape, everywhere, value.__getitem__)
+        variable.assign(whole)
+
+
+def _settle_others(folders: RunFolders, is_new: bool) -> None:
+    """Notes why a run begins anew beside those of another one, and removes old ones."""
+    other = folders.newest_other() if is_new else None
+    if other is not None:
+        path, parts = other
+        note(
+            f"Trains from the beginning: {' and '.join(parts)} changed since the checkpoints"
+            f" in {path} were written."
+        )
+    for path in folders.remove_others():
+        note(f"Removed the checkpoints of an older run: {path}")
+
+
+def model_sources(model: type) -> str | None:
+    """Returns a fingerprint of the code of a model's class, sha256 in hex.
+
+    None for a class of this package, whose sources the code's fingerprint covers. A class
+    without a file, as of a notebook, is told by its functions' code.
+    """
+    classes = [
+        cls
+        for cls in model.__mro__
+        if cls.__module__.split(".")[0] not in ("recsys", "keras", "builtins")
+    ]
+    if not classes:
+        return None
+    digest = hashlib.sha256()
+    for cls in classes:
+        digest.update(_source_of(cls).encode())
+    return digest.hexdigest()
+
+
+def _source_of(cls: type) -> str:
+    try:
+        return inspect.getsource(sys.modules[cls.__module__])
+    except (KeyError, OSError, TypeError):
+        codes = (getattr(member, "__code__", None) for member in vars(cls).values())
+        return repr([(c.co_code, c.co_names, _constants(c)) for c in codes if c is not None])
+
+
+def _constants(code: Any) -> list[str]:
+    """Returns the constants of a function's code, those of inner functions by their code."""
+    return [repr(getattr(constant, "co_code", constant)) for constant in code.co_consts]
+
+
+def _verbosity() -> Verbose:
+    """Returns 1 where a bar can be drawn, in a terminal or a notebook; else 2."""
+    return 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
+
+
+def check_backend() -> None:
+    """Checks that Keras runs on JAX.
+
+    Raises:
+        UsageError: It doesn't.
+    """
+    if keras.backend.backend() != "jax":
+        raise UsageError(
+            "R323",
+            "Training must run with Keras on JAX.",
+            "Set KERAS_BACKEND=jax.",
+            keras.backend.backend(),
+        )

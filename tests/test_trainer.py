@@ -1,0 +1,216 @@
+"""`recsys.Trainer` in a program of one's own: callbacks, results, resume."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from training_runs import STAGE, write_data
+
+from recsys.config import TrainStage
+from recsys.data.dataset import open_data
+from recsys.errors import UsageError
+from recsys.models import TwoTower
+from recsys.training.trainer import Trainer, model_sources
+
+SCRIPT = Path(__file__).parent / "test_training_scripts" / "own_program.py"
+EPOCHS = 4
+SETTINGS = TrainStage.model_validate(
+    {
+        "model": STAGE["model"],
+        "train": {
+            **STAGE["train"],
+            "epochs": EPOCHS,
+            "validation": {"share": 0.2, "metric": "recall@20", "patience": None},
+        },
+    }
+)
+
+
+class EpochLog(keras.callbacks.Callback):
+    """What a user's callback sees."""
+
+    def __init__(self, stop_after=None):
+        super().__init__()
+        self.begun, self.epochs, self.steps, self.ends = [], [], [], []
+        self._stop_after = stop_after
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun.append(epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append((batch, logs["loss"]))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append((epoch, dict(logs)))
+        self.model.stop_training = epoch == self._stop_after
+
+    def on_train_end(self, logs=None):
+        self.ends.append(dict(logs))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data")
+    write_data(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return open_data(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_distribution():
+    yield
+    keras.distribution.set_distribution(None)
+
+
+def fit(data, checkpoints, model=None, settings=SETTINGS, **options):
+    model = model or TwoTower.from_config(settings, data)
+    return Trainer(settings.train, checkpoints, verbose=0, **options).fit(model, data)
+
+
+def weights(result):
+    return {v.path: np.asarray(v.value) for v in result.model.variables}
+
+
+def assert_same_bits(a, b):
+    a, b = weights(a), weights(b)
+    assert a.keys() == b.keys()
+    for path, array in a.items():
+        assert array.tobytes() == b[path].tobytes(), path
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    log = EpochLog()
+    checkpoints = tmp_path_factory.mktemp("trained")
+    return fit(data, checkpoints, callbacks=[log]), log, checkpoints
+
+
+def test_a_callback_sees_the_epochs_of_the_run_with_their_metrics(trained):
+    result, log, _ = trained
+    per_epoch = result.progress.step // EPOCHS
+    assert log.begun == list(range(EPOCHS))
+    assert [epoch for epoch, _ in log.epochs] == list(range(EPOCHS))
+    assert [batch for batch, _ in log.steps] == list(range(per_epoch)) * EPOCHS
+    assert log.ends == [log.epochs[-1][1]]
+    for epoch, logs in log.epochs:
+        look = result.progress.looks[epoch]
+        assert logs["val_recall@20"] == look["recall@20"]
+        # The loss of a batch is the mean since the last point of the curve; there is one a step.
+        steps = [loss for _, loss in log.steps[epoch * per_epoch : (epoch + 1) * per_epoch]]
+        assert logs["loss"] == pytest.approx(np.mean(steps), rel=1e-6)
+
+
+def test_the_result_shows_its_history_and_its_curve(trained):
+    result, log, checkpoints = trained
+    assert result.history["loss"] == [logs["loss"] for _, logs in log.epochs]
+    frame = result.to_pandas()
+    assert frame["epoch"].tolist() == list(range(EPOCHS))
+    assert frame["val_recall@20"].tolist() == result.history["val_recall@20"]
+    assert result.checkpoints.parent == checkpoints
+    assert "examples/s" in repr(result)
+    page = result._repr_html_()
+    assert page.count("<svg") == 1
+    assert page.count(",") > len(result.curve)
+    assert json.loads(json.dumps(result.summary()))["steps"] == result.progress.step
+
+
+def test_a_run_that_has_ended_is_restored_and_not_trained_again(trained, data):
+    result, _, checkpoints = trained
+    log = EpochLog()
+    again = fit(data, checkpoints, callbacks=[log])
+    assert log.begun == log.steps == []
+    assert again.history == result.history
+    assert_same_bits(again, result)
+
+
+def test_the_same_cell_of_a_notebook_may_be_run_twice(trained, data):
+    result, _, checkpoints = trained
+    before = weights(result)
+    again = fit(data, checkpoints, model=result.model)
+    assert again.model is result.model
+    for path, array in weights(again).items():
+        assert array.tobytes() == before[path].tobytes(), path
+
+
+def test_a_built_model_of_another_run_is_refused(trained, data, tmp_path):
+    with pytest.raises(UsageError, match=r"R382.*from_config"):
+        fit(data, tmp_path, model=trained[0].model)
+
+
+def test_a_model_for_other_data_is_refused(data, tmp_path):
+    model = TwoTower.from_config(SETTINGS, data)
+    model.spec = model.spec.model_copy(update={"user_rows": 7})
+    with pytest.raises(UsageError, match=r"R382.*for the data"):
+        fit(data, tmp_path, model=model)
+
+
+def test_a_callback_ends_the_run_for_good(data, tmp_path):
+    log = EpochLog(stop_after=1)
+    result = fit(data, tmp_path, callbacks=[log])
+    assert [epoch for epoch, _ in log.epochs] == [0, 1]
+    assert result.progress.step == result.progress.epochs[-1]["step"]
+    again = fit(data, tmp_path)
+    assert again.progress.step == result.progress.step
+    assert_same_bits(again, result)
+
+
+def test_a_callback_that_stops_between_two_updates_stops_at_the_next_one(data, tmp_path):
+    class StopAt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 3
+
+    train = SETTINGS.train.model_copy(update={"accumulate": 3, "validation": None})
+    settings = SETTINGS.model_copy(update={"train": train})
+    result = fit(data, tmp_path, settings=settings, callbacks=[StopAt()])
+    assert result.progress.step == 6
+
+
+@pytest.mark.slow
+def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tmp_path):
+    def run(name, kill_after=-1):
+        words = [sys.executable, SCRIPT, folder, tmp_path / name, tmp_path / f"{name}.npz"]
+        done = subprocess.run(
+            [*map(str, words), str(kill_after)], env={**os.environ}, timeout=300, check=False
+        )
+        return done.returncode
+
+    assert run("whole") == 0
+    assert run("killed", kill_after=2) == -9
+    assert run("killed") == 0
+    with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as killed:
+        assert sorted(whole) == sorted(killed)
+        for name in whole:
+            assert whole[name].tobytes() == killed[name].tobytes(), name
+
+
+def test_the_code_of_a_model_of_ones_own_is_part_of_the_run():
+    def made(width):
+        class Own(TwoTower):
+            def query(self, features, training=False):
+                return width and super().query(features, training)
+
+        return Own
+
+    assert model_sources(TwoTower) is None
+    assert model_sources(made(1)) == model_sources(made(1))
+
+
+@pytest.mark.slow
+def test_mlflow_tracks_the_epochs(folder, tmp_path):
+    pytest.importorskip("mlflow")
+    sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+    import mlflow
+    import mlflow_tracking
+
+    run_id = mlflow_tracking.train(folder, tmp_path / "checkpoints", tmp_path / "runs", SETTINGS)
+    history = mlflow.MlflowClient().get_metric_history(run_id, "val_recall_at_20")
+    assert [metric.step for metric in history] == list(range(EPOCHS))
