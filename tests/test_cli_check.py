@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.check.dialect import understand
-from recsys.check.names import name_score
-from recsys.check.profile import DistinctCount
-from recsys.check.shown import shown
 from recsys.cli import main
 from recsys.config_file import default_config_path, load_config
+from recsys.data.inspect.dialect import understand
+from recsys.data.inspect.names import name_score, shown
+from recsys.data.inspect.profile import DistinctCount
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.source_check import check_sources
 from recsys.data.sources.pieces import plan_pieces, read_piece
@@ -430,7 +429,7 @@ def test_different_values_are_counted_exactly_and_then_nearly(monkeypatch):
     count = DistinctCount()
     count.add(pa.array([str(k % 1000) for k in range(5000)]))
     assert (len(count), count.is_exact) == (1000, True)
-    monkeypatch.setattr("recsys.check.profile._EXACT", 100_000)
+    monkeypatch.setattr("recsys.data.inspect.profile._EXACT", 100_000)
     for first in range(0, 300_000, 50_000):
         count.add(pa.array([str(k) for k in range(first, first + 60_000)]))
     assert not count.is_exact

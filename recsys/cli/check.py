@@ -12,12 +12,13 @@ from typing import Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from recsys.check.config_text import config_text
-from recsys.check.findings import Findings
-from recsys.check.report import Report, look
 from recsys.cli.check_view import show_report
 from recsys.cli.terminal import Console
+from recsys.config import write_feature
 from recsys.config_file import load_config
+from recsys.data.inspect.config_text import config_text
+from recsys.data.inspect.findings import Findings
+from recsys.data.inspect.proposal import Report, look
 from recsys.errors import ConfigError, UsageError
 
 
@@ -113,8 +114,8 @@ def _write(path: Path, text: str) -> Path:
 
 def _again(files: Sequence[str], report: Report, items: str | None, users: str | None) -> str:
     """Returns the command that decides what is open."""
-    maps = [f"{role}={found.column}" for role, found in report.roles.found.items()
-            if found.reason == "as said by --map"]  # fmt: skip
+    maps = [f"{role}={decided.column}" for role, decided in report.roles.decided.items()
+            if decided.reason == "as said by --map"]  # fmt: skip
     words = ["recsys check", *files]
     words += [f"--items {items}"] if items else []
     words += [f"--users {users}"] if users else []
@@ -133,8 +134,8 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
         "evidence": understood.evidence,
         "columns": _columns_json(report),
         "roles": {
-            role: {"column": found.column, "reason": found.reason}
-            for role, found in report.roles.found.items()
+            role: {"column": decided.column, "reason": decided.reason}
+            for role, decided in report.roles.decided.items()
         },
         "explode": understood.source.explode.model_dump() if understood.source.explode else None,
         "timestamp_unit": report.config.timestamp_unit if report.config else None,
@@ -149,7 +150,7 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
             what: {
                 "id": side.id.column if side.id else None,
                 "title": side.title.column if side.title else None,
-                "features": [feature.model_dump(mode="json") for feature in side.features],
+                "features": [write_feature(feature) for feature in side.features],
                 "left_out": side.left_out,
                 **_findings_json(side.findings),
                 "interactions_known": findings.n_known.get(what) if findings else None,
@@ -182,15 +183,15 @@ def _findings_json(findings: Findings | None) -> dict[str, Any]:
 def _columns_json(report: Report) -> list[dict[str, Any]]:
     return [
         {
-            "name": one.name,
-            "type": one.kind,
-            "rows": one.n_rows,
-            "nulls": one.n_null,
-            "distinct": len(one.distinct),
-            "distinct_is_exact": one.distinct.is_exact,
-            "lowest": one.lowest,
-            "highest": one.highest,
-            "examples": one.examples,
+            "name": profile.name,
+            "type": profile.kind,
+            "rows": profile.n_rows,
+            "nulls": profile.n_null,
+            "distinct": len(profile.distinct),
+            "distinct_is_exact": profile.distinct.is_exact,
+            "lowest": profile.lowest,
+            "highest": profile.highest,
+            "examples": profile.examples,
         }
-        for one in report.profiles.values()
+        for profile in report.profiles.values()
     ]

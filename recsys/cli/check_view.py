@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from recsys.check.findings import Findings
-from recsys.check.profile import Profile
-from recsys.check.report import Report
-from recsys.check.shown import shown
-from recsys.check.sides import Side
 from recsys.cli.terminal import Console
 from recsys.config import GateConfig
+from recsys.data.inspect.findings import Findings
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.profile import Profile
+from recsys.data.inspect.proposal import Report
+from recsys.data.inspect.sides import Side
 
 _WIDTH = 110  # Where no terminal says its own.
 _NAME = 28
@@ -28,7 +28,7 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
     """Prints a report.
 
     Args:
-        report: What was found.
+        report: What the look gave.
         written: The config that was written, if one was.
         command: The command that decides what is open.
         is_sample: Whether only some rows were read.
@@ -37,8 +37,11 @@ def show_report(report: Report, written: Path | None, command: str, *, is_sample
     _say_format(console, "Interactions", report)
     if is_sample:
         console.print(Text("Only a sample was read: counts are of that.", "yellow"))
-    said = {one.column: f"{role}: {one.reason}" for role, one in report.roles.found.items()}
-    console.print(_columns_table("Columns", report.profiles, said))
+    notes = {
+        decided.column: f"{role}: {decided.reason}"
+        for role, decided in report.roles.decided.items()
+    }
+    console.print(_columns_table("Columns", report.profiles, notes))
     for what, side in report.sides.items():
         _show_side(console, what, side)
     if report.findings is not None:
@@ -68,7 +71,7 @@ def _say_format(console: Console, title: str, report: Report) -> None:
         console.print(Text(f"  {shown(sentence, 200)}"), soft_wrap=True)
 
 
-def _columns_table(title: str, profiles: Mapping[str, Profile], said: Mapping[str, str]) -> Table:
+def _columns_table(title: str, profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> Table:
     table = Table(title=Text(title), title_justify="left", title_style="bold")
     table.add_column("column", overflow="fold")
     table.add_column("type")
@@ -76,29 +79,33 @@ def _columns_table(title: str, profiles: Mapping[str, Profile], said: Mapping[st
         table.add_column(heading, justify="right")
     for heading in ("range", "examples", "role, and why"):
         table.add_column(heading, overflow="fold")
-    for one in profiles.values():
+    for profile in profiles.values():
         table.add_row(
-            Text(shown(one.name, _NAME)),
-            Text(_type(one)),
-            Text(f"{one.n_null / max(1, one.n_rows):.1%}"),
-            Text(f"{'' if one.distinct.is_exact else '≈ '}{len(one.distinct):,}"),
-            Text(_range(one)),
-            Text(", ".join(shown(example, 16) for example in one.examples)),
-            Text(shown(said.get(one.name, ""), 120), "green"),
+            Text(shown(profile.name, _NAME)),
+            Text(_type(profile)),
+            Text(f"{profile.n_null / max(1, profile.n_rows):.1%}"),
+            Text(f"{'' if profile.distinct.is_exact else '≈ '}{len(profile.distinct):,}"),
+            Text(_range(profile)),
+            Text(", ".join(shown(example, 16) for example in profile.examples)),
+            Text(shown(notes.get(profile.name, ""), 120), "green"),
         )
     return table
 
 
-def _type(one: Profile) -> str:
-    return f"{one.kind}, {one.unit}" if one.unit and one.kind != "time" else one.kind
+def _type(profile: Profile) -> str:
+    return (
+        f"{profile.kind}, {profile.unit}"
+        if profile.unit and profile.kind != "time"
+        else profile.kind
+    )
 
 
-def _range(one: Profile) -> str:
-    if one.lowest is None or one.highest is None:
+def _range(profile: Profile) -> str:
+    if profile.lowest is None or profile.highest is None:
         return ""
-    if one.unit is not None:
-        return f"{_day(one.lowest)} … {_day(one.highest)}"
-    return f"{one.lowest:,.10g} … {one.highest:,.10g}"
+    if profile.unit is not None:
+        return f"{_day(profile.lowest)} … {_day(profile.highest)}"
+    return f"{profile.lowest:,.10g} … {profile.highest:,.10g}"
 
 
 def _day(seconds: float) -> str:
@@ -109,65 +116,66 @@ def _day(seconds: float) -> str:
 
 
 def _show_side(console: Console, what: str, side: Side) -> None:
-    said = {column: f"left out: {why}" for column, why in side.left_out.items()}
-    said |= {feature.column: f"feature: {feature.kind}" for feature in side.features}
+    notes = {column: f"left out: {why}" for column, why in side.left_out.items()}
+    notes |= {feature.column: f"feature: {feature.kind}" for feature in side.features}
     for name, role in (("title", side.title), ("id", side.id)):
         if role is not None:
-            also = f"; {said[role.column]}" if role.column in said else ""
-            said[role.column] = f"{name}: {role.reason}{also}"
+            also = f"; {notes[role.column]}" if role.column in notes else ""
+            notes[role.column] = f"{name}: {role.reason}{also}"
     title = f"{what.capitalize()}: {side.understood.files[0].path}"
-    console.print(_columns_table(shown(title, 100), side.profiles, said))
+    console.print(_columns_table(shown(title, 100), side.profiles, notes))
 
 
-def _show_findings(console: Console, found: Findings) -> None:
+def _show_findings(console: Console, findings: Findings) -> None:
     span = ""
-    if found.first is not None and found.last is not None:
-        span = f", from {_day(found.first)} to {_day(found.last)}"
-    empty = f" {found.n_empty:,} lists are empty." if found.n_empty else ""
+    if findings.first is not None and findings.last is not None:
+        span = f", from {_day(findings.first)} to {_day(findings.last)}"
+    empty = f" {findings.n_empty:,} lists are empty." if findings.n_empty else ""
     text = (
-        f"A run would read {found.n_read:,} rows{span}: {found.n_good:,} good, of which "
-        f"{found.n_positive:,} positives; {_left_out(found)}.{empty}"
+        f"A run would read {findings.n_read:,} rows{span}: {findings.n_good:,} good, of which "
+        f"{findings.n_positive:,} positives; {_left_out(findings)}.{empty}"
     )
     console.print(Text(text), soft_wrap=True)
-    if not found.keys.is_exact:
+    if not findings.keys.is_exact:
         console.print(Text("Duplicates are counted in a sample, and nearly right.", "yellow"))
-    _show_rejected(console, found)
+    _show_rejected(console, findings)
 
 
-def _left_out(found: Findings) -> str:
-    share = found.n_rejected / max(1, found.n_read)
-    return f"{found.n_duplicates:,} duplicates and {found.n_rejected:,} rejected ({share:.2%})"
+def _left_out(findings: Findings) -> str:
+    share = findings.n_rejected / max(1, findings.n_read)
+    return (
+        f"{findings.n_duplicates:,} duplicates and {findings.n_rejected:,} rejected ({share:.2%})"
+    )
 
 
 def _show_side_findings(console: Console, what: str, side: Side, events: Findings) -> None:
-    found = side.findings
-    if found is None:
+    findings = side.findings
+    if findings is None:
         return
     n_known, n_events = events.n_known.get(what, 0), events.keys.n_rows
-    line = (
-        f"{what.capitalize()}: {found.n_good:,} of {found.n_read:,} rows good; {_left_out(found)}."
-    )
+    line = f"{what.capitalize()}: {findings.n_good:,} of {findings.n_read:,} rows good;"
+    line += f" {_left_out(findings)}."
     known = f" They have {n_known / max(1, n_events):.2%} of the interactions' {what}."
     is_odd = n_known < _NEARLY_ALL * n_events
     console.print(Text(line + known, "yellow" if is_odd else ""), soft_wrap=True)
-    _show_rejected(console, found)
+    _show_rejected(console, findings)
 
 
-def _show_rejected(console: Console, found: Findings) -> None:
-    if found.n_rejected > _MOST_REJECTED * found.n_read:
+def _show_rejected(console: Console, findings: Findings) -> None:
+    if findings.n_rejected > _MOST_REJECTED * findings.n_read:
         text = (
             "That is more than data.gate.max_rejected_share: a run would stop. Mend the data, or"
             " raise it."
         )
         console.print(Text(text, "bold red"), soft_wrap=True)
-    if not found.rejected:
+    if not findings.rejected:
         return
     table = Table(title=Text("Rejected"), title_justify="left", title_style="bold")
     table.add_column("reason")
     table.add_column("rows", justify="right")
     table.add_column("for example", overflow="fold")
-    for reason, n_rows in sorted(found.rejected.items(), key=lambda one: -one[1]):
-        file, line, row = found.examples[reason]
+    for reason, n_rows in sorted(findings.rejected.items(), key=lambda entry: -entry[1]):
+        file, line, row = findings.examples[reason]
         where = f"{shown(Path(file).name, 30)}:{line}"
         table.add_row(Text(shown(reason, 60)), Text(f"{n_rows:,}"), Text(f"{where}  {shown(row)}"))
     console.print(table)

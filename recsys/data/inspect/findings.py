@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from recsys.check.profile import Advance
+from recsys.data.inspect.profile import Advance
 from recsys.config import InteractionsConfig
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
 from recsys.data.farmhash import fingerprints

@@ -1,8 +1,9 @@
-"""What the name of a column says about it."""
+"""What the name of a column says about it, and untrusted text fit for a terminal."""
 
 from __future__ import annotations
 
 import re
+from recsys.visible import visible
 
 _WORDS = {
     "user": "session sessionid sid user users uid userid customer customers client visitor "
@@ -52,3 +53,9 @@ def name_score(name: str, role: str) -> int:
     if words[-1] in known:
         return 3 if role not in ("user", "item") else 2
     return 1 if set(words) & known else 0
+
+
+def shown(text: str, limit: int = 40) -> str:
+    """Returns text without control characters, which are written as escapes, and cut short."""
+    plain = visible(text[: limit + 1])
+    return plain if len(plain) <= limit else plain[: limit - 1] + "…"

@@ -7,14 +7,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from recsys.check.report import Report
-from recsys.check.shown import shown
-from recsys.check.sides import Side
+from recsys.data.inspect.proposal import Report
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.sides import Side
 from recsys.config import CsvFormat, Files, InteractionsConfig, SourceConfig
 from recsys.data.features import Feature
 from recsys.data.sources.files import is_remote
-
 
 def config_text(report: Report, name: str, folder: Path) -> str:
     """Returns the YAML of a config.
@@ -44,17 +42,17 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
         events = config.explode.model_dump(exclude_none=True)
         yield f"    explode: {_value(events)}  # A row holds a list of events."
     yield "    columns:"
-    for role, found in report.roles.found.items():
-        yield f"      {role}: {_value(found.column)}  # {shown(found.reason, 90)}"
+    for role, decided in report.roles.decided.items():
+        yield f"      {role}: {_value(decided.column)}  # {shown(decided.reason, 90)}"
     yield from _order(report, config, folder)
     if config.weight_scale != "linear":
         yield "    # Counts: a few are so large that they would drown the others."
         yield f"    weight_scale: {config.weight_scale}"
     if config.positive_at_least is not None:
-        rating = report.profiles[report.roles.found["rating"].column]
+        rating = report.profiles[report.roles.decided["rating"].column]
         yield f"    # Ratings go from {rating.lowest:g} to {rating.highest:g}: say what likes are."
         yield f"    positive_at_least: {config.positive_at_least:g}"
-    if "event" in report.roles.found:
+    if "event" in report.roles.decided:
         yield from _events(report)
     for what, side in report.sides.items():
         yield from _side(what, side, folder)
@@ -84,7 +82,7 @@ def _order(report: Report, config: InteractionsConfig, folder: Path) -> Iterator
 
 
 def _events(report: Report) -> Iterator[str]:
-    kinds = report.profiles[report.roles.found["event"].column].values
+    kinds = report.profiles[report.roles.decided["event"].column].values
     if not kinds:  # None, or more than are kept.
         return
     named = ", ".join(f"{shown(kind)} ({n:,})" for kind, n in kinds.most_common(20))

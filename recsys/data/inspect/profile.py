@@ -1,22 +1,29 @@
-"""What each column of a source holds, streamed."""
+"""What each column of a source holds, streamed; and in which unit or format it holds times."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from recsys.check.dialect import Understood
-from recsys.check.names import name_score
-from recsys.check.times import find_formats, find_unit
+from recsys.data.inspect.dialect import Understood
+from recsys.data.inspect.names import name_score
 from recsys.config import TimestampUnit
 from recsys.data.farmhash import fingerprints
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids, to_numbers, to_times
+import functools
+import itertools
+import re
+import numpy as np
+import pyarrow as pa
+from recsys.config import TimestampUnit
+from recsys.config.time_format import time_pattern
+from recsys.data.interactions import EARLIEST, UNITS
+from recsys.data.sources.values import to_times
+from recsys.data.sources.written_times import written_times
 
 Advance = Callable[[int], None]
 """Told of bytes that were read."""
@@ -205,7 +212,7 @@ class DistinctCount:
         return round((_KEPT - 1) * 2.0**64 / float(self._hashes[_KEPT - 1]))
 
 
-def profile(
+def profile_columns(
     understood: Understood, what: str, now: int, sample: int | None, advance: Advance
 ) -> tuple[dict[str, Profile], int]:
     """Reads the columns of a source.
@@ -225,8 +232,8 @@ def profile(
     n_read = n_lost = 0
     for piece in plan_pieces(understood.source, what, understood.columns):
         for batch in read_piece(piece):
-            for name, one in profiles.items():
-                one.add(batch.columns.column(name), now)
+            for name, profile in profiles.items():
+                profile.add(batch.columns.column(name), now)
             n_read += batch.n_read
             n_lost += batch.rejected.num_rows
             if sample is not None and n_read >= sample:
@@ -235,6 +242,79 @@ def profile(
     return profiles, n_lost
 
 
-def has_words(one: Profile) -> bool:
+def has_words(profile: Profile) -> bool:
     """Returns whether a text column holds sentences more than names of kinds."""
-    return one.kind == "text" and one.n_characters > 12 * max(1, one.n_values)
+    return profile.kind == "text" and profile.n_characters > 12 * max(1, profile.n_values)
+
+
+_LEAST = {"iso8601": EARLIEST}
+_BULK_AFTER = 631_152_000
+"""1990 [seconds since 1970]: the bulk of numbers that are times lies between it and now."""
+_LATER_THAN = 788_918_400
+"""1995 [seconds since 1970]: numbers from here to now are seldom anything but times."""
+_NEARLY_ALL = 0.9
+_LONGEST = 64
+
+_DAYS = [
+    *(f"{a}{sign}{b}{sign}{c}" for sign in "/-." for a, b, c in (
+        ("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"), ("%d", "%m", "%y"),
+        ("%m", "%d", "%y"), ("%d", "%b", "%Y"),
+    )),
+    *("%B %d, %Y", "%d %B %Y", "%d. %B %Y", "%B %d %Y", "%a, %d %b %Y", "%A, %B %d, %Y"),
+    *("%Y年%m月%d日", "%Y%m%d"),
+]  # fmt: skip
+_CLOCKS = (
+    "", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M",
+    ", %H:%M:%S", ", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S", ":%H:%M:%S",
+)  # fmt: skip
+_FORMATS = [
+    *(f"{day}{clock}{zone}" for day, clock in itertools.product(_DAYS, _CLOCKS)
+      for zone in (("", " %z") if clock else ("",))),
+    *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y"),
+]  # fmt: skip
+
+
+def find_unit(column: pa.Array, now: int) -> tuple[TimestampUnit | None, bool]:
+    """Returns the unit in which the bulk of values are times, and whether they are recent.
+
+    Outliers, as the year 9999 for "never", don't decide: the median does. A number is a
+    time in one unit at most, since units are a thousandfold apart.
+
+    Args:
+        column: Raw values `[n]`.
+        now: The time [seconds since 1970, UTC].
+    """
+    n_values = max(1, len(column) - column.null_count)
+    for unit in UNITS:
+        times = to_times(column, unit).drop_null().to_numpy()
+        if len(times) < 0.5 * n_values:
+            continue
+        if _LEAST.get(unit, _BULK_AFTER) <= np.median(times) <= now:
+            is_recent = (times >= _LATER_THAN) & (times <= now)
+            return unit, bool(is_recent.mean() >= _NEARLY_ALL)
+    return None, True
+
+
+def find_formats(texts: pa.Array) -> tuple[str, ...]:
+    """Returns the formats that fit nearly all texts, the best ones; several fit equally well.
+
+    Args:
+        texts: Different texts `[n]`.
+    """
+    few = texts.slice(0, 8).to_pylist()
+    if not few or max(map(len, few)) > _LONGEST:
+        return ()
+    shares = {
+        format_: 1.0 - written_times(texts, format_).null_count / len(texts)
+        for format_, pattern in _patterns().items()
+        if sum(pattern.match(text) is not None for text in few) >= 0.5 * len(few)
+    }
+    best = max(shares.values(), default=0.0)
+    if best < _NEARLY_ALL:
+        return ()
+    return tuple(format_ for format_, share in shares.items() if share == best)
+
+
+@functools.cache
+def _patterns() -> dict[str, re.Pattern[str]]:
+    return {format_: re.compile(time_pattern(format_)) for format_ in _FORMATS}

@@ -1,0 +1,380 @@
+"""All that a look at files gives, from the dialect to the config; and how the data can be split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+import pyarrow as pa
+from recsys.data.inspect.dialect import Understood, understand
+from recsys.data.inspect.findings import Findings, try_rows
+from recsys.data.inspect.roles import find_events
+from recsys.data.inspect.roles import Looked, Overlap, find_overlap
+from recsys.data.inspect.profile import Advance, Profile, profile_columns
+from recsys.data.inspect.roles import TIME_FORMAT, Role, Roles, find_roles, parse_map
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.sides import ROLE, Side, find_side, tried
+from recsys.config import InteractionColumns, InteractionsConfig, TimestampUnit
+from recsys.data.sources.values import to_numbers
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from recsys.data.inspect.names import words_of
+from recsys.data.inspect.profile import Profile
+from recsys.config import InteractionsConfig, Split
+from recsys.data.farmhash import fingerprints
+from recsys.data.interactions import interaction_columns
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.values import to_ids
+
+_SMALL_COUNT = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was found.
+
+    Attributes:
+        understood: How the interactions are written.
+        profiles: Their columns.
+        roles: Which column is what.
+        config: What reads them; `None` while a role is undecided.
+        findings: What a run would do with the rows; `None` likewise.
+        split: How the data can be split; `None` likewise.
+        sides: The items and the users, where files of theirs were given.
+        undecided: What is open: a sentence each.
+        options: The words that would decide it.
+    """
+
+    understood: Understood
+    profiles: dict[str, Profile]
+    roles: Roles
+    config: InteractionsConfig | None
+    findings: Findings | None
+    split: Proposal | None
+    sides: dict[str, Side]
+    undecided: list[str]
+    options: list[str]
+
+
+def look(
+    patterns: Sequence[str],
+    side_patterns: Mapping[str, str],
+    maps: Sequence[str],
+    now: int,
+    sample: int | None,
+    advance: Advance,
+) -> Report:
+    """Looks at files.
+
+    Args:
+        patterns: Interactions: paths or globs.
+        side_patterns: `items` and `users`, where there are files of theirs.
+        maps: `ROLE=COLUMN` each.
+        now: The time [seconds since 1970, UTC].
+        sample: Rows to read of each; `None`: all.
+        advance: Told of bytes that were read.
+
+    Raises:
+        RecsysError: Files can't be read or understood.
+        UsageError: A map names what isn't there.
+    """
+    understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
+    looked = {
+        what: _look_at_side(pattern, what, now, sample, advance)
+        for what, pattern in side_patterns.items()
+    }
+    overlaps = _overlaps(profiles, looked, mapped)
+    roles = find_roles(profiles, mapped, _hints(understood, profiles, overlaps))
+    sides: dict[str, Side] = {}
+    for what, side in looked.items():
+        names = [feature.name for other in sides.values() for feature in other.features]
+        sides[what] = find_side(what, side, roles, overlaps[what], names)
+    undecided = [*roles.undecided.values(), *_undecided_ids(sides, roles)]
+    options = list(roles.options.values())
+    config = findings = split = None
+    if not undecided:
+        sides = {what: tried(what, side, sample) for what, side in sides.items()}
+        known = {what: side.ids for what, side in sides.items() if side.ids is not None}
+        config = interactions_config(understood, profiles, roles)
+        split = propose(config, profiles)
+        config = config.model_copy(update=dict(split.changes))
+        findings = try_rows(config, now, sample, advance, known)
+        split = timed(split, findings.first, findings.last)
+        undecided += _hopeless(findings)
+    return Report(understood, profiles, roles, config, findings, split, sides, undecided, options)
+
+
+def _look_at_side(
+    pattern: str, what: str, now: int, sample: int | None, advance: Advance
+) -> Looked:
+    """Returns how files of items or users are written, and their columns."""
+    understood = understand([pattern], what)
+    return understood, profile_columns(understood, what, now, sample, advance)[0]
+
+
+def _look_at_events(
+    patterns: Sequence[str], maps: Sequence[str], now: int, sample: int | None, advance: Advance
+) -> tuple[Understood, dict[str, Profile], dict[str, str]]:
+    """Returns how interactions are written, their columns, and those that `--map` names."""
+    understood = understand(patterns, "interactions")
+    mapped = parse_map(maps, understood.columns)
+    profiles, _ = profile_columns(understood, "interactions", now, sample, advance)
+    events = None if understood.source.explode else find_events(profiles, mapped)
+    if events is not None:
+        understood = understood.with_events(*events)
+        profiles, _ = profile_columns(understood, "interactions", now, sample, advance)
+    for profile in profiles.values():
+        if mapped.get(TIME_FORMAT) in profile.time_formats or (
+            TIME_FORMAT in mapped and profile.name == mapped.get("timestamp")
+        ):
+            profile.time_formats = (mapped[TIME_FORMAT],)
+    return understood, profiles, mapped
+
+
+def _overlaps(
+    profiles: Mapping[str, Profile], looked: Mapping[str, Looked], mapped: Mapping[str, str]
+) -> dict[str, Overlap | None]:
+    """Returns the columns that hold the ids of each catalogue, where that is clear."""
+    overlaps: dict[str, Overlap | None] = {}
+    taken = dict(mapped)
+    for what, side in looked.items():
+        overlap = find_overlap(ROLE[what], profiles, side, what, taken)
+        overlaps[what] = overlap
+        if overlap is not None:
+            taken[ROLE[what]] = overlap.column
+    return overlaps
+
+
+def _hints(
+    understood: Understood,
+    profiles: Mapping[str, Profile],
+    overlaps: Mapping[str, Overlap | None],
+) -> dict[str, Role]:
+    """Returns the columns that lists of events and values of catalogues speak for, by role."""
+    events = understood.source.explode
+    hints: dict[str, Role] = {}
+    if events is not None and events.column in profiles:
+        # Of objects a field is the item; a list of none of them is seen as a plain one.
+        has_fields = any(name.startswith(f"{events.column}.") for name in profiles)
+        if not has_fields:
+            hints["item"] = Role(events.column, "its lists hold the events")
+    return hints | {
+        ROLE[what]: Role(overlap.column, f"{overlap.share:.0%} of its values are in the {what}' file")
+        for what, overlap in overlaps.items()
+        if overlap is not None
+    }
+
+
+def _undecided_ids(sides: Mapping[str, Side], roles: Roles) -> Iterator[str]:
+    for what, side in sides.items():
+        role = roles.decided.get(ROLE[what])
+        if side.id is None and role is not None:
+            name = shown(role.column)
+            yield f"{what}: no column is clearly their id: rename it to {name}"
+
+
+def _hopeless(findings: Findings) -> list[str]:
+    """Returns why a run with the config would come to nothing, if it would."""
+    if not findings.n_good:
+        most = max(findings.rejected, key=findings.rejected.__getitem__, default="no row")
+        return [f"a run would reject every row, most often for: {most}; map other columns"]
+    return [] if findings.n_positive else ["no row would be a positive; map other columns"]
+
+
+def interactions_config(
+    understood: Understood, profiles: Mapping[str, Profile], roles: Roles
+) -> InteractionsConfig:
+    """Returns the config that reads interactions whose roles are known."""
+    columns = {role: decided.column for role, decided in roles.decided.items()}
+    source = understood.source
+    rating, time, weight = (
+        profiles[columns[role]] if role in columns else None
+        for role in ("rating", "timestamp", "weight")
+    )
+    return InteractionsConfig(
+        files=source.files,
+        format=source.format,
+        csv=source.csv,
+        explode=source.explode,
+        columns=InteractionColumns(**columns),
+        timestamp_unit=_unit(time),
+        timestamp_format=time.time_formats[0] if time and time.time_formats else None,
+        weight_scale="log" if weight is not None and _is_count(weight) else "linear",
+        positive_at_least=None if rating is None else _threshold(rating),
+    )
+
+
+def _is_count(weight: Profile) -> bool:
+    """Returns whether weights are counts of which the largest would drown the others."""
+    return weight.kind == "whole number" and (weight.highest or 0) > _SMALL_COUNT
+
+
+def _unit(time: Profile | None) -> TimestampUnit:
+    return "seconds" if time is None else time.unit or "seconds"
+
+
+def _threshold(rating: Profile) -> float | None:
+    """Returns the least rating in the upper third of the scale; `None` where all are one."""
+    low, high = rating.lowest, rating.highest
+    if low is None or high is None or low == high:
+        return None
+    least = low + 0.7 * (high - low)
+    values = pa.array(list(rating.values), pa.string())
+    values = to_numbers(values, rating.decimal).drop_null().to_pylist()
+    numbers = sorted(float(f"{number:g}") for number in values)  # As the config writes them.
+    return next((number for number in numbers if number >= least - 1e-9), round(least, 3))
+
+
+_TRAINED = {"train", "training", "learn"}
+_TRIED = {"valid", "validation", "val", "dev"}
+_HELD = {"test", "testing", "eval", "evaluation", "probe", "heldout", "holdout"}
+_PART_WORDS = {"part", "split", "set", "subset", "fold", "partition"}
+_ROWS = 200_000
+_DAY_S = 86_400
+_LEAST_DESCENTS = 0.2
+"""Share of neighbours of one user whose second item comes before the first in the order of
+ids, from which on the rows are not sorted by item; half are in any order at random."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A way to split.
+
+    Attributes:
+        split: What `data.split` may be.
+        reason: Why.
+        changes: What it changes of the interactions' config.
+        part: The column that names the parts, if one does.
+    """
+
+    split: Split
+    reason: str
+    changes: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    part: str | None = None
+
+
+def propose(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal:
+    """Returns how interactions may be split, by what is known before rows are tried.
+
+    Args:
+        config: What reads them; without parts or an order.
+        profiles: Their columns.
+    """
+    if config.columns.timestamp is not None:
+        return Proposal("time", "there are times")
+    by_name = _named_parts(config, profiles) or _named_files(config)
+    if by_name is not None:
+        return by_name
+    if config.columns.rating is None and config.columns.weight is None and _stands_in_order(config):
+        return Proposal(
+            "last_out",
+            "no times; rows of a user stand together and are not sorted by item, so they seem to"
+            " stand in their order; if they don't: random, without order",
+            {"order": "file"},
+        )
+    return Proposal(
+        "random",
+        "no times and no sign of an order; if rows stand in the order of time: last_out, with"
+        " interactions.order file",
+    )
+
+
+def timed(proposal: Proposal, first: int | None, last: int | None) -> Proposal:
+    """Returns a split for times that all lie on one day, where no midnight splits them.
+
+    Args:
+        proposal: What was proposed.
+        first: Earliest good time [seconds since 1970, UTC]; None without times.
+        last: Latest good time.
+    """
+    is_short = first is not None and last is not None and first // _DAY_S == last // _DAY_S
+    if proposal.split != "time" or not is_short:
+        return proposal
+    if first == last:
+        return Proposal("random", "all times are one moment, so nothing comes before another")
+    return Proposal("last_out", "all times lie on one day, which no midnight splits")
+
+
+def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) -> Proposal | None:
+    """Returns the split by a column whose values are names of parts."""
+    for profile in profiles.values():
+        if not profile.has_all_values:
+            continue
+        values = {str(value): str(value).strip().lower() for value in profile.values or ()}
+        held = [value for value, word in values.items() if word in _HELD]
+        tried = [value for value, word in values.items() if word in _TRIED]
+        trained = [value for value, word in values.items() if word in _TRAINED]
+        is_part = set(words_of(profile.name)) & _PART_WORDS or len(values) > 1
+        known = [*held, *tried, *trained]
+        if not (is_part and trained and (held or tried) and len(known) == len(values)):
+            continue
+        trained += tried if held else []
+        columns = config.columns.model_copy(update={"part": profile.name})
+        parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or tried)}
+        return Proposal(
+            "given", "a column names the parts", {"columns": columns, **parts}, profile.name
+        )
+    return None
+
+
+def _named_files(config: InteractionsConfig) -> Proposal | None:
+    """Returns the split by files whose names say which part they are."""
+    files = (config.files,) if isinstance(config.files, str) else config.files
+    held = [file for file in files if _says(file, _HELD)]
+    trained = [file for file in files if _says(file, _TRAINED)]
+    if not held or not trained or set(held) & set(trained):
+        return None
+    rest = tuple(file for file in files if file not in held)
+    reason = "names of files say which are held out"
+    return Proposal("given", reason, {"files": rest, "eval_files": tuple(held)})
+
+
+def _says(file: str, words: set[str]) -> bool:
+    return bool(set(words_of(PurePath(file).stem)) & words)
+
+
+def _stands_in_order(config: InteractionsConfig) -> bool:
+    """Returns whether rows of a user stand together, and not in the order of the items."""
+    users, items = _first_ids(config)
+    if not len(users):
+        return False
+    user = fingerprints(users)
+    is_same = user[1:] == user[:-1]
+    n_runs = 1 + int((~is_same).sum())
+    if n_runs > 1.01 * len(np.unique(user)) or not is_same.any():
+        return False
+    return min(_descents(ranks, is_same) for ranks in _sortable(items)) >= _LEAST_DESCENTS
+
+
+def _first_ids(config: InteractionsConfig) -> tuple[pa.Array, pa.Array]:
+    """Returns users and items of the first rows."""
+    batches, n_rows = [], 0
+    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
+        for batch in read_piece(piece):
+            columns = (config.columns.user, config.columns.item)
+            users, items = (to_ids(batch.columns.column(name)) for name in columns)
+            batches.append(pa.record_batch({"user": users, "item": items}))
+            n_rows += len(users)
+            if n_rows >= _ROWS:
+                break
+        if n_rows >= _ROWS:
+            break
+    table = pa.Table.from_batches(batches).drop_null().combine_chunks()
+    return table["user"].combine_chunks(), table["item"].combine_chunks()
+
+
+def _sortable(items: pa.Array) -> Sequence[np.ndarray]:
+    """Returns the ranks of ids as texts, and as numbers where all are."""
+    ranks = [pc.rank(items, tiebreaker="dense").to_numpy()]
+    try:
+        return [*ranks, pc.cast(items, pa.float64()).to_numpy()]
+    except pa.ArrowInvalid:
+        return ranks
+
+
+def _descents(ranks: np.ndarray, is_same: np.ndarray) -> float:
+    """Returns the share of neighbours of one user [0..1] of which the second is the lesser."""
+    return float((ranks[1:] < ranks[:-1])[is_same].mean())

@@ -1,0 +1,429 @@
+"""Which column is the user, the item, the time …, with the reason; never a silent guess.
+
+Names of columns speak for a role, and values do: those that a catalogue has as ids, and
+lists of events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from recsys.data.inspect.names import name_score, role_words
+from recsys.data.inspect.profile import Profile
+from recsys.data.inspect.names import shown
+from recsys.errors import UsageError
+import re
+from collections.abc import Mapping, Sequence
+from recsys.data.inspect.names import name_score
+from recsys.data.inspect.profile import Profile
+from recsys.data.inspect.names import shown
+from recsys.config import ListOfEvents
+import dataclasses
+from collections.abc import Mapping, Sequence
+import pyarrow as pa
+import pyarrow.compute as pc
+from recsys.data.inspect.dialect import Understood
+from recsys.data.inspect.names import name_score
+from recsys.data.inspect.profile import Profile
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.values import to_ids
+
+NEEDED = ("user", "item", "timestamp")
+OPTIONAL = ("rating", "weight", "event")
+TIME_FORMAT = "timestamp_format"
+"""What `--map` names the format of the times by, where several fit."""
+NO_COLUMN = "none"
+"""What `--map timestamp=` names where there are no usable times."""
+_MOST_RATINGS = 21
+_MOST_KINDS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """A column that was found for a role.
+
+    Attributes:
+        column: Its name.
+        reason: Why it is the one.
+    """
+
+    column: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """What was decided, and what wasn't.
+
+    Attributes:
+        decided: The column of each role.
+        undecided: What is open about each needed role that has none: a sentence.
+        options: The `--map` words that would decide it.
+    """
+
+    decided: dict[str, Role]
+    undecided: dict[str, str]
+    options: dict[str, str]
+
+
+def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Returns the columns that `--map user=a,item=b` gives, by role.
+
+    Raises:
+        UsageError: A word isn't of this form, or names no role or no column.
+    """
+    mapped = {}
+    for word in [part for text in words for part in text.split(",") if part]:
+        role, _, column = word.partition("=")
+        if role == TIME_FORMAT and "%" in column:
+            mapped[role] = column
+            continue
+        if (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns:
+            mapped[role] = NO_COLUMN
+            continue
+        if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
+            column = columns[int(column) - 1]
+        if role not in (*NEEDED, *OPTIONAL) or column not in columns:
+            raise UsageError(
+                "R258",
+                "--map must read ROLE=COLUMN, with a role among "
+                f"{', '.join((*NEEDED, *OPTIONAL))}.",
+                f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
+                word,
+            )
+        mapped[role] = column
+    if "user" in mapped and mapped["user"] == mapped.get("item"):
+        raise UsageError(
+            "R258",
+            "--map must name two columns for user and item.",
+            f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
+            mapped["user"],
+        )
+    return mapped
+
+
+def find_roles(
+    profiles: Mapping[str, Profile], mapped: Mapping[str, str], hints: Mapping[str, Role]
+) -> Roles:
+    """Returns the columns of interactions by role.
+
+    Args:
+        profiles: The columns.
+        mapped: Columns that `--map` names, by role.
+        hints: Columns of the ids that catalogues speak for, by role.
+    """
+    decided = {
+        role: Role(column, "as said by --map")
+        for role, column in mapped.items()
+        if column in profiles
+    }
+    taken = {decided[role].column for role in NEEDED if role in decided}
+    decided |= {
+        role: hint for role, hint in hints.items() if role not in mapped and hint.column not in taken
+    }
+    undecided: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for role in ("timestamp", "rating", "weight", "event", "item", "user"):
+        if role in decided or role in mapped:
+            continue
+        free = [profile for profile in profiles.values() if profile.name not in _taken(decided)]
+        fitting = [profile for profile in free if _fits(profile, role)]
+        best = _best(fitting, role)
+        blocks = _user_of_blocks(fitting) if role in ("item", "user") and not best else None
+        if blocks is not None:
+            decided["user"] = blocks
+            rest = [profile for profile in fitting if profile.name != blocks.column]
+            best = rest if role == "item" and len(rest) == 1 else []
+        if len(best) == 1:
+            decided[role] = Role(best[0].name, _reason(best[0], role))
+            _tell_formats(best[0], role, undecided, options)
+        elif role == "timestamp" and not fitting and not _names_a_time(free):
+            continue
+        elif role in NEEDED and role not in decided:
+            undecided[role] = _open(role, best, fitting)
+            names = [profile.name for profile in best or fitting] or ["COLUMN"]
+            options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
+    in_order = {role: decided[role] for role in (*NEEDED, *OPTIONAL) if role in decided}
+    return Roles(in_order, undecided, options)
+
+
+def _tell_formats(
+    profile: Profile, role: str, undecided: dict[str, str], options: dict[str, str]
+) -> None:
+    """Says where several formats fit the times equally well."""
+    if role == "timestamp" and len(profile.time_formats) > 1:
+        formats = " or ".join(profile.time_formats)
+        undecided[role] = f"timestamp: {shown(profile.name)} may be {formats}: no value tells which"
+        options[role] = f"'{TIME_FORMAT}={profile.time_formats[0]}'"
+
+
+def _names_a_time(profiles: Sequence[Profile]) -> bool:
+    """Returns whether a column is called a time, whatever it holds."""
+    filled = [profile for profile in profiles if profile.kind != "empty"]
+    return any(name_score(profile.name, "timestamp") >= 2 for profile in filled)
+
+
+def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
+    """Returns the user of files without names that go through one user after the other."""
+    is_first = bool(fitting) and all(_is_nameless(profile) for profile in fitting)
+    if is_first and [profile for profile in fitting if profile.is_grouped] == [fitting[0]]:
+        return Role(fitting[0].name, "the first column; its equal values stand together")
+    return None
+
+
+def _taken(decided: Mapping[str, Role]) -> set[str]:
+    return {role.column for role in decided.values()}
+
+
+def _fits(profile: Profile, role: str) -> bool:
+    """Returns whether the values of a column may have a role."""
+    if profile.kind in ("empty", "list"):
+        return False
+    if role == "timestamp":
+        speaks = name_score(profile.name, "timestamp") > 0
+        is_id = role_words(profile.name) & {"user", "item"}
+        if profile.time_formats:
+            return True
+        return profile.unit is not None and (speaks or (profile.is_recent and not is_id))
+    if role == "rating":
+        return profile.is_number and (
+            name_score(profile.name, "rating") > 0 or (_is_nameless(profile) and _is_scale(profile))
+        )
+    if role == "weight":
+        return profile.is_number and not _is_nameless(profile) and (profile.lowest or 0.0) >= 0.0
+    if role == "event":
+        return (
+            profile.kind == "text" and not _is_nameless(profile) and 1 <= len(profile.distinct) <= _MOST_KINDS
+        )
+    is_time = profile.kind == "time" or (profile.unit is not None and name_score(profile.name, "timestamp"))
+    is_constant = len(profile.distinct) < 2 and name_score(profile.name, role) == 0
+    return profile.kind != "number" and not is_time and not is_constant
+
+
+def _is_scale(profile: Profile) -> bool:
+    low, high = profile.lowest, profile.highest
+    return (
+        low is not None
+        and high is not None
+        and low >= 0.0
+        and high <= 10.0
+        and len(profile.distinct) <= _MOST_RATINGS
+    )
+
+
+def _is_nameless(profile: Profile) -> bool:
+    return profile.name[:1] == "c" and profile.name[1:].isdecimal()
+
+
+def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
+    """Returns the columns that speak most for a role; one alone is it."""
+    if len(fitting) == 1 and (role in ("timestamp", "rating") or _is_nameless(fitting[0])):
+        return list(fitting)
+    products = [profile for profile in fitting if _is_nameless(profile) and profile.is_asin]
+    if role == "item" and len(products) == 1:
+        return products
+    scores = [name_score(profile.name, role) for profile in fitting]
+    top = max(scores, default=0)
+    if top < (1 if role in ("timestamp", "rating") else 2):
+        return []
+    return [profile for profile, score in zip(fitting, scores, strict=True) if score == top]
+
+
+def _reason(profile: Profile, role: str) -> str:
+    named = f"its name says {role}" if name_score(profile.name, role) else "the only column that fits"
+    if role == "item" and _is_nameless(profile) and profile.is_asin:
+        return "its values are ASINs or ISBNs"
+    if role == "timestamp":
+        what = "times" if profile.kind == "time" else f"times in {profile.unit}"
+        what = f"times as {profile.time_formats[0]}" if profile.time_formats else what
+        return f"{named}; its values are {what}"
+    if role == "rating":
+        return f"{named}; {len(profile.distinct)} different numbers"
+    if role == "event":
+        return f"{named}; {len(profile.distinct)} kinds"
+    return named
+
+
+def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str:
+    if len(best) > 1:
+        names = " and ".join(shown(profile.name) for profile in best[:4])
+        return f"{role}: {names} are equally likely"
+    if not fitting:
+        if role == "timestamp":
+            return (
+                "timestamp: no column holds times from 1971 to now, though one is called so;"
+                f" --map timestamp={NO_COLUMN} goes without"
+            )
+        return f"{role}: there is no column"
+    names = ", ".join(shown(profile.name) for profile in fitting[:6])
+    return f"{role}: no name tells; it may be {names}"
+
+
+_SIGNS = ("|", ";", ",", " ")
+_ID = re.compile(r"\s*[\w.:-]{1,64}\s*")
+_MOSTLY = 0.5
+
+
+def find_events(
+    profiles: Mapping[str, Profile], mapped: Mapping[str, str]
+) -> tuple[ListOfEvents, str] | None:
+    """Returns the column with the lists of events, and why; `None` where a row is an event.
+
+    Lists beside a column that is the item, as of pictures or genres, are no events.
+
+    Args:
+        profiles: The columns.
+        mapped: Columns that `--map` names, by role.
+    """
+    plain = [profile for profile in profiles.values() if profile.kind != "list"]
+    lists = {profile.name: None for profile in profiles.values() if profile.kind == "list"}
+    if "item" in mapped:
+        held = {mapped["item"]: lists.get(mapped["item"], _sign(profiles[mapped["item"]]))}
+        held = {name: sign for name, sign in held.items() if sign or name in lists}
+    elif any(name_score(profile.name, "item") >= 2 and not _sign(profile) for profile in plain):
+        return None
+    else:
+        texts = {profile.name: sign for profile in plain if (sign := _sign(profile))}
+        held = _most_likely({**lists, **texts})
+    if not held:
+        return None
+    ((name, separator),) = held.items()
+    column = _whole(name, profiles)
+    reason = f"lists of events in {shown(column)}: no other column is the item"
+    return ListOfEvents(column=column, separator=separator), reason
+
+
+def _sign(profile: Profile) -> str:
+    """Returns what stands between the ids in most values of a text; empty: it is no list."""
+    if profile.kind != "text" or not profile.sample:
+        return ""
+    return next((sign for sign in _SIGNS if _share(sign, profile.sample) >= _MOSTLY), "")
+
+
+def _share(sign: str, values: Sequence[str]) -> float:
+    """Returns the share of values that are several ids, or 0 if one is something else."""
+    lists = [[part for part in value.split(sign) if part] for value in values]
+    if not all(
+        _ID.fullmatch(part) and any(map(str.isdigit, part)) for parts in lists for part in parts
+    ):
+        return 0.0
+    return sum(len(parts) > 1 for parts in lists) / len(lists)
+
+
+def _most_likely(held: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Returns the one column whose name says item, or the only one; nothing if there are more."""
+    named = [name for name in held if name_score(name, "item") >= 2]
+    names = named or list(held)
+    return {names[0]: held[names[0]]} if len(names) == 1 else {}
+
+
+def _whole(name: str, profiles: Mapping[str, Profile]) -> str:
+    """Returns the column of the objects that hold a field, where all their fields are lists."""
+    whole = name.rpartition(".")[0]
+    fields = [profile for profile in profiles.values() if profile.name.startswith(f"{whole}.")]
+    return whole if whole and all(profile.kind == "list" for profile in fields) else name
+
+
+_IDS_COMPARED = 2_000_000
+_NEARLY_ALL = 0.9
+_MOST_SCALE = 21
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+    """A column of the interactions whose values are ids of a catalogue.
+
+    Attributes:
+        column: The column of the interactions.
+        id: The column of the catalogue.
+        share: Share of the column's values that the catalogue has [0..1].
+        coverage: Share of the catalogue's ids that the column may have [0..1].
+    """
+
+    column: str
+    id: str
+    share: float
+    coverage: float
+
+
+Looked = tuple[Understood, dict[str, Profile]]
+"""How files are written, and their columns."""
+
+
+def find_overlap(
+    role: str, profiles: Mapping[str, Profile], side: Looked, what: str, taken: Mapping[str, str]
+) -> Overlap | None:
+    """Returns the columns that hold the same ids; `None` if none do, or it is not clear which.
+
+    The column that the catalogue has most of wins, then the one whose name says the role,
+    then the one that covers more of the catalogue: counts from 1 to 300 are all ids of a
+    catalogue of whole numbers too, but they don't cover it.
+
+    Args:
+        role: `item` or `user`.
+        profiles: The columns of the interactions.
+        side: The catalogue.
+        what: `items` or `users`.
+        taken: Columns that are decided, by role.
+    """
+    ids = _ids(side[0], what, unique_columns(side[1]))
+    if role in taken:
+        columns = [profiles[taken[role]]] if taken[role] in profiles else []
+    else:
+        free = [profile for profile in profiles.values() if profile.name not in taken.values()]
+        columns = [profile for profile in free if _may_be_id(profile)]
+    overlaps = [
+        _overlap(profile, name, known)
+        for profile in columns
+        for name, known in ids.items()
+        if len(known)
+    ]
+    return _clear([overlap for overlap in overlaps if overlap.share >= _NEARLY_ALL], role)
+
+
+def unique_columns(profiles: Mapping[str, Profile]) -> list[str]:
+    """Returns the columns that have another value in nearly every row."""
+    return [
+        profile.name
+        for profile in profiles.values()
+        if profile.kind in ("whole number", "text")
+        and not profile.is_url
+        and len(profile.distinct) >= _NEARLY_ALL * max(2, profile.n_rows)
+    ]
+
+
+def _may_be_id(profile: Profile) -> bool:
+    is_id = profile.kind in ("whole number", "text") and not profile.is_url
+    is_time = profile.unit is not None and name_score(profile.name, "timestamp") > 0
+    return is_id and not is_time and len(profile.distinct) > _MOST_SCALE
+
+
+def _overlap(profile: Profile, name: str, known: pa.Array) -> Overlap:
+    values = pa.array(profile.sample, pa.string())
+    share = (pc.sum(pc.is_in(values, value_set=known)).as_py() or 0) / max(1, len(values))
+    return Overlap(profile.name, name, share, min(1.0, share * len(profile.distinct) / len(known)))
+
+
+def _clear(overlaps: Sequence[Overlap], role: str) -> Overlap | None:
+    """Returns the one overlap that is clearly the best; `None` if there is none."""
+    most = max((overlap.share for overlap in overlaps), default=0.0)
+    best = [overlap for overlap in overlaps if overlap.share >= most - 0.01]
+    named = [overlap for overlap in best if name_score(overlap.column, role) >= 2]
+    best = sorted(named or best, key=lambda overlap: -overlap.coverage)
+    if len(best) > 1 and best[0].coverage < 1.5 * best[1].coverage:
+        return None
+    return best[0] if best else None
+
+
+def _ids(understood: Understood, what: str, columns: Sequence[str]) -> dict[str, pa.Array]:
+    """Returns the different values of columns, of a part of very many."""
+    parts: dict[str, list[pa.Array]] = {name: [] for name in columns}
+    n_rows = 0
+    for piece in plan_pieces(understood.source, what, columns) if columns else ():
+        for batch in read_piece(piece):
+            for name, column in parts.items():
+                column.append(pc.unique(to_ids(batch.columns.column(name)).drop_null()))
+            n_rows += batch.n_read
+            if n_rows >= _IDS_COMPARED:
+                break
+    return {name: pc.unique(pa.chunked_array(part, pa.string())) for name, part in parts.items()}

@@ -1,0 +1,262 @@
+"""Files of items or of users: their id, title and features, and what a run does with their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from recsys.data.inspect.dialect import Understood
+from recsys.data.inspect.findings import Findings, Ids, try_entities
+from recsys.data.inspect.names import name_score, words_of
+from recsys.data.inspect.roles import Looked, Overlap, unique_columns
+from recsys.data.inspect.profile import Profile
+from recsys.data.inspect.roles import Role, Roles
+from recsys.config import ItemColumns, ItemsConfig, UserColumns, UsersConfig
+from recsys.data.entities import EntityConfig
+from recsys.data.features import Feature
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+from recsys.data.inspect.names import name_score
+from recsys.data.inspect.profile import Profile, has_words
+from recsys.config import RESERVED_FEATURE_NAMES, read_feature
+from recsys.data.features import Feature
+from collections.abc import Sequence
+
+ROLE = {"items": "item", "users": "user"}
+"""The role in the interactions of each side's id."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Files of items or of users.
+
+    Attributes:
+        understood: How they are written.
+        profiles: Their columns.
+        id: The column of the id; `None` while undecided.
+        title: The column of the name that people see, if there is one.
+        features: The features that columns make.
+        left_out: Columns that make none, and why.
+        findings: What a run would do with the rows; `None` while the id is undecided.
+        ids: The ids of the good rows.
+    """
+
+    understood: Understood
+    profiles: dict[str, Profile]
+    id: Role | None
+    title: Role | None
+    features: list[Feature]
+    left_out: dict[str, str]
+    findings: Findings | None = None
+    ids: Ids | None = None
+
+
+def find_side(
+    what: str, looked: Looked, roles: Roles, overlap: Overlap | None, taken: Iterable[str]
+) -> Side:
+    """Returns what files of items or of users hold.
+
+    Args:
+        what: `items` or `users`.
+        looked: How they are written, and their columns.
+        roles: Which column of the interactions is what.
+        overlap: The columns with the same ids, where that is clear.
+        taken: Names that features of the other side have.
+    """
+    understood, profiles = looked
+    theirs = roles.decided.get(ROLE[what])
+    id_: Role | None = None
+    if overlap is not None and theirs is not None and overlap.column == theirs.column:
+        id_ = Role(overlap.id, f"has {overlap.share:.0%} of the interactions' ids")
+    elif understood.has_header:
+        id_ = _named_id(ROLE[what], profiles, theirs)
+    title = _title(profiles, id_) if what == "items" else None
+    used = [] if id_ is None else [id_.column]
+    features, left_out = find_features(profiles, used, understood.types, taken)
+    return Side(understood, profiles, id_, title, features, left_out)
+
+
+def tried(what: str, side: Side, sample: int | None) -> Side:
+    """Returns a side with what a run would do with its rows."""
+    config = _config(what, side)
+    if config is None:
+        return side
+    findings, ids = try_entities(what, config, sample)
+    return dataclasses.replace(side, findings=findings, ids=ids)
+
+
+def _config(what: str, side: Side) -> EntityConfig | None:
+    """Returns what reads a side; `None` where a run would read nothing of it."""
+    if side.id is None:
+        return None
+    source, features = side.understood.source, tuple(side.features)
+    files, format_, csv = source.files, source.format, source.csv
+    if what == "items":
+        title = None if side.title is None else side.title.column
+        columns = ItemColumns(item=side.id.column, title=title)
+        return ItemsConfig(files=files, format=format_, csv=csv, columns=columns, features=features)
+    if not features:
+        return None
+    user = UserColumns(user=side.id.column)
+    return UsersConfig(files=files, format=format_, csv=csv, columns=user, features=features)
+
+
+def _named_id(kind: str, profiles: Mapping[str, Profile], theirs: Role | None) -> Role | None:
+    if theirs is not None:
+        if theirs.column in profiles:
+            return Role(theirs.column, "as in the interactions")
+        words = words_of(theirs.column)
+        same = [name for name in profiles if (own := words_of(name)) and own == words[-len(own) :]]
+        if len(same) == 1:
+            return Role(same[0], "named as in the interactions")
+    scores = {name: name_score(name, kind) for name in profiles}
+    best = [name for name, score in scores.items() if score == max(scores.values())]
+    is_clear = len(best) == 1 and scores[best[0]] >= 2
+    return Role(best[0], f"its name says {kind}") if is_clear else None
+
+
+def _title(profiles: Mapping[str, Profile], id_: Role | None) -> Role | None:
+    free = [profile for profile in profiles.values() if id_ is None or profile.name != id_.column]
+    texts = [profile for profile in free if profile.kind == "text" and not profile.is_url]
+    for profile in texts:
+        if name_score(profile.name, "title") >= 3:
+            return Role(profile.name, "its name says title")
+    unique = unique_columns({profile.name: profile for profile in texts})
+    return Role(unique[0], "a text of its own in each row") if len(unique) == 1 else None
+
+
+_Kind = Literal["category", "categories", "words", "number", "date"]
+
+_MOST_CATEGORIES = 10_000
+_MOST_NUMBERS = 20
+
+
+def find_features(
+    profiles: Mapping[str, Profile],
+    used: Iterable[str],
+    types: Mapping[str, str],
+    taken: Iterable[str] = (),
+) -> tuple[list[Feature], dict[str, str]]:
+    """Returns the features that columns make, and why others make none.
+
+    Args:
+        profiles: The columns.
+        used: Columns that aren't asked: the id's.
+        types: Types that the header tells, by column, as RecBole writes them.
+        taken: Names that other features have.
+    """
+    features: list[Feature] = []
+    left_out: dict[str, str] = {}
+    names = {*RESERVED_FEATURE_NAMES, *taken}
+    for profile in profiles.values():
+        if profile.name in used:
+            continue
+        type_ = types.get(profile.name, "")
+        separator = _separator(profile, type_)
+        kind = _kind(profile, separator, type_)
+        why_not = _why_not(profile, kind, type_)
+        if why_not:
+            left_out[profile.name] = why_not
+            continue
+        name = _free_name(profile.name, names)
+        names.add(name)
+        options: dict[str, str] = {}
+        if kind == "categories":
+            options["separator"] = separator or "|"
+        if kind == "date" and profile.time_formats:
+            options["format"] = profile.time_formats[0]
+        features.append(read_feature({"name": name, "column": profile.name, "kind": kind, **options}))
+    return features, left_out
+
+
+def _why_not(profile: Profile, kind: _Kind, type_: str) -> str:
+    """Returns why a column makes no feature; nothing if it does."""
+    n, n_distinct = profile.n_values, len(profile.distinct)
+    if profile.is_url:
+        return "web addresses"
+    if type_ == "float_seq":
+        return "lists of numbers"
+    if len(profile.time_formats) > 1:
+        return "dates that may be " + " or ".join(profile.time_formats[:2])
+    if profile.kind == "empty" or n_distinct < 2:
+        return "one value at most"
+    if profile.is_number:
+        is_id = name_score(profile.name, "id") > 0 and n_distinct > n // 2
+        return "a number for each row" if is_id and not _is_year(profile) else ""
+    is_many = n_distinct > max(20, n // 2) or n_distinct > _MOST_CATEGORIES
+    return "nearly as many values as rows" if kind == "category" and is_many else ""
+
+
+def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
+    """Returns how the model may read a column."""
+    if name_score(profile.name, "title") >= 3 and profile.kind == "text":
+        return "categories" if separator in ("|", ";") else "words"
+    if profile.kind == "list" or separator:
+        return "categories"
+    if type_ == "token" and not _is_year(profile):
+        return "category"
+    if profile.kind == "time" or _is_year(profile):
+        return "date"
+    if profile.is_number:
+        return "number" if len(profile.distinct) > _MOST_NUMBERS else "category"
+    if has_words(profile):
+        return "words"
+    return "category"
+
+
+def _is_year(profile: Profile) -> bool:
+    low, high = profile.lowest or 0, profile.highest or 0
+    return (
+        profile.kind == "whole number" and low >= 1000 and high <= 3000 and "year" in profile.name.lower()
+    )
+
+
+def _separator(profile: Profile, type_: str) -> str:
+    """Returns what stands between the parts of values that are lists; empty: they are none."""
+    if type_ == "token_seq":
+        return " "
+    return find_separator(profile.sample) if profile.kind == "text" and not profile.is_url else ""
+
+
+def _free_name(column: str, taken: set[str]) -> str:
+    name = re.sub(r"[^a-z0-9_]+", "_", column.lower()).strip("_")[:50]
+    name = name if re.match(r"[a-z]", name) else f"feature_{name}".rstrip("_")
+    candidates = [name, *(f"{name}_{number}" for number in range(2, len(taken) + 3))]
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+_SIGNS = ("|", ";", ",", " ")
+_LEAST_VALUES = 5
+_MOST_PARTS = 30
+
+
+def find_separator(values: Sequence[str]) -> str:
+    """Returns what stands between the parts of values; empty: they are no lists.
+
+    The parts of lists come again in other values, in other company: there are fewer
+    different ones than there are values, and each of them is short. Words of titles and of
+    sentences aren't so. A blank is the last that is asked: it stands inside of parts too.
+
+    Args:
+        values: Some different values.
+    """
+    if len(values) < _LEAST_VALUES:
+        return ""
+    return next((sign for sign in _SIGNS if _separates(sign, values)), "")
+
+
+def _separates(sign: str, values: Sequence[str]) -> bool:
+    lists = [[part.strip() for part in value.split(sign)] for value in values]
+    parts = [part for elements in lists for part in elements if part]
+    n_several = sum(len(elements) > 1 for elements in lists)
+    n_different = len(set(parts))
+    is_strong = sign in "|;"
+    if n_several < (0.1 if is_strong else 0.3) * len(values):
+        return False
+    if is_strong:
+        return True
+    return (
+        max(map(len, lists)) <= _MOST_PARTS
+        and 1.5 * n_different <= len(values)
+        and len(parts) >= 4 * n_different
+    )
