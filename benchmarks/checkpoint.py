@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.measure import options_of, print_line, ratios, words_of
 from benchmarks.public_splits import Csr, Split, write_data_folder
 from recsys.config import TrainConfig
-from recsys.events import ENVIRONMENT_VARIABLE, EventReader
-from recsys.process import run_stage, stage_environment
+from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
+from recsys.system.process import run_stage, stage_environment
 
 _EVERY = TrainConfig().checkpoint.every_steps
 _NEVER = 10**9

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from recsys.models.digest import model_digest
-from recsys.parent import as_parent, child_command, end_with_parent
+from recsys.system.parent import as_parent, child_command, end_with_parent
 
 
 @dataclasses.dataclass(frozen=True)

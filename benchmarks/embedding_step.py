@@ -44,7 +44,7 @@ from benchmarks.measure import (
     zipf_batches,
 )
 from benchmarks.peers.two_tower_case import Case, Measured
-from recsys.process import stage_environment
+from recsys.system.process import stage_environment
 
 BENCH = "embedding_step"
 PEERS = ("torchrec", "torch", "tfrs", "keras", "keras_rs")

@@ -65,7 +65,7 @@ def _export(folder: Path) -> Watched:
 
 # With the environment that the pipeline's exporter has.
 _EXPORT = (
-    "import json, sys; from recsys.process import run_stage, stage_environment;"
+    "import json, sys; from recsys.system.process import run_stage, stage_environment;"
     " print(json.dumps(run_stage('recsys.bundles.export', sys.argv[1:],"
     " stage_environment('tensorflow'))))"
 )

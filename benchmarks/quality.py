@@ -33,7 +33,7 @@ from recsys.data.event_log import newest_first
 from recsys.models import load_model
 from recsys.models.inference import embed_queries
 from recsys.models.saved import TrainedModel
-from recsys.process import run_stage, stage_environment
+from recsys.system.process import run_stage, stage_environment
 
 SHIPPED = "movielens_small"
 _CONFIG = ROOT / "configs" / f"{SHIPPED}.yaml"

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.measure import children_of, log, module, options_of, print_line, simulated, words_of
 from benchmarks.public_splits import Csr, Split, write_data_folder
-from recsys.events import ENVIRONMENT_VARIABLE, EventReader
+from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
 
 _STAGE: dict[str, dict[str, Any]] = {
     "model": {"dim": 16, "history": 5, "widths": [16], "table_placement": "row", "dropout": 0.1},

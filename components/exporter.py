@@ -10,7 +10,7 @@ from tfx.types.standard_artifacts import Model, ModelEvaluation, TransformGraph
 
 from components.artifacts import DeadLetters, InteractionData, ServingBundle
 from components.stage import run_with_config
-from recsys.lineage.origin import describe_source
+from recsys.runs.lineage import describe_source
 
 
 @component

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.process import run_stage, stage_environment
+from recsys.system.process import run_stage, stage_environment
 
 
 def run_with_config(

@@ -17,24 +17,31 @@ import ml_metadata as mlmd
 from absl import logging
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from pipelines.debris import sweep_empty
 from pipelines.known import read_known
 from pipelines.metadata_store import open_store, with_password
+from pipelines.recovery import sweep_empty
 from recsys.config import Config
 from recsys.config_file import load_config
 from recsys.errors import RecsysError
-from recsys.events import emit
-from recsys.held_folder import link_on_the_way
-from recsys.house.files import GONE, plan_files, served_versions
-from recsys.house.known import Known
-from recsys.house.needed import REPORT, needed
-from recsys.house.plan import EXAMPLES, Plan, Thing, plan_artifacts, sized
-from recsys.house.remove import remove
-from recsys.house.runs import kept_runs, records_since
-from recsys.house.segments import plan_segments
-from recsys.process import stage_main
 from recsys.report.index import write_index
-from recsys.run_lock import run_lock
+from recsys.runs.cleaning_plan import (
+    EXAMPLES,
+    GONE,
+    Plan,
+    Thing,
+    plan_artifacts,
+    plan_files,
+    plan_segments,
+    served_versions,
+    sized,
+)
+from recsys.runs.lock import run_lock
+from recsys.runs.removal import remove
+from recsys.runs.retention import REPORT, kept_runs, needed, records_since
+from recsys.runs.retention_facts import Known
+from recsys.system.events import emit
+from recsys.system.held_folder import link_on_the_way
+from recsys.system.process import stage_main
 
 _STEP = "clean"
 

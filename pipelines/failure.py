@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recsys.errors import RecsysError
-from recsys.process import storage_error
-from recsys.room import free_bytes
-from recsys.stopping import StoppedError
+from recsys.system.disk_space import free_bytes
+from recsys.system.process import storage_error
+from recsys.system.signals import StoppedError
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 _FULL = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")

@@ -15,7 +15,7 @@ from pipelines.metadata_store import open_store
 from recsys.config import Config
 from recsys.config_file import load_config
 from recsys.errors import RecsysError
-from recsys.process import stage_main
+from recsys.system.process import stage_main
 
 _SIDES = ("interactions", "items", "users")
 _STEPS = ("SchemaGen", "ImportSchemaGen")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from recsys.house.known import Artifact, Execution, Known, PastRun, State
+from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun, State
 
 _T = TypeVar("_T")
 _INPUTS = (proto.Event.INPUT, proto.Event.DECLARED_INPUT, proto.Event.INTERNAL_INPUT)

@@ -24,7 +24,7 @@ from recsys.config import Config
 from recsys.config_file import load_config
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
-from recsys.process import stage_main
+from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-m", "pipelines.kubeflow_entrypoint")
 """What every container starts with; it gives the executor paths in the place of addresses."""

@@ -13,8 +13,8 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 from pipelines.known import read_known
 from pipelines.metadata_store import DATABASE_NAME, open_store
 from recsys.config_file import load_config
-from recsys.lineage.trace import find_bundle, trace
-from recsys.process import stage_main
+from recsys.runs.lineage import find_bundle, trace
+from recsys.system.process import stage_main
 
 
 def lineage(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:

@@ -25,13 +25,13 @@ if __package__ in (None, ""):
 
 from pipelines.failure import stopped_error
 from pipelines.metadata_store import check_metadata, with_password
-from recsys import events
 from recsys.config_file import default_config_path, load_config
 from recsys.data.source_check import check_sources
 from recsys.errors import BusyError, RecsysError
-from recsys.process import storage_error
-from recsys.scratch import scratch_folder, temporary_files_in
-from recsys.stopping import StoppedError
+from recsys.system import events
+from recsys.system.files import scratch_folder, temporary_files_in
+from recsys.system.process import storage_error
+from recsys.system.signals import StoppedError
 
 if TYPE_CHECKING:
     from pipelines.runner import Runner
@@ -81,7 +81,7 @@ def _run(path: Path, overrides: list[str]) -> None:
         check_sources(config.data)
         check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
-        from pipelines.after import tell_of_killed
+        from pipelines.aftercare import tell_of_killed
         from pipelines.retrieval import create_pipeline
         from pipelines.runner import Runner
 
@@ -112,7 +112,7 @@ def _after(
     """Keeps house and tells people; nobody is told of a run that another one kept from starting."""
     if config is None or isinstance(error, BusyError):
         return None
-    from pipelines.after import after_run
+    from pipelines.aftercare import after_run
 
     if runner is None:
         return after_run(config, None, error, state=state)

@@ -17,24 +17,21 @@ from ml_metadata.proto.metadata_store_pb2 import Execution
 from tfx.dsl.compiler import constants
 from tfx.orchestration import metadata
 from tfx.orchestration.local import local_dag_runner, runner_utils
-from tfx.orchestration.portable import inputs_utils, runtime_parameter_utils
+from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter_utils
 from tfx.proto.orchestration import pipeline_pb2
 
 from components.pusher import DESTINATION, WITHDRAWN
-from pipelines.clear_up import clear_up
 from pipelines.failure import as_recsys_error, stopped_error
-from pipelines.ghosts import cancel
 from pipelines.history import History
-from pipelines.metadata_owner import claim_name
-from pipelines.record import Recorder, new_run_id
-from pipelines.roomy_launcher import RoomyLauncher
-from pipelines.summary import summarize, told
-from recsys import events
+from pipelines.metadata_store import claim_name
+from pipelines.recovery import cancel, clear_up
+from pipelines.run_record import Recorder, new_run_id, summarize, told
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
-from recsys.process import log_traceback
-from recsys.run_lock import RunLock, run_lock
-from recsys.stopping import SIGNALS, StoppedError, raise_if_asked, signals_raised
+from recsys.runs.lock import RunLock, run_lock
+from recsys.system import events
+from recsys.system.process import log_traceback
+from recsys.system.signals import SIGNALS, StoppedError, raise_if_asked, signals_raised
 
 _PUSHER, _REPORTER = "Pusher", "Reporter"
 _RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
@@ -56,7 +53,7 @@ class _Run:
         return str(self.pipeline.pipeline_info.id)
 
 
-class _Launcher(RoomyLauncher):
+class _Launcher(launcher.Launcher):
     """Publishes nothing any more once the lock is lost."""
 
     lock: RunLock
@@ -67,7 +64,7 @@ class _Launcher(RoomyLauncher):
 
 
 class Runner(local_dag_runner.LocalDagRunner):
-    """Runs a pipeline step by step, and emits `recsys.events`.
+    """Runs a pipeline step by step, and emits `recsys.system.events`.
 
     Args:
         root: Folder of everything that the run writes.
@@ -164,7 +161,7 @@ class Runner(local_dag_runner.LocalDagRunner):
             own = name if connection.connection_config.HasField("mysql") else None
             cleared = clear_up(self._root, self._serving, handle.store, own)
         if cleared:
-            events.emit("note", step=steps[0], text=cleared.told())
+            events.emit("note", step=steps[0], text=cleared.text())
         if cleared.runs and self._tell_killed:
             self._tell_killed(cleared.runs)
         recorder = Recorder(self._root, run_id, name)

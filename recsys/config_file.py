@@ -20,8 +20,8 @@ from pydantic.fields import FieldInfo
 from recsys.config import Config, StageT, Strict, stage_of
 from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
 from recsys.errors import ConfigError
-from recsys.plain_files import open_regular
 from recsys.registry import Choice
+from recsys.system.files import open_regular
 
 DEFAULT_NAME = "recsys.yaml"
 """The config of a folder, as `recsys init` writes it."""

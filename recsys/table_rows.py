@@ -17,7 +17,7 @@ from recsys.config import Config, DataConfig
 from recsys.data.catalogue import SUMMARY
 from recsys.data.raw_counts import count_raw
 from recsys.errors import RecsysError, UsageError
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 
 _MOST_ROWS = 2**31 - 1
 

@@ -26,8 +26,8 @@ from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.process import stage_main
 from recsys.source_version import source_version
+from recsys.system.process import stage_main
 from recsys.training import distributed, launcher
 from recsys.training.earlier_model import (
     TrainingState,

@@ -241,7 +241,7 @@ def test_a_stage_that_is_stopped_before_it_can_save_says_so(tmp_path):
     module = tmp_path / "sleeper.py"
     module.write_text("import time\nprint('started', flush=True)\ntime.sleep(60)\n")
     script = (
-        "from recsys.process import run_stage\n"
+        "from recsys.system.process import run_stage\n"
         "from recsys.errors import RecsysError\n"
         "import os, signal, threading, time\n"
         "def stop():\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGTERM)\n"

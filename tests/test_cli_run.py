@@ -223,7 +223,7 @@ def child(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
     def write(body):
-        source = "import os, signal, sys, time\nfrom recsys.events import emit\n"
+        source = "import os, signal, sys, time\nfrom recsys.system.events import emit\n"
         (folder / "planted_runner.py").write_text(source + textwrap.dedent(body))
 
     return write

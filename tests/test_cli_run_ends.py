@@ -15,9 +15,9 @@ from recsys.cli import main
 from recsys.cli import run as run_module
 from recsys.cli.run import follow, new_log
 from recsys.errors import RecsysError
-from recsys.parent import VARIABLE
-from recsys.run_lock import run_lock
-from recsys.scratch import PREFIX
+from recsys.runs.lock import run_lock
+from recsys.system.files import PREFIX
+from recsys.system.parent import VARIABLE
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def followed(tmp_path, monkeypatch):
 
 def test_a_runner_is_told_who_its_parent_is(followed):
     body = (
-        "from recsys.events import emit\n"
+        "from recsys.system.events import emit\n"
         "told = {'parent': parent, 'events': os.environ['RECSYS_EVENTS'],"
         f" 'passed_on': {VARIABLE!r} in os.environ}}\n"
         "emit('finished', summary=told)"
@@ -64,7 +64,7 @@ def test_runner_and_stages_bind_themselves_before_all_else(module):
 def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, capsys):
     root = tmp_path / "root"
     with run_lock(root):
-        monkeypatch.setattr("recsys.run_lock.os.getpid", lambda: -1)  # As another process.
+        monkeypatch.setattr("recsys.runs.lock.os.getpid", lambda: -1)  # As another process.
         with pytest.raises(SystemExit) as ended:
             main(["run", "--set", f"root={root}"])
     assert ended.value.code == 75

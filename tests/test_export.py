@@ -25,7 +25,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.histories import ServingHistories, serving_histories
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.process import run_stage
+from recsys.system.process import run_stage
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.
 

@@ -14,7 +14,7 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import load_model
 from recsys.models.inference import embed_queries
-from recsys.process import run_stage
+from recsys.system.process import run_stage
 
 pytestmark = pytest.mark.slow
 

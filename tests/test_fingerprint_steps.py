@@ -77,7 +77,7 @@ def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
         "recsys/bundles/graph.py",
         "recsys/bundles/model_card.py",
         "recsys/cli/run.py",
-        "recsys/nights/page.py",
+        "recsys/runs/backtest_page.py",
         "pipelines/runner.py",
     )
     assert changed_by(tree, before, *files) == {"RetrievalEvaluator", "Exporter", "Reporter"}

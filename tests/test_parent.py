@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from recsys import scratch
-from recsys.parent import VARIABLE
-from recsys.scratch import PREFIX, scratch_folder, sweep, temporary_files_in
+from recsys.system import files
+from recsys.system.files import PREFIX, scratch_folder, sweep, temporary_files_in
+from recsys.system.parent import VARIABLE
 
 _CHILD = """
 import time
-from recsys.parent import end_with_parent
+from recsys.system.parent import end_with_parent
 end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
@@ -26,7 +26,7 @@ time.sleep(60)
 _WATCHING = """
 import os, time
 name = os.environ.pop("RECSYS_PARENT")
-import recsys.parent as ours
+import recsys.system.parent as ours
 ours._die_with_parent, ours._LOOK_EVERY_S = lambda: False, 0.05
 os.environ["RECSYS_PARENT"] = name
 ours.end_with_parent()
@@ -35,7 +35,7 @@ time.sleep(60)
 """
 _PARENT = """
 import os, subprocess, sys, time
-from recsys.parent import as_parent
+from recsys.system.parent import as_parent
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]],
     env={**os.environ, **(as_parent() if sys.argv[2] == "bound" else {})}, stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -91,7 +91,7 @@ def test_a_process_that_nobody_bound_goes_on(tmp_path):
 
 
 def test_a_parent_that_is_dead_already_ends_the_child_at_once():
-    code = "from recsys.parent import end_with_parent; end_with_parent(); print('on')"
+    code = "from recsys.system.parent import end_with_parent; end_with_parent(); print('on')"
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), VARIABLE: str(dead.pid)}
@@ -103,7 +103,7 @@ def test_a_parent_that_is_dead_already_ends_the_child_at_once():
 
 def test_the_parent_s_name_goes_no_further(monkeypatch):
     monkeypatch.setenv(VARIABLE, "no number")
-    from recsys.parent import end_with_parent
+    from recsys.system.parent import end_with_parent
 
     end_with_parent()
     assert VARIABLE not in os.environ
@@ -111,7 +111,7 @@ def test_the_parent_s_name_goes_no_further(monkeypatch):
 
 _LEAVE = """
 import os, signal, tempfile
-from recsys.scratch import scratch_folder, temporary_files_in
+from recsys.system.files import scratch_folder, temporary_files_in
 with scratch_folder() as folder, temporary_files_in(folder):
     open(os.path.join(tempfile.mkdtemp(), "debris"), "w").close()
     print(folder, flush=True)
@@ -141,7 +141,7 @@ def test_what_a_killed_program_left_is_removed_and_what_a_living_one_has_stays(
     (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "other")
     (tmp_path / "other").mkdir()
     assert left.is_dir()
-    monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
     with scratch_folder() as mine:
         assert not left.exists()
         assert len(list(held.glob("*/debris"))) == 1
@@ -154,5 +154,5 @@ def test_what_a_killed_program_left_is_removed_and_what_a_living_one_has_stays(
 def test_temporary_files_go_where_they_are_told_and_back(tmp_path):
     before = os.environ.get("TMPDIR")
     with temporary_files_in(tmp_path):
-        assert scratch.tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
+        assert files.tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
     assert os.environ.get("TMPDIR") == before

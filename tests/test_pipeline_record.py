@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 
-from pipelines.record import Recorder, new_run_id
+from pipelines.run_record import Recorder, new_run_id
 from recsys.errors import RecsysError
 
 

@@ -17,11 +17,11 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
 from pipelines.failure import as_recsys_error, stopped_error
-from pipelines.ghosts import ENDED
-from pipelines.record import Recorder
+from pipelines.recovery import ENDED
+from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
-from recsys.run_lock import LOCK_NAME, run_lock
-from recsys.stopping import StoppedError
+from recsys.runs.lock import LOCK_NAME, run_lock
+from recsys.system.signals import StoppedError
 
 
 @pytest.fixture

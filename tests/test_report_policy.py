@@ -17,10 +17,10 @@ import pytest
 from report_evaluation import TITLES, evaluation
 from report_run import VALIDATION, Run
 
-from recsys.nights.page import write_page
 from recsys.report.index import write_index
 from recsys.report.runs import RunRecord
 from recsys.report.statistics import write_statistics
+from recsys.runs.backtest_page import write_page
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from browser import CHROMIUM, Browser

@@ -11,7 +11,7 @@ from ml_metadata.metadata_store import metadata_store
 from ml_metadata.proto import metadata_store_pb2
 
 from pipelines import metadata_store as ours
-from pipelines.metadata_owner import claim_name
+from pipelines.metadata_store import claim_name
 from recsys.config import canonical_json
 from recsys.config_file import load_config
 from recsys.errors import ConfigError, RecsysError

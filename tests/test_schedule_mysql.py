@@ -19,8 +19,7 @@ import yaml
 from ml_metadata.metadata_store import metadata_store
 from ml_metadata.proto import metadata_store_pb2
 
-from pipelines.metadata_owner import claim_name
-from pipelines.metadata_store import check_metadata, open_store, with_password
+from pipelines.metadata_store import check_metadata, claim_name, open_store, with_password
 from recsys.config_file import load_config
 from recsys.errors import RecsysError
 

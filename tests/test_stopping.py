@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from recsys.errors import RecsysError
-from recsys.process import run_stage
-from recsys.stopping import StoppedError, raise_if_asked, signals_raised
+from recsys.system.process import run_stage
+from recsys.system.signals import StoppedError, raise_if_asked, signals_raised
 
 _STAGE = """
 import json, signal, sys, time
 from recsys.errors import RecsysError
-from recsys.process import stage_main
+from recsys.system.process import stage_main
 
 def stage():
     saved = []
@@ -35,8 +35,8 @@ if __name__ == "__main__":
 """
 _PROGRAM = """
 import sys, time
-from recsys.process import run_stage
-from recsys.stopping import StoppedError, signals_raised
+from recsys.system.process import run_stage
+from recsys.system.signals import StoppedError, signals_raised
 try:
     with signals_raised():
         run_stage("planted_stage", sys.argv[1:], {})

@@ -17,7 +17,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.stage import evaluate
 from recsys.models import TwoTower, load_model
-from recsys.process import run_stage
+from recsys.system.process import run_stage
 
 pytestmark = pytest.mark.slow
 

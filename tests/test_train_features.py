@@ -12,7 +12,7 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.stage import evaluate
 from recsys.models import load_model
-from recsys.process import run_stage
+from recsys.system.process import run_stage
 
 pytestmark = pytest.mark.slow
 

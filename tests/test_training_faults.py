@@ -10,7 +10,7 @@ import pytest
 from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
 
 from recsys.errors import RecsysError
-from recsys.process import last_json_line
+from recsys.system.process import last_json_line
 
 pytestmark = pytest.mark.slow
 

@@ -39,15 +39,15 @@ from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
-from recsys.events import emit
 from recsys.fingerprint import code_fingerprint
-from recsys.lineage.origin import describe_origin
 from recsys.models.inputs import trained_rows
 from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
 from recsys.models.spec import Side
-from recsys.process import stage_main
-from recsys.room import free_there
+from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
+from recsys.system.disk_space import free_there
+from recsys.system.events import emit
+from recsys.system.process import stage_main
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sources:
         user_transform: Output of the Transform of the users; without it queries are
             made of ids and histories alone.
         evaluation: The model's evaluation folder, for card and manifest.
-        told_data: What the manifest tells of the raw data (`recsys.lineage.origin`).
+        told_data: What the manifest tells of the raw data (`recsys.runs.lineage`).
     """
 
     model: Path

@@ -15,8 +15,8 @@ from typing import Any
 
 from recsys.bundles.parity_reference import Reference
 from recsys.errors import RecsysError
-from recsys.events import emit
-from recsys.process import run_stage, stage_main
+from recsys.system.events import emit
+from recsys.system.process import run_stage, stage_main
 
 FORBIDDEN = ("keras", "tf_keras", "keras_rs", "jax", "recsys.models", "recsys.embedding")
 """Modules that a bundle must do without."""

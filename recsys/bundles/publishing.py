@@ -23,7 +23,7 @@ from recsys.bundles.bundle import manifest_digest, verify
 from recsys.bundles.versions import HIDDEN, Ledger, hidden_folder, versions, withdrawn_folders
 from recsys.commit import commit_folder
 from recsys.errors import RecsysError, UsageError
-from recsys.held_folder import HeldFolder
+from recsys.system.held_folder import HeldFolder
 
 _LOCK = ".lock"
 _HIGHEST = 2**63 - 1

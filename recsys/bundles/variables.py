@@ -20,7 +20,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from recsys.errors import RecsysError
-from recsys.room import free_there
+from recsys.system.disk_space import free_there
 
 SLICE_BYTES = 16 << 20
 """Of a slice: as much is read at a time, by who writes a checkpoint and by who loads it."""

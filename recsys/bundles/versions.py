@@ -15,7 +15,7 @@ from typing import Any
 from recsys.bundles.bundle import manifest_digest
 from recsys.commit import commit_file
 from recsys.errors import RecsysError
-from recsys.plain_files import read_plain
+from recsys.system.files import read_plain
 
 LEDGER = ".versions.json"
 HIDDEN = ".publish-"

@@ -17,7 +17,7 @@ from recsys.cli.wide import wide_console
 from recsys.config import canonical_json
 from recsys.config_file import default_config_path, load_config
 from recsys.formats import counted, size
-from recsys.process import run_stage, stage_environment
+from recsys.system.process import run_stage, stage_environment
 
 _MODULE = "pipelines.clean"
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recsys.errors import RecsysError
-from recsys.process import storage_error
+from recsys.system.process import storage_error
 from recsys.visible import visible
 
 

@@ -10,7 +10,7 @@ from recsys.cli.run import require_pipeline
 from recsys.cli.stages import stage_log
 from recsys.config import canonical_json
 from recsys.config_file import default_config_path, load_config
-from recsys.process import run_stage, stage_environment
+from recsys.system.process import run_stage, stage_environment
 
 _MODULE = "pipelines.freeze_schemas"
 

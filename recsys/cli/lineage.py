@@ -14,8 +14,8 @@ from recsys.bundles.bundle import manifest_digest, read_manifest
 from recsys.cli.stages import stage_log
 from recsys.cli.terminal import Console
 from recsys.formats import count, moment
-from recsys.process import run_stage, stage_environment
 from recsys.source_version import version_text
+from recsys.system.process import run_stage, stage_environment
 
 _MODULE = "pipelines.lineage"
 _DATABASE = "metadata.sqlite"

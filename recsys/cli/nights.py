@@ -20,15 +20,11 @@ from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import change, count, duration, figure
-from recsys.nights.arms import Arms, evaluated, of_training
-from recsys.nights.broken import BREAKS, draw_broken
-from recsys.nights.calendar import Period
-from recsys.nights.journal import Journal
-from recsys.nights.page import write_page
-from recsys.nights.replay import Replay, replayed
-from recsys.nights.results import ARMS, WARM, summarize
 from recsys.report.evaluated import MODEL
 from recsys.report.index import INDEX
+from recsys.runs.backtest import Arms, Journal, Replay, evaluated, of_training, replayed
+from recsys.runs.backtest_page import ARMS, WARM, summarize, write_page
+from recsys.runs.backtest_spans import BREAKS, Period, draw_broken
 
 _LEAST_NIGHTS = 2
 

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recsys import events
 from recsys.cli.failure import print_error
 from recsys.cli.run_result import show_result
 from recsys.cli.run_view import RunView
@@ -26,14 +25,15 @@ from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
 from recsys.distribution import install_extra
 from recsys.errors import BusyError, RecsysError, UsageError
-from recsys.parent import as_parent, child_command
-from recsys.process import storage_error
-from recsys.room import free_bytes
-from recsys.run_lock import refuse_if_held
-from recsys.scratch import scratch_folder
-from recsys.stopping import StoppedError, signals_raised
-from recsys.telling.night import night_summary
-from recsys.telling.past import read_night
+from recsys.runs.lock import refuse_if_held
+from recsys.runs.past_summaries import read_night
+from recsys.runs.summary import night_summary
+from recsys.system import events
+from recsys.system.disk_space import free_bytes
+from recsys.system.files import scratch_folder
+from recsys.system.parent import as_parent, child_command
+from recsys.system.process import storage_error
+from recsys.system.signals import StoppedError, signals_raised
 from recsys.visible import visible
 
 RUNNER = "pipelines.local_runner"

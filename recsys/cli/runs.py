@@ -14,7 +14,7 @@ from recsys.cli.wide import wide_console
 from recsys.config_file import default_config_path, load_config
 from recsys.formats import change, change_span, count, duration, figure, is_number, span
 from recsys.report.spans import spans_in_words
-from recsys.telling.past import read_nights
+from recsys.runs.past_summaries import read_nights
 
 _COLOURS = {"blessed": "green", "refused": "yellow", "failed": "red", "interrupted": "red"}
 

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from recsys import events
 from recsys.cli.run_view import RunView
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json, parse_mesh
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
-from recsys.process import run_stage, stage_environment
+from recsys.system import events
+from recsys.system.process import run_stage, stage_environment
 from recsys.visible import visible
 
 _POLL_S = 0.1

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 from recsys.data.token_names import open_token_names, write_token_names
 from recsys.errors import RecsysError
 

@@ -28,7 +28,7 @@ from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.formats import counted, moment
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 
 FACTS = "ingest.json"
 """What was read and rejected, in a folder that `ingest` wrote."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.id_index import IdIndex

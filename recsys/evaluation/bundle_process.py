@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.errors import RecsysError
-from recsys.parent import as_parent, child_command
-from recsys.process import last_json_line, stage_environment
+from recsys.system.parent import as_parent, child_command
+from recsys.system.process import last_json_line, stage_environment
 
 USERS, HISTORIES, EMBEDDINGS = "users.parquet", "histories.npy", "embeddings.npy"
 """What `recsys.serving.embed` reads: `user_id` of each query, and item rows of the bundle

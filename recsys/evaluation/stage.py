@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys import events
 from recsys.config import EvaluateStage
 from recsys.config_file import load_stage
 from recsys.evaluation import api
+from recsys.system import events
 
 _STEP = "RetrievalEvaluator"
 

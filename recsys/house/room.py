@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.house.plan import tree_size
+from recsys.runs.cleaning_plan import tree_size
 
 SAFETY = 1.25
 _MB = 10**6

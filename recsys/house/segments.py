@@ -8,7 +8,7 @@ from pathlib import Path
 from recsys.config.keep import KeepConfig
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.segment_files import segments_in_use
-from recsys.house.plan import Thing
+from recsys.runs.cleaning_plan import Thing
 
 SEGMENTS = "segments"
 

@@ -35,7 +35,7 @@ from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval import RetrievalModel, model_class
 from recsys.models.spec import ModelSpec
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one, as a

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys import plain_files
+from recsys.system import files
 
 
 class MissingError(Exception):
@@ -68,7 +68,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         MissingError: There is no such file, or it holds something else.
     """
     try:
-        return plain_files.read_json(path)
+        return files.read_json(path)
     except FileNotFoundError:
         raise MissingError(f"{what} is not there: the run left no {path.name}.") from None
     except (OSError, ValueError) as error:

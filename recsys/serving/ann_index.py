@@ -21,7 +21,7 @@ import numpy as np
 
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
-from recsys.plain_files import read_plain
+from recsys.system.files import read_plain
 
 Tell = Callable[[int, int], None]
 """Is told how many items have their list, and of how many."""

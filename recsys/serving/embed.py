@@ -20,9 +20,9 @@ from recsys.bundles.parity_reference import stand_ins
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import EMBEDDINGS, HISTORIES, USERS
-from recsys.events import emit
-from recsys.process import stage_main
 from recsys.serving.saved_model import load_saved_model
+from recsys.system.events import emit
+from recsys.system.process import stage_main
 
 _STEP = "RetrievalEvaluator"
 _BLOCK = 1024

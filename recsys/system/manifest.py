@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from recsys.plain_files import open_plain, read_plain
+from recsys.system.files import open_plain, read_plain
 
 Algorithm = Literal["sha256", "crc32"]
 Files = dict[str, dict[str, Any]]

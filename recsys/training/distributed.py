@@ -31,8 +31,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from recsys.errors import RecsysError, UsageError
-from recsys.process import storage_error
-from recsys.stopping import signals_to
+from recsys.system.process import storage_error
+from recsys.system.signals import signals_to
 
 COORDINATOR, COUNT, INDEX = "RECSYS_COORDINATOR", "RECSYS_PROCESSES", "RECSYS_PROCESS"
 LOCAL_DEVICE = "RECSYS_LOCAL_DEVICE"

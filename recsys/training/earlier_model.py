@@ -21,7 +21,7 @@ from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.saved import write_variable
-from recsys.plain_files import DAMAGE, read_json
+from recsys.system.files import DAMAGE, read_json
 from recsys.training import checksums
 from recsys.training.run_state import moments_of, seeds_of
 

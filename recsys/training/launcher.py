@@ -20,9 +20,9 @@ from types import FrameType
 from typing import Any
 
 from recsys.errors import RecsysError
-from recsys.parent import as_parent, child_command
-from recsys.process import last_json_line
-from recsys.stopping import signals_to
+from recsys.system.parent import as_parent, child_command
+from recsys.system.process import last_json_line
+from recsys.system.signals import signals_to
 from recsys.training.checkpoint_files import steps_in
 from recsys.training.distributed import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE, StopSignals
 from recsys.training.training_log import note

@@ -26,7 +26,7 @@ from recsys.config import TrainStage
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
-from recsys.held_folder import HeldFolder
+from recsys.system.held_folder import HeldFolder
 
 _OTHERS = 2
 _IDENTITY = "identity.json"

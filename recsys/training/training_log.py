@@ -23,7 +23,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
-from recsys.events import emit
+from recsys.system.events import emit
 from recsys.training.distributed import is_primary
 from recsys.training.run_state import Progress
 

@@ -13,7 +13,7 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.process import run_stage
+from recsys.system.process import run_stage
 
 HISTORY, CUT = 4, 900
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.public_splits import Csr, Split, write_data_folder
 from recsys.errors import RecsysError
-from recsys.events import EventReader
-from recsys.process import last_json_line
+from recsys.system.events import EventReader
+from recsys.system.process import last_json_line
 
 EVERY, EPOCHS, BATCH, USERS, PER_USER = 20, 25, 64, 80, 12
 STEPS = EPOCHS * (USERS * PER_USER // BATCH)

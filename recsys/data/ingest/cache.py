@@ -23,7 +23,7 @@ from typing import Any
 
 from recsys.commit import commit_folder
 from recsys.data.shard import describe
-from recsys.held_folder import HeldFolder
+from recsys.system.held_folder import HeldFolder
 
 MANIFEST = "manifest.json"
 UNUSED_FOR_S = 7 * 86_400

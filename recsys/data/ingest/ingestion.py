@@ -42,7 +42,7 @@ from recsys.data.split import (
 )
 from recsys.data.split_rule import SplitRule
 from recsys.errors import RecsysError
-from recsys.events import emit
+from recsys.system.events import emit
 
 SPLITS = ("train", "eval")
 STEP = "InteractionGen"

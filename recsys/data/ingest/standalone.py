@@ -36,7 +36,7 @@ from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.ingest.window import has_spans
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
-from recsys.events import ENVIRONMENT_VARIABLE, EventReader, emit
+from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader, emit
 from recsys.fingerprint import code_fingerprint
 
 BEAM_ARGS = ("--runner=DirectRunner",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from recsys.events import emit
+from recsys.system.events import emit
 
 
 @dataclasses.dataclass(frozen=True)

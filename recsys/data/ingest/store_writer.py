@@ -23,7 +23,7 @@ from recsys.data.shard import EVENTS_OF_A_SHARD, PARTS, USERS_SCHEMA, ShardInfo,
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.store import write_manifest
 from recsys.data.vocabulary import Vocabulary
-from recsys.events import emit
+from recsys.system.events import emit
 from recsys.ragged import ranges
 
 _STEP = "InteractionEncoder"

@@ -20,7 +20,7 @@ from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.sources.spans import span_pattern
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
-from recsys.plain_files import open_regular
+from recsys.system.files import open_regular
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from recsys.serving.server.limits import Limits
 from recsys.serving.server.prometheus import Metrics
 from recsys.serving.server.served_models import Served
 from recsys.serving.server.tensors import blank
-from recsys.stopping import signals_to
+from recsys.system.signals import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
 _STDERR = 2

@@ -1,1 +1,0 @@
-"""What made a bundle: what its manifest tells, wherever it lies, and what ML Metadata adds."""

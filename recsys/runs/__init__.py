@@ -1,0 +1,1 @@
+"""Runs: their lock, records, retention, lineage, notifications, and backtests."""

@@ -1,0 +1,350 @@
+"""Dated data, cut into what was known on the morning after each night.
+
+The good rows of a source are typed once, as the pipeline types them, and written again as
+Parquet: a folder for each span of the interactions, and the items and users that have been
+heard of by then. Rows that the pipeline would reject are left out here, and counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from recsys.commit import commit_file
+from recsys.config import Config, ItemsConfig, write_feature
+from recsys.data.entities import (
+    EntityConfig,
+    example_columns,
+    example_schema,
+    id_column,
+    parse_entities,
+    raw_columns,
+)
+from recsys.data.features import DateFeature, Feature
+from recsys.data.interactions import (
+    context_names,
+    interaction_columns,
+    interaction_schema,
+    parse_interactions,
+)
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.source import RawBatch
+from recsys.runs.backtest_spans import Period, as_seconds, periods
+import json
+import shutil
+import tempfile
+from recsys.commit import commit_folder
+from recsys.config import BlessConfig, Config, EvaluateStage, TrainStage, canonical_json, stage_of
+from recsys.system.process import run_stage, stage_environment
+from recsys.report.artifacts import read_json
+from recsys.report.evaluated import BLESSED, Evaluated
+import os
+from collections.abc import Mapping
+from recsys.commit import commit_text
+from recsys.errors import RecsysError
+
+LANDING = "landing"
+"""Folder of the spans, a folder each with the day that it begins on for its name."""
+_EVENTS = "events.parquet"
+_PATTERN = "{YYYY}-{MM}-{DD}"
+
+_Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Everything that happened, by span, and who was heard of when.
+
+    Attributes:
+        days: First day of each span, in order; the first one holds all that came before it.
+        events: Typed interactions of each span, as many as `days`.
+        entities: Rows of `items` and `users`, where the config has them.
+        n_rejected: Rows that the pipeline would reject.
+    """
+
+    days: list[dt.date]
+    events: list[pa.Table]
+    entities: Mapping[str, pa.Table]
+    n_rejected: int
+
+    @classmethod
+    def read(cls, config: Config, period: Period, n_nights: int | None) -> Replay:
+        """Reads the data of a config.
+
+        Args:
+            config: Whose `data` is read.
+            period: What a night stands for.
+            n_nights: Nights; the newest ones, and what came before them is in the span of
+                the first one. None: half of the periods that there are.
+        """
+        source = config.data.interactions
+        now = int(time.time())
+        events, n_rejected = _read(
+            source,
+            "interactions",
+            interaction_columns(source),
+            lambda batch, index: parse_interactions(batch, source, now, index),
+            interaction_schema(source),
+        )
+        sides = {"items": config.data.items, "users": config.data.users}
+        entities = {}
+        for what, side in sides.items():
+            if side is not None:
+                entities[what], n = _read_entities(side, what)
+                n_rejected += n
+        days, spans = _spans(events, period, n_nights)
+        return cls(days, spans, entities, n_rejected)
+
+    def __len__(self) -> int:
+        return len(self.days)
+
+    def write_span(self, out: Path, night: int) -> Path:
+        """Writes the span of a night, whole; returns its file."""
+        return _write(self.events[night], span_file(out, self.days[night]))
+
+    def write_entities(self, out: Path, night: int) -> None:
+        """Writes the items and users that somebody had to do with until a night ended."""
+        for what, table in self.entities.items():
+            name = "item_id" if what == "items" else "user_id"
+            heard = pa.chunked_array([e[name].combine_chunks() for e in self.events[: night + 1]])
+            known = pc.is_in(table[name], value_set=pc.unique(heard))
+            _write(table.filter(known), out / f"{what}.parquet")
+
+
+def span_file(out: Path, day: dt.date) -> Path:
+    """Returns the file of the span that begins on a day."""
+    return out / LANDING / day.isoformat() / _EVENTS
+
+
+def replayed(config: Config, out: Path) -> dict[str, Any]:
+    """Returns the part `data` of a config that reads what a replay writes into `out`."""
+    data = config.model_dump(mode="json")["data"]
+    source = config.data.interactions
+    names = {"user": "user_id", "item": "item_id", "timestamp": "timestamp"}
+    names |= {n: n for n in ("rating", "weight", "event") if getattr(source.columns, n) is not None}
+    plain = {"format": "parquet", "csv": {}}
+    data["interactions"] |= plain | {
+        "files": str(out / LANDING / _PATTERN / _EVENTS),
+        "query": None,
+        "columns": names,
+        "context": context_names(source),
+        "timestamp_unit": "seconds",
+        "timestamp_format": None,
+        "weight_scale": "linear",
+        "explode": None,
+    }
+    for what, side in (("items", config.data.items), ("users", config.data.users)):
+        if side is not None:
+            data[what] |= plain | {"files": str(out / f"{what}.parquet")} | _columns(side)
+    return data
+
+
+def _columns(side: EntityConfig) -> dict[str, Any]:
+    columns = {"item" if isinstance(side, ItemsConfig) else "user": id_column(side)}
+    if isinstance(side, ItemsConfig) and side.columns.title is not None:
+        columns["title"] = "title"
+    of_feature = example_columns(side)
+    features = [_as_typed(feature, of_feature[feature.name]) for feature in side.features]
+    return {"columns": columns, "features": features}
+
+
+def _as_typed(feature: Feature, column: str) -> dict[str, Any]:
+    """Returns a feature that is made of a typed column, in which dates are no text."""
+    changed = {"column": column} | ({"format": None} if isinstance(feature, DateFeature) else {})
+    written: dict[str, Any] = write_feature(feature.model_copy(update=changed))
+    return written
+
+
+def _read_entities(side: EntityConfig, what: str) -> tuple[pa.Table, int]:
+    return _read(
+        side,
+        what,
+        raw_columns(side),
+        lambda batch, index: parse_entities(batch, side, index),
+        example_schema(side),
+    )
+
+
+def _read(
+    source: Any, what: str, columns: list[str], parse: _Parse, schema: pa.Schema
+) -> tuple[pa.Table, int]:
+    """Returns the good rows of a source, and how many were bad."""
+    good, n_bad = [], 0
+    pieces = plan_pieces(source, what, columns)
+    number = {file: index for index, file in enumerate(dict.fromkeys(p.file for p in pieces))}
+    for piece in pieces:
+        for batch in read_piece(piece):
+            rows, letters = parse(batch, number[piece.file])
+            good.append(rows.select(schema.names))
+            n_bad += letters.num_rows
+    return pa.Table.from_batches(good, schema), n_bad
+
+
+def _spans(
+    events: pa.Table, period: Period, n_nights: int | None
+) -> tuple[list[dt.date], list[pa.Table]]:
+    """Returns the first days of the spans, and the events of each."""
+    times = events["timestamp"].to_numpy()
+    first, last = (dt.datetime.fromtimestamp(int(t), dt.UTC).date() for t in _ends(times))
+    days = periods(first, last, period)
+    days = days[-(n_nights or -(-len(days) // 2)) :]
+    at = np.searchsorted(as_seconds(days[1:]), times, side="right")
+    return days, [events.filter(pa.array(at == number)) for number in range(len(days))]
+
+
+def _ends(times: np.ndarray) -> tuple[int, int]:
+    return (int(times.min()), int(times.max())) if len(times) else (0, 0)
+
+
+def _write(table: pa.Table, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.writing")
+    pq.write_table(table, temporary)
+    commit_file(temporary, file)
+    return file
+
+
+
+# --- the systems compared: a model trained anew, and one left as it was
+
+class Arms:
+    """The two other arms of a simulation.
+
+    Args:
+        config: The config of the nights.
+        out: Folder of the simulation.
+    """
+
+    def __init__(self, config: Config, out: Path) -> None:
+        evaluate = config.evaluate.model_copy(update={"baselines": ()})
+        # Nothing is decided: the other model is there to be measured.
+        bless = BlessConfig(metric=config.bless.metric, over={}, over_blessed=1.0)
+        measured = {"evaluate": evaluate, "bless": bless, "warm_start": None}
+        self._config = config.model_copy(update=measured)
+        self._metric = config.bless.metric
+        self._folder = out / "arms"
+        self.frozen = self._folder / "frozen"
+        """Model folder of the first night that gave one."""
+
+    def freeze(self, model: Path) -> None:
+        """Keeps a copy of the first model; later ones change nothing."""
+        if not self.frozen.exists():
+            temporary = self.frozen.with_name(".frozen.writing")
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(model, temporary)
+            commit_folder(temporary, self.frozen)
+
+    def measure(self, data: Path) -> dict[str, dict[str, Any]]:
+        """Trains a model anew on the data of a night and measures it, and the frozen one.
+
+        Args:
+            data: The data folder that the pipeline's model of the night was trained on.
+
+        Returns:
+            What `of_training` tells and the deciding metric, by arm.
+        """
+        model, scores = self._folder / "cold", self._folder / "evaluation"
+        for left_over in (model, scores, self._folder / "checkpoints"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        self._run("recsys.train", "jax", TrainStage, {"data": data, "out": model})
+        folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
+        self._run("recsys.evaluate", "jax", EvaluateStage, folders)
+        found = evaluated(scores / "evaluation.json", self._metric)
+        cold = {"value": found.figure("model", self._metric), **of_training(model)}
+        frozen = {"value": found.figure(BLESSED, self._metric), "seconds": None, "steps": None}
+        return {"cold": cold, "frozen": frozen}
+
+    def _run(self, module: str, backend: str, stage: Any, folders: dict[str, Path]) -> None:
+        self._folder.mkdir(exist_ok=True)
+        words = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write(canonical_json(stage_of(self._config, stage)))
+            file.flush()
+            with (self._folder / f"{module}.log").open("wb") as log:
+                run_stage(module, ["--config", file.name, *words], stage_environment(backend), log)
+
+
+def evaluated(file: Path, metric: str) -> Evaluated:
+    """Returns what an `evaluation.json` holds."""
+    return Evaluated(read_json(file, "The evaluation"), metric)
+
+
+def of_training(model: Path) -> dict[str, Any]:
+    """Returns how long the training of a model took, in `seconds` and `steps`, and its `base`."""
+    told = json.loads((model / "training.json").read_text("utf-8"))
+    base = (told.get("warm_start") or {}).get("base")
+    return {"seconds": told["seconds"], "steps": told["steps"], "base": base}
+
+
+
+# --- the journal: a line of JSON a night, so that a killed backtest goes on
+
+_PLAN, _NIGHTS = "plan.json", "nights.jsonl"
+
+
+class Journal:
+    """The nights of one simulation.
+
+    Args:
+        out: Folder of the simulation; made where there is none.
+        plan: What it simulates. Another one can't go on in the same folder.
+
+    Raises:
+        RecsysError: The folder holds another simulation, or something else.
+    """
+
+    def __init__(self, out: Path, plan: Mapping[str, Any]) -> None:
+        self.file = out / _NIGHTS
+        """Its file."""
+        out.mkdir(parents=True, exist_ok=True)
+        written = out / _PLAN
+        text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
+        if written.exists():
+            _refuse_other(out, json.loads(written.read_text("utf-8")), json.loads(text))
+        elif any(out.iterdir()):
+            raise RecsysError(
+                "R910",
+                f"The folder {str(out)!r} must be empty, or hold a simulation to go on with.",
+                "Name another folder with --out.",
+                ", ".join(sorted(path.name for path in out.iterdir())[:5]),
+            )
+        commit_text(text, written)
+        self.nights = self._read()
+        """The nights that ended, in order."""
+
+    def add(self, night: Mapping[str, Any]) -> None:
+        """Writes down a night; it is on the disk on return."""
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(night) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.nights.append(dict(night))
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self.file.exists():
+            return []
+        text = self.file.read_text("utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # Killed while it wrote: that night is replayed.
+            commit_text(whole, self.file)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _refuse_other(out: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+    different = sorted(key for key in {*there, *asked} if there.get(key) != asked.get(key))
+    if different:
+        raise RecsysError(
+            "R911",
+            f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
+            "Ask for the same to go on with it, or name another folder with --out.",
+            {key: asked.get(key) for key in different},
+        )
+
+

@@ -1,0 +1,215 @@
+"""What a bundle's manifest tells of its origin, so that a copy elsewhere still tells.
+
+Nothing of it depends on where or when it was made: the same data, commit and config give
+the same manifest, by which what was rolled back is known again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from recsys.data.vocabulary import Vocabulary
+from recsys.source_version import source_version
+from collections.abc import Iterator
+from recsys.bundles.bundle import MANIFEST
+from recsys.runs.retention_facts import Artifact, Execution, Known
+
+FORMAT = 1
+_STATE = "training_state/state.json"  # As `recsys.training.earlier_model` has it.
+_COUNTED = ("read", "good", "rejected", "duplicates", "cut", "split", "positives")
+_OF_SPAN = ("span", "name", "version", "state", "rows", "rejected")
+_OF_BASE = ("fingerprint", "cut", "trained_until", "steps_before", "warm_starts", "carried")
+
+
+def describe_source(letters: Path, digest: str) -> dict[str, Any]:
+    """Returns what is told of one kind of raw data.
+
+    Args:
+        letters: Folder of its dead letters, with the counts.
+        digest: Digest of the names and contents of its files; of a query, when it was
+            asked.
+
+    Returns:
+        `digest`, `files` (names below the folder that all of them share), `counts`, and
+        `spans` where it has any.
+    """
+    summary = json.loads((letters / "summary.json").read_text(encoding="utf-8"))
+    files = [str(name) for name in summary.get("files") or []]
+    told: dict[str, Any] = {
+        "digest": digest,
+        "files": _below_common(files),
+        "counts": {name: summary[name] for name in _COUNTED if name in summary},
+    }
+    spans = letters / "spans.json"
+    if spans.is_file():
+        listed = json.loads(spans.read_text(encoding="utf-8"))
+        told["spans"] = [{name: one.get(name) for name in _OF_SPAN} for one in listed]
+    return told
+
+
+def describe_origin(
+    model: Path, evaluation: Mapping[str, Any] | None, data: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the field `lineage` of a manifest.
+
+    Args:
+        model: The model folder.
+        evaluation: `evaluation.json`, if the model was evaluated.
+        data: What `describe_source` tells of each kind of raw data; None where nobody
+            knows, as after `recsys export`.
+
+    Returns:
+        `format`, `data`, `vocabulary` (a fingerprint of each), `model` (its fingerprint),
+        `base` (the model that its training went on from), `evaluation`, `source` (of
+        `training` and `export`, what `source_version` returned there).
+    """
+    training = json.loads((model / "training.json").read_text(encoding="utf-8"))
+    base = training.get("warm_start")
+    return {
+        "format": FORMAT,
+        "data": data,
+        "vocabulary": {
+            name: Vocabulary.load(model / "vocabulary" / f"{name}.parquet").fingerprint()
+            for name in ("users", "items")
+        },
+        "model": model_fingerprint(model),
+        "base": None if base is None else {n: base[n] for n in _OF_BASE if n in base},
+        "evaluation": None if evaluation is None else _evaluation(evaluation),
+        "source": {"training": training.get("source"), "export": source_version()},
+    }
+
+
+def model_fingerprint(model: Path) -> str:
+    """Returns a sha256 in hex of a model folder.
+
+    What a later training goes on from has one, by which that training names it; of a
+    folder without, that of the names and contents of its weights.
+    """
+    state = model / _STATE
+    if state.is_file():
+        # It names the checksum of all that a later training reads.
+        return hashlib.sha256(state.read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted((model / "weights").rglob("*.npy")):
+        digest.update(file.relative_to(model).as_posix().encode() + b"\0")
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _evaluation(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    verdict = evaluation.get("verdict") or {}
+    known = {name: evaluation.get(name) for name in ("query", "users", "queries", "candidates")}
+    return {**known, **{name: verdict.get(name) for name in ("metric", "blessed", "sentence")}}
+
+
+def _below_common(files: list[str]) -> list[str]:
+    """Returns the files from the folder on that all of them share."""
+    if any("://" in file for file in files):
+        return files
+    paths = [Path(file).absolute() for file in files]
+    common = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    return [path.relative_to(common).as_posix() for path in paths]
+
+
+
+# --- the steps behind a bundle, and the models behind its model
+
+_BUNDLE, _PUSHED = "ServingBundle", "PushedModel"
+_DESTINATION = "pushed_destination"
+_LONGEST_CHAIN = 1000
+
+
+def find_bundle(known: Known, bundle: Path) -> int | None:
+    """Returns the id of the artifact that a bundle is, or is a copy of; None if it isn't known.
+
+    Args:
+        known: All that ML Metadata knows of a pipeline.
+        bundle: A bundle of the exporter, or a version that was pushed.
+    """
+    where = bundle.resolve()
+    bundles = [one for one in known.artifacts.values() if one.kind == _BUNDLE]
+    for one in bundles:
+        if one.path.resolve() == where:
+            return one.id
+    for push in known.artifacts.values():
+        if push.kind == _PUSHED and Path(push.texts.get(_DESTINATION, "")).resolve() == where:
+            maker = known.maker(push.id)
+            if maker is not None and maker.inputs.get("bundle"):
+                return maker.inputs["bundle"][0]
+    manifest = (bundle / MANIFEST).read_bytes()
+    return next((one.id for one in bundles if _is_same(one.path, manifest)), None)
+
+
+def _is_same(folder: Path, manifest: bytes) -> bool:
+    try:
+        return (folder / MANIFEST).read_bytes() == manifest
+    except OSError:
+        return False
+
+
+def trace(known: Known, bundle: int) -> dict[str, Any]:
+    """Returns where the bundle with this id comes from.
+
+    Returns:
+        `steps`: each step behind it, the first one first, with `step`, `execution`,
+        `run`, `code`, `files_digest` and `outputs`; `models`: its model, then those that
+        each training went on from, with `artifact`, `path`, `run`, `is_there`.
+    """
+    steps = sorted(_behind(known, bundle), key=lambda one: one.id)
+    return {"steps": [_step(known, one) for one in steps], "models": list(_models(known, steps))}
+
+
+def _behind(known: Known, bundle: int) -> list[Execution]:
+    """Returns the executions that a bundle needed; what a training went on from is no part."""
+    found: dict[int, Execution] = {}
+    waiting = [bundle]
+    while waiting:
+        maker = known.maker(waiting.pop())
+        if maker is None or maker.id in found:
+            continue
+        found[maker.id] = maker
+        # What an earlier night made belongs to that night.
+        earlier = ("base", "previous", "blessed_model", "accepted_statistics", "trained_statistics")
+        waiting += [id_ for key, ids in maker.inputs.items() if key not in earlier for id_ in ids]
+    return list(found.values())
+
+
+def _step(known: Known, one: Execution) -> dict[str, Any]:
+    outputs = [known.artifacts[id_] for ids in one.outputs.values() for id_ in ids
+               if id_ in known.artifacts]  # fmt: skip
+    return {
+        "step": one.step,
+        "execution": one.id,
+        "run": one.run,
+        "code": one.parameters.get("code"),
+        "files_digest": one.parameters.get("files_digest"),
+        "outputs": [_artifact(output) for output in outputs],
+    }
+
+
+def _models(known: Known, steps: list[Execution]) -> Iterator[dict[str, Any]]:
+    training = next((one for one in steps if one.step == "Trainer"), None)
+    for _ in range(_LONGEST_CHAIN):
+        if training is None:
+            return
+        (model,) = training.outputs["model"]
+        if model in known.artifacts:
+            yield {**_artifact(known.artifacts[model]), "run": training.run}
+        base = next(iter(training.inputs.get("base", ())), None)
+        training = None if base is None else known.maker(base)
+
+
+def _artifact(one: Artifact) -> dict[str, Any]:
+    return {
+        "artifact": one.id,
+        "kind": one.kind,
+        "path": str(one.path),
+        "is_there": one.state == "live" and one.path.is_dir(),
+    }
+
+

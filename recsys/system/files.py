@@ -1,0 +1,147 @@
+"""Files that may be made in bad faith: no pipe is waited for, no content is without end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a file of fields, and taking fields that it should have, may raise."""
+_LONGEST_JSON = 256 << 20
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Opens a regular file to be read, by a link too.
+
+    Raises:
+        OSError: It is a pipe, a device or a folder, or can't be read.
+    """
+    # Without waiting: a pipe opens when somebody writes into it.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("no regular file")
+    return file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the fields of a JSON file.
+
+    Raises:
+        OSError: It isn't there, is no regular file, or can't be read.
+        ValueError: It is no map in JSON, or is too long or too deep.
+    """
+    with open_regular(path) as file:
+        content = file.read(_LONGEST_JSON + 1)
+    if len(content) > _LONGEST_JSON:
+        raise ValueError(f"{path.name} has more than {_LONGEST_JSON} bytes")
+    try:
+        fields = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deep") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path.name} holds no map")
+    return fields
+
+
+def read_plain(path: Path, limit_bytes: int) -> bytes:
+    """Returns the content of a plain file.
+
+    Raises:
+        OSError: It is none, or longer than the limit, or can't be read.
+    """
+    with open_plain(path) as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(f"more than {limit_bytes} bytes")
+    return content
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Opens a plain file to be read; its folder must be a real one.
+
+    Raises:
+        OSError: It is a link, a pipe, a device or a folder, or can't be read.
+    """
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError("no plain file")
+    # It may be another one by now.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("no plain file")
+    return file
+
+
+# --- temporary folders that don't outlive their program, even where it is killed
+
+PREFIX = "recsys-run-"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Makes a temporary folder and removes it; first removes those of killed programs."""
+    parent = Path(tempfile.gettempdir())
+    sweep(parent)
+    name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+    # It has its name once it is held: nobody sees it before and takes it for a dead one's.
+    hidden = parent / f".{name}"
+    hidden.mkdir(mode=0o700)
+    held = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = parent / name
+    try:
+        with suppress(OSError):  # Without locks there it is kept, as others are.
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hidden.rename(folder)
+        yield folder if folder.exists() else hidden
+    finally:
+        os.close(held)
+        for path in (folder, hidden):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Has this process and those that it starts put their temporary files into `folder`."""
+    before = os.environ.get("TMPDIR"), tempfile.tempdir
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before[1]
+        if before[0] is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = before[0]
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Removes the temporary folders under `parent` that no living program holds.
+
+    Returns:
+        What was removed.
+    """
+    swept = []
+    for path in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            # Another user's are left alone, and a link is followed nowhere.
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(held).st_uid != os.getuid():
+                    continue
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+                swept.append(path)
+            finally:
+                os.close(held)
+    return swept

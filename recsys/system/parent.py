@@ -1,0 +1,88 @@
+"""A process that ends with the one that started it, however that one ends.
+
+A runner whose command was killed, or a stage whose runner was, would go on for hours
+and write beside the run that comes after it. So a child is started by `python -m
+recsys.system.parent MODULE`: the parent names itself in its environment, and the child asks the
+kernel to be killed with it (Linux) before the seconds that its imports take. Elsewhere a
+thread looks once a second whether the parent is still there.
+
+A process that nobody started so, as under `tfx run create`, cron or a container's
+init, is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+VARIABLE = "RECSYS_PARENT"
+_SET_PDEATHSIG = 1
+"""`PR_SET_PDEATHSIG` of prctl(2)."""
+_LOOK_EVERY_S = 1.0
+
+
+def as_parent() -> dict[str, str]:
+    """Returns the variables with which a child is started that is to end with this process.
+
+    The kernel counts the end of the thread that starts the child as that of the parent.
+    """
+    return {VARIABLE: str(os.getpid())}
+
+
+def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
+    """Returns the command of a child that ends with this process; see `as_parent`.
+
+    Args:
+        module: The module that it runs.
+        arguments: Its command line.
+    """
+    return [sys.executable, "-m", "recsys.system.parent", module, *arguments]
+
+
+def end_with_parent() -> None:
+    """Binds this process to the end of the one that named itself in the environment.
+
+    The name is taken out of the environment: it isn't the
+    parent of what is started here.
+    A parent that is dead already ends this process at once.
+    """
+    named = os.environ.pop(VARIABLE, "")
+    if not named.isdecimal():
+        return
+    parent = int(named)
+    if sys.platform == "linux" and _die_with_parent():
+        # It may have died before the kernel knew; the kernel tells of later deaths alone.
+        if os.getppid() != parent:
+            _end()
+        return
+    threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
+
+
+def _die_with_parent() -> bool:
+    """Asks the kernel; returns whether it will. It holds across exec, and not for children."""
+    try:
+        return ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    _end()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

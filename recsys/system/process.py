@@ -1,0 +1,174 @@
+"""Stages that run in a process of their own, and how their errors come back.
+
+Training needs Keras on JAX, export needs Keras on TensorFlow, and importing TFX
+decides for TensorFlow: so each is a process whose environment its parent sets.
+A stage prints its result, or its error, as the last line of its stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+from recsys.errors import RecsysError
+from recsys.system.disk_space import free_there
+from recsys.system.parent import as_parent, child_command
+from recsys.system.signals import StoppedError, is_raised, signals_to
+
+# A training step takes and frees arrays of many megabytes. By default glibc gives each
+# back to the kernel and faults it in anew: half of a step's time on a CPU.
+_ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+
+
+def stage_environment(keras_backend: str) -> dict[str, str]:
+    """Returns the variables that a stage's process is started with.
+
+    Args:
+        keras_backend: `jax` to compute, `tensorflow` to export.
+    """
+    allocator = _ALLOCATOR if keras_backend == "jax" else {}
+    own = {name: value for name, value in allocator.items() if name not in os.environ}
+    return {"KERAS_BACKEND": keras_backend, **own}
+
+
+def run_stage(
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: IO[bytes] | None = None,
+) -> dict[str, Any]:
+    """Runs `python -m module arguments` and returns what it printed last.
+
+    The stage ends with this process, however that ends.
+
+    Args:
+        module: A module whose `__main__` calls `stage_main`.
+        arguments: Command line of the stage.
+        environment: Variables set on top of this process's own, such as
+            `KERAS_BACKEND`.
+        log: File for its stderr; this process's own by default.
+
+    Raises:
+        RecsysError: The stage failed; its own error where it gave one.
+        StoppedError: This process was asked to stop meanwhile, where that is raised.
+    """
+    with (
+        subprocess.Popen(
+            child_command(module, arguments),
+            env={**os.environ, **environment, **as_parent()},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as stage,
+        _signals_passed_to(stage) as passed_on,
+    ):
+        said, _ = stage.communicate()
+    result = last_json_line(said)
+    is_good = stage.returncode == 0 and result is not None
+    if not is_good and result is not None and "error" in result:
+        error = RecsysError.from_json(result["error"])
+    else:
+        error = _no_result(module, stage.returncode, passed_on)
+    if passed_on and is_raised(passed_on[0]):
+        raise StoppedError(passed_on[0]) from (None if is_good else error)
+    if is_good and result is not None:
+        return result
+    raise error
+
+
+def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:
+    if passed_on:
+        return RecsysError(
+            "R611",
+            f"The process of {module} was stopped where it had nothing to save.",
+            "Run the same command again; training goes on from its last checkpoint.",
+            signal.Signals(passed_on[0]).name,
+        )
+    return RecsysError(
+        "R610",
+        f"The process of {module} must end with a result.",
+        "The log holds its last words; out of memory ends a process with -9.",
+        f"exit code {code}",
+    )
+
+
+@contextmanager
+def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """Passes on what asks this process to stop: the stage may have something to save.
+
+    Yields the signals so far.
+    """
+    passed_on: list[int] = []
+
+    def ask(signum: int, _frame: FrameType | None) -> None:
+        passed_on.append(signum)
+        stage.terminate()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield passed_on
+        return
+    with signals_to(ask):
+        yield passed_on
+
+
+def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
+    """Runs `stage`, prints its result or its error as JSON, and exits."""
+    try:
+        result = stage()
+    except RecsysError as error:
+        _fail(error)
+    except OSError as error:
+        _fail(storage_error(error))
+    print(json.dumps(result), flush=True)
+
+
+def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
+    """Returns what to tell of a file that couldn't be read or written.
+
+    Args:
+        error: What the system said.
+        place: Where the work was, for an error that names no file.
+    """
+    path = place if error.filename is None else os.fsdecode(error.filename)
+    what = "its files" if path is None else repr(str(path))
+    return RecsysError(
+        "R603",
+        f"The program must be able to read and write {what}{free_there(path)}.",
+        "Free some space or mend the permissions, and run again; what was served still is.",
+        error.strerror or str(error),
+    )
+
+
+def _fail(error: RecsysError) -> NoReturn:
+    log_traceback()
+    print(json.dumps({"error": error.to_json()}), flush=True)
+    sys.exit(error.exit_code)
+
+
+def log_traceback() -> None:
+    """Prints the traceback of what is being handled on stderr, which may be a full disk."""
+    with suppress(OSError):
+        traceback.print_exc()
+
+
+def last_json_line(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in the last line of `text`; None if there is none."""
+    lines = text.strip().splitlines()
+    try:
+        result = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) else None

@@ -1,1 +1,0 @@
-"""Telling people what came of a night: its summary, and a webhook."""

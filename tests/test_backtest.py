@@ -1,0 +1,227 @@
+"""Simulated nights: what arrives when, what comes broken, and what the numbers say."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.config import Config
+from recsys.data.interactions import interaction_columns, parse_interactions
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.errors import RecsysError
+from recsys.runs.backtest import Journal, Replay, replayed, span_file
+from recsys.runs.backtest_page import summarize, write_page
+from recsys.runs.backtest_spans import BREAKS, as_seconds, draw_broken, periods
+
+_DAYS = st.dates(dt.date(1995, 1, 1), dt.date(2035, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Ratings of 2020 with a nested item column and one bad row; a catalogue with features."""
+    folder = tmp_path_factory.mktemp("raw")
+    rng = np.random.default_rng(0)
+    start = as_seconds([dt.date(2020, 1, 1)])[0]
+    rows = [
+        {
+            "who": f"u{rng.integers(20)}",
+            "what": {"id": f"i{rng.integers(30)}"},
+            "at": dt.datetime.fromtimestamp(start + int(t), dt.UTC).isoformat(),
+            "stars": float(rng.integers(1, 6)),
+        }
+        for t in np.sort(rng.integers(0, 366 * 86_400, 500))
+    ]
+    rows[7]["at"] = "yesterday"
+    (folder / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [f"i{n};Item {n};a|b;{n}.5" for n in range(40)]
+    (folder / "items.csv").write_text("id;name;tags;price\n" + "\n".join(lines) + "\n")
+    data = {
+        "interactions": {
+            "files": str(folder / "events.jsonl"),
+            "columns": {"user": "who", "item": "what.id", "timestamp": "at", "rating": "stars"},
+            "timestamp_unit": "iso8601",
+            "positive_at_least": 4.0,
+        },
+        "items": {
+            "files": str(folder / "items.csv"),
+            "csv": {"delimiter": ";"},
+            "columns": {"item": "id", "title": "name"},
+            "features": [
+                {"name": "tags", "column": "tags", "kind": "categories"},
+                {"name": "price", "column": "price", "kind": "number"},
+            ],
+        },
+    }
+    raw = {"name": "nights", "root": str(folder / "run"), "data": data}
+    return Config.model_validate_json(json.dumps(raw))
+
+
+def test_every_good_row_arrives_once_in_the_span_of_its_time(
+    config: Config, tmp_path: Path
+) -> None:
+    replay = Replay.read(config, "month", 4)
+    assert [day.isoformat() for day in replay.days] == [f"2020-{m:02}-01" for m in (9, 10, 11, 12)]
+    assert replay.n_rejected == 1
+    raw = json.loads(
+        "[" + ",".join(Path(str(config.data.interactions.files)).read_text().splitlines()) + "]"
+    )
+    wanted: dict[str, list[tuple[str, str, int]]] = {}
+    for row in raw:
+        if row["at"] != "yesterday":
+            at = dt.datetime.fromisoformat(row["at"])
+            day = max(f"{at:%Y-%m}-01", "2020-09-01")  # What came before is in the first span.
+            seen = (row["who"], row["what"]["id"], int(at.timestamp()))
+            wanted.setdefault(day, []).append(seen)
+    for night in range(4):
+        table = pq.read_table(replay.write_span(tmp_path, night))
+        names = ("user_id", "item_id", "timestamp")
+        found = list(zip(*(table[name].to_pylist() for name in names), strict=True))
+        assert sorted(found) == sorted(wanted[replay.days[night].isoformat()])
+
+
+def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Path) -> None:
+    replay = Replay.read(config, "month", 12)
+    sizes = []
+    for night in range(3):
+        replay.write_entities(tmp_path, night)
+        items = pq.read_table(tmp_path / "items.parquet")["item_id"].to_pylist()
+        heard = {i for events in replay.events[: night + 1] for i in events["item_id"].to_pylist()}
+        assert set(items) == heard
+        sizes.append(len(items))
+    assert sizes[0] < sizes[-1]
+
+
+def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_path: Path) -> None:
+    replay = Replay.read(config, "month", 2)
+    replay.write_span(tmp_path, 1)
+    replay.write_entities(tmp_path, 1)
+    raw = {**config.model_dump(mode="json"), "data": replayed(config, tmp_path)}
+    again = Config.model_validate_json(json.dumps(raw))
+    source = again.data.interactions
+    (piece,) = plan_pieces(source, "interactions", interaction_columns(source))
+    (batch,) = read_piece(piece)
+    rows, letters = parse_interactions(batch, source, 2**31)
+    assert letters.num_rows == 0
+    for name in replay.events[1].column_names:
+        assert rows[name].to_pylist() == replay.events[1][name].to_pylist()
+    assert again.data.items is not None
+    assert [feature.name for feature in again.data.items.features] == ["tags", "price"]
+
+
+@given(_DAYS, _DAYS, st.sampled_from(["day", "week", "month"]))
+def test_periods_follow_each_other_without_a_gap(a: dt.date, b: dt.date, by: str) -> None:
+    first, last = min(a, b), max(a, b)
+    last = min(last, first + dt.timedelta(days=900))
+    found = periods(first, last, by)  # type: ignore[arg-type]
+    assert found[0] <= first
+    assert found[-1] <= last
+    starts = {
+        "day": lambda d: True,
+        "week": lambda d: d.weekday() == 0,
+        "month": lambda d: d.day == 1,
+    }
+    every = [found[0] + dt.timedelta(days=n) for n in range((last - found[0]).days + 1)]
+    assert found == [day for day in every if starts[by](day)]
+    assert all(second % 86_400 == 0 for second in as_seconds(found))
+
+
+@given(st.integers(2, 400), st.integers(0, 2**31), st.data())
+def test_broken_spans_lie_apart(n_nights: int, seed: int, data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, (n_nights - 2) // 2))
+    found = draw_broken(n_nights, n, seed)
+    nights = sorted(found)
+    assert len(nights) == n
+    assert all(0 < night < n_nights - 1 for night in nights)
+    assert all(b - a > 1 for a, b in itertools.pairwise(nights))
+
+
+@pytest.mark.parametrize("kind", sorted(BREAKS))
+def test_a_broken_span_is_not_read_as_a_good_one(kind: str, config: Config, tmp_path: Path) -> None:
+    replay = Replay.read(config, "month", 2)
+    file = replay.write_span(tmp_path, 0)
+    BREAKS[kind](file)
+    raw = {**config.model_dump(mode="json"), "data": replayed(config, tmp_path)}
+    source = Config.model_validate_json(json.dumps(raw)).data.interactions
+    file_name = str(span_file(tmp_path, replay.days[0]))
+    if kind == "wrong times":
+        (piece,) = plan_pieces(source, "interactions", interaction_columns(source))
+        bad = sum(parse_interactions(b, source, 2**31)[1].num_rows for b in read_piece(piece))
+        assert bad >= replay.events[0].num_rows // 3
+    else:
+        with pytest.raises(RecsysError, match=re.escape(file_name)):
+            plan_pieces(source, "interactions", interaction_columns(source))
+
+
+def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    out, plan = tmp_path / "out", {"nights": 3}
+    Journal(out, plan).add({"span": "2020-01-01"})
+    with (out / "nights.jsonl").open("a") as file:
+        file.write('{"span": "2020-0')
+    again = Journal(out, plan)
+    assert again.nights == [{"span": "2020-01-01"}]
+    again.add({"span": "2020-02-01"})
+    assert [night["span"] for night in Journal(out, plan).nights] == ["2020-01-01", "2020-02-01"]
+    with pytest.raises(RecsysError, match=r"R911.*another nights"):
+        Journal(out, {"nights": 4})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(RecsysError, match=r"R910.*thesis"):
+        Journal(tmp_path / "other", plan)
+
+
+def _night(n: int, warm: float, cold: float, *, base: bool = True) -> dict[str, object]:
+    return {
+        "span": f"2020-01-{n + 1:02}", "events": 10, "broken": None, "repaired": [],
+        "state": "blessed", "seconds": 2.0,
+        "warm": {"value": warm, "interval": [warm / 2, warm * 2], "seconds": 1.0, "steps": 25,
+                 "base": "model/1" if base else None},
+        "cold": {"value": cold, "seconds": 4.0, "steps": 100},
+        "frozen": {"value": cold / 2, "seconds": None, "steps": None},
+    }  # fmt: skip
+
+
+def test_the_sum_is_over_the_nights_that_can_be_compared() -> None:
+    nights = [_night(0, 9.0, 1.0, base=False), *(_night(n, 0.1 * n, 0.05 * n) for n in range(1, 9))]
+    nights.append({**_night(9, 0, 0), "state": "failed", "warm": None, "cold": None})
+    found = summarize(nights)
+    assert found["compared"] == 8
+    assert found["states"] == {"blessed": 9, "failed": 1}
+    assert found["warm_over_cold"]["ratio"] == 2.0
+    assert found["warm_over_cold"]["interval"] == [2.0, 2.0]
+    assert found["steps_of_warm_over_cold"]["ratio"] == 0.25
+    assert found["warm_over_cold_at_the_end"]["nights"] == 2
+    assert found["warm_over_cold_at_the_end"]["interval"] is None  # Of two nights.
+    assert found["warm_over_frozen_at_the_end"]["ratio"] == 4.0
+
+
+def test_the_interval_holds_the_ratio_of_random_nights() -> None:
+    rng = np.random.default_rng(3)
+    pairs = rng.uniform(0.5, 1.5, (200, 2))
+    found = summarize([_night(n, *pair) for n, pair in enumerate(pairs)])["warm_over_cold"]
+    low, high = found["interval"]
+    assert low < found["ratio"] < high
+    # The delta method's standard error of a ratio of means.
+    a, b = pairs.T
+    ratio = a.mean() / b.mean()
+    error = np.std(a - ratio * b) / b.mean() / np.sqrt(len(a))
+    assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.15)
+
+
+def test_the_page_shows_each_night(tmp_path: Path) -> None:
+    failed = {"span": "2020-01-05", "events": 3, "broken": "cut off", "repaired": ["2020-01-02"],
+              "state": "failed", "error": "[R221] <damaged>", "seconds": 1.5}  # fmt: skip
+    nights = [*(_night(n, 0.1, 0.2) for n in range(4)), failed]
+    page = write_page(tmp_path, "shop", "recall@10", nights, tmp_path / "run" / "index.html")
+    text = page.read_text()
+    for word in ("2020-01-05", "cut off", "&lt;damaged&gt;", "2020-01-02 came again", "run/index"):
+        assert word in text
+    assert text.count("<svg") >= 3 * 2

@@ -1,0 +1,210 @@
+"""What a run clears up after one that was killed: ghosts, files, records, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tfx", reason="the pipeline's history lies in ML Metadata")
+
+import ml_metadata as mlmd
+from ml_metadata.proto import metadata_store_pb2 as proto
+
+from pipelines import recovery as module
+from pipelines.recovery import ENDED, cancel, clear_up, find_orphans, record_killed
+from recsys.report.past_runs import read_runs
+from recsys.report.runs import RunRecord, read_result
+
+STATE = proto.Execution
+
+
+class Store:
+    """ML Metadata in memory, with what a runner puts there."""
+
+    def __init__(self) -> None:
+        config = proto.ConnectionConfig()
+        config.fake_database.SetInParent()
+        self.store = mlmd.MetadataStore(config)
+        put = self.store.put_context_type
+        kinds = ("pipeline", "pipeline_run", "node")
+        self._kinds = {name: put(proto.ContextType(name=name)) for name in kinds}
+        self._step = self.store.put_execution_type(proto.ExecutionType(name="step"))
+        self._data = self.store.put_artifact_type(proto.ArtifactType(name="data"))
+
+    def execution(self, state, *, pipeline="tiny", run="run-1", makes=()):
+        """Puts an execution; `makes` are pairs of event and state of an artifact."""
+        names = {"pipeline": pipeline, "pipeline_run": run, "node": f"{pipeline}.Step"}
+        contexts = [proto.Context(type_id=self._kinds[k], name=n) for k, n in names.items()]
+        outputs = [
+            (
+                proto.Artifact(type_id=self._data, uri=f"/x/{i}", state=artifact_state),
+                proto.Event(type=event),
+            )
+            for i, (event, artifact_state) in enumerate(makes)
+        ]
+        id_, artifacts, _ = self.store.put_execution(
+            proto.Execution(type_id=self._step, last_known_state=state),
+            outputs,
+            contexts,
+            reuse_context_if_already_exist=True,
+        )
+        return id_, artifacts
+
+    def state(self, id_):
+        return self.store.get_executions_by_id([id_])[0].last_known_state
+
+    def run(self, name):
+        return self.store.get_context_by_type_and_name("pipeline_run", name)
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+def clear(tmp_path, store, pipeline=None):
+    return clear_up(tmp_path, tmp_path / "serving" / "tiny", store.store, pipeline)
+
+
+def test_executions_that_nobody_runs_are_failed_and_their_artifacts_abandoned(tmp_path, store):
+    pending = (proto.Event.PENDING_OUTPUT, proto.Artifact.PENDING)
+    shared = (proto.Event.OUTPUT, proto.Artifact.LIVE)
+    ghost, (half, live) = store.execution(STATE.RUNNING, makes=[pending, shared])
+    new, _ = store.execution(STATE.NEW, run="run-2")
+    good = {
+        state: store.execution(state)[0] for state in (STATE.COMPLETE, STATE.CACHED, STATE.FAILED)
+    }
+    cleared = clear(tmp_path, store)
+    assert cleared.executions == [ghost, new]
+    assert "2 executions marked as failed" in cleared.text()
+    assert store.state(ghost) == store.state(new) == STATE.FAILED
+    assert {state: store.state(id_) for state, id_ in good.items()} == {s: s for s in good}
+    states = [one.state for one in store.store.get_artifacts_by_id([half, live])]
+    assert states == [proto.Artifact.ABANDONED, proto.Artifact.LIVE]
+    assert store.run("run-1").custom_properties[ENDED].string_value == "killed"
+    assert not clear(tmp_path, store)  # Nothing is left to do.
+
+
+def test_in_a_shared_database_only_the_pipeline_s_own_count(tmp_path, store):
+    ours, _ = store.execution(STATE.RUNNING)
+    theirs, _ = store.execution(STATE.RUNNING, pipeline="other", run="run-2")
+    assert clear(tmp_path, store, "tiny").executions == [ours]
+    assert store.state(theirs) == STATE.RUNNING
+    assert clear(tmp_path, store, "nobody").executions == []
+
+
+def test_a_stopped_run_is_cancelled_and_the_next_one_clears_up_after_it(tmp_path, store):
+    id_, _ = store.execution(STATE.RUNNING)
+    cancel(store.store, "tiny")
+    assert store.state(id_) == STATE.CANCELED
+    folder = tmp_path / "artifacts" / "Step" / "data" / str(id_)
+    folder.mkdir(parents=True)
+    assert clear(tmp_path, store).executions == [id_]
+    assert not folder.exists()
+    assert store.state(id_) == STATE.FAILED
+    ended = store.store.get_executions_by_id([id_])[0].custom_properties[ENDED]
+    assert ended.string_value == "stopped"
+    assert not clear(tmp_path, store)
+
+
+def make(root, *names):
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+
+def files(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_only_what_a_dead_execution_wrote_and_what_is_half_written_goes(tmp_path, store):
+    dead, _ = store.execution(STATE.RUNNING)
+    good, _ = store.execution(STATE.COMPLETE)
+    kept = [
+        f"artifacts/Step/data/{good}/part-{dead}",
+        f"artifacts/Step/data/{good}/.hidden",
+        f"artifacts/Step/data/{dead}0/part",
+        "artifacts/Step/data/notes.txt",
+        "artifacts/Step/data/.keep",
+        f"artifacts/Step/.system/executor_execution/{good}/executor_output.pb",
+        f"artifacts/{dead}",
+        "index.html",
+        ".index.html.mine",
+        "runs/r/run.json",
+        "runs/r/steps.jsonl",
+        "serving/tiny/1/saved_model.pb",
+    ]
+    debris = [
+        f"artifacts/Step/data/{dead}/deep/part",
+        f"artifacts/Other/more/{dead}/value",
+        f"artifacts/Step/data/.{good}.partial/x",
+        f"artifacts/Step/data/.{dead}-0123/x",
+        f"artifacts/Step/.system/executor_execution/{dead}/.temp/x",
+        f"artifacts/Step/.system/executor_execution/{good}/.temp/x",
+        "artifacts/Step/.system/stateful_working_dir/0f0f/x",
+        ".index.html.4711",
+        "runs/r/.run.json.4711",
+        "serving/tiny/.publish-2/x",
+    ]
+    make(tmp_path, *kept, *debris)
+    (tmp_path / "artifacts" / "Link").symlink_to(tmp_path / "elsewhere")
+    make(tmp_path, f"elsewhere/data/{dead}/x")
+    cleared = clear(tmp_path, store)
+    assert files(tmp_path) == sorted([*kept, f"elsewhere/data/{dead}/x", "serving/tiny/.lock"])
+    assert len(cleared.swept) == len(debris) - 1  # The publisher sweeps its own.
+
+
+def test_a_sweep_that_is_killed_is_done_again(tmp_path, store, monkeypatch):
+    dead, _ = store.execution(STATE.RUNNING)
+    make(tmp_path, f"artifacts/Step/data/{dead}/x", "runs/r/steps.jsonl")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for name in ("mark_failed", "mark_runs", "record_killed"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                clear(tmp_path, store)
+        assert store.state(dead) == STATE.RUNNING
+    assert clear(tmp_path, store).executions == [dead]
+    assert find_orphans(store.store).executions == []
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root writes anywhere")
+def test_what_can_not_be_removed_stops_nobody(tmp_path, store):
+    dead, _ = store.execution(STATE.RUNNING)
+    make(tmp_path, f"artifacts/Step/data/{dead}/x")
+    (tmp_path / "artifacts/Step/data").chmod(0o500)
+    assert clear(tmp_path, store).executions == [dead]
+
+
+def test_a_killed_run_is_recorded_with_its_step_and_shown_as_over(tmp_path):
+    finished, killed = (RunRecord(tmp_path / "runs" / name) for name in ("r1", "r2"))
+    finished.start("tiny", ["A"], 1_000.0)
+    finished.end({"name": "tiny", "state": "finished", "blessed": True})
+    before = (tmp_path / "runs/r1/run.json").read_bytes()
+    killed.start("tiny", ["A", "B", "C"], 2_000.0)
+    killed.step("A", "ran", "first run", 5.0, 2_000.0)
+    os.utime(tmp_path / "runs/r2/steps.jsonl", (2_007.0, 2_007.0))
+    (tmp_path / "runs/empty").mkdir()
+    assert record_killed(tmp_path) == ["r2"]
+    result = read_result(tmp_path / "runs/r2")
+    assert (result["state"], result["step"], result["seconds"]) == ("killed", "B", 7.0)
+    assert "killed in B, after 1 of 3 steps" in result["error"]
+    assert (tmp_path / "runs/r1/run.json").read_bytes() == before
+    (newest, older), damaged = read_runs(tmp_path)[0][:2], read_runs(tmp_path)[1]
+    assert (newest.state, older.state) == ("interrupted", "blessed")
+    assert "still" not in newest.says
+    assert [name for name, _ in damaged] == ["runs/empty"]
+    assert record_killed(tmp_path) == []
+
+
+def test_a_record_that_was_cut_short_is_no_obstacle(tmp_path):
+    make(tmp_path, "runs/r1/steps.jsonl")
+    assert record_killed(tmp_path) == ["r1"]
+    assert json.loads(Path(tmp_path, "runs/r1/run.json").read_text())["state"] == "killed"

@@ -1,0 +1,170 @@
+"""What is done once a run has ended: the summary, the cleaning, and the message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
+
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
+
+from pipelines import aftercare
+from pipelines.aftercare import after_run, tell_of_killed
+from pipelines.recovery import record_killed
+from pipelines.run_record import told_of_data
+from recsys.config import Config
+from recsys.errors import RecsysError
+from recsys.report.runs import RunRecord
+
+RUN = "2026-02-03T01-00-00.000000Z"
+
+
+def config_of(root: Path, **more: Any) -> Config:
+    columns = {"user": "u", "item": "i", "timestamp": "t"}
+    data = {"interactions": {"files": "e.csv", "columns": columns}}
+    return Config.model_validate_json(
+        json.dumps({"name": "tiny", "root": str(root), "data": data, **more})
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What was cleaned and told, in place of doing it."""
+    seen: dict[str, Any] = {"cleaned": 0, "told": []}
+
+    def clean(_config: Config) -> dict[str, int]:
+        seen["cleaned"] += 1
+        return {"removed": 3, "freed": 10, "failed": 0}
+
+    def tell(night: dict[str, Any], _config: Any) -> dict[str, Any]:
+        seen["told"].append(json.loads(json.dumps(night)))
+        return {"host": "h", "sent": True, "attempts": 1, "error": None}
+
+    monkeypatch.setattr(aftercare, "clean_after_run", clean)
+    monkeypatch.setattr(aftercare, "tell", tell)
+    return seen
+
+
+def test_a_run_that_ended_is_told_with_its_record_after_the_cleaning(tmp_path, calls, monkeypatch):
+    monkeypatch.setenv("RECSYS_EVENTS", str(tmp_path / "events"))
+    RunRecord(tmp_path / "runs" / RUN).start("tiny", ["A"], 1.0)
+    RunRecord(tmp_path / "runs" / RUN).end({"name": "tiny", "blessed": True, "state": "finished"})
+    night = after_run(config_of(tmp_path), RUN)
+    assert (night["state"], night["run"]) == ("blessed", RUN)
+    assert night["cleaned"]["removed"] == 3
+    assert night["webhook"]["sent"] is True
+    (told,) = calls["told"]
+    assert told["cleaned"]["removed"] == 3
+    texts = [json.loads(line)["text"] for line in (tmp_path / "events").read_text().splitlines()]
+    assert texts == [
+        "3 things of earlier runs removed, 10\N{NO-BREAK SPACE}B",
+        "h was told (1 attempt)",
+    ]
+
+
+@pytest.mark.parametrize("run_id", [None, RUN, "gone"])
+def test_a_run_that_failed_is_told_and_nothing_is_cleaned(tmp_path, calls, run_id):
+    RunRecord(tmp_path / "runs" / RUN).start("tiny", ["A"], 1.0)
+    night = after_run(config_of(tmp_path), run_id, RecsysError("R201", "No file.", "Mend."), "A")
+    assert (night["state"], night["step"]) == ("failed", "A")
+    assert night["error"] == "[R201] No file. Mend."
+    assert calls["cleaned"] == 0
+    assert calls["told"][0]["state"] == "failed"
+
+
+def test_a_run_that_was_stopped_is_told_as_such_in_ten_seconds_at_most(tmp_path, monkeypatch):
+    limits = []
+
+    def tell(night: dict[str, Any], notify: Any) -> None:
+        limits.append((night["state"], notify.total_s))
+
+    monkeypatch.setattr(aftercare, "tell", tell)
+    stopped = RecsysError("R606", "The run was stopped.", "Go on.")
+    for run_id in (None, RUN):
+        night = after_run(config_of(tmp_path), run_id, stopped, "A", "stopped")
+        assert (night["state"], night["cleaned"]) == ("interrupted", None)
+    assert limits == [("interrupted", 10.0)] * 2
+
+
+def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
+    for name in (RUN, "b"):
+        RunRecord(tmp_path / "runs" / name).start("tiny", ["A"], 1.0)
+    ended = record_killed(tmp_path)
+    (tmp_path / "runs" / "b" / "run.json").write_text("{")  # What it was is known all the same.
+    tell_of_killed(config_of(tmp_path), ended)
+    assert [(night["run"], night["state"]) for night in calls["told"]] == [
+        (RUN, "interrupted"),
+        ("b", "interrupted"),
+    ]
+    assert "The run was killed in A, after 0 of 1 steps" in calls["told"][0]["error"]
+
+
+def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(aftercare, "tell", lambda *_: 1 / 0)
+    tell_of_killed(config_of(tmp_path), [RUN, "b"])
+
+
+def test_a_damaged_record_fails_no_run(tmp_path, calls):
+    record = RunRecord(tmp_path / "runs" / RUN)
+    record.start("tiny", ["A"], 1.0)
+    (record.folder / "run.json").write_text("{")
+    assert after_run(config_of(tmp_path), RUN)["state"] == "no verdict"
+
+
+def test_whatever_goes_wrong_afterwards_is_no_failure_of_the_run(tmp_path, calls, monkeypatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(aftercare, "tell", fail)
+    assert after_run(config_of(tmp_path), None, RecsysError("R201", "No file.", "Mend.")) is None
+
+
+class History:
+    """Stands for what ML Metadata knows: each output lies in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def output(self, execution: Execution, key: str) -> Artifact:
+        return Artifact(uri=str(self._folder / execution.name / key))
+
+
+def step(history: Path, name: str, key: str, file: str, content: Any, state: int) -> Execution:
+    folder = history / name / key
+    folder.mkdir(parents=True)
+    (folder / file).write_text(json.dumps(content))
+    return Execution(name=name, last_known_state=state)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_spans_that_were_simply_read_are_left_out(tmp_path, is_cached):
+    spans = [
+        {"name": "1", "state": "reused", "new": False, "late": False},
+        {"name": "2", "state": "empty", "new": False, "late": False},
+        {"name": "3", "state": "read", "new": True, "late": True},
+    ]
+    state = Execution.CACHED if is_cached else Execution.COMPLETE
+    read = step(tmp_path, "InteractionGen", "dead_letters", "spans.json", spans, state)
+    told = told_of_data({"InteractionGen": read}, History(tmp_path))
+    # What was new to the run that read it is new no more to one that takes it from the cache.
+    assert [one["name"] for one in told["spans"]] == (["2"] if is_cached else ["2", "3"])
+    assert "spans" not in told_of_data({}, History(tmp_path))
+
+
+def test_what_breaks_a_schema_or_moved_too_far_is_told(tmp_path):
+    moved = {"column": "rating", "kind": "drift", "value": 0.31, "limit": 0.1}
+    found = {
+        "what": "interactions",
+        "anomalies": [{"column": "", "split": "train", "text": "No examples."}],
+        "comparisons": [{**moved, "exceeds": True}, {**moved, "exceeds": False}],
+    }
+    name = "DriftValidator.Interactions"
+    validated = step(tmp_path, name, "validation", "validation.json", found, Execution.COMPLETE)
+    assert told_of_data({name: validated}, History(tmp_path))["anomalies"] == [
+        {"of": "interactions", "kind": "schema", "text": "train: No examples."},
+        {"of": "interactions", "kind": "drift", "text": "rating: 0.31 is more than 0.1"},
+    ]

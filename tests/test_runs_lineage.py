@@ -1,0 +1,255 @@
+"""Lineage: what a manifest tells of its origin, and what ML Metadata adds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsys import __version__
+from recsys.bundles.bundle import write_manifest
+from recsys.cli import main
+from recsys.data.vocabulary import Vocabulary
+from recsys.runs import lineage
+from recsys.runs.lineage import (
+    describe_origin,
+    describe_source,
+    find_bundle,
+    model_fingerprint,
+    trace,
+)
+from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun
+from recsys.source_version import source_version
+from recsys.training import earlier_model
+from recsys.training.checksums import encoded
+
+SPANS = [
+    {"span": 1, "name": "2026-01-30", "version": 0, "state": "reused", "rows": 9, "rejected": 0},
+    {"span": 2, "name": "2026-01-31", "version": 0, "state": "set_aside", "rows": 5, "rejected": 5},
+    {"span": 3, "name": "2026-02-01", "version": 1, "state": "read", "rows": 9, "rejected": 1},
+]
+
+
+def letters_of(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True)
+    files = ["/data/eu/2026-01-30.csv", "/data/us/2026-02-01.csv"]
+    counts = {"read": 18, "good": 17, "rejected": 1, "duplicates": 0, "cut": 1_770_000_000}
+    (path / "summary.json").write_text(json.dumps({"files": files, **counts, **changes}))
+    return path
+
+
+def model_of(path: Path, **training: Any) -> Path:
+    (path / "weights").mkdir(parents=True)
+    np.save(path / "weights/0.npy", np.ones(3))
+    (path / "vocabulary").mkdir()
+    for name in ("users", "items"):
+        vocabulary = Vocabulary(pa.array(["a", "b"], pa.large_string()), np.array([2, 1]))
+        vocabulary.save(path / "vocabulary" / f"{name}.parquet")
+    (path / "training.json").write_text(json.dumps(training))
+    return path
+
+
+def test_a_source_is_told_by_its_files_below_their_common_folder(tmp_path):
+    letters = letters_of(tmp_path / "letters")
+    told = describe_source(letters, "abc")
+    assert told == {
+        "digest": "abc",
+        "files": ["eu/2026-01-30.csv", "us/2026-02-01.csv"],
+        "counts": {"read": 18, "good": 17, "rejected": 1, "duplicates": 0, "cut": 1_770_000_000},
+    }
+    (letters / "spans.json").write_text(json.dumps(SPANS))
+    assert [one["state"] for one in describe_source(letters, "")["spans"]] == [
+        "reused",
+        "set_aside",
+        "read",
+    ]
+    one = letters_of(tmp_path / "one", files=["/data/a/b.csv"])
+    assert describe_source(one, "")["files"] == ["b.csv"]
+    remote = letters_of(tmp_path / "remote", files=["gs://b/1.csv", "gs://b/2.csv"])
+    assert describe_source(remote, "")["files"] == ["gs://b/1.csv", "gs://b/2.csv"]
+
+
+def test_a_model_is_told_by_the_fingerprint_that_a_warm_start_names(tmp_path):
+    model = model_of(tmp_path / "model")
+    of_weights = model_fingerprint(model)
+    assert of_weights == model_fingerprint(model_of(tmp_path / "same"))
+    assert str(lineage._STATE) == f"{earlier_model.FOLDER}/state.json"
+    (model / earlier_model.FOLDER).mkdir()
+    (model / earlier_model.FOLDER / "state.json").write_text(
+        encoded({"format": 1, "files": {"a": [1, 2]}})
+    )
+    assert model_fingerprint(model) == earlier_model.fingerprint(model)
+    assert model_fingerprint(model) != of_weights
+
+
+def test_an_origin_depends_on_no_place_and_no_time(tmp_path):
+    evaluation = {"verdict": {"metric": "mrr", "blessed": True, "sentence": "good"}, "users": 3}
+    base = {"base": str(tmp_path), "fingerprint": "f00", "warm_starts": 2, "carried": {}}
+    told = []
+    for place in ("a", "b"):
+        training = {"warm_start": {**base, "base": place}, "seconds": len(told)}
+        model = model_of(tmp_path / place / "model", **training)
+        told.append(describe_origin(model, {**evaluation, "seconds": place}, {"interactions": {}}))
+    assert told[0] == told[1]
+    assert told[0]["base"] == {"fingerprint": "f00", "warm_starts": 2, "carried": {}}
+    assert told[0]["evaluation"]["sentence"] == "good"
+    assert set(told[0]["vocabulary"]) == {"users", "items"}
+    cold = describe_origin(model_of(tmp_path / "cold", warm_start=None), None, None)
+    assert (cold["base"], cold["evaluation"], cold["data"]) == (None, None, None)
+
+
+def known_nights(folder: Path) -> Known:
+    """Two nights; the second went on from the first."""
+    artifacts = {}
+    executions = []
+    made = [
+        ("InteractionGen", "examples", "Examples", "1", {}),
+        ("Trainer", "model", "Model", "1", {"data": [1]}),
+        ("InteractionGen", "examples", "Examples", "2", {}),
+        ("Trainer", "model", "Model", "2", {"data": [3], "base": [2]}),
+        ("Exporter", "bundle", "ServingBundle", "2", {"model": [4], "data": [3]}),
+        ("Pusher", "pushed", "PushedModel", "2", {"bundle": [5]}),
+    ]
+    for id_, (step, key, kind, run, inputs) in enumerate(made, 1):
+        path = folder / step / str(id_)
+        texts = {"pushed_destination": str(folder / "serving" / "7")} if key == "pushed" else {}
+        artifacts[id_] = Artifact(id_, kind, path, texts=texts)
+        parameters = {"code": f"code-{step}", "files_digest": "d"}
+        executions.append(Execution(id_, step, run, True, inputs, {key: [id_]}, parameters))
+    return Known([PastRun("1", 1.0), PastRun("2", 2.0)], executions, artifacts)
+
+
+def test_a_bundle_is_found_by_its_place_or_its_manifest(tmp_path):
+    known = known_nights(tmp_path)
+    bundle = known.artifacts[5].path
+    bundle.mkdir(parents=True)
+    write_manifest(bundle, {"name": "tiny"})
+    copied = tmp_path / "elsewhere"
+    copied.mkdir()
+    (copied / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
+    for place in (bundle, tmp_path / "serving" / "7", copied):
+        assert find_bundle(known, place) == 5
+    (copied / "manifest.json").write_text("{}")
+    assert find_bundle(known, copied) is None
+
+
+def test_the_steps_of_its_night_and_the_models_before_it_are_told(tmp_path):
+    known = known_nights(tmp_path)
+    known.artifacts[2].path.mkdir(parents=True)
+    told = trace(known, 5)
+    assert [one["step"] for one in told["steps"]] == ["InteractionGen", "Trainer", "Exporter"]
+    assert {one["run"] for one in told["steps"]} == {"2"}
+    assert told["steps"][0]["files_digest"] == "d"
+    assert [(one["artifact"], one["run"], one["is_there"]) for one in told["models"]] == [
+        (4, "2", False),
+        (2, "1", True),
+    ]
+
+
+def test_a_copy_elsewhere_still_tells(tmp_path, capsys):
+    told = {
+        "format": 1,
+        "data": {"interactions": {"digest": "d" * 64, "files": ["a.csv"], "counts": {"read": 9}}},
+        "vocabulary": {"users": "u" * 64, "items": "i" * 64},
+        "model": "m" * 64,
+        "base": {"fingerprint": "b" * 64, "warm_starts": 3, "trained_until": 1_769_904_000},
+        "evaluation": {"sentence": "good; blessed"},
+    }
+    told["data"]["interactions"]["spans"] = SPANS
+    write_manifest(tmp_path, {"name": "tiny", "code": "c" * 64, "lineage": told})
+    assert run_main("lineage", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "interactions: a.csv; 9 rows",
+        f"digest {'d' * 16}",
+        "2 read (2026-01-30 … 2026-02-01); 2026-01-31 set_aside",
+        f"from the model {'b' * 16}, trained on events until 2026-02-01; 3 such starts",
+        "good; blessed",
+        "not known: the bundle lies outside of its run's folder",
+    ):
+        assert words in text
+    assert run_main("lineage", str(tmp_path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    assert found["digest"] == hashlib.sha256(manifest).hexdigest()
+    assert (found["lineage"], found["metadata"]) == (told, None)
+
+
+def git(folder: Path, *words: str) -> str:
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *author, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("git isn't installed")
+    (tmp_path / "recsys").mkdir()
+    (tmp_path / "recsys/a.py").write_text("1\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def test_the_commit_of_the_code_is_told_and_whether_sources_differ_from_it(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")
+    clean = source_version(checkout)
+    assert (clean["commit"], clean["is_dirty"]) == (commit, False)
+    (checkout / "notes.txt").write_text("no source\n")
+    assert source_version(checkout) == clean
+    (checkout / "recsys/a.py").write_text("2\n")
+    assert source_version(checkout) == {**clean, "is_dirty": True}
+
+
+def test_without_git_or_a_checkout_the_version_is_told(checkout, tmp_path, monkeypatch):
+    (tmp_path / "recsys/inside").mkdir()
+    unknown = {"version": __version__, "commit": None, "is_dirty": None}
+    # Below somebody else's checkout, which is none of ours.
+    assert source_version(tmp_path / "recsys/inside") == unknown
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert source_version(checkout) == unknown
+
+
+def test_lineage_names_the_commits(tmp_path, capsys):
+    training = {"version": "1", "commit": "a" * 40, "is_dirty": False}
+    export = {"version": "1", "commit": "b" * 40, "is_dirty": True}
+    told = describe_origin(model_of(tmp_path / "model", source=training), None, None)
+    assert told["source"]["training"] == training
+    told["source"]["export"] = export
+    write_manifest(tmp_path, {"name": "tiny", "lineage": told})
+    assert run_main("lineage", str(tmp_path)) == 0
+    text = capsys.readouterr().out
+    assert f"training: {'a' * 40}\n" in text
+    assert f"export: {'b' * 40}, with changes that were not committed" in text
+
+
+def test_a_bundle_from_before_commits_were_recorded_says_so(tmp_path, capsys):
+    write_manifest(tmp_path, {"name": "tiny", "lineage": {"format": 1}})
+    assert run_main("lineage", str(tmp_path)) == 0
+    assert "commit      not recorded" in capsys.readouterr().out
+
+
+def test_no_bundle_is_an_error(tmp_path, capsys):
+    assert run_main("lineage", str(tmp_path)) == 1
+    assert "R501" in capsys.readouterr().err
+
+
+def test_a_manifest_of_an_earlier_version_says_so(tmp_path, capsys):
+    write_manifest(tmp_path, {"name": "tiny", "code": "c"})
+    assert run_main("lineage", str(tmp_path)) == 0
+    assert "of an earlier version" in capsys.readouterr().out
+
+
+def run_main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return int(caught.value.code or 0)

@@ -1,0 +1,214 @@
+"""The lock of a root: who holds it, who may take it over, and who finds out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recsys.errors import BusyError, RecsysError
+from recsys.runs import lock as run_lock_module
+from recsys.runs.lock import LOCK_NAME, SILENT_S, Owner, is_local, refuse_if_held, run_lock
+
+_HOLD = """
+import sys, pathlib
+from recsys.runs.lock import run_lock
+with run_lock(pathlib.Path(sys.argv[1])) as lock:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(root):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def end(process):
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def other_run(tmp_path):
+    process = hold(tmp_path)
+    yield process
+    end(process)
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The file system counts as one that machines share; nobody waits long for another."""
+    monkeypatch.setattr(run_lock_module, "is_local", lambda _: False)
+    monkeypatch.setattr(run_lock_module, "_SETTLE_S", 0.05)
+
+
+def sign(root, owner, silent=0.0):
+    """Writes an owner into the lock that is not locked, as a file server shows it."""
+    path = root / LOCK_NAME
+    path.write_text(owner if isinstance(owner, str) else owner.to_json())
+    then = time.time() - silent
+    os.utime(path, (then, then))
+
+
+ELSEWHERE = dataclasses.replace(Owner.this(), boot="another boot", host="another-host")
+
+
+def test_a_second_run_is_told_pid_host_age_and_the_last_sign_of_life(tmp_path, other_run):
+    told = rf"R601.*process {other_run.pid} on {socket.gethostname()}, for \d+ s, .*life \d+ s ago"
+    with pytest.raises(BusyError, match=told) as caught, run_lock(tmp_path):
+        pass
+    assert caught.value.exit_code == 75
+    assert type(RecsysError.from_json(caught.value.to_json())) is BusyError
+    with pytest.raises(BusyError, match=rf"process {other_run.pid} "):
+        refuse_if_held(tmp_path)
+
+
+def test_a_killed_holder_is_taken_over_from_and_named(tmp_path, other_run):
+    end(other_run)
+    refuse_if_held(tmp_path)
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over.pid == other_run.pid
+        lock.check()
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over is None  # It was given back.
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "no json", "[]", '{"pid": 1}', '{"pid": "1", "host": "h", "started": 0}', "\0" * 50],
+)
+def test_damage_in_the_file_is_nobody(tmp_path, content):
+    sign(tmp_path, content)
+    refuse_if_held(tmp_path)
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over is None
+
+
+def test_a_lock_of_an_older_version_is_free_once_its_process_is_gone(tmp_path, shared):
+    sign(tmp_path, json.dumps({"pid": 1, "host": "h", "started": time.time() - 7200}))
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over.described() == "process 1 on h, for 2 h"
+
+
+def test_a_holder_on_another_machine_is_alive_until_it_is_silent(tmp_path, shared):
+    sign(tmp_path, ELSEWHERE, silent=SILENT_S / 2)
+    with (
+        pytest.raises(BusyError, match=r"on another-host, .*last sign of life 60 s ago"),
+        run_lock(tmp_path),
+    ):
+        pass
+    refuse_if_held(tmp_path)  # From here nobody can see whether it lives.
+    sign(tmp_path, ELSEWHERE, silent=SILENT_S + 5)
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over == ELSEWHERE
+
+
+def test_on_a_disk_of_this_machine_the_kernel_alone_decides(tmp_path):
+    sign(tmp_path, ELSEWHERE)
+    with run_lock(tmp_path) as lock:
+        assert lock.taken_over == ELSEWHERE
+
+
+def test_on_a_shared_disk_a_dead_process_of_this_machine_needs_no_waiting(tmp_path, shared):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid, born in ((gone.pid, 1), (os.getpid(), 1)):  # Gone; and its pid came again.
+        sign(tmp_path, dataclasses.replace(Owner.this(), pid=pid, born=born))
+        with run_lock(tmp_path) as lock:
+            assert lock.taken_over.pid == pid
+
+
+def test_on_a_shared_disk_where_flock_fails_a_living_process_is_left_alone(
+    tmp_path, shared, monkeypatch
+):
+    monkeypatch.setattr(run_lock_module, "_flocked", lambda *_: False)
+    sign(tmp_path, Owner.this(), silent=10 * SILENT_S)
+    with pytest.raises(BusyError), run_lock(tmp_path):
+        pass
+
+
+def test_the_same_pid_in_another_container_is_another_process():
+    assert Owner.this().lives() is True
+    assert dataclasses.replace(Owner.this(), pids="pid:[1]").lives() is None
+    assert dataclasses.replace(Owner.this(), boot="").lives() is None
+
+
+def test_of_two_that_sign_at_once_the_later_one_has_it(tmp_path, shared, monkeypatch):
+    settled = time.sleep
+
+    def meanwhile(seconds):
+        settled(seconds)
+        sign(tmp_path, ELSEWHERE)
+
+    monkeypatch.setattr(run_lock_module.time, "sleep", meanwhile)
+    with pytest.raises(BusyError, match="another-host"), run_lock(tmp_path):
+        pass
+    assert Owner.parsed((tmp_path / LOCK_NAME).read_text()) == ELSEWHERE
+
+
+def test_a_holder_that_was_taken_over_from_finds_out_and_gives_nothing_back(tmp_path):
+    with run_lock(tmp_path) as lock:
+        sign(tmp_path, ELSEWHERE)
+        with pytest.raises(RecsysError, match=r"R604.*process \d+ on another-host"):
+            lock.check()
+    assert Owner.parsed((tmp_path / LOCK_NAME).read_text()) == ELSEWHERE
+
+
+def test_a_holder_gives_signs_of_life_and_stops_when_the_lock_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_lock_module, "_BEAT_S", 0.05)
+    interrupted = []
+    monkeypatch.setattr(run_lock_module._thread, "interrupt_main", interrupted.append)
+    with run_lock(tmp_path) as lock:
+        os.utime(tmp_path / LOCK_NAME, (0, 0))
+        wait_until(lambda: (tmp_path / LOCK_NAME).stat().st_mtime > 0)
+        assert interrupted == []
+        (tmp_path / LOCK_NAME).unlink()
+        wait_until(lambda: interrupted)
+        with pytest.raises(RecsysError, match="R604"):
+            lock.check()
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_no_file_system_of_this_kernel_counts_as_shared(monkeypatch, tmp_path):
+    mounts = tmp_path / "mountinfo"
+    inside = tmp_path / "a b" / "c"
+    inside.mkdir(parents=True)
+    root = "1 0 0:1 / / rw - ext4 /dev/sda rw\n"
+    nested = str(tmp_path / "a b").replace(" ", "\\040")
+    monkeypatch.setattr(run_lock_module, "_MOUNTS", mounts)
+    for kind, expected in (("nfs4", False), ("fuse.gcsfuse", False), ("xfs", True)):
+        mounts.write_text(f"{root}2 1 0:2 / {nested} rw shared:1 - {kind} x rw\n")
+        assert is_local(inside) is expected
+        assert is_local(tmp_path)
+    monkeypatch.setattr(run_lock_module, "_MOUNTS", Path("/nowhere"))
+    assert is_local(inside)
+
+
+def test_a_root_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(RecsysError, match=r"R602.*Not a directory"),
+        run_lock(tmp_path / "file" / "x"),
+    ):
+        pass
