@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from recsys.config import Config, MeanConfig, TrainConfig
+from recsys.config import Config, MeanConfig, MeshConfig, TrainConfig
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.planner import (
@@ -21,6 +21,7 @@ from recsys.embedding.planner import (
     planned_without_devices,
     table_step,
 )
+from recsys.errors import UsageError
 from recsys.losses import softmax_blocks
 from recsys.models.retrieval import model_tables
 from recsys.models.size import n_activations, n_tower_weights, two_tower_config
@@ -61,12 +62,16 @@ class Plan:
     """What each device will hold and send.
 
     Attributes:
-        devices: Devices, all on one axis that batch and tables share.
+        devices: Devices.
+        n_batch: Parts of a batch.
+        n_shards: Devices that share each copy of a table.
         parts: The tables, then `towers` and `loss`.
     """
 
     devices: int
     parts: tuple[Part, ...]
+    n_batch: int
+    n_shards: int
 
     @property
     def bytes_per_device(self) -> int:
@@ -85,11 +90,19 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     Args:
         config: The run.
         rows: Rows of its tables.
-        devices: How many. Batches that they can't share evenly count as filled up.
+        devices: How many, as many as `mesh` has. Batches that they can't share evenly count
+            as filled up.
+
+    Raises:
+        UsageError: The mesh has another number.
     """
+    check_mesh(config.mesh, devices)
+    n_batch = config.mesh.data if config.mesh else devices
+    n_shards = config.mesh.model if config.mesh else devices
+    own_axis = n_batch if config.mesh else None
     spec = model_spec(config, rows)
     n_queries, n_negatives = (
-        -(-size // devices) * devices
+        -(-size // n_batch) * n_batch
         for size in (config.train.batch_size, _negatives(config, rows))
     )
     n_candidates = n_queries + n_negatives
@@ -98,14 +111,30 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     tables = []
     for table in model_tables(spec, optimizer).values():
         members = [resolve(table)]
-        placed = planned_without_devices(members, devices)
-        step = table_step(members, features, devices)
+        placed = planned_without_devices(members, n_shards)
+        step = table_step(members, features, n_shards, own_axis)
         weights = placed.bytes_per_device, placed.slot_bytes_per_device
         tables.append(Part(placed.table, *weights, step, placed))
-    towers = _towers(spec, config.train, n_queries, n_candidates, devices)
-    held = _loss(config.train, spec.config.dim, n_queries, n_candidates, devices)
+    towers = _towers(spec, config.train, n_queries, n_candidates, n_batch)
+    held = _loss(config.train, spec.config.dim, n_queries, n_candidates, n_batch)
     loss = Part("loss", 0, 0, held)
-    return Plan(devices, (*tables, towers, loss))
+    return Plan(devices, (*tables, towers, loss), n_batch, n_shards)
+
+
+def check_mesh(mesh: MeshConfig | None, devices: int) -> None:
+    """Checks that a mesh has as many devices as there are.
+
+    Raises:
+        UsageError: It has another number.
+    """
+    if mesh is not None and mesh.n_devices != devices:
+        raise UsageError(
+            "R313",
+            f"The mesh data={mesh.data}, model={mesh.model} must have as many devices as there"
+            " are.",
+            "Change --devices, or the mesh.",
+            devices,
+        )
 
 
 def _negatives(config: Config, rows: TableRows) -> int:

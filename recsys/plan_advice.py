@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from recsys.config import Config
+from recsys.config import Config, MeshConfig
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.table import checked_columns
@@ -40,7 +40,7 @@ class Change:
 
 def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
     """Returns the errors that a training of this plan would stop with, memory apart."""
-    found: list[RecsysError] = [*uneven_errors(config.train, plan.devices)]
+    found: list[RecsysError] = [*uneven_errors(config.train, plan.n_batch)]
     spec = model_spec(config, rows)
     try:
         spec.check()
@@ -49,7 +49,7 @@ def obstacles(config: Config, rows: TableRows, plan: Plan) -> list[RecsysError]:
     optimizer = row_optimizer(config.train.table_optimizer)
     for table in model_tables(spec, optimizer).values():
         try:
-            checked_columns(resolve(table), plan.devices)
+            checked_columns(resolve(table), plan.n_shards)
         except UsageError as error:
             found.append(error)
     for placed in (part.placement for part in plan.parts if part.placement):
@@ -70,27 +70,33 @@ def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Ch
         memory: What a device has [bytes].
     """
 
-    def change(keys: Mapping[str, Any], devices: int = plan.devices) -> Change:
-        n_bytes = make_plan(_changed(config, keys), rows, devices).bytes_per_device
-        words = [f"--devices {devices}"] if devices != plan.devices else []
+    def change(keys: Mapping[str, Any], wider: Config = config, devices: int = 0) -> Change:
+        n_bytes = make_plan(_changed(wider, keys), rows, devices or plan.devices).bytes_per_device
+        words = [_devices_option(wider, devices)] if devices else []
         words += [f"--set {key}={value}" for key, value in keys.items()]
         saved = plan.bytes_per_device - n_bytes
         return Change(" ".join(words), n_bytes, saved, n_bytes <= memory)
 
-    devices = _fewest_devices(config, rows, plan.devices, memory)
-    found = [] if devices is None else [change(_fitting_sizes(config, devices), devices)]
+    wider = _fewest_devices(config, rows, plan, memory)
+    proposed = [] if wider is None else [change(_fitting_sizes(*wider), *wider)]
     settings = _settings(config)
     alone = [change({key: value}) for key, value in settings.items()]
     together = len(alone) > 1 and not any(one.fits for one in alone)
-    dims = [change({"model.dim": dim}) for dim in _smaller_dims(config, plan.devices)]
-    found += alone + ([change(settings)] if together else [])
-    found += [next((one for one in dims if one.fits), dims[-1])] if dims else []
-    smaller = [one for one in found if one.saved_bytes > 0]
+    dims = [change({"model.dim": dim}) for dim in _smaller_dims(config, plan.n_shards)]
+    proposed += alone + ([change(settings)] if together else [])
+    proposed += [next((one for one in dims if one.fits), dims[-1])] if dims else []
+    smaller = [one for one in proposed if one.saved_bytes > 0]
     return sorted(smaller, key=lambda one: not one.fits)
 
 
+def _devices_option(config: Config, devices: int) -> str:
+    mesh = config.mesh
+    return f"--devices {devices}" if mesh is None else f"--mesh data={mesh.data},model={mesh.model}"
+
+
 def _fitting_sizes(config: Config, devices: int) -> dict[str, int]:
-    return {f"train.{key}": fitting for key, _, fitting in uneven(config.train, devices)}
+    parts = config.mesh.data if config.mesh else devices
+    return {f"train.{key}": fitting for key, _, fitting in uneven(config.train, parts)}
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -105,26 +111,42 @@ def _settings(config: Config) -> dict[str, Any]:
     return found
 
 
-def _smaller_dims(config: Config, devices: int) -> list[int]:
+def _smaller_dims(config: Config, n_shards: int) -> list[int]:
     """Returns halves, quarters … of the width that the devices can split if they have to."""
     halvings = range(1, config.model.dim.bit_length())
     dims = [config.model.dim >> n for n in halvings]
     is_split = config.model.table_placement == "column"
-    return [d for d in dims if d >= _LEAST_DIM and not (is_split and d % devices)]
+    return [d for d in dims if d >= _LEAST_DIM and not (is_split and d % n_shards)]
 
 
-def _fewest_devices(config: Config, rows: TableRows, fewer: int, memory: int) -> int | None:
-    """Returns the fewest devices above `fewer` that fit; of those that divide the batches, if any.
+def _fewest_devices(
+    config: Config, rows: TableRows, plan: Plan, memory: int
+) -> tuple[Config, int] | None:
+    """Returns the fewest devices above those of `plan` that fit, and the config with their mesh.
 
-    Columns must divide too.
+    Of those that divide the batches, if any; columns must divide too. Of a mesh the
+    axis `model` grows.
     """
+    data = config.mesh.data if config.mesh else 1
     is_split = config.model.table_placement == "column"
     widths = (config.model.dim, config.model.feature_dim) if is_split else ()
-    more = [n for n in range(fewer + 1, MOST_DEVICES + 1) if not any(w % n for w in widths)]
-    in_order = sorted(more, key=lambda n: bool(uneven(config.train, n)))
+    shards = range(plan.n_shards + 1, MOST_DEVICES // data + 1)
+    more = [(_with_shards(config, n), n * data) for n in shards if not any(w % n for w in widths)]
+    in_order = sorted(more, key=lambda choice: bool(_fitting_sizes(*choice)))
     return next(
-        (n for n in in_order if make_plan(config, rows, n).bytes_per_device <= memory), None
+        (
+            (wider, n)
+            for wider, n in in_order
+            if make_plan(wider, rows, n).bytes_per_device <= memory
+        ),
+        None,
     )
+
+
+def _with_shards(config: Config, n: int) -> Config:
+    if config.mesh is None:
+        return config
+    return config.model_copy(update={"mesh": MeshConfig(data=config.mesh.data, model=n)})
 
 
 def _changed(config: Config, keys: Mapping[str, Any]) -> Config:

@@ -25,6 +25,7 @@ from recsys.embedding import (
     SparseModel,
     TableConfig,
     activate,
+    device_mesh,
     table_layout,
     verify_placement,
 )
@@ -37,6 +38,7 @@ from recsys.embedding.layer import stacks
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.planner import FeatureShape, chunks, planned_without_devices, table_step
 from recsys.embedding.row_exchange import Axis
+from recsys.errors import UsageError
 from recsys.models.retrieval import model_tables
 from recsys.models.size import n_activations
 from recsys.models.two_tower import TwoTower
@@ -60,7 +62,8 @@ def built(config, rows=ROWS):
     """Builds the model of a config on eight devices; yields it with its layout."""
     spec = model_spec(config, rows)
     tables = model_tables(spec, row_optimizer(config.train.table_optimizer))
-    layout = table_layout(list(tables.values()))
+    mesh = config.mesh and device_mesh(**config.mesh.model_dump())
+    layout = table_layout(list(tables.values()), mesh=mesh)
     activate(layout)
     try:
         model = TwoTower(spec, tables)
@@ -183,25 +186,37 @@ def compiled_step(model, batch, *patches):
     return found[0]
 
 
-def sent_by_hlo(text, n=N):
-    """Returns the bytes that a device sends by each collective of a compiled program.
-
-    Of an array of `size` bytes that comes out of it, each goes by a ring.
-    """
-    factor = {
+def ring(op, n):
+    """Returns what each of `n` devices sends of a collective's result, as a share of it."""
+    return {
         "all-gather": (n - 1) / n,
         "all-to-all": (n - 1) / n,
         "reduce-scatter": n - 1,
         "all-reduce": 2 * (n - 1) / n,
-    }
+    }[op]
+
+
+def group_size(rest):
+    """Returns the devices that take part in a collective together."""
+    if shape := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+        return int(shape[1])
+    if named := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
+        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
+    groups = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    return groups[1].count(",") + 1 if groups else N
+
+
+def sent_by_hlo(text):
+    """Returns the bytes that a device sends by each collective of a compiled program."""
     found = Counter()
-    for shape, op in re.findall(r" = (.+?) ([a-z][\w-]*)\(", text):
+    for shape, op, rest in re.findall(r" = (.+?) ([a-z][\w-]*)\((.*)", text):
         op = op.removesuffix("-start")
-        if op in factor:
+        if op in ("all-gather", "all-to-all", "reduce-scatter", "all-reduce"):
             arrays = re.findall(r"\b(?:s32|f32)\[([\d,]*)\]", shape)
             size = 4 * sum(math.prod(int(d) for d in dims.split(",") if d) for dims in arrays)
-            found[op] += size * factor[op]
-        assert not op.startswith("collective-permute")
+            found[op] += size * ring(op, group_size(rest))
+        found["permutes"] += op.startswith("collective-permute")
     return found
 
 
@@ -234,8 +249,30 @@ def batch_of(config, rows=ROWS):
     ("placement", "optimizer"),
     [("row", "adagrad"), ("column", "row_wise_adagrad"), ("replicated", "lazy_adam")],
 )
-def test_a_step_sends_what_its_compiled_form_sends(placement, optimizer):
-    sends_as_planned(placement, optimizer)
+@pytest.mark.parametrize("mesh", [(), ("mesh.data=4", "mesh.model=2")], ids=["one axis", "grid"])
+def test_a_step_sends_what_its_compiled_form_sends(placement, optimizer, mesh):
+    sends_as_planned(placement, optimizer, *mesh)
+
+
+@pytest.mark.parametrize("placement", ["row", "column", "replicated"])
+def test_a_grid_holds_what_is_planned(placement):
+    chosen = config(f"model.table_placement={placement}", "mesh.data=2", "mesh.model=4")
+    plan = make_plan(chosen, ROWS, N)
+    with built(chosen) as (model, layout):
+        assert [part.placement for part in plan.parts[:-2]] == verify_placement(model, layout)
+
+
+def test_a_grid_of_other_devices_is_no_plan():
+    with pytest.raises(UsageError, match=r"R313.*data=4, model=4.*Received: 8"):
+        make_plan(config("mesh.data=4", "mesh.model=4"), ROWS, N)
+
+
+def test_a_grid_grows_by_the_devices_that_share_a_table():
+    chosen = config("mesh.data=2", "mesh.model=2", "model.table_placement=row")
+    plan = make_plan(chosen, ROWS, 4)
+    [first, *_] = changes(chosen, ROWS, plan, plan.bytes_per_device - 10_000)
+    assert first.fits
+    assert first.words.startswith("--mesh data=2,model=3")
 
 
 @pytest.mark.parametrize(
@@ -269,10 +306,14 @@ def sends_as_planned(placement, optimizer, *overrides):
     for part in plan.parts:
         planned.update(part.step.by_collective())
     found = sent_by_hlo(compiled.as_text())
+    # On a grid XLA also splits the weights of bags over `model`, and brings them together again.
+    least = 0.96 if chosen.mesh is None else 0.92
+    assert chosen.mesh is not None or not found["permutes"]
+    del found["permutes"]
     assert planned.keys() == found.keys()
     for op, n_bytes in found.items():
         # Left out: scalars, metrics, and the sums by which a mean is divided.
-        assert 0.96 * n_bytes <= planned[op] <= n_bytes, op
+        assert least * n_bytes <= planned[op] <= n_bytes, op
 
 
 class Bags(SparseModel):
@@ -326,7 +367,7 @@ def test_every_kind_of_feature_sends_what_is_planned():
         for stack in stacks([resolve(table) for table in (a, b, tops)], stacking):
             planned.update(table_step(stack, shapes, N).by_collective())
     found = sent_by_hlo(compiled.as_text())
-    del found["all-reduce"]  # Scalars, and the loss.
+    del found["all-reduce"], found["permutes"]  # Scalars, and the loss.
     assert planned.keys() == found.keys()
     for op, n_bytes in found.items():
         assert planned[op] == pytest.approx(n_bytes, rel=0.03), op

@@ -358,8 +358,10 @@ def doctor(config: ConfigArgument = None, as_json: JsonOption = False) -> None:
 def plan(
     config: ConfigArgument = None,
     devices: Annotated[
-        int, typer.Option("--devices", min=1, max=4096, help="How many devices train.")
-    ] = 1,
+        int | None,
+        typer.Option("--devices", min=1, max=4096, help="How many devices train; 1 by default."),
+    ] = None,
+    mesh: MeshOption = None,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="What each has, as 80GB.")
     ] = None,
@@ -381,7 +383,7 @@ def plan(
     from recsys.cli import plan as command
 
     raise typer.Exit(
-        command.plan(config, sets or [], devices, memory, rows or [], data, as_json=as_json)
+        command.plan(config, sets or [], devices, mesh, memory, rows or [], data, as_json=as_json)
     )
 
 

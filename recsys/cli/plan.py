@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsys.cli.failure import print_error
 from recsys.cli.plan_view import plain_size, show_plan
+from recsys.config import with_mesh
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError, UsageError
 from recsys.table_rows import TableRows, find_rows, parse_rows
@@ -29,7 +30,8 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 def plan(
     path: Path | None,
     overrides: Sequence[str],
-    devices: int,
+    devices: int | None,
+    mesh: str | None,
     memory: str | None,
     rows: Sequence[str],
     data: Path | None,
@@ -41,7 +43,8 @@ def plan(
     Args:
         path: Config file; the one of the shipped data by default.
         overrides: `a.b=value` each.
-        devices: How many.
+        devices: How many; None for those of the mesh, or one.
+        mesh: The devices as a grid, as `data=4,model=2`; that of the config by default.
         memory: What each has, as `80GB`; None for whatever it takes.
         rows: `NAME=N` each, rows of tables.
         data: Data folder to take the other rows from.
@@ -52,7 +55,8 @@ def plan(
     """
     limit = None if memory is None else parse_bytes(memory)
     given = parse_rows(rows)
-    config = load_config(path or default_config_path(), overrides)
+    config = with_mesh(load_config(path or default_config_path(), overrides), mesh)
+    devices = devices or (config.mesh.n_devices if config.mesh else 1)
     with _quick_imports():
         table_rows = find_rows(config, given, data)
         from recsys.plan import make_plan
@@ -142,6 +146,7 @@ def _as_json(
 ) -> dict[str, Any]:
     return {
         "devices": planned.devices,
+        "mesh": {"batch_parts": planned.n_batch, "table_shards": planned.n_shards},
         "rows_from": rows.source,
         "bytes_per_device": planned.bytes_per_device,
         "sent_bytes_per_step": planned.sent_bytes,

@@ -59,6 +59,8 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 def _state_table(plan: Plan) -> Table:
     devices = "1 device" if plan.devices == 1 else f"each of {plan.devices:,} devices"
+    if plan.n_batch * plan.n_shards == plan.devices > 1:
+        devices += f", {plan.n_batch} × {plan.n_shards}"
     columns = ("rows", "padded", "placement", "shards", "weights", "slots")
     table = _table(f"Tables and towers, on {devices}", "", *columns)
     for part in plan.parts:

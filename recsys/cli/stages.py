@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from recsys.cli.run_view import RunView
 from recsys.cli.terminal import Console
-from recsys.config import Config, canonical_json, parse_mesh
+from recsys.config import Config, canonical_json, with_mesh
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.system import events
@@ -84,11 +84,6 @@ def export(
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
     folders = {"--model": model, "--data": data, "--out": out}
     return _run("recsys.bundles.export", "tensorflow", config_of(path, overrides), folders)
-
-
-def with_mesh(config: Config, mesh: str | None) -> Config:
-    """Returns the config with the mesh that a command line names, if it names one."""
-    return config if mesh is None else config.model_copy(update={"mesh": parse_mesh(mesh)})
 
 
 def config_of(path: Path | None, overrides: Sequence[str]) -> Config:

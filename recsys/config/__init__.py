@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         StageT,
         json_schema,
         stage_of,
+        with_mesh,
     )
     from recsys.config.split import Order, Split
     from recsys.config.train_stage import TrainStage
@@ -136,6 +137,7 @@ __all__ = [
     "parse_mesh",
     "read_feature",
     "stage_of",
+    "with_mesh",
     "write_feature",
 ]
 

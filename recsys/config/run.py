@@ -15,7 +15,7 @@ from recsys.config.evaluate_stage import EvaluateStage
 from recsys.config.evaluation import BlessConfig, EvaluateConfig, check_rules
 from recsys.config.export import ExportConfig, ExportStage
 from recsys.config.keep import KeepConfig
-from recsys.config.mesh import LayoutRules, MeshConfig
+from recsys.config.mesh import LayoutRules, MeshConfig, parse_mesh
 from recsys.config.metadata import MetadataConfig
 from recsys.config.model import RetrievalConfig, TwoTowerConfig
 from recsys.config.notify import NotifyConfig
@@ -123,6 +123,11 @@ def stage_of(config: Config, kind: type[StageT]) -> StageT:
     """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
     parts = {name: getattr(config, name) for name in kind.model_fields}
     return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})
+
+
+def with_mesh(config: Config, mesh: str | None) -> Config:
+    """Returns the config with the mesh that a command line names, if it names one."""
+    return config if mesh is None else config.model_copy(update={"mesh": parse_mesh(mesh)})
 
 
 def json_schema() -> dict[str, Any]:

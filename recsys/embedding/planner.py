@@ -1,7 +1,7 @@
 """What a device will hold of the tables and send for them, computed without devices.
 
-For one mesh axis, which batch and tables share, and as `recsys.embedding.exchange`
-does it. Ids count as all different and evenly spread. A collective sends what a ring
+As `recsys.embedding.exchange` does it, on one axis or on two.
+Ids count as all different and evenly spread. A collective sends what a ring
 would: of an array that is gathered or scattered, all parts but one.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from recsys.embedding.config import Placement, TableSpec
@@ -49,20 +49,20 @@ def planned(table: Table, n_shards: int) -> TablePlacement:
     return _placement(table.name, table.spec, table.rows, table.n_physical, n_shards)
 
 
-def planned_without_devices(members: Sequence[TableSpec], n_devices: int) -> TablePlacement:
-    """Returns the placement of a table, or of a stack, on one axis of `n_devices` devices.
+def planned_without_devices(members: Sequence[TableSpec], n_shards: int) -> TablePlacement:
+    """Returns the placement of a table, or of a stack, that `n_shards` devices share.
 
     The same as `planned` says of the built table; nothing is built.
 
     Args:
         members: The tables stored as one, alike but for names and rows.
-        n_devices: Devices, all on one axis, which tables and batch share.
+        n_shards: Devices that share a copy, if it is split.
     """
     spec, rows = members[0], sum(member.rows for member in members)
-    places = padded_rows(rows, n_devices) if spec.placement == "row" else rows
-    n_shards = 1 if spec.placement == "replicated" else n_devices
+    places = padded_rows(rows, n_shards) if spec.placement == "row" else rows
+    shards = 1 if spec.placement == "replicated" else n_shards
     name = "_".join(member.name for member in members)
-    return _placement(name, spec, rows, places, n_shards)
+    return _placement(name, spec, rows, places, shards)
 
 
 def _placement(name: str, spec: TableSpec, rows: int, places: int, n_shards: int) -> TablePlacement:
@@ -192,17 +192,22 @@ def passed_on(n_numbers: int, n_devices: int) -> int:
 
 
 def table_step(
-    members: Sequence[TableSpec], features: Iterable[FeatureShape], n_devices: int
+    members: Sequence[TableSpec],
+    features: Iterable[FeatureShape],
+    n_shards: int,
+    n_batch: int | None = None,
 ) -> StepPart:
     """Returns what a training step sends and holds for a table, or for a stack.
 
     Args:
         members: The tables stored as one, alike but for names and rows.
         features: Features of the layer; those of other tables are left out.
-        n_devices: Devices on the axis. A batch that they can't share evenly counts as
+        n_shards: Devices that a table is split over.
+        n_batch: Parts of a batch on an axis of its own; None: the batch is split over the
+            devices that the table is split over. A batch that doesn't divide counts as
             one that is filled up.
     """
-    shard = _Shard(members[0], n_devices)
+    shard = _Shard(members[0], n_shards, n_batch or n_shards, n_batch is None)
     combiners = {member.name: member.combiner for member in members}
     mine = [feature for feature in features if feature.table in combiners]
     bags = [one for one in mine if one.length is not None and combiners[one.table] != "max"]
@@ -238,16 +243,20 @@ class _Shard:
 
     Attributes:
         spec: The table.
-        n: Devices.
+        n: Devices that it is split over.
+        n_batch: Parts of a batch.
+        shares_axis: Whether these are the same devices.
     """
 
     spec: TableSpec
     n: int
+    n_batch: int
+    shares_axis: bool
 
     @property
     def exchanges(self) -> bool:
         """Whether single ids go by all-to-all."""
-        return self.spec.placement == "row" and self.n > 1
+        return self.spec.placement == "row" and self.n > 1 and self.shares_axis
 
     @property
     def width(self) -> int:
@@ -257,11 +266,11 @@ class _Shard:
 
     def here(self, n: int) -> int:
         """Returns a device's part of `n` entries of a batch."""
-        return -(-n // self.n)
+        return -(-n // self.n_batch)
 
     def whole(self, n: int) -> int:
         """Returns `n` entries of a batch, filled up to equal parts."""
-        return self.here(n) * self.n
+        return self.here(n) * self.n_batch
 
 
 # --- single ids
@@ -313,34 +322,60 @@ def _exchanged(shard: _Shard, n_places: int, what: str) -> tuple[Sent, ...]:
 
 def _read_bags(shard: _Shard, feature: FeatureShape) -> StepPart:
     """Returns what goes for the ids of a feature, its pooled rows, and their gradients."""
-    placement, trains = shard.spec.placement, shard.spec.optimizer is not None
-    is_split, n = placement != "replicated", shard.n
-    n_ids, pooled = shard.whole(feature.n_ids), shard.whole(feature.bags) * shard.width
-    there, back = _WAYS[placement]
+    trains = shard.spec.optimizer is not None
+    is_split = shard.spec.placement != "replicated"
+    n_ids, n_batch = shard.whole(feature.n_ids), shard.n_batch
     sent = []
-    if is_split or trains:
+    if trains or (is_split and shard.shares_axis):
         # Gathered once, for the reading and for the update.
         n_per_id = 1 + feature.is_ragged
-        sent.append(Sent("ids", "all-gather", passed_on(n_ids * n_per_id, n)))
-        sent.append(Sent("weights", "all-gather", passed_on(n_ids * feature.is_weighted, n)))
-    if there is not None:
-        sent.append(Sent("rows", there, passed_on(pooled, n)))
-    if trains or (is_split and feature.learns_weights):
-        sent.append(Sent("gradients", back, passed_on(pooled, n)))
-    if is_split and feature.learns_weights:
-        sent.append(Sent("weights", "reduce-scatter", passed_on(n_ids, n)))
+        sent.append(Sent("ids", "all-gather", passed_on(n_ids * n_per_id, n_batch)))
+        sent.append(Sent("weights", "all-gather", passed_on(n_ids * feature.is_weighted, n_batch)))
+    needs_gradients = trains or (is_split and feature.learns_weights)
+    go = _pooled_on_one_axis if shard.shares_axis else _pooled_on_two_axes
+    sent += go(shard, feature, needs_gradients)
     return StepPart(tuple(sent), _held_of_bags(shard, feature))
+
+
+def _pooled_on_one_axis(
+    shard: _Shard, feature: FeatureShape, needs_gradients: bool
+) -> Iterator[Sent]:
+    pooled = shard.whole(feature.bags) * shard.width
+    there, back = _WAYS[shard.spec.placement]
+    if there is not None:
+        yield Sent("rows", there, passed_on(pooled, shard.n))
+    if needs_gradients:
+        yield Sent("gradients", back, passed_on(pooled, shard.n))
+    if there is not None and feature.learns_weights:
+        yield Sent("weights", "reduce-scatter", passed_on(shard.whole(feature.n_ids), shard.n))
+
+
+def _pooled_on_two_axes(
+    shard: _Shard, feature: FeatureShape, needs_gradients: bool
+) -> Iterator[Sent]:
+    here, dim = shard.here(feature.bags), shard.spec.dim
+    if shard.spec.placement == "row":
+        yield Sent("rows", "all-reduce", 2 * passed_on(here * dim, shard.n))
+    if shard.spec.placement == "column":
+        yield Sent("rows", "all-gather", passed_on(here * dim, shard.n))
+    if needs_gradients:
+        gathered = shard.whole(feature.bags) * shard.width
+        yield Sent("gradients", "all-gather", passed_on(gathered, shard.n_batch))
+    if shard.spec.placement != "replicated" and feature.learns_weights:
+        n_ids = shard.here(feature.n_ids)
+        yield Sent("weights", "all-reduce", 2 * passed_on(n_ids, shard.n))
 
 
 def _held_of_bags(shard: _Shard, feature: FeatureShape) -> tuple[Held, ...]:
     n_ids, n_bags = shard.whole(feature.n_ids), shard.whole(feature.bags)
     n_weights = n_ids * (feature.is_weighted + feature.learns_weights)
+    n_read = n_bags if shard.shares_axis else shard.here(feature.bags)
     out = shard.here(feature.bags) * shard.spec.dim
     return (
         Held("ids", n_ids * (1 + feature.is_ragged) * _NUMBER_BYTES),
         Held("weights", n_weights * _NUMBER_BYTES),
-        # Pooled for all devices, and what comes back of it.
-        Held("rows", (n_bags * shard.width + out) * _NUMBER_BYTES),
+        # Pooled for all devices of the axis, and what comes back of it.
+        Held("rows", (n_read * shard.width + out) * _NUMBER_BYTES),
         Held("gradients", (n_bags * shard.width + out) * _NUMBER_BYTES),
     )
 
