@@ -18,7 +18,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 
 from components.artifacts import CURRENT_MODEL
 from components.pusher import DESTINATION
-from recsys.bundles.versions import Ledger
+from recsys.bundles.versions import VersionRegistry
 
 
 class LatestBlessedStrategy(ResolverStrategy):
@@ -58,7 +58,7 @@ def good_models(blessings: list[Artifact], pushed: list[Artifact]) -> set[int]:
 
 def _rolled_back(pushed: list[Artifact]) -> set[int]:
     """Returns the ids of the models whose version was taken out of service."""
-    ledgers: dict[Path, Ledger] = {}
+    ledgers: dict[Path, VersionRegistry] = {}
     models = set()
     for push in pushed:
         destination = Path(push.get_string_custom_property(DESTINATION))
@@ -66,7 +66,7 @@ def _rolled_back(pushed: list[Artifact]) -> set[int]:
         if not destination.name.isdecimal() or not root.is_dir():
             continue  # Nothing was pushed, or what was served is gone.
         if root not in ledgers:
-            ledgers[root] = Ledger.open(root)
+            ledgers[root] = VersionRegistry.open(root)
         if int(destination.name) in ledgers[root].withdrawn:
             models.add(push.get_int_custom_property(CURRENT_MODEL))
     return models

@@ -10,6 +10,7 @@ from recsys.contents import lazy_contents
 if TYPE_CHECKING:
     from recsys import losses as losses
     from recsys import models as models
+    from recsys.bundles.exporting import export
     from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
     from recsys.config_file import load_config
     from recsys.data.dataset import Data, open_data
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         register_row_optimizer,
         register_source,
     )
+    from recsys.serving.recommendations import LoadedBundle, load_bundle
     from recsys.strict import Strict
 
 __version__ = "0.1.0"
@@ -54,6 +56,7 @@ __all__ = [
     "Data",
     "FeatureConfig",
     "HistoryEncoder",
+    "LoadedBundle",
     "Loss",
     "Ragged",
     "RecsysError",
@@ -69,8 +72,10 @@ __all__ = [
     "TwoTowerConfig",
     "UsageError",
     "activate",
+    "export",
     "ingest",
     "layers",
+    "load_bundle",
     "load_config",
     "load_model",
     "losses",

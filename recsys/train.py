@@ -86,7 +86,7 @@ def train(
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
     if jax.process_count() > 1:
         return None
-    return _write_model(out, result, dataset)
+    return write_model(out, result, dataset)
 
 
 def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
@@ -101,8 +101,14 @@ def _model_type(config: Any) -> type[RetrievalModel]:
     return kind
 
 
-def _write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
-    """Writes the model folder, and returns what its `training.json` holds."""
+def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
+    """Writes the model folder of a training, and returns what its `training.json` holds.
+
+    Args:
+        out: The folder.
+        result: What `Trainer.fit` returned.
+        data: The data that it was trained on.
+    """
     model, inputs = result.model, result.inputs
     drop_state(out)
     save_model(out, model, result.stage, data.folder, inputs)

@@ -13,10 +13,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
 from serving import FakeRecommender, wait_for
 
-from recsys.serving.server.http_errors import Refusal
+from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import Question
-from recsys.serving.server.micro_batcher import Work, ask_together, may_join
+from recsys.serving.server.messages import PredictRequest
+from recsys.serving.server.micro_batcher import MicroBatcher, ask_together, may_join
 
 
 class Echo:
@@ -38,7 +38,7 @@ def question(ids, histories, signature="recommend"):
         "history": np.array(histories, object),
         "exclude_seen": np.arange(len(ids)) % 2 == 0,
     }
-    return Question(signature, inputs, is_by_row=True)
+    return PredictRequest(signature, inputs, is_by_row=True)
 
 
 def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():
@@ -73,10 +73,10 @@ def test_small_recommendations_alone_are_joined(asked, may):
 
 
 class Threads:
-    """A `Work` of one thread, held up until it may go on; a loop to ask it from."""
+    """A `MicroBatcher` of one thread, held up until it may go on; a loop to ask it from."""
 
     def __init__(self, **limits):
-        self.work = Work(Limits(threads=1, **limits))
+        self.work = MicroBatcher(Limits(threads=1, **limits))
         self.may_go, self.is_held = threading.Event(), threading.Event()
 
     def hold(self):
@@ -116,12 +116,12 @@ def test_one_at_fault_is_refused_and_the_others_are_answered():
 
     def answer(questions):
         if 1 in questions:
-            raise Refusal(400, "R563", "It must be right.", "Correct it.")
+            raise HttpError(400, "R563", "It must be right.", "Correct it.")
         return list(questions)
 
     found = asyncio.run(threads.ask("aaa", answer))
     assert (found[0], found[2]) == (0, 2)
-    assert isinstance(found[1], Refusal)
+    assert isinstance(found[1], HttpError)
     threads.work.close()
 
 

@@ -11,7 +11,7 @@ from recsys.bundles.bundle import verify, write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.errors import RecsysError
 from recsys.serving import pool as pool_module
-from recsys.serving.pool import Pool, Watcher
+from recsys.serving.pool import Pool, VersionWatcher
 
 
 class FakeModel:
@@ -224,7 +224,7 @@ def test_the_old_version_answers_while_the_new_one_loads(folder, heard):
         return FakeModel(path)
 
     pool = Pool(folder.root, load, 1, heard)
-    watcher = Watcher(pool, 0.01)
+    watcher = VersionWatcher(pool, 0.01)
     folder.push("a")
     pool.refresh()
     folder.push("b")

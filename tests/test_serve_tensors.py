@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from recsys.bundles.signatures import Input, Signature
-from recsys.serving.server.http_errors import Refusal
+from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import read_question, write_answer
+from recsys.serving.server.messages import read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {
@@ -43,12 +43,12 @@ SIGNATURES = {
 
 def read(signature, **body):
     text = json.dumps({"signature_name": signature, **body})
-    return read_question(text.encode(), SIGNATURES, LIMITS)
+    return read_request(text.encode(), SIGNATURES, LIMITS)
 
 
 def refused(body, signatures=SIGNATURES, limits=LIMITS):
-    with pytest.raises(Refusal) as caught:
-        read_question(body if isinstance(body, bytes) else body.encode(), signatures, limits)
+    with pytest.raises(HttpError) as caught:
+        read_request(body if isinstance(body, bytes) else body.encode(), signatures, limits)
     return caught.value
 
 
@@ -82,7 +82,7 @@ def test_one_input_needs_no_name():
 def test_the_default_signature_is_asked_where_none_or_an_empty_one_is_named():
     for name in ({}, {"signature_name": ""}, {"signature_name": "serving_default"}):
         body = json.dumps({**name, "instances": [{"b64": "AAEC"}, "abc", {"b64": "/w"}]})
-        question = read_question(body.encode(), SIGNATURES, LIMITS)
+        question = read_request(body.encode(), SIGNATURES, LIMITS)
         assert question.signature == "serving_default"
         assert question.inputs["examples"].tolist() == [b"\x00\x01\x02", b"abc", b"\xff"]
 
@@ -176,7 +176,7 @@ def test_columns_of_different_numbers_of_rows_are_refused():
 @pytest.mark.parametrize("form", ["instances", "inputs"])
 def test_too_many_rows_or_values_are_too_large(form):
     limits = dataclasses.replace(LIMITS, rows=3, values=8)
-    assert read_question(json.dumps({form: ["a"] * 3}).encode(), SIGNATURES, limits)
+    assert read_request(json.dumps({form: ["a"] * 3}).encode(), SIGNATURES, limits)
     assert refused(json.dumps({form: ["a"] * 4}), limits=limits).status == 413
     body = {"signature_name": "any_rank", form: [[1] * 9]}
     assert refused(json.dumps(body), limits=limits).status == 413
@@ -206,8 +206,8 @@ def test_any_json_is_read_or_refused(signature, form, value):
 
 def read_or_refused(body, signature):
     """Reads, or raises nothing but a refusal."""
-    with contextlib.suppress(Refusal):
-        question = read_question(body, SIGNATURES, LIMITS)
+    with contextlib.suppress(HttpError):
+        question = read_request(body, SIGNATURES, LIMITS)
         for name, one in SIGNATURES[signature].inputs.items():
             assert one.shape is None or question.inputs[name].ndim == len(one.shape)
 

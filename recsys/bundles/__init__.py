@@ -1,5 +1,6 @@
 """The serving bundle: exported, checked for parity with the trainer, and published.
 
+exporting         `recsys.export`: starts the stage from Python
 export            the stage: from a model folder to a bundle
 graph             the signatures of its SavedModel
 row_embedding     users and items by row inside the graph

@@ -216,8 +216,8 @@ def _have(wanted: tf.Tensor, bags: tf.Tensor) -> tf.Tensor:
         wanted: Which tokens each query wants `[b, tokens]` bool.
         bags: Token rows of the items of the block `[n, width]`.
     """
-    found = tf.gather(wanted, bags[:, 0], axis=1)
+    has_token = tf.gather(wanted, bags[:, 0], axis=1)
     # Token by token: all at once would be as wide as the bags.
     for column in range(1, bags.shape[1]):
-        found |= tf.gather(wanted, bags[:, column], axis=1)
-    return found
+        has_token |= tf.gather(wanted, bags[:, column], axis=1)
+    return has_token

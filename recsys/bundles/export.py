@@ -26,7 +26,7 @@ from recsys.bundles.bundle import MANIFEST, write_manifest
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
-from recsys.bundles.parity_process import run_gates
+from recsys.bundles.parity_process import ParityProcess
 from recsys.bundles.parity_reference import Reference, raw_probes
 from recsys.bundles.raw_features import RawFeatures
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
@@ -218,13 +218,20 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
 def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
     """Writes a checked bundle into `folder`; the manifest comes last."""
     warmup.check_available()
+    with ParityProcess() as parity:
+        return _write_checked(folder, stage, sources, parity)
+
+
+def _write_checked(
+    folder: Path, stage: ExportStage, sources: Sources, parity: ParityProcess
+) -> dict[str, Any]:
     training = _json(sources.model / "training.json")
     evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
     fields, reference = _write_contents(folder, stage, sources)
-    gc.collect()  # The memory is needed by the process of the gates.
+    gc.collect()  # The memory is needed by the process of the checks.
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         reference.save(Path(scratch))
-        checked = run_gates(folder, Path(scratch))
+        checked = parity.check(folder, Path(scratch))
     trained_with = fields["config"]
     trained = TrainStage.model_validate_json(json.dumps(trained_with))
     card = model_card(
@@ -248,7 +255,7 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
 def _write_contents(
     folder: Path, stage: ExportStage, sources: Sources
 ) -> tuple[dict[str, Any], Reference]:
-    """Writes all that the gates look at; returns fields of the manifest, and the reference."""
+    """Writes all that the parity checks read; returns fields of the manifest, and the reference."""
     opened = Opened.open(sources)
     saved, config = opened.saved, stage.export
     reference = opened.reference(config)
@@ -340,16 +347,16 @@ def _main() -> dict[str, Any]:
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--told-data", type=Path, help="what the manifest tells of the raw data")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     sources = Sources(
-        given.model,
-        given.data,
-        given.transform,
-        given.user_transform,
-        given.evaluation,
-        given.told_data and _json(given.told_data),
+        options.model,
+        options.data,
+        options.transform,
+        options.user_transform,
+        options.evaluation,
+        options.told_data and _json(options.told_data),
     )
-    return export(load_stage(given.config, ExportStage), sources, given.out.absolute())
+    return export(load_stage(options.config, ExportStage), sources, options.out.absolute())
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from recsys.bundles.candidates import Allow, Candidates, ItemFilters
 from recsys.bundles.id_table import IdTable, hash_rows
 from recsys.bundles.quantization import Kind, stored
 from recsys.bundles.raw_features import RawFeatures, text_columns
-from recsys.bundles.row_embedding import Bags, Query, RowTowers, StoredUsers
+from recsys.bundles.row_embedding import Bags, Query, RowEmbedder, StoredUsers
 from recsys.bundles.signatures import NO_SCORE, POPULARITY, popularity_shares
 from recsys.bundles.variables import constant
 from recsys.data.histories import ServingHistories
@@ -72,7 +72,7 @@ class Retrieval(tf.Module):
     ) -> None:
         super().__init__(name="retrieval")
         # The saved graph finds variables and tables through the attributes of a module.
-        self._towers = RowTowers(saved)
+        self._towers = RowEmbedder(saved)
         self._raw_items, self._raw_users = raw_items, raw_users
         self._excludes_seen = excludes_seen
         self._tower_variables = list(self._towers.variables)
@@ -233,10 +233,10 @@ class Retrieval(tf.Module):
         """Embeds queries; `user` `[b]` holds the users' numbers."""
         row, length = self._users.rows(user, user_id), self._towers.history
         # What stands behind is never read.
-        given = self._items(history[:, :length])
-        given = tf.pad(given, [[0, 0], [0, length - tf.shape(given)[1]]])
-        is_given = tf.reduce_any(history != "", axis=1)
-        rows = tf.where(is_given[:, None], given, self._users.newest(user, length))
+        rows_given = self._items(history[:, :length])
+        rows_given = tf.pad(rows_given, [[0, 0], [0, length - tf.shape(rows_given)[1]]])
+        has_history = tf.reduce_any(history != "", axis=1)
+        rows = tf.where(has_history[:, None], rows_given, self._users.newest(user, length))
         bags = _fresh(self._raw_users, user_id, raw, self._towers.user_bags(row))
         return self._towers.query(row, rows, bags)
 

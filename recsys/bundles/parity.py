@@ -25,15 +25,15 @@ from recsys.errors import RecsysError
 TOLERANCE = 1e-5
 
 
-def difference(code: str, subject: str, found: np.ndarray, expected: np.ndarray) -> float:
+def difference(code: str, subject: str, values: np.ndarray, expected: np.ndarray) -> float:
     """Returns the largest difference of two arrays.
 
     Raises:
         RecsysError: They differ in shape, or by more than the tolerance (`code`).
     """
-    if found.shape != expected.shape:
-        raise refused(code, subject, f"shape {found.shape} instead of {expected.shape}")
-    worst = float(np.max(np.abs(found - expected), initial=0.0))
+    if values.shape != expected.shape:
+        raise refused(code, subject, f"shape {values.shape} instead of {expected.shape}")
+    worst = float(np.max(np.abs(values - expected), initial=0.0))
     # Dots may be large; cosines, and the entries of unit vectors, are 1 at the most.
     largest = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
     if not (worst <= TOLERANCE * largest and np.isfinite(worst)):  # NaN is over it too.
@@ -92,16 +92,16 @@ def compare_scores(
     """
     worst = 0.0
     is_popular = reference.source == POPULARITY
-    for one in answers:
-        _check_sources(one, reference)
-        best, of_rows = _expected(one.rows, is_popular, reference, embeddings, is_item)
-        subject = f"scores of {one.signature}"
-        worst = max(worst, difference("R532", subject, one.scores, best))
+    for answer in answers:
+        _check_sources(answer, reference)
+        best, of_rows = _expected(answer.rows, is_popular, reference, embeddings, is_item)
+        subject = f"scores of {answer.signature}"
+        worst = max(worst, difference("R532", subject, answer.scores, best))
         if reference.kind != "float32":
             known = ~is_popular
             exact = reference.query[known], embeddings
-            check_parity(one.rows[known], *exact, is_item, reference.min_parity)
-        subject = f"scores of the candidates of {one.signature}"
+            check_parity(answer.rows[known], *exact, is_item, reference.min_parity)
+        subject = f"scores of the candidates of {answer.signature}"
         worst = max(worst, difference("R533", subject, of_rows, best))
     return worst
 
@@ -154,7 +154,7 @@ Tell = Callable[[str], None]
 """Is told what was checked."""
 
 
-def check(model: Any, bundle: Path, reference: Reference, tell: Tell) -> float:
+def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float:
     """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
 
     The embeddings of all probes and all items, the candidates of all probes, in
@@ -164,7 +164,7 @@ def check(model: Any, bundle: Path, reference: Reference, tell: Tell) -> float:
         model: The loaded SavedModel.
         bundle: The unfinished bundle; vocabulary and item embeddings are read there.
         reference: What the trainer computed.
-        tell: Is told after each check.
+        report: Called after each check with what was checked.
 
     Returns:
         The largest difference of an embedding or of a score.
@@ -176,32 +176,32 @@ def check(model: Any, bundle: Path, reference: Reference, tell: Tell) -> float:
     ask, n = model.signatures, len(reference.query)
     items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
     embeddings = np.load(bundle / "item_embeddings.npy", mmap_mode="r", allow_pickle=False)
-    found = _in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
-    worst = difference("R530", "query embeddings", found["embedding"], reference.query)
-    tell(f"{n:,} query embeddings are the trainer's")
-    worst = max(worst, _items_difference(ask["embed_candidate"], items, embeddings))
-    tell(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
+    outputs = _in_batches(lambda part: _answer(ask["embed_query"], reference, part), n)
+    largest = difference("R530", "query embeddings", outputs["embedding"], reference.query)
+    report(f"{n:,} query embeddings are the trainer's")
+    largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
+    report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
 
     def examples(part: slice) -> dict[str, tf.Tensor]:
         return ask["serving_default"](examples=_examples(reference, part))
 
-    found = _in_batches(lambda part: _answer(ask["recommend"], reference, part), n)
-    answers = [_answers("recommend", found, items)]
+    outputs = _in_batches(lambda part: _answer(ask["recommend"], reference, part), n)
+    answers = [_answers("recommend", outputs, items)]
     answers.append(_answers("serving_default", _in_batches(examples, n), items))
-    worst = max(worst, compare_scores(answers, reference, embeddings, items.has_id()))
-    tell(f"the candidates of {n:,} queries are the trainer's")
-    return worst
+    largest = max(largest, compare_scores(answers, reference, embeddings, items.has_id()))
+    report(f"the candidates of {n:,} queries are the trainer's")
+    return largest
 
 
 def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
     """Returns the inputs of a signature for some probes; others are padding, for the stored."""
-    given = {"user_id": reference.user_id[part], "history": reference.history[part]}
-    n = len(given["user_id"])
-    given["exclude_seen"] = np.zeros(n, bool)
+    of_probes = {"user_id": reference.user_id[part], "history": reference.history[part]}
+    n = len(of_probes["user_id"])
+    of_probes["exclude_seen"] = np.zeros(n, bool)
     specs = signature.structured_input_signature[1]
     inputs = {}
     for name, spec in specs.items():
-        values = given[name] if name in given else np.full((n, 1), "", object)
+        values = of_probes[name] if name in of_probes else np.full((n, 1), "", object)
         inputs[name] = tf.constant(values, spec.dtype, values.shape)
     return inputs
 
@@ -247,10 +247,10 @@ def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray)
         # Batch by batch: all at once they may be as large as a table.
         ids = items.ids_of_rows.take(rows[part]).to_pylist()
         columns = {name: tf.fill([len(ids), 1], "") for name in raw}
-        found = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
-        found = found["embedding"].numpy()
+        outputs = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
+        outputs = outputs["embedding"].numpy()
         expected = _picked(embeddings, rows[part])
-        worst = max(worst, difference("R531", "item embeddings", found, expected))
+        worst = max(worst, difference("R531", "item embeddings", outputs, expected))
     return worst
 
 
@@ -261,21 +261,21 @@ def _picked(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return read_rows(embeddings, rows[0], rows[-1] + 1)[rows - rows[0]]
 
 
-def _answers(signature: str, found: dict[str, np.ndarray], items: Vocabulary) -> Answers:
+def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) -> Answers:
     """Returns what a signature answered, in item rows.
 
     Raises:
         RecsysError: There is an item twice, or none where there should be one (R533).
     """
-    ids, place = np.unique(found["candidate_ids"].astype(object), return_inverse=True)
+    ids, place = np.unique(outputs["candidate_ids"].astype(object), return_inverse=True)
     places = items.index.find(as_texts([id_.decode() for id_ in ids]))
     rows = np.where(places >= 0, places + items.first_own_row, 0)[place]
-    rows = rows.reshape(found["candidate_ids"].shape)
+    rows = rows.reshape(outputs["candidate_ids"].shape)
     n_distinct = [len(set(row)) for row in rows.tolist()]
-    k = found["candidate_ids"].shape[1]
+    k = outputs["candidate_ids"].shape[1]
     if (rows == 0).any() or min(n_distinct, default=k) < k:
         raise refused("R533", f"candidates of {signature}", "an item twice, or none")
-    return Answers(signature, rows, found["scores"], found["source"])
+    return Answers(signature, rows, outputs["scores"], outputs["source"])
 
 
 _WARM_UP, _REQUESTS = 50, 400

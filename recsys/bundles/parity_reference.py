@@ -1,8 +1,8 @@
-"""What the trainer computed, as a folder that the process of the gates reads.
+"""What the trainer computed, as a folder that the process of the parity checks reads.
 
     probes.parquet     user_id, history, query and source of each probe, in raw ids
     popularity.npy     what each item row scores for who nothing is known of
-    gate.json          how the items are stored, and what is asked of the bundle
+    options.json       how the items are stored, and what is asked of the bundle
 
 Item embeddings are those of the bundle, `item_embeddings.npy`: the trainer's own.
 """
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from recsys.bundles.quantization import Kind
 from recsys.data.vocabulary import Vocabulary
 
-PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "gate.json"
+PROBES, POPULARITY, OPTIONS = "probes.parquet", "popularity.npy", "options.json"
 _COLUMNS = ("user_id", "history", "query", "source")
 _TRIES = 1 << 16
 
@@ -112,10 +112,10 @@ def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
     tried = 0
     while len(wanted):
         tries = [f"?{number}" for number in range(tried, tried + _TRIES)]
-        found, first = np.unique(vocabulary.rows(tries), return_index=True)
-        hit = np.isin(found, wanted)
-        ids[found[hit]] = np.asarray(tries, object)[first[hit]]
-        wanted = np.setdiff1d(wanted, found)
+        rows_of_tries, first = np.unique(vocabulary.rows(tries), return_index=True)
+        hit = np.isin(rows_of_tries, wanted)
+        ids[rows_of_tries[hit]] = np.asarray(tries, object)[first[hit]]
+        wanted = np.setdiff1d(wanted, rows_of_tries)
         tried += _TRIES
     return ids
 

@@ -20,7 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recsys.bundles.bundle import manifest_digest, verify
-from recsys.bundles.versions import HIDDEN, Ledger, hidden_folder, versions, withdrawn_folders
+from recsys.bundles.versions import (
+    HIDDEN,
+    VersionRegistry,
+    hidden_folder,
+    versions,
+    withdrawn_folders,
+)
 from recsys.commit import commit_folder
 from recsys.errors import RecsysError, UsageError
 from recsys.system.held_folder import HeldFolder
@@ -56,7 +62,7 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
         raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
     verify(bundle)
     with only_publisher(serving_root) as held:
-        ledger = Ledger.open(serving_root)
+        ledger = VersionRegistry.open(serving_root)
         path = _published_already(bundle, serving_root) or _add(bundle, held, ledger)
         _prune(held, keep, ledger.pinned)
     return path
@@ -73,7 +79,7 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
     return published[-1]
 
 
-def _add(bundle: Path, held: HeldFolder, ledger: Ledger) -> Path:
+def _add(bundle: Path, held: HeldFolder, ledger: VersionRegistry) -> Path:
     serving_root = held.path
     digest = manifest_digest(bundle)
     for number, withdrawn in ledger.withdrawn.items():
@@ -101,7 +107,9 @@ def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
     old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
     rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
     if rolled_back:
-        Ledger.open(serving_root).save(serving_root)  # What they hold is not to be forgotten.
+        VersionRegistry.open(serving_root).save(
+            serving_root
+        )  # What they hold is not to be forgotten.
     for path in [*old, *rolled_back]:
         hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
         held.rename(path, hidden)
@@ -194,11 +202,11 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
         if newer or target.name.startswith("."):
             # On a full disk it can't be written, and the folders tell what matters.
             with contextlib.suppress(OSError):
-                _pinning(Ledger.open(serving_root), number).save(serving_root)
+                _pinning(VersionRegistry.open(serving_root), number).save(serving_root)
         return Rollback(_switch(held, target, newer), [int(p.name) for p in newer])
 
 
-def _pinning(ledger: Ledger, number: int) -> Ledger:
+def _pinning(ledger: VersionRegistry, number: int) -> VersionRegistry:
     withdrawn = {n: digest for n, digest in ledger.withdrawn.items() if n != number}
     return dataclasses.replace(ledger, pinned=number, withdrawn=withdrawn)
 

@@ -76,7 +76,7 @@ def blocks(n: int) -> Iterator[slice]:
 
 
 def check_parity(
-    found: np.ndarray,
+    answers: np.ndarray,
     query: np.ndarray,
     embeddings: np.ndarray,
     is_item: np.ndarray,
@@ -88,7 +88,7 @@ def check_parity(
     may be there.
 
     Args:
-        found: Item rows of each answer `[n, k]`, 0: none.
+        answers: Item rows of each answer `[n, k]`, 0: none.
         query: Embedding of each query `[n, dim]` float32.
         embeddings: Exact embeddings of the item rows `[rows, dim]` float32.
         is_item: Which rows are items `[rows]` bool.
@@ -97,14 +97,14 @@ def check_parity(
     Raises:
         RecsysError: It is lower (R538).
     """
-    k = min(found.shape[1], int(is_item.sum()))
-    if not k or not len(found):
+    k = min(answers.shape[1], int(is_item.sum()))
+    if not k or not len(answers):
         return 1.0
     hits = 0
     for start in range(0, len(query), _QUERIES):
         part = slice(start, start + _QUERIES)
         last = _best_scores(query[part], embeddings, is_item, k)[:, -1:]
-        rows = found[part, :k]
+        rows = answers[part, :k]
         scores = np.einsum("nd,nkd->nk", query[part], np.asarray(embeddings[rows]))
         room = _ROUNDING * np.maximum(1, np.abs(last))
         hits += int(np.sum((rows > 0) & (scores >= last - room)))

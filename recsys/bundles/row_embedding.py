@@ -96,7 +96,7 @@ class Query:
     source: tf.Tensor
 
 
-class RowTowers:
+class RowEmbedder:
     """Reads a model, what is stored of users and items, and which of them have a trained row.
 
     Args:
@@ -123,9 +123,9 @@ class RowTowers:
         weights = [variable.value for variable in self._model.variables]
         # Keras counts none that `Table.read_from` was given.
         tables = [table.embeddings for table in self._model.embedding.tables]
-        given = [table for table in tables if isinstance(table, tf.Variable)]
+        read_tables = [table for table in tables if isinstance(table, tf.Variable)]
         bags = [*self._user_bags.values(), *self._item_bags.values()]
-        return [*weights, *given, self._user_is_trained, self._item_is_trained, *bags]
+        return [*weights, *read_tables, self._user_is_trained, self._item_is_trained, *bags]
 
     @property
     def item_bag_tables(self) -> dict[str, tf.Variable]:

@@ -69,7 +69,9 @@ def _named(columns: Iterable[str], prefix: str) -> dict[str, str]:
         name = name if name[:1].isalpha() and not is_taken else f"column_{name}"
         taken = {*column_of, *_OWN}
         numbered = (f"{name}_{number}" for number in itertools.count(2))
-        free = next(one for one in itertools.chain([name], numbered) if one not in taken)
+        free = next(
+            candidate for candidate in itertools.chain([name], numbered) if candidate not in taken
+        )
         column_of[free] = column
     return column_of
 

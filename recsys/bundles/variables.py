@@ -53,10 +53,10 @@ def read_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
     count = int(np.prod(shape))
     with Path(values.filename).open("rb") as file:
         file.seek(values.offset + start * _row_bytes(values))
-        found = np.fromfile(file, values.dtype, count)
-    if len(found) < count:
+        content = np.fromfile(file, values.dtype, count)
+    if len(content) < count:
         raise OSError(None, "the file has become shorter", str(values.filename))
-    return found.reshape(shape)
+    return content.reshape(shape)
 
 
 def _row_bytes(values: np.ndarray) -> int:
@@ -93,13 +93,13 @@ def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
     return variable
 
 
-def fill(folder: Path, variables: Iterable[tf.Variable], tell: Tell | None = None) -> None:
+def fill(folder: Path, variables: Iterable[tf.Variable], report: Tell | None = None) -> None:
     """Gives the variables of the SavedModel in `folder` their content.
 
     Args:
         folder: What `tf.saved_model.save` has just written.
         variables: All that it was written with; those of `filled_later` get their rows.
-        tell: Is told now and then how much is written.
+        report: Called now and then with the bytes that are written, and all of them.
 
     Raises:
         RecsysError: It can't be written, as on a full disk (R526).
@@ -108,7 +108,7 @@ def fill(folder: Path, variables: Iterable[tf.Variable], tell: Tell | None = Non
     prefix = folder / "variables" / "variables"
     sources = [v for v in variables if getattr(v, _SOURCE, None) is not None]
     with written_whole(folder):
-        _rewrite(prefix, sources, tell or _silent)
+        _rewrite(prefix, sources, report or _silent)
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def written_whole(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def _rewrite(prefix: Path, variables: list[tf.Variable], tell: Tell) -> None:
+def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
     reader = tf.train.load_checkpoint(str(prefix))
     keys = _keys(reader)
     by_key = {keys[variable.name.partition(":")[0]]: variable for variable in variables}
@@ -150,7 +150,7 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], tell: Tell) -> None:
         for part in _written(f"{prefix}-{number}", key, variable):
             written.append(part)
             done += _SLICES_OF_A_FILE * SLICE_BYTES
-            tell(min(done, total), total)
+            report(min(done, total), total)
     del reader
     for path in [prefix.with_suffix(".index"), *prefix.parent.glob(f"{prefix.name}.data-*")]:
         path.unlink()
@@ -190,8 +190,8 @@ def _saved(prefix: str, key: str, pending: list[tuple[str, tf.Tensor]]) -> str:
 def _keys(reader: Any) -> dict[str, str]:
     """Returns the key in the checkpoint of each variable, by the variable's name."""
     graph = TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
-    found = [attribute for node in graph.nodes for attribute in node.attributes]
-    return {attribute.full_name: attribute.checkpoint_key for attribute in found}
+    attributes = [attribute for node in graph.nodes for attribute in node.attributes]
+    return {attribute.full_name: attribute.checkpoint_key for attribute in attributes}
 
 
 def _bytes(variable: tf.Variable) -> int:

@@ -63,7 +63,7 @@ def latest(serving_root: Path) -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ledger:
+class VersionRegistry:
     """What is remembered.
 
     Attributes:
@@ -77,7 +77,7 @@ class Ledger:
     withdrawn: dict[int, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def open(cls, serving_root: Path) -> Ledger:
+    def open(cls, serving_root: Path) -> VersionRegistry:
         """Reads the ledger, and what the folders know better."""
         kept = _read(serving_root / LEDGER)
         there = {int(path.name) for path in versions(serving_root)}
@@ -106,14 +106,14 @@ class Ledger:
 
 def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
     """Returns the folders of the versions that were rolled back, by number, ascending."""
-    found = {
+    folders = {
         int(number): path
         for path in serving_root.glob(f"{_WITHDRAWN}*")
         if is_version(number := path.name.removeprefix(_WITHDRAWN))
         and path.is_dir()
         and not path.is_symlink()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(folders.items()))
 
 
 def hidden_folder(serving_root: Path, number: int) -> Path:
@@ -121,17 +121,17 @@ def hidden_folder(serving_root: Path, number: int) -> Path:
     return serving_root / f"{_WITHDRAWN}{number}"
 
 
-def _read(path: Path) -> Ledger:
+def _read(path: Path) -> VersionRegistry:
     try:
         return _parsed(json.loads(read_plain(path, _LONGEST)))
     except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return Ledger()
+        return VersionRegistry()
 
 
-def _parsed(fields: dict[str, Any]) -> Ledger:
+def _parsed(fields: dict[str, Any]) -> VersionRegistry:
     withdrawn = {_number(int(n)): str(digest) for n, digest in fields["withdrawn"].items()}
     pinned = fields["pinned"]
-    return Ledger(
+    return VersionRegistry(
         _number(fields["highest"]), None if pinned is None else _number(pinned), withdrawn
     )
 

@@ -54,7 +54,7 @@ def _signatures(bundle: Path) -> dict[str, list[str]]:
     """Returns the inputs of each signature as TensorFlow Serving knows them."""
     saved = SavedModel.FromString((bundle / "saved_model.pb").read_bytes())
     described = saved.meta_graphs[0].signature_def
-    return {name: sorted(one.inputs) for name, one in described.items() if one.inputs}
+    return {name: sorted(example.inputs) for name, example in described.items() if example.inputs}
 
 
 def _inputs(names: Iterable[str], reference: Reference) -> Iterator[dict[str, np.ndarray]]:
@@ -62,15 +62,17 @@ def _inputs(names: Iterable[str], reference: Reference) -> Iterator[dict[str, np
     for n in BATCHES:
         part = np.arange(n) % len(reference.user_id)
         users, histories = reference.user_id[part], reference.history[part]
-        given = {
+        of_probes = {
             "user_id": users,
             "history": histories,
             "item_id": histories[:, 0],
             "exclude_seen": np.ones(n, bool),
-            "examples": np.array([_example(*one) for one in zip(users, histories, strict=True)]),
+            "examples": np.array(
+                [_example(*example) for example in zip(users, histories, strict=True)]
+            ),
         }
         nothing = np.full((n, 1), "", object)
-        yield {name: given.get(name, nothing) for name in names}
+        yield {name: of_probes.get(name, nothing) for name in names}
 
 
 def _example(user_id: str, history: np.ndarray) -> bytes:

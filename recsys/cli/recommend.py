@@ -62,12 +62,12 @@ def check_asked(user: str | None, users: Path | None, out: Path | None, column: 
     is_one = user is not None and users is None and out is None and column is None
     if is_one or (user is None and users is not None and out is not None):
         return
-    given = {"--user": user, "--users": users, "--out": out, "--column": column}
+    options = {"--user": user, "--users": users, "--out": out, "--column": column}
     raise UsageError(
         "R548",
         "Items are recommended to one user, or to the users of a file.",
         "Give --user ID, or --users FILE --out FILE.parquet.",
-        [name for name, value in given.items() if value is not None],
+        [name for name, value in options.items() if value is not None],
     )
 
 

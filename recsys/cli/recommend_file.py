@@ -78,8 +78,8 @@ def _sentences(answered: Answered, column: str) -> list[str]:
             " bundle, and marked in the column 'known'."
         )
     if answered.sources:
-        found = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
-        lines.append(f"What the answers rest on is in the column 'source': {found}.")
+        parts = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
+        lines.append(f"What the answers rest on is in the column 'source': {parts}.")
     if answered.rejected_file is not None:
         lines.append(
             f"{counted(answered.rejected, 'row is', 'rows are')} no user id, and kept with the"

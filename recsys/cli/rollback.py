@@ -47,8 +47,8 @@ def rollback(
 
 
 def _undo(done: Rollback, config: Path | None, root: Path | None) -> str:
-    given = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
-    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    options = {"--config": config, "--root": root, "--to": done.withdrawn[-1]}
+    words = [word for name, value in options.items() if value is not None for word in (name, value)]
     command = shlex.join(["recsys", "rollback", *map(str, words)])
     gone = ", ".join(map(str, done.withdrawn))
     return f"Out of service, and not published again: {gone}. To bring back: {command}"

@@ -47,7 +47,7 @@ class Lists:
 
 
 def learn_lists(
-    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, tell: Tell | None = None
+    embeddings: np.ndarray, rows: np.ndarray, n_lists: int, report: Tell | None = None
 ) -> Lists:
     """Spreads items over lists by k-means; the same for the same input.
 
@@ -55,7 +55,7 @@ def learn_lists(
         embeddings: `[item rows, dim]` float32; may be a memory map.
         rows: Those that are items `[n]`, ascending.
         n_lists: How many lists; at most `n`.
-        tell: Is told how far it is.
+        report: Called with the items that are done, and all of them.
 
     Raises:
         RecsysError: FAISS is missing (R580).
@@ -71,8 +71,8 @@ def learn_lists(
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, start + _BLOCK)
         list_of[block] = index.quantizer.assign(_floats(embeddings[rows[block]]), 1)[:, 0]
-        if tell is not None:
-            tell(min(start + _BLOCK, len(rows)), len(rows))
+        if report is not None:
+            report(min(start + _BLOCK, len(rows)), len(rows))
     middles = index.quantizer.reconstruct_n(0, n_lists)
     return Lists(middles, faiss.vector_to_array(index.sq.trained), list_of)
 
@@ -186,13 +186,13 @@ def read_index(
     if not folder.exists():
         return None
     try:
-        said = json.loads(read_plain(folder / _JSON, _LONGEST_JSON))
+        fields = json.loads(read_plain(folder / _JSON, _LONGEST_JSON))
         arrays = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in _ARRAYS}
     except (OSError, ValueError, EOFError, RecursionError) as error:
         _refuse(bundle, str(error))
-    effort = said.get("effort") if isinstance(said, dict) else None
-    if type(effort) is not int or said.get("format") != _FORMAT:
-        _refuse(bundle, said)
+    effort = fields.get("effort") if isinstance(fields, dict) else None
+    if type(effort) is not int or fields.get("format") != _FORMAT:
+        _refuse(bundle, fields)
     rows, lists = np.flatnonzero(is_item), Lists(**arrays)
     _check(bundle, lists, len(rows), embeddings.shape[1])
     if not 1 <= effort <= len(lists.middles):
@@ -209,10 +209,10 @@ def _check(bundle: Path, lists: Lists, n_items: int, dim: int) -> None:
         "list_of": (np.int32, (n_items,)),
     }
     for name, (dtype, shape) in expected.items():
-        found = getattr(lists, name)
-        if found.dtype != dtype or found.shape != shape or not found.size:
-            _refuse(bundle, {name: (str(found.dtype), found.shape), "expected": shape})
-        if not np.isfinite(found).all():
+        values = getattr(lists, name)
+        if values.dtype != dtype or values.shape != shape or not values.size:
+            _refuse(bundle, {name: (str(values.dtype), values.shape), "expected": shape})
+        if not np.isfinite(values).all():
             _refuse(bundle, {name: "not finite"})
     if lists.list_of.min() < 0 or lists.list_of.max() >= n_lists:
         _refuse(bundle, {"list_of": (int(lists.list_of.min()), int(lists.list_of.max()))})

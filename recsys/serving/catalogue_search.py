@@ -82,9 +82,9 @@ class ItemFilters:
     def tokens(self, name: str, words: str, n: int) -> list[str]:
         """Returns tokens of a filter that hold all `words`, those of the most items first."""
         parts = words.lower().split()
-        every = (token.decode() for token in self._items[name].tokens)
-        found = (token for token in every if all(part in token.lower() for part in parts))
-        return list(itertools.islice(found, n))
+        names = (token.decode() for token in self._items[name].tokens)
+        tokens = (token for token in names if all(part in token.lower() for part in parts))
+        return list(itertools.islice(tokens, n))
 
     def groups(
         self, inputs: Arrays, at: np.ndarray
@@ -110,11 +110,11 @@ class ItemFilters:
             yield np.array(places), self._allowed(dict(zip(names, wish, strict=True)))
 
     def _allowed(self, wanted: Mapping[str, frozenset[bytes]]) -> np.ndarray | None:
-        said = {name: tokens for name, tokens in wanted.items() if tokens}
-        if not said:
+        wanted_tokens = {name: tokens for name, tokens in wanted.items() if tokens}
+        if not wanted_tokens:
             return None
         allowed = np.ones(self._n_rows, bool)
-        for name, tokens in said.items():
+        for name, tokens in wanted_tokens.items():
             mask = np.zeros(self._n_rows, bool)
             for token in tokens:
                 self._items[name].mark(token, mask)
@@ -192,8 +192,8 @@ class CatalogueSearch:
     def find_users(self, prefix: str, n: int) -> list[str]:
         """Returns the first `n` users whose id begins with `prefix`."""
         start = bisect.bisect_left(self._sorted_users, prefix, key=lambda one: one.as_py())
-        found = self._sorted_users.slice(start, n).to_pylist()
-        return [id_ for id_ in found if id_.startswith(prefix)]
+        ids = self._sorted_users.slice(start, n).to_pylist()
+        return [id_ for id_ in ids if id_.startswith(prefix)]
 
     def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items with the most training events whose id or title has all `words`."""

@@ -84,10 +84,10 @@ def _ask(signature: Any, users: np.ndarray, histories: np.ndarray) -> np.ndarray
 
     n = len(users)
     # Behind all that is read: a history of padding alone would be the stored one.
-    given = np.concatenate([histories, np.full((n, 1), _GIVEN, object)], axis=1)
+    padded = np.concatenate([histories, np.full((n, 1), _GIVEN, object)], axis=1)
     inputs = {name: tf.fill([n, 1], "") for name in signature.structured_input_signature[1]}
     inputs["user_id"] = tf.constant(users, tf.string)
-    inputs["history"] = tf.constant(given, tf.string)
+    inputs["history"] = tf.constant(padded, tf.string)
     return signature(**inputs)["embedding"].numpy()
 
 

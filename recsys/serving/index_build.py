@@ -81,22 +81,22 @@ def choose_effort(
     for effort in _efforts(n_lists):
         if _recall(searched, queries[::2], exact[::2], effort) >= wanted:
             break
-    found = _recall(searched, queries[1::2], exact[1::2], effort)
-    if found < min_recall:
+    recall = _recall(searched, queries[1::2], exact[1::2], effort)
+    if recall < min_recall:
         raise RecsysError(
             "R581",
             f"The index must find {min_recall:.1%} of the exact best {exact.shape[1]} items.",
             "Set export.index.kind to exact, export.index.lists lower, or"
             " export.index.min_recall lower; then run again: recsys run.",
-            f"{found:.4f} at {effort} of {n_lists} lists",
+            f"{recall:.4f} at {effort} of {n_lists} lists",
         )
-    return effort, found
+    return effort, recall
 
 
 def recall_of(found: np.ndarray, exact: np.ndarray) -> float:
     """Returns the share of the rows `exact` `[n, k]`, 0: none, that were `found` `[n, k]`."""
     hits = sum(
-        len(np.intersect1d(one, best[best > 0])) for one, best in zip(found, exact, strict=True)
+        len(np.intersect1d(rows, best[best > 0])) for rows, best in zip(found, exact, strict=True)
     )
     return hits / max(1, int((exact > 0).sum()))
 
@@ -122,7 +122,7 @@ def build(
     queries: np.ndarray,
     k: int,
     config: IndexConfig,
-    tell: Tell | None = None,
+    report: Tell | None = None,
 ) -> dict[str, Any] | None:
     """Writes `index/` into a bundle, if the config wants an index for so many items.
 
@@ -136,7 +136,7 @@ def build(
         queries: Embeddings of queries `[n, dim]` float32, as the model gives them.
         k: Items of an answer.
         config: Whether, and how good.
-        tell: Is told how many items are done.
+        report: Called with the items that are done, and all of them.
 
     Returns:
         What the manifest says of it: `kind`, `items`, `lists`, `effort`, `k`, `recall` on
@@ -150,16 +150,16 @@ def build(
         return None
     started = time.perf_counter()
     n_lists = min(config.lists or _default_lists(len(rows)), len(rows))
-    lists = learn_lists(embeddings, rows, n_lists, tell)
+    lists = learn_lists(embeddings, rows, n_lists, report)
     ranker = Ranker(embeddings, is_item, AnnIndex(lists, embeddings, rows))
-    asked = judging_queries(queries, embeddings, rows)
-    exact, _ = Ranker(embeddings, is_item).best(asked, Ragged.empty(len(asked)), k)
-    effort, recall = choose_effort(_Searched(ranker), asked, exact, n_lists, config.min_recall)
-    said = {"kind": "ivf-sq8", "items": len(rows), "lists": n_lists, "effort": effort, "k": k}
-    said |= {"recall": round(recall, 5), "queries": len(asked) // 2}
-    said["min_recall"] = config.min_recall
-    write_index(folder, lists, said)
-    return {**said, "seconds": round(time.perf_counter() - started, 3)}
+    judges = judging_queries(queries, embeddings, rows)
+    exact, _ = Ranker(embeddings, is_item).best(judges, Ragged.empty(len(judges)), k)
+    effort, recall = choose_effort(_Searched(ranker), judges, exact, n_lists, config.min_recall)
+    fields = {"kind": "ivf-sq8", "items": len(rows), "lists": n_lists, "effort": effort, "k": k}
+    fields |= {"recall": round(recall, 5), "queries": len(judges) // 2}
+    fields["min_recall"] = config.min_recall
+    write_index(folder, lists, fields)
+    return {**fields, "seconds": round(time.perf_counter() - started, 3)}
 
 
 def wants_index(config: IndexConfig, n_items: int) -> bool:

@@ -100,7 +100,7 @@ class Pool(Generic[ModelT]):
     @property
     def models(self) -> tuple[ModelT, ...]:
         """What is loaded, the newest version last."""
-        return tuple(one.model for one in self._loaded)
+        return tuple(loaded.model for loaded in self._loaded)
 
     @property
     def loading(self) -> int | None:
@@ -110,30 +110,30 @@ class Pool(Generic[ModelT]):
     @property
     def failures(self) -> dict[int, RecsysError]:
         """Why versions of the folder aren't loaded, by number."""
-        return {identity[0]: one.error for identity, one in self._failures.copy().items()}
+        return {identity[0]: failure.error for identity, failure in self._failures.copy().items()}
 
     def refresh(self) -> None:
         """Looks at the folder once, and loads and releases what that asks for."""
-        found = {_identity(path): path for path in versions(self._folder)}
-        self._failures = {key: one for key, one in self._failures.items() if key in found}
+        folders = {_identity(path): path for path in versions(self._folder)}
+        self._failures = {key: loaded for key, loaded in self._failures.items() if key in folders}
         wanted: list[Loaded[ModelT]] = []
-        for identity, path in reversed(found.items()):
-            if len(wanted) < self._keep and (one := self._get(identity, path)):
-                wanted.append(one)
+        for identity, path in reversed(folders.items()):
+            if len(wanted) < self._keep and (loaded := self._get(identity, path)):
+                wanted.append(loaded)
                 # The newest serves at once, while older ones still load.
-                rest = [old for old in self._loaded if old.identity in found]
+                rest = [old for old in self._loaded if old.identity in folders]
                 self._serve({other.version: other for other in (*rest, *wanted)})
         if wanted:
-            self._serve({one.version: one for one in wanted})
+            self._serve({loaded.version: loaded for loaded in wanted})
         elif self._loaded and not self._is_alone:
             _LOG.warning("nothing in %s can be served; the loaded version stays", self._folder)
         self._is_alone = not wanted
         self._release()
 
     def _get(self, identity: _Identity, path: Path) -> Loaded[ModelT] | None:
-        for one in self._loaded:
-            if one.identity == identity:
-                return one
+        for loaded in self._loaded:
+            if loaded.identity == identity:
+                return loaded
         failure = self._failures.get(identity)
         if failure and time.monotonic() < failure.retry_at:
             return None
@@ -172,13 +172,13 @@ class Pool(Generic[ModelT]):
         self._loaded = now
         self._retired += [weakref.ref(old.model) for old in before if old not in now]
         is_swap = bool(before) and before[-1] != now[-1]
-        self._listener.serving(tuple(one.version for one in now), is_swap)
+        self._listener.serving(tuple(loaded.version for loaded in now), is_swap)
         if not before or is_swap:
             _LOG.info("version %d is served", now[-1].version)
 
     def _release(self) -> None:
         """Frees versions that no request uses any more."""
-        self._retired = [one for one in self._retired if one() is not None]
+        self._retired = [reference for reference in self._retired if reference() is not None]
         if self._retired:
             gc.collect()  # A SavedModel refers to itself.
 
@@ -186,10 +186,10 @@ class Pool(Generic[ModelT]):
 def _identity(path: Path) -> _Identity:
     number = int(path.name)
     try:
-        found = (path / MANIFEST).stat()
+        status = (path / MANIFEST).stat()
     except OSError:
         return (number,)
-    return (number, found.st_ino, found.st_mtime_ns, found.st_size)
+    return (number, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _as_recsys_error(path: Path, error: Exception) -> RecsysError:
@@ -203,7 +203,7 @@ def _as_recsys_error(path: Path, error: Exception) -> RecsysError:
     )
 
 
-class Watcher:
+class VersionWatcher:
     """A thread that refreshes a pool again and again.
 
     Args:

@@ -82,8 +82,8 @@ class ExactItems:
         _run(job, list(_blocks(len(queries), ranking.QUERIES_OF_A_JOB)), threads)
         rest = np.flatnonzero(out.is_given_up)
         if len(rest):
-            found = self._by_all(queries[rest], hidden.select(rest), k, allowed, threads)
-            out.top[rest], out.top_scores[rest] = found
+            candidates = self._by_all(queries[rest], hidden.select(rest), k, allowed, threads)
+            out.top[rest], out.top_scores[rest] = candidates
         return out.top, out.top_scores
 
     def _by_all(
@@ -275,8 +275,8 @@ class Ranker:
         scores = np.full((len(queries), k), -np.inf, np.float32)
         most = int(np.diff(hidden.offsets).max(initial=0))
         n = min(_OVER * k + most, max(_OVER * k, _MOST_FETCHED), len(self._is_item))
-        for number, found in enumerate(self._index.search(queries, n, effort)):
-            kept = found[found > 0]
+        for number, candidates in enumerate(self._index.search(queries, n, effort)):
+            kept = candidates[candidates > 0]
             mine = hidden.part(slice(number, number + 1)).rows
             best = self._score(queries[number], kept[~np.isin(kept, mine)], k)
             rows[number, : len(best[0])], scores[number, : len(best[0])] = best

@@ -238,8 +238,8 @@ class LoadedBundle:
             UsageError: An id is no text (R540), `k` is out of range (R541), or there is no
                 such feature or column (R549).
         """
-        given = [user] if users is None else users
-        ids = [normal_id(str(id_).strip()) for id_ in given]
+        asked_ids = [user] if users is None else users
+        ids = [normal_id(str(id_).strip()) for id_ in asked_ids]
         if not ids:
             return RecommendationList(())
         options = {} if exclude_seen is None else {"is_new_only": exclude_seen}
@@ -274,8 +274,8 @@ class LoadedBundle:
                 "Write its id as the data have it.",
                 item,
             )
-        found = self.retriever.catalogue.similar(row, k)
-        return [ScoredItem(one["id"], one["title"], one["score"]) for one in found]
+        rows = self.retriever.catalogue.similar(row, k)
+        return [ScoredItem(row["id"], row["title"], row["score"]) for row in rows]
 
     def _answer(
         self, ranked: RankedRows, place: int, id_: str, history: list[int]

@@ -76,17 +76,35 @@ def run_stage(
         _signals_passed_to(stage) as passed_on,
     ):
         said, _ = stage.communicate()
-    result = last_json_line(said)
-    is_good = stage.returncode == 0 and result is not None
-    if not is_good and result is not None and "error" in result:
-        error = RecsysError.from_json(result["error"])
-    else:
-        error = _no_result(module, stage.returncode, passed_on)
-    if passed_on and is_raised(passed_on[0]):
-        raise StoppedError(passed_on[0]) from (None if is_good else error)
-    if is_good and result is not None:
+    if not passed_on or not is_raised(passed_on[0]):
+        return stage_result(module, stage.returncode, said, passed_on)
+    try:
+        stage_result(module, stage.returncode, said, passed_on)
+    except RecsysError as error:
+        raise StoppedError(passed_on[0]) from error
+    raise StoppedError(passed_on[0])
+
+
+def stage_result(
+    module: str, code: int, printed: str, passed_on: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Returns the result of a stage's process that has ended.
+
+    Args:
+        module: The stage.
+        code: Exit code of its process.
+        printed: What it wrote to stdout.
+        passed_on: Signals that were passed on to it.
+
+    Raises:
+        RecsysError: The stage failed; its own error where it gave one, else R610 or R611.
+    """
+    result = last_json_line(printed)
+    if code == 0 and result is not None:
         return result
-    raise error
+    if result is not None and "error" in result:
+        raise RecsysError.from_json(result["error"])
+    raise _no_result(module, code, passed_on)
 
 
 def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:

@@ -141,7 +141,10 @@ class Trainer:
         stage = self._stage(model, data)
         inputs = ModelInputs.open(data.folder)
         choice = choose(self.base, stage, data.store, inputs)
-        return _Fit(self, model, data, inputs, stage, choice).run()
+        result = _Fit(self, model, data, inputs, stage, choice).run()
+        # Past Keras, which looks for layers in what a model is given; `recsys.export` reads it.
+        object.__setattr__(model, "training_result", result)
+        return result
 
     def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
         """Returns the configs of the run, and gives the model's the order of histories."""

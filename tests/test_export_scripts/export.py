@@ -86,8 +86,8 @@ def shorten(path):
         file.truncate(path.stat().st_size - 4)
 
 
-def try_gates():
-    """Asks the gates themselves, in this process: a process for each would take minutes."""
+def try_checks():
+    """Runs the checks themselves, in this process: a process for each would take minutes."""
     model, probe = load_saved_model(bundle), np.load(folder / "model" / "probe.npz")
     items, users = (
         Vocabulary.load(bundle / "vocabulary" / f"{side}.parquet") for side in ("items", "users")
@@ -123,7 +123,7 @@ def try_gates():
     assert 0 < quick["p50"] <= quick["p99"]
 
 
-try_gates()
+try_checks()
 attempt("query", model=with_bent("probe.npz", bend_query))
 attempt("short table", model=with_bent("weights/0.npy", shorten))
 with no_room():

@@ -16,17 +16,22 @@ from recsys.models import load_model
 from recsys.serving.saved_model import load_saved_model
 
 
-def gates_here(bundle, reference):
-    """Runs the gates in this process: to start one for each model would take minutes."""
-    found = parity.check(load_saved_model(bundle), bundle, Reference.load(reference), print)
-    return {"max_difference": found}
+class CheckedHere(contextlib.nullcontext):
+    """Checks in this process: to start one for each model would take minutes."""
+
+    def __enter__(self):
+        return self
+
+    def check(self, bundle, reference):
+        model = load_saved_model(bundle)
+        return {"max_difference": parity.check(model, bundle, Reference.load(reference), print)}
 
 
 def main(folder):
     for number, model in enumerate(sorted(folder.glob("model-*"))):
         with contextlib.ExitStack() as stack:
             if number:
-                stack.enter_context(mock.patch("recsys.bundles.export.run_gates", gates_here))
+                stack.enter_context(mock.patch("recsys.bundles.export.ParityProcess", CheckedHere))
             export_and_ask(folder, model)
 
 

@@ -16,8 +16,8 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.prometheus import Metrics
-from recsys.serving.server.served_models import Served
+from recsys.serving.server.prometheus import ServerMetrics
+from recsys.serving.server.served_models import ServedModel
 from recsys.serving.server.service import server_config
 
 
@@ -147,9 +147,9 @@ class Running:
 
     def __init__(self, limits=None, hosts=(), versions=(3,), kind=FakeModel):
         self.pool = FakePool(*(kind(version) for version in versions))
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         limits = limits or Limits()
-        self.app = App(Served("m", self.pool), limits, self.metrics, hosts)
+        self.app = App(ServedModel("m", self.pool), limits, self.metrics, hosts)
         self._server = uvicorn.Server(server_config(self.app, limits))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()

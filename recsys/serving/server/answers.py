@@ -9,7 +9,7 @@ from typing import Any
 
 from recsys.bundles.signatures import Arrays
 from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever, as_texts, query_inputs
-from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, Refusal
+from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, HttpError
 
 _SHOWN_HISTORY = 100
 
@@ -32,8 +32,8 @@ class PageAnswers:
 
     def users(self, prefix: str, n: int) -> dict[str, Any]:
         """Returns users by the beginning of their ids."""
-        found = self.catalogue.find_users(_normal(prefix), n)
-        return self.answer(users=[{"id": id_} for id_ in found])
+        ids = self.catalogue.find_users(_normal(prefix), n)
+        return self.answer(users=[{"id": id_} for id_ in ids])
 
     def items(self, words: str, n: int) -> dict[str, Any]:
         """Returns items by words of their titles."""
@@ -43,21 +43,21 @@ class PageAnswers:
         """Returns names of tokens that a filter takes, those of the most items first.
 
         Raises:
-            Refusal: There is no such filter.
+            HttpError: There is no such filter.
         """
         self._check_filters([filter_])
-        found = self.model.filters.tokens(filter_, _normal(words), n)
-        return self.answer(tokens=[{"id": name} for name in found])
+        names = self.model.filters.tokens(filter_, _normal(words), n)
+        return self.answer(tokens=[{"id": name} for name in names])
 
     def similar(self, item: str, k: int) -> dict[str, Any]:
         """Returns the items most like one.
 
         Raises:
-            Refusal: There is no such item.
+            HttpError: There is no such item.
         """
         [row] = self.catalogue.item_rows([_normal(item)])
         if not row:
-            raise Refusal(
+            raise HttpError(
                 NOT_FOUND,
                 "R567",
                 "The item must be in the catalogue of the model.",
@@ -89,7 +89,7 @@ class PageAnswers:
                 has it.
 
         Raises:
-            Refusal: The model can't give so many, or has no such filter.
+            HttpError: The model can't give so many, or has no such filter.
         """
         self._check_filters(only)
         taste, exclude = [_normal(id_) for id_ in taste], [_normal(id_) for id_ in exclude]
@@ -119,7 +119,7 @@ class PageAnswers:
         """Returns at most `k` ids with their scores; older bundles leave nothing out."""
         ids, scores = outputs["candidate_ids"][0], outputs["scores"][0]
         if k > len(ids):
-            raise Refusal(
+            raise HttpError(
                 BAD_REQUEST,
                 "R567",
                 f"This model answers with at most {len(ids)} items.",
@@ -137,7 +137,7 @@ class PageAnswers:
         known = self.filters()
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise Refusal(
+            raise HttpError(
                 BAD_REQUEST,
                 "R567",
                 f"A filter must be one of {', '.join(known) or 'none: the model has none'}.",

@@ -11,11 +11,11 @@ from fastapi.responses import Response
 
 from recsys.serving.server import openapi
 from recsys.serving.server.answers import PageAnswers
-from recsys.serving.server.http_errors import INVALID, Refusal, too_large
+from recsys.serving.server.http_errors import INVALID, HttpError, too_large
 from recsys.serving.server.limits import MIB
 from recsys.serving.server.messages import read_object
-from recsys.serving.server.micro_batcher import Work
-from recsys.serving.server.served_models import Served
+from recsys.serving.server.micro_batcher import MicroBatcher
+from recsys.serving.server.served_models import ServedModel
 
 HIGHEST = 2**53 - 1
 """What every reader of JSON reads exactly."""
@@ -38,7 +38,7 @@ _Taste = Annotated[_Ids, pydantic.Field(max_length=_LONGEST_TASTE), _Short]
 _Tokens = Annotated[_Ids, pydantic.Field(max_length=MOST_FOUND), _Short]
 
 
-class Wish(pydantic.BaseModel):
+class RecommendRequest(pydantic.BaseModel):
     """What to recommend, and to whom: a user, a taste, or a user with another taste."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
@@ -60,30 +60,32 @@ class Wish(pydantic.BaseModel):
     """One that is loaded; the newest by default."""
 
 
-def read_wish(body: bytes) -> Wish:
+def read_recommend_request(body: bytes) -> RecommendRequest:
     """Returns the wish that a body holds.
 
     Raises:
-        Refusal: It is too large (413), no JSON (400), or breaks a rule (422): the first
+        HttpError: It is too large (413), no JSON (400), or breaks a rule (422): the first
             one is told.
     """
     if len(body) > _MOST_BYTES:
         raise too_large("bytes of a wish", _MOST_BYTES, len(body))
     fields = read_object(body)
     for name in fields:
-        if name not in Wish.model_fields:
-            raise invalid("body", f"The fields are {', '.join(Wish.model_fields)}", name)
+        if name not in RecommendRequest.model_fields:
+            raise invalid(
+                "body", f"The fields are {', '.join(RecommendRequest.model_fields)}", name
+            )
     try:
-        return Wish.model_validate(fields)
+        return RecommendRequest.model_validate(fields)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(["body", *map(str, first["loc"])])
         raise invalid(where, first["msg"], first["input"]) from None
 
 
-def invalid(where: str, rule: str, received: Any) -> Refusal:
+def invalid(where: str, rule: str, received: Any) -> HttpError:
     """Returns what a client hears whose parameter, or field of a body, breaks a rule."""
-    return Refusal(
+    return HttpError(
         INVALID, "R569", f"{where}: {rule}.", "GET /openapi.json has the rules.", received
     )
 
@@ -93,7 +95,10 @@ Version = Annotated[
 ]
 Found = Annotated[int, Query(ge=1, le=MOST_FOUND, description="Most that are found.")]
 
-_WISH = {"required": True, "content": {"application/json": {"schema": Wish.model_json_schema()}}}
+_RECOMMEND_REQUEST = {
+    "required": True,
+    "content": {"application/json": {"schema": RecommendRequest.model_json_schema()}},
+}
 
 
 class Item(pydantic.BaseModel):
@@ -192,7 +197,7 @@ class About(pydantic.BaseModel):
     """Items that all of them can answer with."""
 
 
-def router(served: Served, work: Work) -> APIRouter:
+def router(served: ServedModel, work: MicroBatcher) -> APIRouter:
     """Returns the routes below `/api`."""
     routes = APIRouter(
         prefix="/api",
@@ -254,16 +259,18 @@ def router(served: Served, work: Work) -> APIRouter:
         model = served.model(version)
         return await written(Similar, lambda: PageAnswers(model).similar(item, k))
 
-    @routes.post("/recommend", response_model=Recommended, openapi_extra={"requestBody": _WISH})
+    @routes.post(
+        "/recommend", response_model=Recommended, openapi_extra={"requestBody": _RECOMMEND_REQUEST}
+    )
     async def recommend(request: Request) -> Any:
         """Recommend items to a user, or for a taste."""
         body = await request.body()
-        return await written(Recommended, lambda: _recommend(served, read_wish(body)))
+        return await written(Recommended, lambda: _recommend(served, read_recommend_request(body)))
 
     return routes
 
 
-def _recommend(served: Served, wish: Wish) -> dict[str, Any]:
+def _recommend(served: ServedModel, wish: RecommendRequest) -> dict[str, Any]:
     return PageAnswers(served.model(wish.version)).recommend(
         wish.user, wish.items, wish.exclude, wish.only, wish.k, is_new_only=wish.exclude_seen
     )

@@ -16,11 +16,11 @@ from recsys.serving.saved_model import AnswerTooLargeError, UnreadableInputsErro
 from recsys.serving.server import api, openapi, predict
 from recsys.serving.server.api import invalid
 from recsys.serving.server.connections import Connections, limited
-from recsys.serving.server.http_errors import BAD_REQUEST, MISDIRECTED, UNAVAILABLE, Refusal
-from recsys.serving.server.limits import BodyLimits, Limits, refuse
-from recsys.serving.server.micro_batcher import Work
-from recsys.serving.server.prometheus import Metrics
-from recsys.serving.server.served_models import Served
+from recsys.serving.server.http_errors import BAD_REQUEST, MISDIRECTED, UNAVAILABLE, HttpError
+from recsys.serving.server.limits import BodyLimits, Limits, send_error
+from recsys.serving.server.micro_batcher import MicroBatcher
+from recsys.serving.server.prometheus import ServerMetrics
+from recsys.serving.server.served_models import ServedModel
 
 _TYPES = {
     "page.html": "text/html; charset=utf-8",
@@ -75,12 +75,12 @@ class App:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedModel,
         limits: Limits,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         hosts: tuple[str, ...] | None = None,
     ) -> None:
-        self.work = Work(limits)
+        self.work = MicroBatcher(limits)
         self._metrics, self._hosts, self._limits = metrics, hosts, limits
         self.connections = Connections(metrics.dropped)
         self.routes = _routes(served, self.work, limits, metrics)
@@ -95,14 +95,14 @@ class App:
         send = limited(send, self.connections, self._limits)
         try:
             self._check(dict(scope["headers"]))
-        except Refusal as refusal:
-            await refuse(send, refusal, receive)
+        except HttpError as error:
+            await send_error(send, error, receive)
             return
         await self._bodies(scope, receive, send)
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
         if len(self.connections) > self._limits.connections:
-            raise Refusal(
+            raise HttpError(
                 UNAVAILABLE,
                 "R560",
                 f"The server holds at most {self._limits.connections:,} connections.",
@@ -112,7 +112,7 @@ class App:
         host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._hosts is not None and not _is_own(host, self._hosts):
             # A page elsewhere may have made its own name an address of this machine.
-            raise Refusal(
+            raise HttpError(
                 MISDIRECTED,
                 "R568",
                 "The Host header must name this machine.",
@@ -132,10 +132,12 @@ def _is_own(host: str, hosts: tuple[str, ...]) -> bool:
         return False
 
 
-def _routes(served: Served, work: Work, limits: Limits, metrics: Metrics) -> FastAPI:
+def _routes(
+    served: ServedModel, work: MicroBatcher, limits: Limits, metrics: ServerMetrics
+) -> FastAPI:
     # The pages of docs come from elsewhere; the OpenAPI page itself is ours.
     app = FastAPI(title="recsys serve", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(HttpError, _refused)
     app.add_exception_handler(UnreadableInputsError, _unreadable)
     app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -12,11 +12,11 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from recsys.serving.server.http_errors import Refusal, busy, too_large
-from recsys.serving.server.limits import Limits, refuse
+from recsys.serving.server.http_errors import HttpError, busy, too_large
+from recsys.serving.server.limits import Limits, send_error
 
 HARD_LIMIT = 2
-"""Times the limit of connections, where even a refusal is too much work."""
+"""Times the limit of connections, where even a error is too much work."""
 
 
 class Connections:
@@ -158,10 +158,10 @@ def limited(send: Any, connections: Connections, limits: Limits) -> Any:
             return
         n_bytes = len(message.get("body", b""))
         if start is not None:
-            refusal = _refusal(n_bytes, connections, limits)
-            if refusal is not None:
+            error = _error_of(n_bytes, connections, limits)
+            if error is not None:
                 is_refused, start = True, None
-                await refuse(send, refusal)
+                await send_error(send, error)
         if is_refused:
             return
         with connections.holding(n_bytes):
@@ -173,7 +173,7 @@ def limited(send: Any, connections: Connections, limits: Limits) -> Any:
     return limited_send
 
 
-def _refusal(n_bytes: int, connections: Connections, limits: Limits) -> Refusal | None:
+def _error_of(n_bytes: int, connections: Connections, limits: Limits) -> HttpError | None:
     most = limits.all_answers_bytes
     if n_bytes <= _SMALL_BYTES:
         return None

@@ -11,7 +11,7 @@ BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE = 400, 404, 408, 413
 MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
 
 
-class Refusal(RecsysError):
+class HttpError(RecsysError):
     """A request that gets no answer, and why.
 
     Args:
@@ -46,9 +46,9 @@ def error_body(sentence: str) -> bytes:
     return json.dumps({"error": sentence}).encode()
 
 
-def busy(received: str) -> Refusal:
+def busy(received: str) -> HttpError:
     """Returns what a client hears when all places are taken."""
-    return Refusal(
+    return HttpError(
         TOO_MANY,
         "R560",
         "The server works on as many requests as it can hold.",
@@ -58,7 +58,7 @@ def busy(received: str) -> Refusal:
     )
 
 
-def too_large(what: str, most: int, received: Any) -> Refusal:
+def too_large(what: str, most: int, received: Any) -> HttpError:
     """Returns what a client hears that asks for too much at once.
 
     Args:
@@ -66,7 +66,7 @@ def too_large(what: str, most: int, received: Any) -> Refusal:
         most: How much there may be.
         received: How much there is.
     """
-    return Refusal(
+    return HttpError(
         TOO_LARGE,
         "R557",
         f"A request may hold at most {most:,} {what}.",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recsys.serving.server.http_errors import BAD_REQUEST, TIMEOUT, Refusal, busy, too_large
+from recsys.serving.server.http_errors import BAD_REQUEST, TIMEOUT, HttpError, busy, too_large
 
 MIB = 2**20
 
@@ -64,7 +64,7 @@ class BodyLimits:
     Args:
         app: The app behind it.
         limits: Bytes of a body, of all bodies, and seconds.
-        check: Called once a body was read; may raise a Refusal, which costs less here
+        check: Called once a body was read; may raise an HttpError, which costs less here
             than in the app.
     """
 
@@ -80,8 +80,8 @@ class BodyLimits:
         reading = _Reading(self, receive)
         try:
             body = await reading.whole(dict(scope["headers"]))
-        except Refusal as refusal:
-            await refuse(send, refusal, receive)
+        except HttpError as error:
+            await send_error(send, error, receive)
         except Disconnected:
             pass
         else:
@@ -93,8 +93,8 @@ class BodyLimits:
         try:
             if scope["method"] == "POST":  # Every other method needs no thread of TensorFlow.
                 self._check()
-        except Refusal as refusal:
-            await refuse(send, refusal)
+        except HttpError as error:
+            await send_error(send, error)
             return
         await self._app(scope, _replay(body, receive), send)
 
@@ -102,7 +102,7 @@ class BodyLimits:
         """Counts bytes that a request holds.
 
         Raises:
-            Refusal: All requests together hold too much.
+            HttpError: All requests together hold too much.
         """
         self._held_bytes += n_bytes
         if self._held_bytes > self._limits.all_bodies_bytes:
@@ -129,7 +129,7 @@ class _Reading:
         """Returns the body.
 
         Raises:
-            Refusal: It is too large, compressed, or comes too slowly.
+            HttpError: It is too large, compressed, or comes too slowly.
             Disconnected: It doesn't come at all.
         """
         limits = self._owner.limits
@@ -138,7 +138,7 @@ class _Reading:
             async with asyncio.timeout(limits.body_s):
                 return await self._read(limits.body_bytes)
         except TimeoutError:
-            raise Refusal(
+            raise HttpError(
                 TIMEOUT,
                 "R562",
                 f"A body must be there within {limits.body_s:g} s.",
@@ -165,7 +165,7 @@ class _Reading:
 def _check_headers(headers: dict[bytes, bytes], limits: Limits) -> None:
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding.lower() != b"identity":
-        raise Refusal(
+        raise HttpError(
             _UNSUPPORTED_MEDIA,
             "R564",
             "A body must not be compressed.",
@@ -174,28 +174,28 @@ def _check_headers(headers: dict[bytes, bytes], limits: Limits) -> None:
         )
     length = headers.get(b"content-length", b"0")
     if not length.isdigit():
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST, "R564", "Content-Length must be a number.", "Correct it.", length
         )
     if int(length[:20]) > limits.body_bytes:
         raise too_large("bytes", limits.body_bytes, length[:20].decode())
 
 
-async def refuse(send: Any, refusal: Refusal, receive: Any = None) -> None:
-    """Sends a refusal, and closes the connection.
+async def send_error(send: Any, error: HttpError, receive: Any = None) -> None:
+    """Sends a error, and closes the connection.
 
     Args:
         send: Of the request.
-        refusal: What to send.
+        error: What to send.
         receive: Where the rest of a body comes from. It is read for a moment: a client
             that still sends would else see its connection reset, and not the response.
     """
-    body = refusal.body()
+    body = error.body()
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     headers |= {"connection": "close"} if receive else {}
-    headers |= {name.lower(): value for name, value in refusal.headers.items()}
+    headers |= {name.lower(): value for name, value in error.headers.items()}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
     if receive is not None:
         with contextlib.suppress(TimeoutError):

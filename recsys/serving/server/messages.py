@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature
-from recsys.serving.server.http_errors import BAD_REQUEST, Refusal, too_large
+from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.tensors import read_tensor
 
@@ -28,7 +28,7 @@ _SHOWN_NAMES = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class PredictRequest:
     """A predict request.
 
     Attributes:
@@ -42,18 +42,20 @@ class Question:
     is_by_row: bool
 
 
-def read_question(body: bytes, signatures: Mapping[str, Signature], limits: Limits) -> Question:
+def read_request(
+    body: bytes, signatures: Mapping[str, Signature], limits: Limits
+) -> PredictRequest:
     """Reads the body of a predict request.
 
     Raises:
-        Refusal: It isn't JSON, or not what the signature takes (400); or too much (413).
+        HttpError: It isn't JSON, or not what the signature takes (400); or too much (413).
     """
     request = read_object(body)
     name = _signature_name(request, signatures)
     signature = signatures[name]
     is_by_row = "instances" in request
     if is_by_row == ("inputs" in request):
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R552",
             "A predict request must have either 'instances' or 'inputs'.",
@@ -70,14 +72,14 @@ def read_question(body: bytes, signatures: Mapping[str, Signature], limits: Limi
         for input_name, spec in signature.inputs.items()
     }
     _check_batch(inputs, signature, limits)
-    return Question(name, inputs, is_by_row)
+    return PredictRequest(name, inputs, is_by_row)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Returns the JSON object that `body` is.
 
     Raises:
-        Refusal: It is none (400), or holds too many lists (413).
+        HttpError: It is none (400), or holds too many lists (413).
     """
     if body.count(b"[") + body.count(b"{") > _MOST_LISTS:
         raise too_large("lists and objects", _MOST_LISTS, "more")
@@ -97,7 +99,7 @@ def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]
     name = name or DEFAULT_SIGNATURE if isinstance(name, str) else name
     if not isinstance(name, str) or name not in signatures or not signatures[name].inputs:
         known = ", ".join(repr(one) for one in sorted(signatures) if signatures[one].inputs)
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R553",
             "The 'signature_name' must be that of a signature of the model.",
@@ -123,7 +125,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
     """Returns the inputs by name, of `instances`."""
     names = set(signature.inputs)
     if not isinstance(rows, list) or not rows:
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R552",
             "The 'instances' must be a list with at least one row.",
@@ -151,7 +153,7 @@ def _check_batch(inputs: Arrays, signature: Signature, limits: Limits) -> None:
         if (shape := signature.inputs[name].shape) and shape[0] < 0 and values.ndim
     }
     if len(set(sizes.values())) > 1:
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R556",
             "All inputs must have the same number of rows.",
@@ -170,8 +172,8 @@ def _is_base64(value: dict[str, Any]) -> bool:
     return value.keys() == {_BASE64} and isinstance(value[_BASE64], str)
 
 
-def _no_object(received: str) -> Refusal:
-    return Refusal(
+def _no_object(received: str) -> HttpError:
+    return HttpError(
         BAD_REQUEST,
         "R551",
         "The body must be a JSON object in UTF-8.",
@@ -180,9 +182,9 @@ def _no_object(received: str) -> Refusal:
     )
 
 
-def _wrong_names(where: str, names: Iterable[str], received: Any) -> Refusal:
+def _wrong_names(where: str, names: Iterable[str], received: Any) -> HttpError:
     expected = ", ".join(repr(name) for name in sorted(names))
-    return Refusal(
+    return HttpError(
         BAD_REQUEST,
         "R554",
         f"{where} must be an object with the keys {expected}.",

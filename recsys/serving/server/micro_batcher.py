@@ -16,16 +16,16 @@ import numpy as np
 
 from recsys.bundles.signatures import Arrays
 from recsys.serving.retriever import Graph
-from recsys.serving.server.http_errors import UNAVAILABLE, Refusal, busy
+from recsys.serving.server.http_errors import UNAVAILABLE, HttpError, busy
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import Question
+from recsys.serving.server.messages import PredictRequest
 
 T = TypeVar("T")
 _MOST_TOGETHER = 24
 """Requests that are answered at once; the C kernel ranks so many at the cost of one."""
 
 
-class _Asked(Generic[T]):
+class _Waiting(Generic[T]):
     """A question that waits for a thread, with those of its kind."""
 
     def __init__(self, question: Any, answer: Callable[[Sequence[Any]], Sequence[T]]) -> None:
@@ -33,7 +33,7 @@ class _Asked(Generic[T]):
         self.future: Future[T] = Future()
 
 
-class Work:
+class MicroBatcher:
     """Runs functions in threads; refuses them at once where too many wait.
 
     Args:
@@ -46,7 +46,7 @@ class Work:
         self._answer_s = limits.answer_s
         self._held = 0
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, list[_Asked[Any]]] = {}
+        self._waiting: dict[Hashable, list[_Waiting[Any]]] = {}
 
     @property
     def held(self) -> int:
@@ -57,7 +57,7 @@ class Work:
         """Refuses where all places are taken, before more is done for a request.
 
         Raises:
-            Refusal: They are (429).
+            HttpError: They are (429).
         """
         if self._held >= self._places:
             raise busy(f"{self._held} requests")
@@ -66,7 +66,7 @@ class Work:
         """Returns what `function` returns, run in a thread.
 
         Raises:
-            Refusal: All places are taken (429), or it took too long (503).
+            HttpError: All places are taken (429), or it took too long (503).
         """
         self.check()
         return await self._wait_for(self._threads.submit(function))
@@ -85,10 +85,10 @@ class Work:
                 an error for all of them: then each is asked alone.
 
         Raises:
-            Refusal: As in `run`.
+            HttpError: As in `run`.
         """
         self.check()
-        asked: _Asked[T] = _Asked(question, answer)
+        asked: _Waiting[T] = _Waiting(question, answer)
         with self._lock:
             self._waiting.setdefault(kind, []).append(asked)
         self._threads.submit(self._answer_some, kind)
@@ -113,7 +113,7 @@ class Work:
             return await asyncio.wait_for(_shielded(future), self._answer_s)
         except TimeoutError:
             future.cancel()  # Unless it runs already.
-            raise Refusal(
+            raise HttpError(
                 UNAVAILABLE,
                 "R561",
                 f"An answer must be there within {self._answer_s:g} s.",
@@ -137,20 +137,20 @@ def _shielded(future: Future[T]) -> asyncio.Future[T]:
     return asyncio.shield(asyncio.wrap_future(future))
 
 
-def _answer(asked: Sequence[_Asked[Any]]) -> None:
+def _answer(asked: Sequence[_Waiting[Any]]) -> None:
     """Answers all at once; each alone where that fails, as one may be at fault."""
     if not asked:
         return
     try:
-        answers = asked[0].answer([one.question for one in asked])
-        for one, answer in zip(asked, answers, strict=True):
-            one.future.set_result(answer)
+        answers = asked[0].answer([waiting.question for waiting in asked])
+        for waiting, answer in zip(asked, answers, strict=True):
+            waiting.future.set_result(answer)
     except BaseException as error:  # noqa: BLE001 any failure of a damaged bundle, or of a request, is reported
         if len(asked) == 1:
             asked[0].future.set_exception(error)
             return
-        for one in asked:
-            _answer([one])
+        for waiting in asked:
+            _answer([waiting])
 
 
 _JOINED = ("recommend", "recommend_filtered")
@@ -159,7 +159,7 @@ _MOST_ROWS = 8
 """Of a request; a larger one is no faster with others."""
 
 
-def may_join(question: Question) -> bool:
+def may_join(question: PredictRequest) -> bool:
     """Returns whether a question may be answered together with others."""
     if question.signature not in _JOINED:
         return False
@@ -167,16 +167,17 @@ def may_join(question: Question) -> bool:
     return 0 < n <= _MOST_ROWS
 
 
-def ask_together(model: Graph, questions: Sequence[Question]) -> list[Arrays]:
+def ask_together(model: Graph, questions: Sequence[PredictRequest]) -> list[Arrays]:
     """Returns the outputs of each of several questions of one signature, asked as one."""
     signature = questions[0].signature
     if len(questions) == 1:
         return [model.ask(signature, questions[0].inputs)]
     inputs = {
-        name: _stacked([one.inputs[name] for one in questions]) for name in questions[0].inputs
+        name: _stacked([request.inputs[name] for request in questions])
+        for name in questions[0].inputs
     }
     outputs = model.ask(signature, inputs)
-    sizes = [len(next(iter(one.inputs.values()))) for one in questions]
+    sizes = [len(next(iter(request.inputs.values()))) for request in questions]
     if any(len(values) != sum(sizes) for values in outputs.values()):
         raise ValueError("the outputs are not by row")  # Each is asked alone then.
     ends = np.cumsum(sizes)[:-1]

@@ -11,11 +11,11 @@ from fastapi.responses import Response
 from recsys.bundles.signatures import Arrays
 from recsys.serving.retriever import Retriever
 from recsys.serving.server import openapi
-from recsys.serving.server.http_errors import BAD_REQUEST, Refusal
+from recsys.serving.server.http_errors import BAD_REQUEST, HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import Question, read_question, write_answer
-from recsys.serving.server.micro_batcher import Work, ask_together, may_join
-from recsys.serving.server.served_models import Served
+from recsys.serving.server.messages import PredictRequest, read_request, write_answer
+from recsys.serving.server.micro_batcher import MicroBatcher, ask_together, may_join
+from recsys.serving.server.served_models import ServedModel
 
 _JSON = "application/json"
 _SMALL_BYTES = 16 << 10
@@ -24,7 +24,7 @@ _SMALL_BYTES = 16 << 10
 Version = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,18}$"})]
 
 
-def router(served: Served, work: Work, limits: Limits) -> APIRouter:
+def router(served: ServedModel, work: MicroBatcher, limits: Limits) -> APIRouter:
     """Returns the routes below `/v1/models`."""
     routes = APIRouter(prefix="/v1/models", tags=["TensorFlow Serving"])
 
@@ -34,13 +34,13 @@ def router(served: Served, work: Work, limits: Limits) -> APIRouter:
         if len(body) > _SMALL_BYTES:
             return Response(await work.run(lambda: predict(model, body, limits)), media_type=_JSON)
         # So small that a thread would take longer to wake up than to read it.
-        question = read_question(body, model.signatures, limits)
+        question = read_request(body, model.signatures, limits)
         if not may_join(question):
-            found = await work.run(lambda: answer_all(model, [question])[0])
+            content = await work.run(lambda: answer_all(model, [question])[0])
         else:
             kind = (id(model), question.signature)
-            found = await work.together(kind, question, lambda some: answer_all(model, some))
-        return Response(found, media_type=_JSON)
+            content = await work.together(kind, question, lambda some: answer_all(model, some))
+        return Response(content, media_type=_JSON)
 
     @routes.post("/{name}:predict", **openapi.PREDICT)
     async def predict_newest(request: Request, name: str) -> Response:
@@ -79,16 +79,16 @@ def predict(model: Retriever, body: bytes, limits: Limits) -> bytes:
     """Returns the body of the answer to the body of a predict request.
 
     Raises:
-        Refusal: The request asks for what the model can't answer.
+        HttpError: The request asks for what the model can't answer.
     """
-    return answer_all(model, [read_question(body, model.signatures, limits)])[0]
+    return answer_all(model, [read_request(body, model.signatures, limits)])[0]
 
 
-def answer_all(model: Retriever, questions: Sequence[Question]) -> list[bytes]:
+def answer_all(model: Retriever, questions: Sequence[PredictRequest]) -> list[bytes]:
     """Returns the bodies of the answers to several questions of one signature.
 
     Raises:
-        Refusal: One of them asks for what the model can't answer.
+        HttpError: One of them asks for what the model can't answer.
     """
     answers = ask_together(model, questions)
     for question, outputs in zip(questions, answers, strict=True):
@@ -100,11 +100,11 @@ def answer_all(model: Retriever, questions: Sequence[Question]) -> list[bytes]:
     ]
 
 
-def _check_rows(question: Question, outputs: Arrays) -> None:
+def _check_rows(question: PredictRequest, outputs: Arrays) -> None:
     """Checks that the outputs have rows."""
     sizes = {name: len(values) if values.ndim else None for name, values in outputs.items()}
     if len(set(sizes.values())) > 1 or None in sizes.values():
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R552",
             f"The outputs of {question.signature!r} must have one number of rows to be"
@@ -114,7 +114,7 @@ def _check_rows(question: Question, outputs: Arrays) -> None:
         )
 
 
-def _metadata(served: Served, model: Retriever) -> dict[str, Any]:
+def _metadata(served: ServedModel, model: Retriever) -> dict[str, Any]:
     spec = {"name": served.name, "signature_name": "", "version": str(model.version)}
     return {
         "model_spec": spec,

@@ -18,7 +18,7 @@ _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 _NO_ROUTE = "none"
 
 
-class Metrics:
+class ServerMetrics:
     """Counters of one server; also the listener of its pool."""
 
     def __init__(self) -> None:

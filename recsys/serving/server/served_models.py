@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from recsys.serving.pool import Pool
-from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, Refusal
+from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, HttpError
 
 _HIGHEST_VERSION = 2**63 - 1
 
 
-class Served:
+class ServedModel:
     """What is served under which name.
 
     Args:
@@ -25,7 +25,7 @@ class Served:
         """Returns a loaded version, the newest by default.
 
         Raises:
-            Refusal: It isn't loaded (404), or none is yet (503).
+            HttpError: It isn't loaded (404), or none is yet (503).
         """
         models = self.pool.models
         if not models:
@@ -35,7 +35,7 @@ class Served:
         for model in models:
             if model.version == version:
                 return model
-        raise Refusal(
+        raise HttpError(
             NOT_FOUND,
             "R558",
             f"Servable not found for request: Specific({self.name}, {version}).",
@@ -52,10 +52,10 @@ class Served:
         """Returns the version that a path names, loaded or not.
 
         Raises:
-            Refusal: There is no model of this name (404), or that is no version (400).
+            HttpError: There is no model of this name (404), or that is no version (400).
         """
         if name != self.name:
-            raise Refusal(
+            raise HttpError(
                 NOT_FOUND,
                 "R558",
                 f"Servable not found for request: Latest({name[:80]}).",
@@ -65,7 +65,7 @@ class Served:
             return None
         is_number = version.isascii() and version.isdecimal() and len(version) < 20
         if not is_number or int(version) > _HIGHEST_VERSION:
-            raise Refusal(
+            raise HttpError(
                 BAD_REQUEST,
                 "R564",
                 "A version in a path must be a whole number of 64 bits.",
@@ -74,10 +74,10 @@ class Served:
             )
         return int(version)
 
-    def nothing_yet(self) -> Refusal:
+    def nothing_yet(self) -> HttpError:
         """Returns what a client hears before there is a version."""
         failures = self.pool.failures
-        return Refusal(
+        return HttpError(
             UNAVAILABLE,
             "R559",
             f"A version of {self.name!r} must be loaded before it can answer.",
@@ -107,7 +107,7 @@ class Served:
         """Returns the state of one version, or of all, as TensorFlow Serving tells it.
 
         Raises:
-            Refusal: The version is unknown.
+            HttpError: The version is unknown.
         """
         states = {number: _status("END", str(e)) for number, e in self.pool.failures.items()}
         states |= {model.version: _status("AVAILABLE") for model in self.pool.models}
@@ -118,7 +118,7 @@ class Served:
             raise self.nothing_yet()
         numbers = sorted(states, reverse=True) if version is None else [version]
         if version is not None and version not in states:
-            raise Refusal(
+            raise HttpError(
                 NOT_FOUND,
                 "R558",
                 f"Could not find version {version} of model {self.name}.",

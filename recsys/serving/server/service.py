@@ -14,13 +14,13 @@ from typing import Any
 import uvicorn
 
 from recsys.errors import UsageError
-from recsys.serving.pool import Pool, Watcher
+from recsys.serving.pool import Pool, VersionWatcher
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
 from recsys.serving.server.connections import protocol_class
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.prometheus import Metrics
-from recsys.serving.server.served_models import Served
+from recsys.serving.server.prometheus import ServerMetrics
+from recsys.serving.server.served_models import ServedModel
 from recsys.serving.server.tensors import blank
 from recsys.system.signals import signals_to
 
@@ -75,16 +75,16 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
         _LOG.warning(
             "%s is reached from other machines, and asks nobody who they are", service.host
         )
-    metrics = Metrics()
+    metrics = ServerMetrics()
     pool = Pool(service.folder, load_version, service.keep, metrics)
     app = App(
-        Served(service.name, pool),
+        ServedModel(service.name, pool),
         service.limits,
         metrics,
         tuple(name.lower() for name in service.hosts) if is_loopback else None,
     )
     server = uvicorn.Server(server_config(app, service.limits))
-    watcher = Watcher(pool, service.poll_s)
+    watcher = VersionWatcher(pool, service.poll_s)
     watcher.start()
     # A signal may come before uvicorn listens to it. And it raises what it caught once
     # more when it is done: that must not kill us.

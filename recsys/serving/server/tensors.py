@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from recsys.bundles.signatures import Input
-from recsys.serving.server.http_errors import BAD_REQUEST, Refusal, too_large
+from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
 from recsys.serving.server.limits import Limits
 
 
@@ -34,7 +34,7 @@ class Scalar:
         """Returns values `[n]` of the input `name`.
 
         Raises:
-            Refusal: One of them has another type, or is too large.
+            HttpError: One of them has another type, or is too large.
         """
         read = [self.read(value) for value in values]
         if None in read:
@@ -45,7 +45,7 @@ class Scalar:
         return out
 
     def _refuse(self, name: str, value: Any) -> NoReturn:
-        raise Refusal(
+        raise HttpError(
             BAD_REQUEST,
             "R555",
             f"Every value of the input {name!r} must be {self.expected}.",
@@ -115,7 +115,7 @@ def read_tensor(name: str, value: Any, spec: Input, limits: Limits) -> np.ndarra
     """Returns a JSON value as an array of the type and shape that an input takes.
 
     Raises:
-        Refusal: It has another type or shape, or is ragged (400); or too much (413).
+        HttpError: It has another type or shape, or is ragged (400); or too much (413).
     """
     shape = _shape(value)
     if not _fits(shape, spec.shape):
@@ -151,9 +151,9 @@ def _fits(shape: tuple[int, ...], expected: tuple[int, ...] | None) -> bool:
     )
 
 
-def _wrong_shape(name: str, spec: Input, received: list[int]) -> Refusal:
+def _wrong_shape(name: str, spec: Input, received: list[int]) -> HttpError:
     expected = ", ".join("any" if size < 0 else str(size) for size in spec.shape or ())
-    return Refusal(
+    return HttpError(
         BAD_REQUEST,
         "R556",
         f"The input {name!r} must have the shape [{expected}], rows first.",
@@ -162,8 +162,8 @@ def _wrong_shape(name: str, spec: Input, received: list[int]) -> Refusal:
     )
 
 
-def _ragged(name: str, size: int, received: Any) -> Refusal:
-    return Refusal(
+def _ragged(name: str, size: int, received: Any) -> HttpError:
+    return HttpError(
         BAD_REQUEST,
         "R556",
         f"All lists of the input {name!r} must be of one length, {size} as the first.",

@@ -1,4 +1,4 @@
-"""The gates by themselves: what they compare with, what they refuse, and where they run."""
+"""The parity checks: what they compare with, what they refuse, and where they run."""
 
 from __future__ import annotations
 
@@ -139,12 +139,13 @@ def test_a_module_that_is_there_is_named():
         check_absent(["no.such.module", "json"])
 
 
-def test_the_gates_run_where_the_trainers_libraries_cant_be_imported():
+def test_the_checks_run_where_the_trainers_libraries_cant_be_imported():
     script = """
-import importlib, sys
+import importlib, io, sys
 from recsys.bundles.parity_process import FORBIDDEN, main
+sys.stdin = io.StringIO('{"bundle": "none", "reference": "none"}')
 try:
-    main(["--bundle", "none", "--reference", "none"])
+    main()
 except FileNotFoundError:
     pass
 assert "recsys.bundles.parity" in sys.modules and "tensorflow" in sys.modules

@@ -1,0 +1,92 @@
+"""`recsys.export`: exports a trained model from Python, in a process with Keras on TensorFlow.
+
+The caller's Keras runs on JAX, and a process has one backend: the stage
+`recsys.bundles.export` is started with the folders that it reads.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from recsys.config import ExportConfig, ExportStage, Repeats, canonical_json
+from recsys.errors import UsageError
+from recsys.system.process import run_stage, stage_environment
+
+_STAGE = "recsys.bundles.export"
+_OPTIONS = {"evaluation": "--evaluation", "items": "--transform", "users": "--user-transform"}
+
+
+def export(
+    model: Any,
+    data: Any,
+    out: str | Path,
+    *,
+    name: str = "model",
+    config: ExportConfig | None = None,
+    repeats: Repeats = "exclude",
+    evaluation: str | Path | None = None,
+    transforms: dict[str, str | Path] | None = None,
+) -> Path:
+    """Exports a trained model as a serving bundle, whose answers are checked in a clean process.
+
+    Args:
+        model: A model that `recsys.Trainer` trained, what its `fit` returned, or a model
+            folder.
+        data: The data that it was trained on: `recsys.open_data(…)` or their folder.
+            Users' histories are taken from it.
+        out: The bundle: absent, an empty folder, or an older bundle to replace.
+        name: Name of the served model.
+        config: Options of the export; None: the defaults.
+        repeats: What becomes of items that a user has seen.
+        evaluation: Evaluation folder of the model, for the model card.
+        transforms: Outputs of Transform by side, `items` and `users`, for bundles that take
+            raw columns.
+
+    Returns:
+        The bundle; `recsys.load_bundle` loads it.
+
+    Raises:
+        RecsysError: An input is damaged, or the bundle's answers differ from the trainer's
+            (R520 … R539).
+        UsageError: The model is none (R536), or `out` is taken (R521).
+    """
+    stage = ExportStage(name=name, export=config or ExportConfig(), repeats=repeats)
+    folder, bundle = Path(getattr(data, "folder", data)), Path(out).absolute()
+    sources = {"evaluation": evaluation, **(transforms or {})}
+    more = [(_OPTIONS[key], Path(path)) for key, path in sources.items() if path is not None]
+    with tempfile.TemporaryDirectory(prefix="recsys-export-") as scratch:
+        config_file = Path(scratch) / "export.yaml"
+        config_file.write_text(canonical_json(stage), encoding="utf-8")
+        options = [
+            ("--config", config_file),
+            ("--model", _model_folder(model, data, Path(scratch) / "model")),
+            ("--data", folder),
+            ("--out", bundle),
+            *more,
+        ]
+        words = [word for option, path in options for word in (option, str(path.absolute()))]
+        run_stage(_STAGE, words, stage_environment("tensorflow"))
+    return bundle
+
+
+def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
+    """Returns the folder of a model; a trained one in memory is written to `scratch`."""
+    if isinstance(model, str | Path):
+        return Path(model)
+    result = model if hasattr(model, "summary") and hasattr(model, "stage") else None
+    result = result or getattr(model, "training_result", None)
+    if result is None:
+        raise UsageError(
+            "R536",
+            "The model to export must be trained, or a model folder.",
+            "Train it with recsys.Trainer, or name the folder that a training wrote.",
+            type(model).__name__,
+        )
+    from recsys.data.dataset import open_data
+    from recsys.train import write_model
+
+    is_open = hasattr(data, "store")
+    write_model(scratch, result, data if is_open else open_data(data))
+    return scratch
