@@ -16,6 +16,7 @@ sys.path.extend(
         "baselines",
         "training",
         "report",
+        "evaluate",
         "systems",
         "tensorflow",
         "telling",

@@ -5,26 +5,20 @@ import shutil
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from evaluation_worlds import a_small_world, table
 
 from recsys.config import (
     BASELINES,
     BlessConfig,
     EvaluateConfig,
     EvaluateStage,
-    TrainStage,
-    TwoTowerConfig,
 )
-from recsys.data.catalogue import Catalogue
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.stage import evaluate
-from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.models.inference import embed_catalogue, embed_queries
 
-TRAINED = TrainStage(model=TwoTowerConfig(dim=4, history=3, widths=(5,)))
 STAGE = EvaluateStage(
     evaluate=EvaluateConfig(k=(1, 3), resamples=100),
     bless=BlessConfig(
@@ -36,14 +30,6 @@ STAGE = EvaluateStage(
 QUERIES = [(0, [1, 2], 3), (0, [1, 2, 3], 4), (1, [], 2)]
 
 
-def table(events):
-    """Events (user id, user row, item row, time)."""
-    kinds = {"user_id": "string", "user_row": "int32", "item_row": "int32", "timestamp": "int64"}
-    columns = zip(*events, strict=True) if events else [[]] * len(kinds)
-    arrays = [pa.array(c, k) for c, k in zip(columns, kinds.values(), strict=True)]
-    return pa.table(arrays, names=list(kinds))
-
-
 @pytest.fixture(autouse=True)
 def two_users_are_enough(monkeypatch):
     monkeypatch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
@@ -51,29 +37,7 @@ def two_users_are_enough(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A data folder with items 1 … 6, the third most popular, and an untrained model."""
-    data, model_folder = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("model")
-    train = table([("ann", 1, 1, 1), ("ann", 1, 2, 2), ("bob", 2, 1, 1)])
-    held_out = table([("ann", 1, 3, 10), ("ann", 1, 4, 20), ("zoe", 0, 2, 12)])
-    write_store(data / "store", 10, train, held_out)
-    users = Vocabulary(pa.array(["ann", "bob"]), np.array([2, 1]))
-    items = Vocabulary(pa.array([f"i{n}" for n in range(1, 7)]), np.array([2, 3, 6, 4, 5, 1]))
-    (data / "vocabulary").mkdir()
-    users.save(data / "vocabulary" / "users.parquet")
-    items.save(data / "vocabulary" / "items.parquet")
-    ids = items.names_of_rows()
-    catalogue = Catalogue(ids, [f"Title {id_}" for id_ in ids], ())
-    catalogue.save(data / "catalogue")
-    model = TwoTower(ModelSpec.for_data(TRAINED.model, users.n_rows, catalogue), seed=1)
-    model.build()
-    save_model(model_folder, model, TRAINED, data)
-    known = ModelInputs(users, items, catalogue)
-    user_row, history = np.array([1, 1, 0]), np.array([[2, 1, 0], [3, 2, 1], [0, 0, 0]])
-    query = embed_queries(model, user_row, history, known)
-    np.savez(model_folder / "probe.npz", user_row=user_row, history=history, query=query)
-    candidates = embed_catalogue(model, known)
-    np.save(model_folder / "candidates.npy", candidates)
-    return data, model_folder, query @ candidates.T
+    return a_small_world(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")

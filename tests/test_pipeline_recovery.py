@@ -15,7 +15,7 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import recovery as module
 from pipelines.recovery import ENDED, cancel, clear_up, find_orphans, record_killed
-from recsys.report.past_runs import read_runs
+from recsys.report.index import read_runs
 from recsys.report.runs import RunRecord, read_result
 
 STATE = proto.Execution

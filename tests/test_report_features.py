@@ -5,7 +5,7 @@ import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.report.artifacts import Artifacts, MissingError
-from recsys.report.features import FeatureRow, read_features
+from recsys.report.ingested import FeatureRow, read_features
 
 
 @pytest.fixture

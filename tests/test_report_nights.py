@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from recsys.report.artifacts import Artifacts, MissingError
-from recsys.report.carried import read_carried
 from recsys.report.page import read_part, render
 from recsys.report.spans import read_spans, spans_in_words, spans_of
+from recsys.report.trained import read_carried
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -103,7 +103,7 @@ def test_both_parts_are_drawn_and_escaped(tmp_path):
     nothing = read_part(lambda: {}["missing"])
     page = "".join(
         render(
-            f"report/{name}.jinja",
+            f"{name}.jinja",
             spans=read_part(lambda: read_spans(artifacts)),
             carried=read_part(lambda: read_carried(artifacts)),
             **dict.fromkeys(("training", "sharding", "sources", "split", "growths"), nothing),

@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 
 from recsys import formats
+from recsys.report.charts import Lines, Series, draw_cloud, draw_curve, named, thin_out
 from recsys.report.evaluated import repeats_in_words
-from recsys.report.neighbours import _nearest
-from recsys.report.pictures.cloud import draw_cloud
-from recsys.report.pictures.curve import draw_curve, thin_out
-from recsys.report.pictures.frame import named
-from recsys.report.pictures.keys import N_STYLES, key
-from recsys.report.pictures.lines import Lines, Series
-from recsys.report.pictures.scales import Scale, decades, ticks
-from recsys.report.pictures.whisker import Estimate, draw_whisker, shared_range
+from recsys.report.recommended import _nearest
+from recsys.report.scales import N_STYLES, Scale, decades, key, ticks
+from recsys.report.sparklines import Estimate, draw_whisker, shared_range
 
 
 @pytest.mark.parametrize(
@@ -229,7 +225,7 @@ def test_points_upon_each_other_are_one_larger_dot() -> None:
 
 @pytest.mark.parametrize("block_rows", [3, 7, 1000])
 def test_nearest_equals_the_whole_matrix(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsys.report.neighbours._BLOCK_ROWS", block_rows)
+    monkeypatch.setattr("recsys.report.recommended._BLOCK_ROWS", block_rows)
     embeddings = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
     embeddings[17] = np.nan
     queries = np.array([5, 39, 1])

@@ -12,7 +12,7 @@ from rich.text import Text
 from recsys.cli.evaluate_view import print_repeats
 from recsys.cli.terminal import Console
 from recsys.formats import change, change_span, size, span
-from recsys.report.evaluated import BLESSED, MODEL, Evaluated, is_beyond
+from recsys.report.evaluated import BLESSED, MODEL, Evaluated
 
 _SHOWN_ITEMS = 5
 _OUTCOMES = {"better": "green", "worse": "red"}
@@ -84,7 +84,7 @@ def _metrics_table(found: Evaluated) -> Table:
         table.add_column(_name(key), justify="right", no_wrap=True)
     k = found.deciding.partition("@")[2]
     for name in found.metrics:
-        if not is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
+        if not found.is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
             table.add_row(
                 name, *(_four_decimals(found.figure(one, name)) for one in found.subjects)
             )

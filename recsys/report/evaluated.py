@@ -6,28 +6,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recsys.evaluation.naming import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.report.artifacts import Artifacts, MissingError
 
 MODEL = "model"
 BLESSED = "blessed_model"
 
-_NAMES = {
-    MODEL: "model",
-    "popularity": "popularity",
-    "recent_popularity": "recent popularity",
-    "item_knn": "item-kNN",
-    "ials": "iALS",
-    BLESSED: "last blessed",
-}
+_OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
 _LONG_NAMES = {BLESSED: "the last blessed model"}
-_BEYOND = ("coverage", "gini", "novelty", "popularity_lift", "diversity")
+_STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
+"""Whose mark and dash is the first, the second, … in every picture."""
 _MANY_REPEATS = 0.2
 """Share of the held-out events from which on people are told of the other choice."""
-_SHOWN_TITLES = {
-    "ndcg": "NDCG", "mrr": "MRR", "map": "MAP", "auc": "AUC", "hit_rate": "hit rate",
-    "popularity_lift": "popularity lift", "gini": "Gini index",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +28,21 @@ class Difference:
     Attributes:
         relative: (model - other) / other; None where the other has nothing.
         interval: Its interval; None where there is none.
+        is_lower_better: Whether lower values of the metric are better.
     """
 
     relative: float | None
     interval: tuple[float, float] | None
+    is_lower_better: bool = False
 
     @property
     def outcome(self) -> str:
         """`better` or `worse` where the interval is surely so, `level` where it holds 0."""
-        return outcome_of(self.interval)
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        higher, lower = ("worse", "better") if self.is_lower_better else ("better", "worse")
+        return higher if low > 0 else lower if high < 0 else "level"
 
 
 class Evaluated:
@@ -122,11 +119,40 @@ class Evaluated:
         if isinstance(found, dict) and "relative" not in found:
             found = found.get(metric)
         if isinstance(found, dict) and is_number(found.get("relative")):
-            return Difference(found["relative"], ends_of(found.get("interval")))
+            is_lower = self.description(metric)["better"] == "lower"
+            return Difference(found["relative"], ends_of(found.get("interval")), is_lower)
         model, other = self.figure(MODEL, metric), self.figure(key, metric)
         if is_number(model) and is_number(other) and other > 0:
             return Difference(model / other - 1.0, None)
         return Difference(None, None)
+
+    def description(self, metric: str) -> dict[str, Any]:
+        """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""
+        return metric_description(metric.partition("@")[0], self.part)
+
+    def title(self, metric: str) -> str:
+        """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
+        return metric_title(metric, self.part)
+
+    def is_beyond(self, metric: str) -> bool:
+        """Returns whether a metric tells of the lists, so that nobody can say what is better."""
+        return self.description(metric)["better"] is None
+
+    def name(self, key: str) -> str:
+        """Returns what a system is called at the head of a column."""
+        return subject_name(key, self.part)
+
+    def long_name(self, key: str) -> str:
+        """Returns what a system is called in a sentence."""
+        return _LONG_NAMES.get(key) or self.name(key)
+
+    def style(self, key: str) -> int:
+        """Returns the mark and dash of a system in every picture, see `scales`."""
+        if key in _STYLES:
+            return _STYLES.index(key)
+        own = [other for other in self.others if other not in _STYLES]
+        free = [n for n, other in enumerate(_STYLES) if n and other not in self.others]
+        return free[own.index(key) % len(free)] if free and key in own else len(_STYLES) - 1
 
     def interval_name(self) -> str:
         """Returns `95 % interval`; the share is left out where it isn't known."""
@@ -134,13 +160,6 @@ class Evaluated:
         if not is_number(confidence):
             return "interval"
         return f"{100 * confidence:g}\N{NO-BREAK SPACE}% interval"
-
-
-def outcome_of(interval: tuple[float, float] | None) -> str:
-    """Returns what an interval of a difference says; empty where there is none."""
-    if interval is None:
-        return ""
-    return "better" if interval[0] > 0 else "worse" if interval[1] < 0 else "level"
 
 
 def includes_repeats(part: Mapping[str, Any]) -> bool:
@@ -170,35 +189,24 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
 
 
 def style_of(key: str) -> int:
-    """Returns the mark and dash of a subject in every picture, see `pictures.keys`."""
-    known = list(_NAMES)
-    return known.index(key) if key in known else len(known)
+    """Returns the mark and dash of a system whose evaluation isn't at hand."""
+    return _STYLES.index(key) if key in _STYLES else len(_STYLES) - 1
 
 
-def subject_name(key: str) -> str:
-    """Returns what a subject is called at the head of a column."""
-    return _NAMES.get(key, key)
+def subject_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
+    """Returns what a system is called at the head of a column."""
+    return _OWN_NAMES.get(key) or baseline_title(key, evaluation)
 
 
-def long_name(key: str) -> str:
-    """Returns what a subject is called in a sentence."""
-    return _LONG_NAMES.get(key, subject_name(key))
-
-
-def metric_title(metric: str) -> str:
+def metric_title(metric: str, evaluation: Mapping[str, Any] | None = None) -> str:
     """Returns a metric's name for people: `NDCG@10`, `hit rate@10`."""
     family, at, k = metric.partition("@")
-    return f"{_SHOWN_TITLES.get(family, family.replace('_', ' '))}{at}{k}"
+    return f"{metric_description(family, evaluation)['title']}{at}{k}"
 
 
 def shown(metric: str, value: Any) -> str:
     """Returns a figure as people read it: a share of the catalogue in percent."""
     return share(value) if metric.startswith("coverage@") else figure(value)
-
-
-def is_beyond(metric: str) -> bool:
-    """Returns whether a metric tells of the lists and not of what was right."""
-    return metric.partition("@")[0] in _BEYOND
 
 
 def cut_offs(metrics: Sequence[str] | Mapping[str, Any]) -> list[int]:

@@ -1,11 +1,13 @@
-"""What came in: rows read, rows rejected and why, the split, the vocabularies."""
+"""What came in: rows, spans, the split, vocabularies and features."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -174,3 +176,116 @@ def _letter(row: dict[str, Any]) -> Letter:
     line = row.get("line")
     where = PurePath(str(row.get("file") or "file not known")).name
     return Letter(f"{where}, line {line:,}" if is_number(line) else where, text or "(empty row)")
+
+
+_NAMES = ("users", "items")
+_SHOWN_IDS = 5
+_SHOWN_ID_CHARACTERS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """How a vocabulary changed.
+
+    Attributes:
+        name: `users` or `items`.
+        facts: Name and figure.
+        examples: A few ids of each kind of change.
+    """
+
+    name: str
+    facts: list[tuple[str, str]]
+    examples: list[tuple[str, str]]
+
+
+def read_growths(artifacts: Artifacts) -> list[Growth]:
+    """Returns how each vocabulary changed."""
+    if artifacts.vocabularies is None:
+        raise MissingError("The run named no diff of its vocabularies.")
+    diff = read_json(artifacts.vocabularies / "diff.json", "The diff of the vocabularies")
+    return [_growth(name, diff[name]) for name in _NAMES if name in diff]
+
+
+def _growth(name: str, diff: dict[str, Any]) -> Growth:
+    facts = [
+        ("new ids", count(diff["new"])),
+        ("kept their row", count(diff["kept"])),
+        ("evicted", count(diff["evicted"])),
+        ("in recycled rows", count(diff["recycled"])),
+        ("seen too seldom", count(diff["below_min_count"])),
+        ("rows before", count(diff["rows_before"])),
+        ("rows now", count(diff["rows_after"])),
+        ("training events of unknown ids", share(diff["unknown_train_share"])),
+    ]
+    if is_number(diff["unknown_eval_share"]):
+        facts.append(("held-out events of unknown ids", share(diff["unknown_eval_share"])))
+    examples = [
+        (kind.replace("_", " "), ", ".join(_shortened(id_) for id_ in ids[:_SHOWN_IDS]))
+        for kind, ids in diff["examples"].items()
+        if ids
+    ]
+    return Growth(name, facts, examples)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_ID_CHARACTERS else f"{text[: _SHOWN_ID_CHARACTERS - 1]}…"
+
+
+_FOLDERS = {"items": "catalogue", "users": "user_features"}
+_BLOCK_ROWS = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureRow:
+    """One feature.
+
+    Attributes:
+        side: `items` or `users`.
+        name: Its name.
+        tokens: Rows of its table, padding left out.
+        known: Share of the side's rows that have a token.
+        mean: Tokens of those that have any.
+    """
+
+    side: str
+    name: str
+    tokens: str
+    known: str
+    mean: str
+
+
+def read_features(artifacts: Artifacts) -> list[FeatureRow]:
+    """Returns the features of both sides; none where the config has none."""
+    return [row for side in _FOLDERS for row in _of_side(artifacts.data, side)]
+
+
+def _of_side(data: Path, side: str) -> Iterator[FeatureRow]:
+    folder = data / _FOLDERS[side]
+    if side == "users" and not folder.exists():
+        return
+    for feature in read_json(folder / "features.json", f"The list of the {side}' features")[
+        "features"
+    ]:
+        name = feature["name"]
+        try:
+            bags = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise MissingError(f"The feature {name} can't be read: {error}.") from None
+        n_known, n_tokens = _counts(bags[1:])
+        yield FeatureRow(
+            side=side,
+            name=name,
+            tokens=count(feature["rows"] - 1),
+            known=share(n_known / max(1, len(bags) - 1)),
+            mean=f"{n_tokens / max(1, n_known):.1f}",
+        )
+
+
+def _counts(bags: np.ndarray) -> tuple[int, int]:
+    """Returns how many rows have a token, and how many tokens there are, block by block."""
+    n_known = n_tokens = 0
+    for start in range(0, len(bags), _BLOCK_ROWS):
+        present = np.asarray(bags[start : start + _BLOCK_ROWS]) > 0
+        n_known += int(present.any(axis=1).sum())
+        n_tokens += int(present.sum())
+    return n_known, n_tokens

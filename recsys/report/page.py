@@ -18,7 +18,6 @@ from markupsafe import Markup
 from recsys.report.artifacts import MissingError
 
 _FOLDER = Path(__file__).resolve().parent
-_STYLES = ("page.css", "tables.css", "pictures.css", "phone.css")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +79,8 @@ def _policy(style: str) -> str:
 
 def style_sheet() -> Markup:
     """Returns the style of every page."""
-    texts = [(_FOLDER / "styles" / name).read_text(encoding="utf-8") for name in _STYLES]
-    return Markup("\n".join(texts))  # noqa: S704 - our own files, not data
+    text = (_FOLDER / "templates" / "page.css").read_text(encoding="utf-8")
+    return Markup(text)  # noqa: S704 - our own file, not data
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.report.against import draw_over_k
+from recsys.report.comparisons import draw_over_k
 from recsys.report.evaluated import Evaluated
 from recsys.report.page import style_sheet
 

@@ -9,26 +9,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from recsys.report.against import read_against, read_over_k
 from recsys.report.artifacts import Artifacts
-from recsys.report.carried import read_carried
-from recsys.report.exposure import read_exposure
-from recsys.report.features import read_features
-from recsys.report.glance import read_glance
+from recsys.report.comparisons import read_against, read_over_k, read_slices
+from recsys.report.decision import Verdict, read_glance, read_tiles, read_verdict
 from recsys.report.index import INDEX
-from recsys.report.ingested import read_sources, read_split
-from recsys.report.metrics import read_beyond, read_metrics, read_other_protocol
-from recsys.report.neighbours import read_neighbours
+from recsys.report.ingested import read_features, read_growths, read_sources, read_split
+from recsys.report.metric_tables import read_beyond, read_metrics, read_other_protocol
 from recsys.report.page import read_part, render
-from recsys.report.people import read_people, read_unknown_people
-from recsys.report.provenance import config_text, read_bundle, read_fingerprints, read_versions
-from recsys.report.slices import read_slices
+from recsys.report.provenance import (
+    config_text,
+    read_bundle,
+    read_fingerprints,
+    read_run_steps,
+    read_versions,
+)
+from recsys.report.recommended import (
+    read_exposure,
+    read_neighbours,
+    read_people,
+    read_unknown_people,
+)
 from recsys.report.spans import read_spans
-from recsys.report.steps import read_run_steps
-from recsys.report.training import read_sharding, read_training
-from recsys.report.validation import copy_pages, read_validations
-from recsys.report.verdict import Verdict, read_tiles, read_verdict
-from recsys.report.vocabularies import read_growths
+from recsys.report.trained import read_carried, read_sharding, read_training
+from recsys.report.validated import copy_pages, read_validations
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "tiles": read_tiles,

@@ -9,9 +9,9 @@ from recsys.commit import commit_text
 from recsys.formats import ABSENT, change, count, counted, duration, figure, share, span
 from recsys.report.evaluated import metric_title
 from recsys.report.page import render
-from recsys.report.pictures.keys import key
-from recsys.report.pictures.lines import Lines, Series
-from recsys.report.pictures.picture import Picture
+from recsys.report.scales import key
+from recsys.report.charts import Lines, Series
+from recsys.report.charts import Picture
 from collections.abc import Mapping, Sequence
 import numpy as np
 from recsys.formats import is_number

@@ -1,13 +1,14 @@
-"""One interval as a whisker, small enough for a row of a table."""
+"""Small pictures as SVG, for a row of a table: intervals and counts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from recsys.report.pictures.scales import Scale
+from recsys.formats import is_number
+from recsys.report.scales import Scale
 
 _WIDTH, _HEIGHT, _PAD = 150, 18, 7
 _MIDDLE = _HEIGHT / 2
@@ -107,3 +108,32 @@ def _arrow(scale: Scale, way: int) -> str:
     back = tip - 6 * way
     corners = f"{tip:g},{_MIDDLE:g} {back:g},{_MIDDLE - 4.5:g} {back:g},{_MIDDLE + 4.5:g}"
     return f'<polygon class="arrow" points="{corners}"/>'
+
+
+_GAP = 1
+
+
+def draw_bars(counts: Sequence[float], width: int, height: int) -> Markup:
+    """Returns bars as high as `counts`; empty where there is nothing to see.
+
+    Args:
+        counts: Numbers that are not negative.
+        width: Width of the picture [pixels].
+        height: Height of the highest bar [pixels].
+    """
+    highest = max((one for one in counts if is_number(one)), default=0)
+    if highest <= 0:
+        return Markup()
+    step = width / len(counts)
+    bars = []
+    for i, one in enumerate(counts):
+        # What is there is seen, however little it is.
+        high = max(1.0, height * one / highest) if is_number(one) and one > 0 else 0.0
+        bars.append(
+            f'<rect x="{i * step:.1f}" y="{height - high:.1f}"'
+            f' width="{max(step - _GAP, 1):.1f}" height="{high:.1f}"/>'
+        )
+    return Markup(  # noqa: S704 - numbers only
+        f'<svg class="bar-chart" viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}" aria-hidden="true">{"".join(bars)}</svg>'
+    )

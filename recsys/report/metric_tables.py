@@ -1,22 +1,123 @@
-"""The metrics under the protocol that decides, under the other one, and of the lists."""
+"""Tables of metrics: the model beside all that it is compared with."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
-from recsys.formats import count, counted, is_number
+from recsys.formats import change, change_span, count, counted, is_number, span
 from recsys.report.artifacts import Artifacts, MissingError
 from recsys.report.evaluated import (
     BLESSED,
     Evaluated,
     cut_offs,
     includes_repeats,
-    is_beyond,
-    metric_title,
     repeats_in_words,
+    shown,
 )
-from recsys.report.figures_table import MEANINGS, Table, tabulate
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """The figure of what the model is compared with.
+
+    Attributes:
+        name: What it is called.
+        text: Its figure.
+        is_better: Whether it beats the model.
+    """
+
+    name: str
+    text: str
+    is_better: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One metric.
+
+    Attributes:
+        name: Its name.
+        meaning: What it says, in a line.
+        model: The model's figure.
+        interval: Its interval.
+        cells: The figures of the others, each under its name.
+        change: How far the model lies from the strongest of the others.
+        change_span: The interval of that.
+        outcome: `better`, `worse` or `level`; empty where nothing says.
+        decides: Whether the blessing rests on it.
+    """
+
+    name: str
+    meaning: str
+    model: str
+    interval: str
+    cells: list[Cell]
+    change: str
+    change_span: str
+    outcome: str
+    decides: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Several metrics of the same subjects.
+
+    Attributes:
+        rows: The metrics.
+        others: Names of what the model is compared with.
+        strongest: The one of them that the differences are from; empty where none is.
+        strongest_is: The same in a sentence.
+        interval_name: What the intervals are, `95 % interval`.
+        has_intervals: Whether any metric has one.
+        has_better: Whether any figure is better than the model's.
+    """
+
+    rows: list[Row]
+    others: list[str]
+    strongest: str
+    strongest_is: str
+    interval_name: str
+    has_intervals: bool
+    has_better: bool
+
+
+def tabulate(found: Evaluated, names: Iterable[str], *, is_chosen: bool) -> Table:
+    """Returns the metrics `names` of all subjects; with `is_chosen` one of them decides."""
+    strongest = found.strongest()
+    rows = [_row(found, name, strongest, is_chosen=is_chosen) for name in names]
+    return Table(
+        rows=rows,
+        others=[found.name(key) for key in found.others],
+        strongest="" if strongest is None else found.name(strongest),
+        strongest_is="" if strongest is None else found.long_name(strongest),
+        interval_name=found.interval_name(),
+        has_intervals=any(row.interval for row in rows),
+        has_better=any(cell.is_better for row in rows for cell in row.cells),
+    )
+
+
+def _row(found: Evaluated, name: str, strongest: str | None, *, is_chosen: bool) -> Row:
+    ends = found.interval(name)
+    model = found.metrics[name]
+    apart = None if strongest is None else found.difference(strongest, name)
+    cells, better = [], found.description(name)["better"]
+    for key in found.others:
+        figure = found.figure(key, name)
+        cells.append(Cell(found.name(key), shown(name, figure), _is_better(figure, model, better)))
+    return Row(
+        name=found.title(name),
+        meaning=found.description(name)["meaning"],
+        model=shown(name, model),
+        interval="" if ends is None else span(ends),
+        cells=cells,
+        change="" if apart is None else change(apart.relative),
+        change_span="" if apart is None or apart.interval is None else change_span(apart.interval),
+        outcome="" if apart is None or found.is_beyond(name) else apart.outcome,
+        decides=is_chosen and name == found.deciding,
+    )
+
 
 _PROTOCOLS = {
     "each_moment": (
@@ -83,7 +184,7 @@ def read_other_protocol(artifacts: Artifacts) -> Measured | None:
     part = evaluation.get("at_cut") or evaluation.get(other)
     if not isinstance(part, dict):
         raise MissingError("The evaluation holds one protocol only.")
-    named = {"confidence": evaluation.get("confidence"), **part}
+    named = {name: evaluation.get(name) for name in ("confidence", "descriptions")} | part
     found = Evaluated(named, artifacts.bless().get("metric"))
     # The verdict rests on the protocol that the config chose.
     return _measured(found, other, [], is_chosen=False)
@@ -92,20 +193,21 @@ def read_other_protocol(artifacts: Artifacts) -> Measured | None:
 def read_beyond(artifacts: Artifacts) -> Table:
     """Returns the metrics of the lists themselves, at the cut-off that decides if they have it."""
     found = Evaluated.of(artifacts)
-    names = [name for name in found.metrics if is_beyond(name)]
+    names = [name for name in found.metrics if found.is_beyond(name)]
     if not names:
         raise MissingError("The evaluation holds no metrics of the lists themselves.")
     ks = cut_offs(names)
     wanted = found.deciding.partition("@")[2]
     k = wanted if wanted.isdecimal() and int(wanted) in ks else str(min(ks, default=""))
-    order = list(MEANINGS)
+    order = list((found.part.get("descriptions") or {}).get("metrics") or ())
     at_k = [name for name in names if name.partition("@")[2] in ("", k)]
-    at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
+    if order:
+        at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
     return tabulate(found, at_k, is_chosen=False)
 
 
 def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: bool) -> Measured:
-    names = [name for name in found.metrics if not is_beyond(name)]
+    names = [name for name in found.metrics if not found.is_beyond(name)]
     k = found.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
     at_k = [name for name in names if name.partition("@")[2] in ("", k)]
     title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
@@ -118,7 +220,7 @@ def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: b
         basis=_basis(found.part, is_chosen=is_chosen),
         table=tabulate(found, at_k, is_chosen=is_chosen),
         all_cut_offs=everything,
-        deciding=metric_title(found.deciding),
+        deciding=found.title(found.deciding),
         notes=notes,
         split=str(found.part.get("meaning") or ""),
         warning=_warning(found.part),
@@ -173,3 +275,10 @@ def _notes(found: Evaluated) -> list[str]:
         queries = counted(left_out, "query was", "queries were")
         notes.append(f"{queries} left out: nothing but the answers was left to rank.")
     return notes
+
+
+def _is_better(figure: object, model: object, better: str | None) -> bool:
+    """Returns whether another system's figure beats the model's."""
+    if not (is_number(figure) and is_number(model)):
+        return False
+    return (better == "higher" and figure > model) or (better == "lower" and figure < model)

@@ -1,0 +1,163 @@
+"""Metrics and baselines of one's own, and evaluations from Python."""
+
+import json
+
+import numpy as np
+import pytest
+from evaluation_worlds import a_small_world
+
+from examples.custom_metric import RareRecall
+from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
+from recsys.data.dataset import Data
+from recsys.evaluation.api import compare, evaluate
+from recsys.evaluation.baselines.baseline import Baseline
+from recsys.evaluation.baselines.popularity import SameForAll
+from recsys.evaluation.result import Comparison, EvaluationResult
+from recsys.metrics.metric import Items, RankedLists
+from recsys.models import load_model
+from recsys.registry import register_baseline
+from recsys.report import write_report
+
+OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
+
+
+@register_baseline("newest_rows")
+class NewestRows(Baseline):
+    """Recommends the items with the highest rows."""
+
+    title = "newest rows"
+    scale: float = 1.0
+
+    def fit(self, data):
+        return SameForAll(self.scale * np.arange(len(data.is_item), dtype=np.float32), 7)
+
+
+@pytest.fixture(autouse=True)
+def two_users_are_enough(monkeypatch):
+    monkeypatch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return a_small_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def result(world):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recsys.evaluation.significance._FEWEST_USERS", 2)
+        config = EvaluateConfig(
+            k=(1, 3),
+            resamples=100,
+            metrics=("recall", "rare_recall", "mrr", "coverage"),
+            baselines=("popularity", {"type": "newest_rows", "scale": 2.0}),
+        )
+        bless = BlessConfig(metric="rare_recall@3", over={"newest_rows": 0.5}, sure_loss="allow")
+        stage = EvaluateStage(evaluate=config, bless=bless)
+        return evaluate(world.model, world.data, config=stage, progress=False)
+
+
+def test_a_metric_weighs_positives_by_the_bits_of_their_items():
+    items = Items(np.array([0, 3, 0]), np.array([False, True, True]), np.ones((3, 2)))
+    lists = RankedLists(np.array([1, 5]), np.zeros(2, int), 1, items=items, rows=np.array([1, 2]))
+    common, rare = items.information[1:]
+    [value] = RareRecall().per_query(lists, 3)
+    assert value == pytest.approx(common / (common + rare))
+    [plain] = RareRecall(power=0.0).per_query(lists, 3)
+    assert plain == 0.5
+
+
+def test_an_own_metric_and_baseline_go_through_intervals_slices_and_the_blessing(result):
+    content = result.content
+    assert {"rare_recall@1", "rare_recall@3"} <= content["metrics"].keys()
+    assert "rare_recall@3" in content["intervals"]
+    assert all("rare_recall@3" in part["metrics"] for part in content["slices"])
+    assert content["baselines"].keys() == {"popularity", "newest_rows"}
+    rules = {rule["against"] for rule in content["verdict"]["rules"]}
+    assert "newest_rows" in rules
+    assert any("newest rows" in reason for reason in content["verdict"]["reasons"])
+
+
+def test_the_report_has_their_titles_and_meanings(result, tmp_path):
+    result.save(tmp_path)
+    path = write_report(
+        tmp_path,
+        config={"name": "own", "bless": {"metric": "rare_recall@3"}},
+        dead_letters={},
+        data=tmp_path,
+        model=tmp_path,
+        evaluation=tmp_path,
+        bundle=None,
+        pushed=None,
+    )
+    page = path.read_text()
+    for words in ("rare recall@3", "recall that counts rare items more", "newest rows"):
+        assert words in page
+
+
+def test_a_rule_on_what_is_not_computed_names_what_is():
+    with pytest.raises(ValueError, match=r"must be one of recall@5, rare_recall@5"):
+        EvaluateStage(
+            evaluate=EvaluateConfig(k=(5,), metrics=("recall", "rare_recall")),
+            bless=BlessConfig(metric="ndcg@5"),
+        )
+
+
+def test_a_result_shows_itself(result, tmp_path):
+    assert "newest rows" in repr(result)
+    assert "rare_recall@3" in repr(result)
+    assert result.sentence in repr(result)
+    assert "<table>" in result._repr_html_()
+    frame = result.to_pandas()
+    assert frame.loc["mrr", "model"] == result.metrics["mrr"]
+    assert {"popularity", "newest rows"} <= set(frame.columns)
+    assert EvaluationResult.load(result.save(tmp_path).parent).metrics == result.metrics
+    page = result.plot().save(tmp_path / "plot.html").read_text()
+    assert "<svg" in page
+    assert "<script" not in page
+
+
+def test_models_in_memory_are_measured_as_their_folders_are(world):
+    options = {**OPTIONS, "progress": False}
+    by_folder = evaluate(world.model, world.data, **options)
+    trained = load_model(world.model)
+    for model in (trained, trained.model):
+        assert evaluate(model, Data(world.data), **options).metrics == by_folder.metrics
+
+
+def test_what_is_asked_for_drops_rules_on_what_is_not_measured(world):
+    result = evaluate(world.model, world.data, baselines=["newest_rows"], k=[2], progress=False)
+    assert result.content["verdict"]["metric"] == "recall@2"
+    assert list(result.baselines) == ["newest_rows"]
+
+
+def test_progress_is_reported_by_system(world):
+    seen = []
+    evaluate(world.model, world.data, **OPTIONS, progress=lambda *told: seen.append(told))
+    assert {system for system, _, _ in seen} == {"model", "popularity"}
+    assert all(0 < done <= total for _, done, total in seen)
+
+
+def test_a_model_compared_with_itself_is_the_same(world, tmp_path):
+    comparison = compare(world.model, world.model, world.data, k=[1, 3], progress=False)
+    assert comparison.better is None
+    assert "A and B are the same" in comparison.sentence
+    assert "B over A" in repr(comparison)
+    assert set(comparison.to_pandas().columns) >= {"a", "b", "difference"}
+    assert json.loads(comparison.save(tmp_path).read_text())["metric"] == "recall@1"
+
+
+@pytest.mark.parametrize(("better", "which"), [("higher", "b"), ("lower", "a")])
+def test_of_two_models_the_one_on_the_better_side_of_a_metric_is_better(better, which):
+    difference = {
+        "relative": 0.5, "interval": (0.2, 0.8), "difference": 0.1,
+        "difference_interval": (0.05, 0.15),
+    }  # fmt: skip
+    evaluation = {
+        "confidence": 0.95,
+        "metrics": {"m@1": 0.3},
+        "blessed_model": {"m@1": 0.2},
+        "comparisons": {"blessed_model": {"m@1": difference}},
+        "descriptions": {"metrics": {"m": {"title": "M", "meaning": "", "better": better}}},
+    }
+    assert Comparison(evaluation, "m@1").better == which
