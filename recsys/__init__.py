@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from recsys.serving.recommendations import LoadedBundle, load_bundle
     from recsys.strict import Strict
+    from recsys.training import Trainer, TrainingResult
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,8 @@ __all__ = [
     "TableConfig",
     "TrainConfig",
     "TrainedModel",
+    "Trainer",
+    "TrainingResult",
     "TwoTower",
     "TwoTowerConfig",
     "UsageError",
