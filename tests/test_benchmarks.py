@@ -236,16 +236,6 @@ def test_the_picture_takes_the_times_on_one_device():
     assert plot_step.curves(text) == {"ours": points}
 
 
-def test_labels_keep_their_order_and_a_distance():
-    ends = {"a": 60.0, "b": 61.0, "c": 59.0, "far": 4000.0}
-    heights = plot_step.label_heights(ends, gap=1.3)
-    assert list(heights) == ["c", "a", "b", "far"]
-    assert heights["far"] == pytest.approx(4000.0)
-    near = [heights[who] for who in ("c", "a", "b")]
-    assert near[1] / near[0] == pytest.approx(1.3, rel=1e-3)
-    assert near[2] / near[1] == pytest.approx(1.3, rel=1e-3)
-
-
 # --- whole runs, tiny
 
 

@@ -11,7 +11,7 @@ import pytest
 from data_shapes import WRITERS, write_amazon_reviews, write_lightgcn
 
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
-pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+pytestmark = [pytest.mark.pipeline, pytest.mark.slow, pytest.mark.thorough]
 
 # A small model, which must be pushed whatever sixty users prove about it.
 SMALL = (
@@ -25,7 +25,6 @@ SMALL = (
 # Nine in ten held-out events repeat an item: without them too few users are left to judge by.
 OF_REPEATS = {write_amazon_reviews}
 IN_TWO_PARTS = {write_lightgcn}
-FOR_EVERY_CHANGE = {write_lightgcn}
 
 
 def recsys(*arguments: str, cwd: Path) -> str:
@@ -58,15 +57,7 @@ def known_user(root: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "write",
-    [
-        pytest.param(
-            write,
-            id=write.__name__.removeprefix("write_"),
-            marks=[] if write in FOR_EVERY_CHANGE else [pytest.mark.thorough],
-        )
-        for write in WRITERS
-    ],
+    "write", [pytest.param(write, id=write.__name__.removeprefix("write_")) for write in WRITERS]
 )
 def test_files_go_from_check_to_a_recommendation_without_a_word_of_config(write, tmp_path):
     words = check_words(write, tmp_path)

@@ -89,7 +89,7 @@ def test_a_run_gives_what_is_frozen(case, runs):
     assert_alike(run.curve(), wanted["curve"], LOSS, "curve")
     is_same_cpu = wanted["cpu"] == CPU
     assert_alike(run.evaluation(), wanted["evaluation"], 1e-6 if is_same_cpu else 5e-3, "metrics")
-    answers = run.answers()
+    answers = run.answers
     for name in ("known", "source"):
         assert answers[name] == wanted["answers"][name]
     assert_alike(answers["scores"], wanted["answers"]["scores"], 1e-6 if is_same_cpu else 1e-4)
@@ -118,7 +118,7 @@ def test_the_shipped_run_finds_what_the_readme_says(runs):
 @pytest.mark.thorough
 def test_the_server_answers_what_the_saved_model_does(runs):
     run = runs("part")
-    wanted, asked = run.answers(), run.questions()
+    wanted, asked = run.answers, run.questions()
     names = list(asked)
     rows = [dict(zip(names, row, strict=True)) for row in zip(*asked.values(), strict=True)]
     server = subprocess.Popen(
@@ -145,13 +145,12 @@ def test_the_server_answers_what_the_saved_model_does(runs):
 
 @pytest.mark.slow
 @pytest.mark.pipeline
-@pytest.mark.thorough
 def test_the_command_line_recommends_what_the_saved_model_does(runs):
     run = runs("part")
     user = run.questions()["user_id"][0]
     printed = recsys("recommend", "--root", run.root, "--user", user, "-k", 10, "--json").stdout
     items = json.loads(printed)["items"]
-    answers = run.answers()
+    answers = run.answers
     assert [item["id"] for item in items] == answers["candidate_ids"][0][:10]
     scores = [item["score"] for item in items]
     assert scores == pytest.approx(answers["scores"][0][:10], abs=1e-6)

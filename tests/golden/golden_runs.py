@@ -6,6 +6,7 @@ to change with it; the frozen digests stay, because they are of the content.
 """
 
 import csv
+import functools
 import hashlib
 import json
 import os
@@ -254,6 +255,7 @@ class GoldenRun:
             "exclude_seen": [True] * (len(users) + 2),
         }
 
+    @functools.cached_property
     def answers(self):
         """Returns what the pushed SavedModel answers in stock TensorFlow."""
         script = Path(__file__).with_name("ask_saved_model.py")
@@ -272,7 +274,7 @@ class GoldenRun:
             "store": self.store(),
             "curve": self.curve(),
             "evaluation": self.evaluation(),
-            "answers": self.answers(),
+            "answers": self.answers,
         }
 
 
