@@ -56,7 +56,7 @@ from recsys.evaluation import measurement
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.scores import DotProducts
 from recsys.metrics.metric import Items
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 BENCH = "evaluate"
 PEERS = ("jax", "tfrs")
@@ -192,9 +192,9 @@ def evaluate(case: Case, data: Data) -> measurement.Measured:
     return measurement.measure(DotProducts(data.query, data.candidates), asked)
 
 
-def _ragged(rows: np.ndarray) -> Ragged:
+def _ragged(rows: np.ndarray) -> RaggedRows:
     n, width = rows.shape
-    return Ragged(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
+    return RaggedRows(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
 
 
 def digest(found: measurement.Measured) -> str:

@@ -359,7 +359,7 @@ def write_world(folder: Path, kind: str, n_items: int, n_queries: int, dim: int,
     """
     from recsys.evaluation.ranking import rank
     from recsys.evaluation.scores import DotProducts
-    from recsys.ragged import Ragged
+    from recsys.ragged import RaggedRows
 
     rng = np.random.default_rng(0)
     draw = _Clusters(rng, n_items, dim) if kind == "clusters" else _Uniform(rng, dim)
@@ -368,7 +368,7 @@ def write_world(folder: Path, kind: str, n_items: int, n_queries: int, dim: int,
         stop = min(start + _BLOCK, n_items + 1)
         items[start:stop] = draw(stop - start, _SPREAD)
     queries = draw(n_queries, _QUERY_SPREAD)
-    nothing = Ragged(np.zeros(0, np.int32), np.zeros(n_queries + 1, np.int64))
+    nothing = RaggedRows(np.zeros(0, np.int32), np.zeros(n_queries + 1, np.int64))
     is_item = np.arange(n_items + 1) > 0
     best = rank(DotProducts(queries, items), nothing, nothing, is_item, k).top
     for name, values in {"items": items, "queries": queries, "best": best}.items():

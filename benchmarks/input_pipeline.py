@@ -34,10 +34,10 @@ from benchmarks.measure import module, options_of, print_line, watch, words_of
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.held_back import training_events
 from recsys.data.read_ahead import read_ahead
 from recsys.data.shard import EVENTS_OF_A_SHARD, write_shard
 from recsys.data.store import InteractionStore, write_manifest
+from recsys.data.training_events import training_events
 
 _CASES = ("ids", "history", "known", "others", "model", "popular", "validated", "feed")
 _WHOLE_MODEL = ("model", "popular", "validated", "feed")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from recsys.config import Config, MeanConfig, MeshConfig, TrainConfig
+from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.planner import (
@@ -26,7 +27,6 @@ from recsys.losses import softmax_blocks
 from recsys.models.retrieval import model_tables
 from recsys.models.size import n_activations, n_tower_weights, two_tower_config
 from recsys.models.spec import FeatureSpec, ModelSpec
-from recsys.table_rows import TableRows
 
 _FLOAT_BYTES = 4
 _SLOTS = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 0}

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from recsys.config import Config, MeshConfig
+from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
 from recsys.embedding.optimizers import row_optimizer
 from recsys.embedding.table import checked_columns
 from recsys.errors import RecsysError, UsageError
 from recsys.models.retrieval import model_tables
 from recsys.plan import Plan, make_plan, model_spec
-from recsys.table_rows import TableRows
 from recsys.training.preconditions import uneven, uneven_errors
 
 MOST_DEVICES = 4096

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Ragged:
+class RaggedRows:
     """Lists of item rows, laid end to end.
 
     Attributes:
@@ -21,7 +21,7 @@ class Ragged:
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, lists: Iterable[np.ndarray]) -> Ragged:
+    def of(cls, lists: Iterable[np.ndarray]) -> RaggedRows:
         """Lays `lists` of item rows end to end."""
         none = np.zeros(0, np.int32)
         parts = [none, *lists]
@@ -29,7 +29,7 @@ class Ragged:
         return cls(np.concatenate(parts).astype(np.int32), offsets)
 
     @classmethod
-    def empty(cls, n_lists: int) -> Ragged:
+    def empty(cls, n_lists: int) -> RaggedRows:
         """Returns lists without entries."""
         return cls(np.zeros(0, np.int32), np.zeros(n_lists + 1, np.int64))
 
@@ -40,10 +40,10 @@ class Ragged:
         """Returns the list `[n]` that each entry belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
-    def part(self, block: slice) -> Ragged:
+    def part(self, block: slice) -> RaggedRows:
         """Returns the lists of `block`."""
         offsets = self.offsets[block.start : block.stop + 1]
-        return Ragged(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
+        return RaggedRows(self.rows[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def blocks(self, most: int) -> Iterator[slice]:
         """Yields slices of the lists, of about `most` entries each or of one long list."""
@@ -54,12 +54,12 @@ class Ragged:
             yield slice(start, end)
             start = end
 
-    def select(self, chosen: np.ndarray) -> Ragged:
+    def select(self, chosen: np.ndarray) -> RaggedRows:
         """Returns the lists `chosen` `[n]`: a mask, or places."""
         places = np.arange(len(self))[chosen]
         counts = np.diff(self.offsets)[places]
         rows = self.rows[ranges(self.offsets[places], counts)]
-        return Ragged(rows, np.concatenate([[0], np.cumsum(counts)]))
+        return RaggedRows(rows, np.concatenate([[0], np.cumsum(counts)]))
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

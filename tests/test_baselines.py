@@ -15,7 +15,7 @@ from baseline_worlds import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data.sharded_column import ShardedColumn
+from recsys.data.event_log import ShardedColumn
 from recsys.evaluation.baselines import baseline as learning
 from recsys.evaluation.baselines.baseline import LeftOutError
 

@@ -21,10 +21,9 @@ from recsys.cli import main
 from recsys.cli.plan import parse_bytes
 from recsys.config_file import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.raw_counts import count_raw
+from recsys.data.table_rows import count_raw, find_rows, parse_rows
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
-from recsys.table_rows import find_rows, parse_rows
 
 ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
 
@@ -107,7 +106,7 @@ def test_the_shipped_data_are_counted_as_python_counts_them():
 
 def test_counting_does_not_depend_on_the_blocks_of_a_file(config, monkeypatch):
     whole = count_raw(load_config(config).data)
-    monkeypatch.setattr("recsys.data.raw_counts._LOOSE", 0)
+    monkeypatch.setattr("recsys.data.table_rows._LOOSE", 0)
     assert count_raw(load_config(config).data) == whole
 
 

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from recsys.data.buckets import hash_buckets
-from recsys.data.farmhash import fingerprints, text_bounds
+from recsys.data.farmhash import fingerprints, hash_buckets, text_bounds
 
 farmhash = pytest.importorskip("farmhash")
 

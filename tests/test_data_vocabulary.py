@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from recsys.config import VocabularyConfig
-from recsys.data import id_index
-from recsys.data.id_counts import SCHEMA, count_ids, merge_counts
-from recsys.data.id_index import IdIndex
-from recsys.data.vocabulary import Vocabulary
+from recsys.data import vocabulary as vocabulary_module
+from recsys.data.vocabulary import COUNTS_SCHEMA, IdIndex, Vocabulary, count_ids, merge_counts
 from recsys.data.vocabulary_growth import grow, rows_to_reset
 from recsys.errors import RecsysError
 
@@ -26,7 +24,8 @@ def counted(seen):
     rows = [(id_, count, day * DAY) for id_, (count, day) in seen.items()]
     columns = list(zip(*rows, strict=True)) if rows else [[]] * 3
     return pa.table(
-        [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], SCHEMA.names
+        [pa.array(c, f.type) for c, f in zip(columns, COUNTS_SCHEMA, strict=True)],
+        COUNTS_SCHEMA.names,
     )
 
 
@@ -48,7 +47,7 @@ def test_counts_are_those_of_a_counter_however_the_events_are_split(events, n_pa
         ids = pa.array([id_ for id_, _ in mine], pa.string())
         parts.append(count_ids(ids, pa.array([t for _, t in mine], pa.int64())))
     merged = merge_counts(parts)
-    assert merged.schema == SCHEMA
+    assert merged.schema == COUNTS_SCHEMA
     got = {row["id"]: (row["count"], row["last_seen"]) for row in merged.to_pylist()}
     counts = Counter(id_ for id_, _ in events)
     assert len(merged) == len(got)
@@ -159,7 +158,7 @@ def test_a_member_of_the_catalogue_keeps_its_row_however_old():
 def test_an_id_that_was_counted_twice_is_refused(ids):
     columns = [pa.array(ids, pa.large_string()), pa.array([1, 2]), pa.array([0, 0])]
     with pytest.raises(RecsysError, match="R214"):
-        grow(None, pa.table(columns, SCHEMA.names), VocabularyConfig(), DAY)
+        grow(None, pa.table(columns, COUNTS_SCHEMA.names), VocabularyConfig(), DAY)
 
 
 def test_other_hash_rows_are_refused():
@@ -311,7 +310,7 @@ def test_an_index_finds_what_a_dict_finds_even_where_fingerprints_collide(ids, a
 
     with pytest.MonkeyPatch.context() as patch:
         if n_hashes:
-            patch.setattr(id_index, "fingerprints", colliding)
+            patch.setattr(vocabulary_module, "fingerprints", colliding)
         index = IdIndex(pa.array([*ids, None], pa.large_string()))
         wanted = pa.array([*asked, *ids], pa.large_string())
         place = {id_: n for n, id_ in enumerate(ids)}

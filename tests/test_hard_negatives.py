@@ -5,7 +5,7 @@ import pytest
 from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.config import HardNegativesConfig
-from recsys.data.hard_negatives import HardNegatives
+from recsys.data.sampling import HardNegatives
 from recsys.errors import RecsysError
 from recsys.training import callbacks
 from recsys.training.callbacks import mine_hard_negatives

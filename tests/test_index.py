@@ -10,7 +10,7 @@ pytest.importorskip("faiss", reason="needs FAISS")
 
 from recsys.config.index import IndexConfig
 from recsys.errors import RecsysError
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.serving import ranker as exact_module
 from recsys.serving import ranker as ranker_module
 from recsys.serving.ann_index import read_index
@@ -65,7 +65,7 @@ def by_hand(world, query, hidden, k, allowed=None):
 def test_the_index_finds_what_was_asked_for_and_scores_are_exact(world, built, ranker):
     items, _, queries = world
     fresh = queries[::-1][:100] + np.float32(0.01)
-    rows, scores = ranker.best(fresh, Ragged.empty(100), _K)
+    rows, scores = ranker.best(fresh, RaggedRows.empty(100), _K)
     exact = np.stack([by_hand(world, query, [], _K) for query in fresh])
     assert recall_of(rows, exact) > 0.88
     np.testing.assert_allclose(scores, np.einsum("qd,qkd->qk", fresh, items[rows]), atol=1e-5)
@@ -78,8 +78,8 @@ def test_the_index_finds_what_was_asked_for_and_scores_are_exact(world, built, r
 
 def test_what_is_hidden_never_comes_back_and_makes_room_for_the_next(world, ranker):
     queries = world[2][:8]
-    first, _ = ranker.best(queries, Ragged.empty(8), _K)
-    hidden = Ragged.of([row[:number] for number, row in enumerate(first)])
+    first, _ = ranker.best(queries, RaggedRows.empty(8), _K)
+    hidden = RaggedRows.of([row[:number] for number, row in enumerate(first)])
     rows, _ = ranker.best(queries, hidden, _K)
     for number, row in enumerate(rows):
         assert not set(row) & set(first[number][:number])
@@ -92,7 +92,7 @@ def test_an_answer_is_exact_and_whole_where_the_index_finds_too_few(world, ranke
     _, is_item, queries = world
     kept = np.flatnonzero(is_item)[::150]
     hidden = np.setdiff1d(np.flatnonzero(is_item), kept).astype(np.int32)
-    rows, scores = ranker.best(queries[:2], Ragged.of([hidden, hidden[:0]]), len(kept) + 3)
+    rows, scores = ranker.best(queries[:2], RaggedRows.of([hidden, hidden[:0]]), len(kept) + 3)
     assert list(rows[0][: len(kept)]) == list(by_hand(world, queries[0], hidden, len(kept)))
     assert list(rows[0][len(kept) :]) == [0, 0, 0]
     assert np.isneginf(scores[0][len(kept) :]).all()
@@ -105,7 +105,7 @@ def test_allow_lists_are_exact_however_few_they_allow(world, ranker, share, has_
     items, is_item, queries = world
     allowed = np.random.default_rng(5).random(len(items)) < share
     asked = ranker if has_index else Ranker(items, is_item)
-    hidden = Ragged.of([by_hand(world, queries[0], [], 3, allowed).astype(np.int32), []])
+    hidden = RaggedRows.of([by_hand(world, queries[0], [], 3, allowed).astype(np.int32), []])
     rows, _ = asked.best(queries[:2], hidden, _K, allowed)
     for number in range(2):
         mine = by_hand(world, queries[number], hidden.part(slice(number, number + 1)).rows, _K,
@@ -120,8 +120,8 @@ def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built
     by_effort = [Ranker(items, is_item, index, n) for n in (1, index.n_lists // 4)]
     can_look = ExactItems(items, is_item).is_rounded
     assert [one.is_exact for one in by_effort] == [False, can_look]
-    all_looked_at = Ranker(items, is_item).best(queries[:50], Ragged.empty(50), _K)[0]
-    few, many = (recall_of(one.best(queries[:50], Ragged.empty(50), _K)[0], all_looked_at)
+    all_looked_at = Ranker(items, is_item).best(queries[:50], RaggedRows.empty(50), _K)[0]
+    few, many = (recall_of(one.best(queries[:50], RaggedRows.empty(50), _K)[0], all_looked_at)
                  for one in by_effort)  # fmt: skip
     assert few < 0.9
     assert many == 1 or not can_look
@@ -129,7 +129,7 @@ def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built
 
 def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):
     items, is_item, queries = world
-    hidden = Ragged.of([np.arange(n, dtype=np.int32) for n in range(50)])
+    hidden = RaggedRows.of([np.arange(n, dtype=np.int32) for n in range(50)])
     ranked = Ranker(items, is_item).best(queries[:50], hidden, _K)
     status = exact_module.kernels.status()
     monkeypatch.setattr(

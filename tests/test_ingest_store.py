@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
-from recsys.data.buckets import hash_buckets
 from recsys.data.examples import read_examples, write_examples
-from recsys.data.id_counts import count_ids
+from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_events, write_index
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.store import InteractionStore
+from recsys.data.vocabulary import count_ids
 from recsys.data.vocabulary_growth import grow
 
 _CUT = 6

@@ -8,13 +8,13 @@ import pytest
 import recsys.kernels.ranking
 from recsys import kernels
 from recsys.kernels.ranking import RankResults, rank_queries
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 
 
 def lists(sizes, n_rows, random):
-    return Ragged.of([random.integers(0, n_rows, n).astype(np.int32) for n in sizes])
+    return RaggedRows.of([random.integers(0, n_rows, n).astype(np.int32) for n in sizes])
 
 
 def case(n_queries, n_rows, dim, seed=0):
@@ -84,16 +84,16 @@ def test_the_best_are_found_in_whatever_order_they_come(order):
         np.arange(5000, dtype=np.float32)[None] * {"rising": 1, "falling": -1, "equal": 0}[order]
     )
     bias = np.zeros(5000, np.float32)
-    none = Ragged.of([np.zeros(0, np.int32)])
-    positives = Ragged.of([np.array([4999, 0, 2500], np.int32)])
+    none = RaggedRows.of([np.zeros(0, np.int32)])
+    positives = RaggedRows.of([np.array([4999, 0, 2500], np.int32)])
     found = ranked(None, scores, bias, positives, none, 333)
     assert_right(found, scores, bias, positives, none, 333)
 
 
 def test_zero_is_zero_whatever_its_sign():
     scores, bias = np.array([[-0.0, 0.0, -0.0]], np.float32), np.full(3, -0.0, np.float32)
-    positives = Ragged.of([np.array([0, 1, 2], np.int32)])
-    found = ranked(None, scores, bias, positives, Ragged.of([positives.rows[:0]]), 2)
+    positives = RaggedRows.of([np.array([0, 1, 2], np.int32)])
+    found = ranked(None, scores, bias, positives, RaggedRows.of([positives.rows[:0]]), 2)
     assert found.ranks.tolist() == [1, 2, 3]
     assert found.top.tolist() == [[0, 1]]
 
@@ -103,8 +103,8 @@ def test_ties_are_exact_at_the_ends_of_what_a_number_can_be(highest):
     bias = np.zeros(400, np.float32)
     scores = np.random.default_rng(0).choice(np.float32([highest, -np.inf]), (2, 400))
     scores[:, [9, 100, 200, 350]] = highest
-    lists = Ragged.of([np.array([9, 100, 350], np.int32), np.array([200], np.int32)])
-    seen = Ragged.of([np.array([8, 399], np.int32)] * 2)
+    lists = RaggedRows.of([np.array([9, 100, 350], np.int32), np.array([200], np.int32)])
+    seen = RaggedRows.of([np.array([8, 399], np.int32)] * 2)
     assert_right(ranked(None, scores, bias, lists, seen, 0), scores, bias, lists, seen, 0)
 
 
@@ -132,7 +132,7 @@ def test_a_score_that_is_no_number_is_told_unless_it_is_no_candidates():
     bias[3] = np.nan
     scores = np.zeros((3, 100), np.float32)
     scores[:, 3] = scores[1, 99] = np.nan
-    none = Ragged.of([np.zeros(0, np.int32)] * 3)
+    none = RaggedRows.of([np.zeros(0, np.int32)] * 3)
     assert ranked(None, scores, bias, none, none, 5).not_a_number.tolist() == [-1, 99, -1]
 
 

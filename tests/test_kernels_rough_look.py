@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import recsys.kernels.ranking
 from recsys import kernels
 from recsys.kernels.ranking import RankResults, RoundedItems, TopResults, rank_queries
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.serving.ranker import ExactItems
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
@@ -66,7 +66,7 @@ def case(rng, kind, n_queries, n_rows, dim):
     is_item = rng.random(n_rows) < 0.9
     sizes = rng.integers(0, 40, n_queries) * rng.integers(0, 2, n_queries)
     sizes[0] = n_rows // 3
-    hidden = Ragged.of([rng.integers(0, n_rows, size) for size in sizes])
+    hidden = RaggedRows.of([rng.integers(0, n_rows, size) for size in sizes])
     return query, table, is_item, hidden
 
 
@@ -74,7 +74,7 @@ def by_floats(query, table, is_item, hidden, k):
     """Returns what the kernel finds that looks at all products of floats."""
     out = RankResults.empty(0, len(query), k)
     bias = np.where(is_item, np.float32(0), np.float32(np.nan))
-    none = Ragged.empty(len(query))
+    none = RaggedRows.empty(len(query))
     rank_queries(slice(0, len(query)), query, table, bias, none, hidden, out)
     return out.top, out.top_scores
 
@@ -141,7 +141,7 @@ def test_a_sample_that_is_not_fair_is_noticed():
     table, query = normal(rng, 48 * 400, 20), np.abs(normal(rng, 9, 20))
     best = np.arange(len(table)) % 400 < 4  # What is looked at first.
     table[best] = 9 + np.abs(table[best])
-    is_item, hidden = np.ones(len(table), bool), Ragged.empty(9)
+    is_item, hidden = np.ones(len(table), bool), RaggedRows.empty(9)
     assert by_bytes(query, table, is_item, hidden, 100).is_given_up.all()
     found = ExactItems(table, is_item).best(query, hidden, 100)
     assert_same(found, by_floats(query, table, is_item, hidden, 100))

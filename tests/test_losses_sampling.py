@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from softmax_reference import use_kernels
 
-from recsys.data.inclusion import inclusion_log_probability
+from recsys.data.sampling import inclusion_log_probability
 from recsys.losses import sampled_softmax
 
 # --- the full softmax

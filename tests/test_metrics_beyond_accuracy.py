@@ -15,13 +15,13 @@ from recsys.metrics.metric import (
     times_shown,
     totals,
 )
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 COUNTS = np.array([0, 7, 3, 0, 1])
 IS_ITEM = np.array([False, True, True, True, True])
 ITEMS = Items(COUNTS, IS_ITEM, np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32))
 TOP = np.array([[1, 2, 3], [4, 0, 0]])
-SEEN = Ragged.of([np.array([2, 4, 0]), np.array([], int)])
+SEEN = RaggedRows.of([np.array([2, 4, 0]), np.array([], int)])
 
 
 def ranked(top, items, before=None):
@@ -62,7 +62,7 @@ def test_without_a_history_there_is_no_popularity_lift():
 def test_rows_that_several_items_share_are_no_history(monkeypatch):
     is_item = np.array([False, False, True, True, True])  # Row 1 is a hash row.
     items = Items(np.array([0, 100_000, 3, 0, 1]), is_item, ITEMS.embeddings)
-    seen = Ragged.of([np.array([1, 2]), np.array([1]), np.array([2, 4])])
+    seen = RaggedRows.of([np.array([1, 2]), np.array([1]), np.array([2, 4])])
     whole = popularity_before(seen, items)
     assert whole.tolist() == pytest.approx([3.0, np.nan, 2.0], nan_ok=True)
     monkeypatch.setattr("recsys.metrics.metric._BLOCK_ROWS", 1)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from recsys import kernels
 from recsys.config_file import default_config_path, load_config
+from recsys.data.table_rows import TableRows
 from recsys.embedding import (
     Adagrad,
     FeatureConfig,
@@ -44,7 +45,6 @@ from recsys.models.size import n_activations
 from recsys.models.two_tower import TwoTower
 from recsys.plan import feature_shapes, make_plan, model_spec, n_tower_weights
 from recsys.plan_advice import changes, obstacles
-from recsys.table_rows import TableRows
 from recsys.training.optimizers import tower_optimizer
 
 N = 8

@@ -12,7 +12,7 @@ from recsys.errors import RecsysError
 from recsys.evaluation import ranking_devices, ranking_host
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 WAYS = ["native", "jax"]
 
@@ -40,7 +40,7 @@ class Given:
 
 
 def ragged(lists):
-    return Ragged.of([np.array(rows, np.int32) for rows in lists])
+    return RaggedRows.of([np.array(rows, np.int32) for rows in lists])
 
 
 def by_sorting(scores, positives, seen, is_candidate):

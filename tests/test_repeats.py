@@ -22,8 +22,8 @@ from recsys.config import (
 )
 from recsys.config_file import load_config, load_stage
 from recsys.data.catalogue import Catalogue
-from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore, write_store
+from recsys.data.training_events import training_events
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.ranking import rank
@@ -31,7 +31,7 @@ from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.training.validation import Validation
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4
@@ -256,9 +256,9 @@ def test_a_mean_of_the_history_finds_no_repeats_that_are_masked(monkeypatch, nat
         if taken & set(seen)
     ]
     query = np.array([items[seen].mean(axis=0) for seen, _ in asked], np.float32)
-    lists = [Ragged.of(map(np.array, part)) for part in zip(*asked, strict=True)]
+    lists = [RaggedRows.of(map(np.array, part)) for part in zip(*asked, strict=True)]
     scorer, is_item = DotProducts(query, items), np.arange(ITEMS + 1) > 0
-    free = rank(scorer, lists[1], Ragged.empty(len(asked)), is_item, 1)
+    free = rank(scorer, lists[1], RaggedRows.empty(len(asked)), is_item, 1)
     masked = rank(scorer, lists[1], lists[0], is_item, 1)
     assert (free.ranks == 1).mean() > 0.2
     assert (masked.ranks == masked.n_ranked[lists[1].owner()] + 1).all()

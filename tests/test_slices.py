@@ -6,7 +6,7 @@ import pytest
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.slices import Known, make_slices
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 HOUR, DAY = 3600, 24 * 3600
 # Of 16 training positives items 1 … 6 have these; item 6 is cold, row 0 is no item.
@@ -19,7 +19,7 @@ CATALOGUE = Catalogue(["", *"abcdef"], ["", *"ABCDEF"], (GENRES,))
 
 
 def lists(*rows):
-    return Ragged.of([np.array(one, np.int32) for one in rows])
+    return RaggedRows.of([np.array(one, np.int32) for one in rows])
 
 
 QUERIES = Queries(
@@ -95,7 +95,7 @@ def test_only_the_most_frequent_values_are_slices():
     ids = ["", *(str(i) for i in range(n))]
     rows = np.repeat(np.arange(1, n + 1), np.arange(1, n + 1))
     queries = Queries(
-        np.zeros(1, int), np.zeros(1, int), lists([]), Ragged(rows, np.array([0, len(rows)]))
+        np.zeros(1, int), np.zeros(1, int), lists([]), RaggedRows(rows, np.array([0, len(rows)]))
     )
     known = Known(np.array([True]), np.ones(n + 1), Catalogue(ids, ids, (feature,)), (), ("tag",))
     tags = [part.name for part in make_slices(queries, known) if part.kind == "tag"]

@@ -19,9 +19,9 @@ from recsys.config import (
     ValidationConfig,
 )
 from recsys.data.batches import BatchSource
-from recsys.data.held_back import held_back, training_events
 from recsys.data.histories import serving_histories
 from recsys.data.split_rule import SplitRule
+from recsys.data.training_events import held_back, training_events
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import make_queries, protocol_of

@@ -7,9 +7,15 @@ import pyarrow as pa
 import pytest
 
 from recsys.config import read_feature
-from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
-from recsys.data.catalogue_build import write_features, write_titles
-from recsys.data.token_names import TokenNames, write_token_names
+from recsys.data.catalogue import (
+    Catalogue,
+    FeatureBags,
+    TokenNames,
+    open_user_features,
+    write_features,
+    write_titles,
+    write_token_names,
+)
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 

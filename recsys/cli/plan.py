@@ -17,8 +17,8 @@ from recsys.cli.failure import print_error
 from recsys.cli.plan_view import plain_size, show_plan
 from recsys.config import with_mesh
 from recsys.config_file import default_config_path, load_config
+from recsys.data.table_rows import TableRows, find_rows, parse_rows
 from recsys.errors import RecsysError, UsageError
-from recsys.table_rows import TableRows, find_rows, parse_rows
 
 if TYPE_CHECKING:
     from recsys.plan import Part, Plan

@@ -14,12 +14,11 @@ from typing import Self
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.candidates import Candidates
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.example_reader import Examples, read_examples
-from recsys.data.hard_negatives import HardNegatives
-from recsys.data.kept_events import KeptEvents
+from recsys.data.event_reader import EventBlock, read_events
 from recsys.data.permutation import Permutation
+from recsys.data.sampling import Candidates, HardNegatives
+from recsys.data.training_events import KeptEvents
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
@@ -117,7 +116,7 @@ class BatchSource:
         n, train = self.batch_size, self.train
         epoch, position = divmod(first, self.steps_per_epoch)
         numbers = self._permutation(epoch)[np.arange(position * n, (position + end - first) * n)]
-        examples = read_examples(
+        examples = read_events(
             self.events, numbers, self.model, train.known_positives, train.user_balance
         )
         return [
@@ -125,7 +124,7 @@ class BatchSource:
             for i in range(end - first)
         ]
 
-    def _batch(self, step: int, examples: Examples) -> Batch:
+    def _batch(self, step: int, examples: EventBlock) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
         item_row = self._candidates.of_batch(examples.item_row, random)
         user_row = _drop(examples.user_row, self.model.id_dropout, random)

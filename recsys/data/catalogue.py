@@ -5,7 +5,7 @@ Layout of a catalogue, and of the folder of the users' features, which has no ti
     features.json       features: name, rows, width, in the order of the config
     titles.parquet      id and title of each item row from 1 on; no id, no item
     <feature>.npy       token rows `[rows, width]` int32, 0 is padding
-    <feature>.tokens.parquet    what they stand for, see `recsys.data.token_names`
+    <feature>.tokens.parquet    what they stand for, see `recsys.data.catalogue`
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recsys.system.files import DAMAGE, read_json
-from recsys.data.token_names import open_token_names, write_token_names
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
+from recsys.system.files import DAMAGE, read_json
 
 SUMMARY, TITLES = "features.json", "titles.parquet"
 
@@ -153,3 +154,158 @@ def _damaged(folder: Path, found: str) -> RecsysError:
         "Name the folder that the InteractionEncoder wrote, or run again.",
         found,
     )
+
+
+def write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None:
+    """Writes the names of the token rows `[rows]` of a feature.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    pq.write_table(pa.table({"token": pa.array(names, pa.string())}), _path(folder, feature))
+
+
+def open_token_names(folder: Path, feature: str, n_rows: int) -> TokenNames | None:
+    """Returns the names of the `n_rows` token rows of a feature; None where there are none."""
+    path = _path(folder, feature)
+    return TokenNames(path, n_rows) if path.exists() else None
+
+
+class TokenNames(Sequence[str]):
+    """Names of token rows, read from their file when the first is asked for.
+
+    Args:
+        path: The file that `write_token_names` wrote.
+        n_rows: Names that it must hold, that of row 0 included.
+    """
+
+    def __init__(self, path: Path, n_rows: int) -> None:
+        self._path, self._n_rows = path, n_rows
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def __getitem__(self, row: Any) -> Any:
+        """Returns the name of a token row, or of a slice of them.
+
+        Raises:
+            RecsysError: The file is damaged, or is of another table.
+        """
+        return self._names[row]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        try:
+            names: list[str] = pq.read_table(self._path)["token"].to_pylist()
+        except (OSError, ValueError, KeyError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from None
+        if len(names) != self._n_rows:
+            raise self._damaged(f"{len(names)} names")
+        return names
+
+    def _damaged(self, found: str) -> RecsysError:
+        return RecsysError(
+            "R230",
+            f"{str(self._path)!r} must hold a name for each of {self._n_rows} token rows.",
+            "Name the folder that the InteractionEncoder wrote, or run again.",
+            found,
+        )
+
+
+def _path(folder: Path, feature: str) -> Path:
+    return folder / f"{feature}.tokens.parquet"
+
+
+TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
+"""Ids `[n]`, and the token rows `[n, width]` of each feature."""
+
+
+def write_titles(folder: Path, items: Vocabulary, titles: Iterable[pa.Table]) -> None:
+    """Writes the id and the title of each item row from 1 on; its id where it has no title.
+
+    Args:
+        folder: Folder of the catalogue; made if missing.
+        items: Vocabulary of the items.
+        titles: Columns `item_id` and `title`, in any order; null is no title.
+    """
+    ids = items.names_of_rows()
+    names = np.array(ids, object)
+    for table in titles:
+        known = table.filter(table["title"].is_valid())
+        rows = items.rows(known["item_id"])
+        is_own = rows >= items.first_own_row
+        names[rows[is_own]] = np.array(known["title"].to_pylist(), object)[is_own]
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": ids[1:], "title": names[1:].tolist()}), folder / TITLES)
+
+
+def write_features(
+    folder: Path,
+    vocabulary: Vocabulary,
+    tables: Mapping[str, tuple[int, int]],
+    batches: Iterable[TokenRows],
+    names: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Writes the features of a vocabulary's rows; a row that has none is padding.
+
+    No more than a batch is held in memory.
+
+    Args:
+        folder: Folder of the catalogue, or of the users' features; made if missing.
+        vocabulary: Whose ids those of the batches are.
+        tables: Rows and width of each feature.
+        batches: The token rows, each id at most once.
+        names: Name of each row of the tables that have names.
+
+    Raises:
+        RecsysError: A token row lies outside of its table, or a table hasn't as many
+            names as rows.
+        OSError: The disk is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, texts in (names or {}).items():
+        _check_names(name, len(texts), tables[name][0])
+        write_token_names(folder, name, texts)
+    bags = {
+        name: _new_column(folder / f"{name}.npy", (vocabulary.n_rows, width))
+        for name, (_, width) in tables.items()
+    }
+    for ids, tokens in batches:
+        rows = vocabulary.rows(ids)
+        is_own = rows >= vocabulary.first_own_row
+        for name, bag in bags.items():
+            _check_inside(name, tokens[name], tables[name][0])
+            bag[rows[is_own]] = tokens[name][is_own]
+    for bag in bags.values():
+        bag.flush()
+    summary = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
+    write_summary(folder, summary)
+
+
+def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
+    """Returns a new column of zeros, whose bytes on the disk are taken."""
+    column = np.lib.format.open_memmap(path, "w+", np.int32, shape)
+    with path.open("r+b") as file:
+        # A disk that is full is an error here; in a memory map it ends the process.
+        os.posix_fallocate(file.fileno(), 0, max(1, path.stat().st_size))
+    return column
+
+
+def _check_inside(name: str, tokens: np.ndarray, n_rows: int) -> None:
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < n_rows:
+        raise RecsysError(
+            "R261",
+            f"The tokens of the feature {name!r} must be rows 0 … {n_rows - 1} of its table.",
+            "Transform's output is damaged or of another run: run again: recsys run.",
+            (int(tokens.min()), int(tokens.max())),
+        )
+
+
+def _check_names(name: str, n_names: int, n_rows: int) -> None:
+    if n_names != n_rows:
+        raise RecsysError(
+            "R261",
+            f"The feature {name!r} must have a token for each row of its table, {n_rows} of them.",
+            "Transform's output is damaged or of another run: run again: recsys run.",
+            n_names,
+        )

@@ -213,8 +213,7 @@ class Data:
             "folder": str(self.folder),
             "users": f"{counts['users']:,} ({spec.user_rows:,} rows)",
             "items": f"{counts['items']:,} ({spec.item_rows:,} rows)",
-            "events": f"{counts['train_events']:,} to train on,"
-            f" {counts['eval_events']:,} held out",
+            "events": f"{counts['train_events']:,} to train on, {counts['eval_events']:,} held out",
             "split": f"by {spec.split.split}{at}",
             "features": ", ".join(
                 f"{f.name} ({f.side}, {counted(f.rows, 'row', 'rows')})" for f in spec.features

@@ -38,7 +38,7 @@ from recsys.errors import RecsysError
 
 EntityConfig = ItemsConfig | UsersConfig
 
-_ARROW: dict[Value, pa.DataValue] = {
+_ARROW: dict[Value, pa.DataType] = {
     "text": pa.string(),
     "list": pa.list_(pa.string()),
     "number": pa.float32(),
@@ -104,7 +104,7 @@ def feature_settings(config: EntityConfig) -> dict[str, Any]:
 def parse_entities(
     batch: RawBatch, config: EntityConfig, file_index: int = 0
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Values the columns of a batch.
+    """Types the columns of a batch.
 
     Args:
         batch: Rows with the columns `raw_columns(config)`.

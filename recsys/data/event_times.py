@@ -1,9 +1,10 @@
 """When events happened; where there are no timestamps, what takes their place.
 
-Histories, hold-outs and newest events are all made by the times of events. Rows in the
-order of their files have their places among their user's for times. Rows without any order have a random
-number each, which is a function of user and item: what is "newest" is then a random
-choice, the same each time, and places of a history say nothing.
+Histories, hold-outs and newest events are all made by the times of events. For rows in
+the order of their files, the place among the rows of their user is the time. Rows
+without any order have a random number each, which is a function of user and item: what
+is "newest" is then a random choice, the same each time, and places of a history say
+nothing.
 """
 
 from __future__ import annotations

@@ -230,3 +230,11 @@ def _weak(texts: _Texts, at: np.ndarray | int, a: np.ndarray, b: np.ndarray) -> 
     c = a
     a = a + x + y
     return a + z, b + _rotate(a, 44) + c
+
+
+def hash_buckets(ids: pa.Array, n_buckets: int) -> np.ndarray:
+    """Returns the bucket `[n]` int64 of each id `[n]`.
+
+    It is what `tf.strings.to_hash_bucket_fast` gives.
+    """
+    return (fingerprints(ids) % np.uint64(n_buckets)).astype(np.int64)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
-from recsys.data.ingest.span_report import unreadable_span
-from recsys.data.ingest.window import has_spans, read_window, restrict
-from recsys.data.sources.pieces import EMPTY
-from recsys.data.ingest.span_report import unreadable_span
-from recsys.data.ingest.window import has_spans, read_window, restrict
-from recsys.data.sources.pieces import EMPTY
-from recsys.data.sources.pieces import check_files
+from recsys.data.ingest.window import has_spans, read_window, restrict, unreadable_span
+from recsys.data.sources.pieces import EMPTY, check_files
 from recsys.errors import RecsysError, UsageError
 
 

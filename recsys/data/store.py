@@ -21,10 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.system.files import DAMAGE, read_json
 from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
-from recsys.data.id_index import IdIndex
 from recsys.data.shard import (
     PARTS,
     USERS_SCHEMA,
@@ -34,7 +32,9 @@ from recsys.data.shard import (
     write_shard,
 )
 from recsys.data.split_rule import BY_TIME, SplitRule
+from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
+from recsys.system.files import DAMAGE, read_json
 
 MANIFEST = "store.json"
 _FORMAT = 2

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.config import VocabularyConfig, canonical_json
-from recsys.data.buckets import hash_buckets
-from recsys.data.farmhash import text_bounds
-from recsys.data.id_index import IdIndex
+from recsys.data.farmhash import fingerprints, hash_buckets, text_bounds
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.errors import RecsysError
 
@@ -204,3 +203,101 @@ def as_texts(ids: pa.Array | pa.ChunkedArray | Sequence[str]) -> pa.Array:
         ids = ids.combine_chunks()
     values = ids if isinstance(ids, pa.Array) else pa.array(ids, pa.large_string())
     return values.cast(pa.large_string())
+
+
+_NOWHERE = -1
+
+
+class IdIndex:
+    """Finds ids in a list.
+
+    Args:
+        ids: The list `[n]`, `large_string`, unique; null is found nowhere.
+    """
+
+    def __init__(self, ids: pa.Array) -> None:
+        self._ids = ids
+        hashes = fingerprints(ids)
+        order = np.argsort(hashes)
+        if ids.null_count:
+            order = order[ids.is_valid().to_numpy(zero_copy_only=False)[order]]
+        self._place = order.astype(np.int32)
+        # What is larger than every fingerprint but one ends each search.
+        self._hashes = np.append(hashes[order], np.uint64(2**64 - 1))
+        bits = max(1, len(order).bit_length())
+        self._shift = np.uint64(64 - bits)
+        prefixes = np.arange(1 << bits, dtype=np.uint64) << self._shift
+        self._starts = np.searchsorted(self._hashes[:-1], prefixes).astype(np.int32)
+
+    def find(self, ids: pa.Array) -> np.ndarray:
+        """Returns the place `[n]` int64 of each id `[n]` `large_string`; -1 for none."""
+        places = np.full(len(ids), _NOWHERE, np.int64)
+        if len(self._place) == 0:
+            return places
+        hashes = fingerprints(ids)
+        at = self._first_not_below(hashes)
+        inside = np.minimum(at, len(self._place) - 1)
+        is_alike = (self._hashes[inside] == hashes) & ids.is_valid().to_numpy(zero_copy_only=False)
+        alike = np.flatnonzero(is_alike)
+        candidates = self._place[inside[alike]]
+        places[alike] = candidates
+        asked = ids if len(alike) == len(ids) else ids.take(pa.array(alike))
+        differs = pc.not_equal(asked, self._ids.take(pa.array(candidates)))
+        twins = alike[differs.to_numpy(zero_copy_only=False)]
+        if len(twins):
+            places[twins] = self._search(ids.take(pa.array(twins)))
+        return places
+
+    def _first_not_below(self, hashes: np.ndarray) -> np.ndarray:
+        at = self._starts[hashes >> self._shift]
+        behind = np.flatnonzero(self._hashes[at] < hashes)
+        while len(behind):
+            at[behind] += 1
+            behind = behind[self._hashes[at[behind]] < hashes[behind]]
+        return at
+
+    def _search(self, ids: pa.Array) -> np.ndarray:
+        found = pc.index_in(ids, value_set=self._ids, skip_nulls=True)
+        return pc.fill_null(found, _NOWHERE).to_numpy(zero_copy_only=False)
+
+
+COUNTS_SCHEMA = pa.schema({"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()})
+"""Columns of a table of counted ids; each id stands there once."""
+
+
+def count_ids(
+    ids: pa.Array | pa.ChunkedArray, timestamps: pa.Array | pa.ChunkedArray | None
+) -> pa.Table:
+    """Counts the ids of events.
+
+    Args:
+        ids: Id of each event `[n]`, text.
+        timestamps: Time of each event `[n]` int64 [seconds since 1970, UTC]; None: there
+            are none, and `last_seen` is 0.
+
+    Returns:
+        The ids with their `count` and `last_seen`, in any order.
+    """
+    chunked = ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids])
+    # Three times as fast as a group_by.
+    encoded = chunked.cast(pa.large_string()).combine_chunks().dictionary_encode()
+    codes, n_ids = encoded.indices.to_numpy(), len(encoded.dictionary)
+    last_seen = np.zeros(n_ids, np.int64)
+    if timestamps is not None:
+        last_seen[:] = np.iinfo(np.int64).min
+        np.maximum.at(last_seen, codes, timestamps.to_numpy())
+    count = np.bincount(codes, minlength=n_ids)
+    columns = [encoded.dictionary, pa.array(count, pa.int64()), pa.array(last_seen)]
+    return pa.Table.from_arrays(columns, schema=COUNTS_SCHEMA)
+
+
+def merge_counts(tables: Sequence[pa.Table]) -> pa.Table:
+    """Returns the sum of tables of counted ids."""
+    table = pa.concat_tables([COUNTS_SCHEMA.empty_table(), *tables])
+    merged = table.group_by("id").aggregate([("count", "sum"), ("last_seen", "max")])
+    return _in_order(merged, "count_sum", "last_seen_max")
+
+
+def _in_order(table: pa.Table, count: str, last_seen: str) -> pa.Table:
+    columns = [table["id"], table[count], table[last_seen]]
+    return pa.Table.from_arrays(columns, schema=COUNTS_SCHEMA)

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import VocabularyConfig
-from recsys.data.id_index import IdIndex
-from recsys.data.vocabulary import Vocabulary, as_texts
+from recsys.data.vocabulary import IdIndex, Vocabulary, as_texts
 from recsys.errors import RecsysError
 
 _SECONDS_OF_A_DAY = 86_400

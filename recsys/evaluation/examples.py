@@ -15,7 +15,7 @@ from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import Ranking, rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import System
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 _CHOSEN_USERS = 3
 _ITEMS = 10
@@ -74,7 +74,7 @@ def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool
     history = queries.histories(system.history)
     embedded = system.embed(pa.array(ids, pa.large_string()), history)
     scorer = DotProducts(embedded, system.candidates)
-    masked = queries.seen if mask_seen else Ragged.empty(len(queries))
+    masked = queries.seen if mask_seen else RaggedRows.empty(len(queries))
     return rank(scorer, queries.positives, masked, system.is_candidate, _ITEMS)
 
 
@@ -120,7 +120,9 @@ def _queries_at_cut(
     starts, ends = train_slices(store, trained)
     seen = [store.train.item_row[start:end] for start, end in zip(starts, ends, strict=True)]
     n = len(held_out)
-    return Queries(np.arange(n), np.zeros(n, np.int32), Ragged.of(seen), Ragged.of(held_out))
+    return Queries(
+        np.arange(n), np.zeros(n, np.int32), RaggedRows.of(seen), RaggedRows.of(held_out)
+    )
 
 
 def _item(catalogue: Catalogue, row: int) -> dict[str, str]:

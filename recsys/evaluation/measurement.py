@@ -20,7 +20,7 @@ from recsys.metrics.metric import (
     popularity_before,
     totals,
 )
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Case:
     seed: int = 0
 
     @functools.cached_property
-    def masked(self) -> Ragged:
+    def masked(self) -> RaggedRows:
         """Item rows that each query's list leaves out."""
         seen = self.queries.seen
-        return seen if self.mask_seen else Ragged.empty(len(seen))
+        return seen if self.mask_seen else RaggedRows.empty(len(seen))
 
     @functools.cached_property
     def popularity_before(self) -> np.ndarray:

@@ -16,7 +16,7 @@ from recsys.config import Split
 from recsys.data.event_log import newest_first
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError, UsageError
-from recsys.ragged import Ragged, ranges
+from recsys.ragged import RaggedRows, ranges
 
 Protocol = Literal["each_moment", "at_cut"]
 
@@ -38,8 +38,8 @@ class Queries:
 
     user: np.ndarray
     user_row: np.ndarray
-    seen: Ragged
-    positives: Ragged
+    seen: RaggedRows
+    positives: RaggedRows
     idle_s: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ def keep_rankable(queries: Queries, is_item: np.ndarray, mask_seen: bool = True)
         is_item: Which item rows are items `[item rows]` bool.
         mask_seen: Whether what users did before is left out of their lists.
     """
-    seen = queries.seen if mask_seen else Ragged.empty(len(queries))
+    seen = queries.seen if mask_seen else RaggedRows.empty(len(queries))
     n_taken = np.empty(len(queries), np.int64)
     for block in seen.blocks(_BLOCK_ROWS):
         parts = [queries.positives.part(block), seen.part(block)]
@@ -178,7 +178,7 @@ def of_some_users(user: np.ndarray, most: int, seed: int = 0) -> np.ndarray:
     return np.isin(user, users[chosen or [int(counts.argmin())]])
 
 
-def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> Ragged:
+def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> RaggedRows:
     """Returns each query's items before the cut, then those from the cut to the query."""
     train_start, train_end = train_slices(store, store.trained_user[user])
     eval_start = store.eval.offsets[user]
@@ -191,7 +191,7 @@ def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> Ragg
         start, middle, end = offsets[query], offsets[query] + n_train[query], offsets[query + 1]
         rows[start:middle] = train[train_start[query] : train_end[query]]
         rows[middle:end] = held_out[eval_start[query] : starts[query]]
-    return Ragged(rows, offsets)
+    return RaggedRows(rows, offsets)
 
 
 def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +208,7 @@ def train_slices(store: InteractionStore, users: np.ndarray) -> tuple[np.ndarray
     return start, end
 
 
-def without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
+def without_twins(rows: np.ndarray, counts: np.ndarray) -> RaggedRows:
     """Returns lists of `counts` rows each, an item at most once in a list."""
     owner = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((rows, owner))
@@ -216,7 +216,7 @@ def without_twins(rows: np.ndarray, counts: np.ndarray) -> Ragged:
     is_first = np.ones(len(rows), bool)
     is_first[1:] = (rows[1:] != rows[:-1]) | (owner[1:] != owner[:-1])
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[is_first], minlength=len(counts)))])
-    return Ragged(rows[is_first].astype(np.int32), offsets)
+    return RaggedRows(rows[is_first].astype(np.int32), offsets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,7 +281,7 @@ def without(queries: Queries, is_repeated: np.ndarray) -> Queries:
     kept = ~is_repeated
     counts = np.bincount(queries.positives.owner()[kept], minlength=len(queries))
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    positives = Ragged(queries.positives.rows[kept], offsets)
+    positives = RaggedRows(queries.positives.rows[kept], offsets)
     return dataclasses.replace(queries, positives=positives).select(counts > 0)
 
 

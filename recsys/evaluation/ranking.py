@@ -20,7 +20,7 @@ from recsys import kernels
 from recsys.errors import RecsysError
 from recsys.evaluation import ranking_host
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, check_products
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Ranking:
 
 def rank(
     scorer: Scorer,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     is_candidate: np.ndarray,
     k: int,
     progress: Progress | None = None,
@@ -113,15 +113,17 @@ def _floats(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x, np.float32)
 
 
-def _checked(lists: Ragged, n_rows: int) -> Ragged:
+def _checked(lists: RaggedRows, n_rows: int) -> RaggedRows:
     rows = np.ascontiguousarray(lists.rows, np.int32)
     if len(rows) and not (rows.min() >= 0 and rows.max() < n_rows):
         received = (int(rows.min()), int(rows.max()))
         raise _misfit(f"Item rows must lie in 0 … {n_rows - 1}.", received)
-    return Ragged(rows, np.ascontiguousarray(lists.offsets, np.int64))
+    return RaggedRows(rows, np.ascontiguousarray(lists.offsets, np.int64))
 
 
-def _check_sizes(scorer: Scorer, positives: Ragged, seen: Ragged, is_candidate: np.ndarray) -> None:
+def _check_sizes(
+    scorer: Scorer, positives: RaggedRows, seen: RaggedRows, is_candidate: np.ndarray
+) -> None:
     if len(positives) != len(seen):
         received = (len(positives), len(seen))
         raise _misfit("Positives and seen items must be of the same queries.", received)
@@ -145,8 +147,8 @@ _BLOCK_SCORES = 2**24
 
 def rank_sampled(
     scorer: Scorer,
-    positives: Ragged,
-    masked: Ragged,
+    positives: RaggedRows,
+    masked: RaggedRows,
     is_candidate: np.ndarray,
     is_item: np.ndarray,
     n_negatives: int,

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.evaluation.scores import Progress, as_scores, check_scores
 from recsys.kernels.ranking import RankResults
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24
@@ -38,8 +38,8 @@ def rank_products(
     query: np.ndarray,
     candidates: np.ndarray,
     bias: np.ndarray,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     k: int,
     progress: Progress,
 ) -> RankResults:
@@ -57,8 +57,8 @@ def rank_products(
 def rank_given(
     scores: Callable[[slice], np.ndarray],
     bias: np.ndarray,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     k: int,
     progress: Progress,
 ) -> RankResults:
@@ -88,15 +88,15 @@ class _Job(NamedTuple):
     """
 
     k: int
-    positives: Ragged
-    seen: Ragged
+    positives: RaggedRows
+    seen: RaggedRows
     is_candidate: np.ndarray
     shapes: Shapes
     mesh: Mesh
     bias: Any = None
 
     @classmethod
-    def of(cls, bias: np.ndarray, positives: Ragged, seen: Ragged, k: int) -> _Job:
+    def of(cls, bias: np.ndarray, positives: RaggedRows, seen: RaggedRows, k: int) -> _Job:
         """Returns the job, cut for the local devices."""
         mesh = Mesh(np.array(jax.local_devices()), (AXIS,))
         shapes = _shapes(len(positives), len(bias), k, mesh.size)
@@ -158,7 +158,7 @@ def _pairs(job: _Job, block: slice, out: RankResults) -> tuple[Pairs, Pairs]:
     return _pairs_of(hidden, n_rows, beyond), _pairs_of(wanted, n_rows, beyond)
 
 
-def _keys(job: _Job, lists: Ragged, block: slice) -> np.ndarray:
+def _keys(job: _Job, lists: RaggedRows, block: slice) -> np.ndarray:
     """Returns one number for each query of the block and item row of its list."""
     part = lists.part(block)
     return np.asarray(part.owner() * len(job.is_candidate) + part.rows)

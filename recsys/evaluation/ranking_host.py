@@ -12,7 +12,7 @@ import numpy as np
 from recsys.evaluation.scores import Progress, as_scores, check_scores
 from recsys.kernels import ranking as kernel
 from recsys.kernels.ranking import RankResults
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 # Queries of a job: with more of them a candidate is brought into the caches less often,
 # with fewer the cores end at the same time.
@@ -27,8 +27,8 @@ def rank_products(
     query: np.ndarray,
     candidates: np.ndarray,
     bias: np.ndarray,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     k: int,
     progress: Progress,
 ) -> RankResults:
@@ -60,8 +60,8 @@ def rank_products(
 def rank_given(
     scores: Callable[[slice], np.ndarray],
     bias: np.ndarray,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     k: int,
     progress: Progress,
 ) -> RankResults:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recsys import kernels
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 
 QUERIES_STEP = 24
 """Jobs of a multiple of so many queries waste nothing."""
@@ -74,8 +74,8 @@ def rank_queries(
     query: np.ndarray | None,
     table: np.ndarray,
     bias: np.ndarray,
-    positives: Ragged,
-    seen: Ragged,
+    positives: RaggedRows,
+    seen: RaggedRows,
     out: RankResults,
 ) -> None:
     """Ranks the positives of the queries of `block`, and fills in their part of `out`.
@@ -239,7 +239,12 @@ class RoundedItems:
         return np.ascontiguousarray(padded.reshape(_PANEL_ROWS, panels).T[order])
 
     def best(
-        self, block: slice, query: np.ndarray, hidden: Ragged, steps: np.ndarray, out: TopResults
+        self,
+        block: slice,
+        query: np.ndarray,
+        hidden: RaggedRows,
+        steps: np.ndarray,
+        out: TopResults,
     ) -> None:
         """Finds the best of the queries of `block`, and fills in their part of `out`.
 

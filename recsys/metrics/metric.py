@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from recsys import registry
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.strict import Strict
 
 _BLOCK_ROWS = 2**22
@@ -231,7 +231,7 @@ def times_shown(top: np.ndarray, n_rows: int, k: int) -> np.ndarray:
     return np.bincount(rows[rows > 0], minlength=n_rows)
 
 
-def popularity_before(seen: Ragged, items: Items) -> np.ndarray:
+def popularity_before(seen: RaggedRows, items: Items) -> np.ndarray:
     """Returns the mean training positives `[queries]` of what each query's user did before.
 
     Rows that are no items of their own don't count; NaN where nothing does.

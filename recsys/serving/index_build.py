@@ -12,7 +12,7 @@ import numpy as np
 
 from recsys.config.index import IndexConfig
 from recsys.errors import RecsysError
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex, Tell, learn_lists, write_index
 from recsys.serving.ranker import Ranker
 
@@ -153,7 +153,7 @@ def build(
     lists = learn_lists(embeddings, rows, n_lists, report)
     ranker = Ranker(embeddings, is_item, AnnIndex(lists, embeddings, rows))
     judges = judging_queries(queries, embeddings, rows)
-    exact, _ = Ranker(embeddings, is_item).best(judges, Ragged.empty(len(judges)), k)
+    exact, _ = Ranker(embeddings, is_item).best(judges, RaggedRows.empty(len(judges)), k)
     effort, recall = choose_effort(_Searched(ranker), judges, exact, n_lists, config.min_recall)
     fields = {"kind": "ivf-sq8", "items": len(rows), "lists": n_lists, "effort": effort, "k": k}
     fields |= {"recall": round(recall, 5), "queries": len(judges) // 2}
@@ -181,4 +181,4 @@ class _Searched:
 
     def best(self, queries: np.ndarray, k: int, effort: int) -> np.ndarray:
         """See `recsys.serving.index_build.Searched`."""
-        return self.ranker.by_index(queries, Ragged.empty(len(queries)), k, effort)[0]
+        return self.ranker.by_index(queries, RaggedRows.empty(len(queries)), k, effort)[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from recsys import kernels
 from recsys.kernels import ranking
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex
 
 _GROUP = 64
@@ -45,7 +45,7 @@ class ExactItems:
     def best(
         self,
         queries: np.ndarray,
-        hidden: Ragged,
+        hidden: RaggedRows,
         k: int,
         allowed: np.ndarray | None = None,
         threads: int = 1,
@@ -68,7 +68,7 @@ class ExactItems:
         self,
         rounded: ranking.RoundedItems,
         queries: np.ndarray,
-        hidden: Ragged,
+        hidden: RaggedRows,
         k: int,
         allowed: np.ndarray | None,
         threads: int,
@@ -87,7 +87,12 @@ class ExactItems:
         return out.top, out.top_scores
 
     def _by_all(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None, threads: int
+        self,
+        queries: np.ndarray,
+        hidden: RaggedRows,
+        k: int,
+        allowed: np.ndarray | None,
+        threads: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `best` does, by all products of floats."""
         # Without a rough look BLAS, on all cores, is faster for one query; with one the
@@ -100,9 +105,9 @@ class ExactItems:
         return self._by_kernel(queries, hidden, k, bias, threads)
 
     def _by_kernel(
-        self, queries: np.ndarray, hidden: Ragged, k: int, bias: np.ndarray, threads: int
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, bias: np.ndarray, threads: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        nothing = Ragged.empty(len(queries))
+        nothing = RaggedRows.empty(len(queries))
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
         out = ranking.RankResults.empty(0, len(queries), width)
@@ -116,7 +121,7 @@ class ExactItems:
         return _padded(out.top, out.top_scores, k)
 
     def _by_numpy(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         left_out = self._no_items
         if allowed is not None:
@@ -233,7 +238,7 @@ class Ranker:
         return self._is_exact
 
     def best(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best rows `[queries, k]` int32, 0: none, and their scores float32, -inf.
 
@@ -257,7 +262,7 @@ class Ranker:
         return rows, scores
 
     def best_of_batch(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `best` does for many queries: over all items, exactly, on all cores."""
         if allowed is not None:
@@ -266,7 +271,7 @@ class Ranker:
         return self._exact.best(queries, hidden, k, allowed, cores)
 
     def by_index(
-        self, queries: np.ndarray, hidden: Ragged, k: int, effort: int
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, effort: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Answers as `best` does, with no more than the index finds, at another effort."""
         if self._index is None:
@@ -283,7 +288,7 @@ class Ranker:
         return rows, scores
 
     def _among(
-        self, queries: np.ndarray, hidden: Ragged, k: int, allowed: np.ndarray
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         few = np.flatnonzero(allowed)
         if len(few) > _FEW_SHARE * len(allowed):

@@ -22,7 +22,7 @@ from recsys.bundles.bundle import excludes_seen, verify
 from recsys.bundles.signatures import NO_SCORE, POPULARITY, Arrays, Signature
 from recsys.bundles.versions import is_version
 from recsys.errors import RecsysError, UsageError
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import FOLDER, read_index
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.ranker import Ranker
@@ -198,7 +198,7 @@ class Retriever:
         n = len(query["known"])
         rows = np.zeros((n, k), np.int32)
         scores = np.full((n, k), -np.inf, np.float32)
-        hidden = Ragged(query["seen_rows"].astype(np.int32), query["seen_offsets"])
+        hidden = RaggedRows(query["seen_rows"].astype(np.int32), query["seen_offsets"])
         if _EXCLUDED in inputs:
             hidden = self._with_excluded(hidden, inputs[_EXCLUDED])
         is_popular = query["source"] == POPULARITY.encode()
@@ -213,7 +213,7 @@ class Retriever:
                 rows[places], scores[places] = answers.rows[number], answers.scores[number]
         return RankedRows(rows, scores, query["known"], query["source"])
 
-    def _alike(self, inputs: Arrays, at: np.ndarray, hidden: Ragged) -> list[list[list[int]]]:
+    def _alike(self, inputs: Arrays, at: np.ndarray, hidden: RaggedRows) -> list[list[list[int]]]:
         """Returns the places `at`, those of one answer by popularity together, in blocks."""
         names = [name for name in self.filters.feature_of if name in inputs]
         groups: dict[tuple[Any, ...], list[int]] = {}
@@ -239,7 +239,7 @@ class Retriever:
             outputs.get("source", np.full(n, b"", object)),
         )
 
-    def _with_excluded(self, hidden: Ragged, ids: np.ndarray) -> Ragged:
+    def _with_excluded(self, hidden: RaggedRows, ids: np.ndarray) -> RaggedRows:
         """Returns the rows to hide of each query, with those of `ids` `[n, any]`."""
         is_id = ids != b""
         rows = self.catalogue.item_rows([as_text(id_) for id_ in ids[is_id]])
@@ -247,7 +247,7 @@ class Retriever:
         every = np.concatenate([hidden.rows, np.asarray(rows, np.int32)])
         order = np.argsort(owner, kind="stable")
         counts = np.bincount(owner, minlength=len(hidden))
-        return Ragged(every[order], np.concatenate([[0], np.cumsum(counts)]))
+        return RaggedRows(every[order], np.concatenate([[0], np.cumsum(counts)]))
 
     def _as_ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows of any shape as bytes; empty for no item."""
@@ -316,7 +316,7 @@ def open_ranker(
     embeddings = _checked(bundle, catalogue.embeddings, len(is_item))
     ranker = Ranker(embeddings, is_item, *(read_index(bundle, embeddings, is_item) or ()))
     # Reads the embeddings once, so that the first request doesn't wait for the disk.
-    ranker.best(np.zeros((1, embeddings.shape[1]), np.float32), Ragged.empty(1), max_k)
+    ranker.best(np.zeros((1, embeddings.shape[1]), np.float32), RaggedRows.empty(1), max_k)
     return ranker
 
 

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from recsys.config import HardNegativesConfig, TrainStage
 from recsys.data.batches import BatchSource
-from recsys.data.hard_negatives import HardNegatives
+from recsys.data.sampling import HardNegatives
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
 from recsys.training.checkpoint_files import steps_in

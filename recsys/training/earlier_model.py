@@ -15,7 +15,7 @@ import numpy as np
 
 from recsys.commit import commit_text
 from recsys.config import TrainStage
-from recsys.data.kept_events import KeptEvents, KeptShard
+from recsys.data.training_events import KeptEvents, KeptShard
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError

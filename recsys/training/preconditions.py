@@ -8,7 +8,7 @@ import numpy as np
 
 from recsys.config import TrainConfig
 from recsys.data.catalogue import Catalogue
-from recsys.data.kept_events import KeptEvents
+from recsys.data.training_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs
 

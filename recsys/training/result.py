@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from recsys.config import TrainStage
-from recsys.data.kept_events import KeptEvents
+from recsys.data.training_events import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.training.earlier_model import EarlierModel

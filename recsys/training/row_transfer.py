@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.data.catalogue import FeatureBags
-from recsys.data.id_index import IdIndex
-from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary import IdIndex, Vocabulary
 from recsys.embedding.table import Table
 
 _CHUNK_BYTES = 2**26

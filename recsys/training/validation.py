@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
-from recsys.data.kept_events import KeptEvents
+from recsys.data.training_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
@@ -18,7 +18,7 @@ from recsys.metrics.accuracy import Ndcg, Recall, ReciprocalRank
 from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
 from recsys.models.inference import Inference
-from recsys.ragged import Ragged, ranges
+from recsys.ragged import RaggedRows, ranges
 
 _K = 10
 """Cut-off of the metrics that are shown beside the one that is watched."""
@@ -50,7 +50,7 @@ class Validation:
         repeats: Repeats = "exclude",
     ) -> None:
         queries = held_back_queries(_since(events, since), model, config.max_queries)
-        self.queries, self._hidden = queries, Ragged.empty(len(queries))
+        self.queries, self._hidden = queries, RaggedRows.empty(len(queries))
         if repeats == "exclude":
             self.queries = without(queries, repeated(queries, inputs.catalogue.is_item))
             self._hidden = self.queries.seen
@@ -142,7 +142,7 @@ def _nothing_held_back(n_positives: int, n_repeated: int = 0) -> RecsysError:
     )
 
 
-def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> Ragged:
+def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows:
     """Returns what users did before they were asked: what is kept, and the first held back.
 
     Args:
@@ -157,7 +157,7 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> Ragged:
         # Nothing that is kept is newer than what is held back.
         lists.append(np.delete(log.item_row[start:end], held[own] - start))
         lists[-1] = np.concatenate([lists[-1], log.item_row[held[own.start : query]]])
-    return Ragged.of(lists)
+    return RaggedRows.of(lists)
 
 
 def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:

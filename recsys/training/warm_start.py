@@ -11,8 +11,8 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.data.held_back import training_events
 from recsys.data.store import InteractionStore
+from recsys.data.training_events import training_events
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs, ModelSpec
 from recsys.training.distributed import agreed

@@ -6,7 +6,7 @@ from recsys.data.event_log import EventLog, EventShard
 from recsys.evaluation.baselines.baseline import BaselineData
 from recsys.evaluation.queries import Queries
 from recsys.evaluation.ranking import rank
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.registry import Choice
 
 DAY_S = 86_400
@@ -49,8 +49,8 @@ def data_of(histories, n_rows, is_item=None, log=None, **options):
 def queries_of(histories):
     """Returns queries whose users did `histories` before."""
     n = len(histories)
-    seen = Ragged.of([np.array(items, np.int32) for items in histories])
-    none = Ragged(np.zeros(0, np.int32), np.zeros(n + 1, np.int64))
+    seen = RaggedRows.of([np.array(items, np.int32) for items in histories])
+    none = RaggedRows(np.zeros(0, np.int32), np.zeros(n + 1, np.int64))
     return Queries(np.arange(n), np.arange(1, n + 1, dtype=np.int32), seen, none)
 
 

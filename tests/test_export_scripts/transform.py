@@ -13,7 +13,7 @@ from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
 from recsys.data.ingest.feature_graph import preprocessing_fn
-from recsys.data.ingest.token_rows import rows_of_tables
+from recsys.data.ingest.feature_transform import rows_of_tables
 
 ALWAYS = {"item_id": tf.string, "title": tf.string, "user_id": tf.string, "age": tf.float32}
 """Columns that a schema may have found in every row; the others may be missing."""

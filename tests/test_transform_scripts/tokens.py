@@ -12,7 +12,7 @@ from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
 from recsys.data.ingest.feature_graph import preprocessing_fn
-from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
+from recsys.data.ingest.feature_transform import names_of_tables, read_token_rows, rows_of_tables
 
 TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 

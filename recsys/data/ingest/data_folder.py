@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recsys.data.ingest.entity_rows import SPLIT
-from recsys.data.ingest.token_rows import names_of_tables, read_token_rows, rows_of_tables
 from recsys.config import ItemsConfig, UsersConfig
-from recsys.data.catalogue_build import write_features, write_titles
+from recsys.data.catalogue import write_features, write_titles
 from recsys.data.examples import read_split
 from recsys.data.features import Feature
+from recsys.data.ingest.entity_rows import SPLIT
 from recsys.data.vocabulary import Vocabulary
 
 
@@ -66,6 +65,13 @@ def _write(
     if tokens is None:
         write_features(folder, vocabulary, {}, ())
         return
+    # TensorFlow, which takes seconds to start and may be missing where there are no features.
+    from recsys.data.ingest.feature_transform import (
+        names_of_tables,
+        read_token_rows,
+        rows_of_tables,
+    )
+
     rows = rows_of_tables(tokens.graph, features)
     tables = {feature.name: (rows[feature.name], feature.width) for feature in features}
     batches = read_token_rows(tokens.examples / f"Split-{SPLIT}", id_column, features)

@@ -64,9 +64,7 @@ def ingest_entities(
     work.mkdir(parents=True, exist_ok=True)
     write = functools.partial(_write_bucket, config, plan.n_buckets)
     parse = functools.partial(_parse, config)
-    read = ReadRows(
-        [plan], parse, id_column(config), write, work, work / "facts.json", STEPS[what]
-    )
+    read = ReadRows([plan], parse, id_column(config), write, work, work / "facts.json", STEPS[what])
     try:
         run_transform(beam_pipeline, read)
         (facts,) = json.loads((work / "facts.json").read_text())
@@ -74,7 +72,9 @@ def ingest_entities(
         shutil.rmtree(work, ignore_errors=True)
     if "failure" in facts:
         raise RecsysError.from_json(facts["failure"]["error"])
-    counts = [{key: n for key, n in bucket.items() if key != "bucket"} for bucket in facts["buckets"]]
+    counts = [
+        {key: n for key, n in bucket.items() if key != "bucket"} for bucket in facts["buckets"]
+    ]
     files = [file.path for file in match_files(config, what)]
     summary = write_summary([facts["tally"], *counts], letters, files)
     refuse_empty(summary, what)

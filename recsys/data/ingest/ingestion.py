@@ -24,7 +24,13 @@ from recsys.data.ingest.cache import ContentCache, key_of, sweep
 from recsys.data.ingest.make_segments import MakeSegments, SegmentPlan, SplitRows
 from recsys.data.ingest.outputs import MadeSegment, Outputs
 from recsys.data.ingest.read_rows import Parsed, ReadPlan, ReadRows, run_transform
-from recsys.data.ingest.segment_plan import Segment, SpanDays, plan_segments, split_segment, whole_segment
+from recsys.data.ingest.segment_plan import (
+    Segment,
+    SpanDays,
+    plan_segments,
+    split_segment,
+    whole_segment,
+)
 from recsys.data.ingest.span_rows import SpanPart, day_totals, write_span_rows
 from recsys.data.ingest.span_state import WindowSpan, find_span, settings_of, span_of_files
 from recsys.data.ingest.tally import Tally, refuse_empty, zero_summary

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 
 from recsys.data.event_times import TIME
 from recsys.data.examples import write_examples
-from recsys.data.ingest.read_rows import ToOne
+from recsys.data.ingest.read_rows import StepProgress, ToOne
 from recsys.data.ingest.segment_files import write_events
 from recsys.data.ingest.span_rows import SpanPart, join_parts
-from recsys.data.ingest.step_progress import StepProgress
 from recsys.data.split import count_positive_days
 
 EXAMPLES = "examples.parquet"

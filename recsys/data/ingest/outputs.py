@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +19,80 @@ from recsys.data.ingest.cache import CachedFolder, link
 from recsys.data.ingest.make_segments import EXAMPLES
 from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_index
 from recsys.data.ingest.segment_plan import Segment
-from recsys.data.ingest.span_report import SpanReport, State, with_missing, write_report
 from recsys.data.ingest.span_state import WindowSpan
 from recsys.data.ingest.tally import Tally, write_summary
 from recsys.data.ingest.window import Seen, has_days
+from recsys.data.sources.spans import day_name
 from recsys.data.split import DAY_S
 from recsys.data.split_rule import SplitRule
+
+FILE = "spans.json"
+
+State = Literal["read", "reused", "empty", "set_aside", "missing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanReport:
+    """What became of a span.
+
+    Attributes:
+        span: Its number.
+        name: Its date, or its number as text.
+        version: The newest version among its files.
+        files: Its files.
+        rows: Rows in them, bad ones too.
+        rejected: Rows in the dead letters.
+        duplicates: Rows that others of the window equal that stand before them.
+        state: `read` in this run, `reused` from an earlier one, `empty` of rows,
+            `set_aside` because it is broken, or `missing`: no file has this day.
+        late: Whether it is new and older than one that was read before.
+        new: Whether no other run has read it.
+        reason: What is to be said of it.
+    """
+
+    span: int
+    name: str
+    version: int
+    files: int
+    rows: int
+    rejected: int
+    duplicates: int
+    state: State
+    late: bool
+    new: bool
+    reason: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain JSON."""
+        return dataclasses.asdict(self)
+
+
+def with_missing(spans: Sequence[SpanReport], are_days: bool) -> list[SpanReport]:
+    """Returns spans with the days between them that no file has, the oldest first.
+
+    Nothing is missing where spans are numbers, or days that mostly lie further apart
+    than one: a file a week has no gaps of six days.
+    """
+    ordered = sorted(spans, key=lambda span: span.span)
+    numbers = [span.span for span in ordered]
+    steps = Counter(b - a for a, b in itertools.pairwise(numbers))
+    if not are_days or not steps or steps.most_common(1)[0][0] != 1:
+        return ordered
+    gaps = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
+    missing = [_missing(span) for span in gaps]
+    return sorted([*ordered, *missing], key=lambda span: span.span)
+
+
+def write_report(folder: Path, spans: Sequence[SpanReport]) -> None:
+    """Writes `spans.json`."""
+    text = json.dumps([span.to_json() for span in spans], indent=1)
+    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _missing(span: int) -> SpanReport:
+    return SpanReport(
+        span, day_name(span), 0, 0, 0, 0, 0, "missing", False, False, "no file has this day"
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

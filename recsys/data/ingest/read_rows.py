@@ -21,14 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.data import dead_letters
-from recsys.data.buckets import hash_buckets
+from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.shuffle import SpillWriter, read_spills
-from recsys.data.ingest.step_progress import StepProgress
 from recsys.data.ingest.tally import Tally, add_up, letters_tally, rows_tally
 from recsys.data.sources.files import unreadable
 from recsys.data.sources.pieces import Piece, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError, UsageError
+from recsys.system.events import emit
 
 _BYTES_OF_A_BUCKET = 64 << 20
 _COUNTS = -1
@@ -280,3 +280,25 @@ def _join(parts: Sequence[dict[str, Any]], n_buckets: int) -> dict[str, Any]:
     counts = next(part for part in parts if "bucket" not in part)
     buckets = {part["bucket"]: part for part in parts if "bucket" in part}
     return {**counts, "buckets": [buckets.get(bucket, {}) for bucket in range(n_buckets)]}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgress:
+    """Emits how many tasks of a step are done.
+
+    Attributes:
+        folder: Folder of the marks, in reach of all workers.
+        step: Name of the step.
+        total: Tasks of the step.
+    """
+
+    folder: Path
+    step: str
+    total: int
+
+    def advance(self, task: str, text: str) -> None:
+        """Marks `task` as done; a task that Beam runs again counts once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / task).touch()
+        done = sum(1 for _ in self.folder.iterdir())
+        emit("progress", step=self.step, done=done, total=max(self.total, done), text=text)

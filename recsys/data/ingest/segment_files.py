@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_order import event_order
+from recsys.data.event_log import event_order
 from recsys.data.event_times import TIME, event_times
-from recsys.data.id_counts import SCHEMA, merge_counts
+from recsys.data.vocabulary import COUNTS_SCHEMA, merge_counts
 
 USERS, ITEMS = "users.parquet", "items.parquet"
 COLUMNS = {"offsets": np.int64, "item": np.int32, "timestamp": np.int64, "weight": np.float32}
@@ -72,7 +72,7 @@ def write_events(folder: Path, positives: pa.Table) -> int:
 
 def read_ids(folder: Path, file: str) -> pa.Array:
     """Returns the ids of a bucket's users or items, `large_string`, in order."""
-    table = pq.read_table(folder / file, columns=["id"], schema=SCHEMA)
+    table = pq.read_table(folder / file, columns=["id"], schema=COUNTS_SCHEMA)
     return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
 
 
@@ -89,7 +89,7 @@ def _counted(ids: pa.Array, codes: np.ndarray, time: np.ndarray) -> pa.Table:
     last_seen = np.full(len(ids), np.iinfo(np.int64).min)
     np.maximum.at(last_seen, codes, time)
     count = pa.array(np.bincount(codes, minlength=len(ids)), pa.int64())
-    return pa.Table.from_arrays([ids, count, pa.array(last_seen)], schema=SCHEMA)
+    return pa.Table.from_arrays([ids, count, pa.array(last_seen)], schema=COUNTS_SCHEMA)
 
 
 INDEX = "segments.json"
@@ -166,4 +166,4 @@ def counts_of(examples: Path, split: str, file: str) -> pa.Table:
         file: `users.parquet` or `items.parquet`.
     """
     parts = [part for part in read_parts(examples) if part.split == split]
-    return merge_counts([pq.read_table(part.folder / file, schema=SCHEMA) for part in parts])
+    return merge_counts([pq.read_table(part.folder / file, schema=COUNTS_SCHEMA) for part in parts])

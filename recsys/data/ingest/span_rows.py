@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.data.buckets import hash_buckets
 from recsys.data.duplicates import POSITION
 from recsys.data.event_times import TIME
+from recsys.data.farmhash import hash_buckets
 from recsys.data.interactions import drop_duplicates
 from recsys.data.split import DAY_S
 

@@ -9,14 +9,19 @@ from typing import Any
 
 from recsys.config import InteractionsConfig, canonical_json
 from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of
-from recsys.data.ingest.span_report import bad_rows, unreadable_span
 from recsys.data.ingest.span_rows import Days
 from recsys.data.ingest.tally import Tally
-from recsys.data.ingest.window import Digests, SpanFiles, read_window, restrict
+from recsys.data.ingest.window import (
+    Digests,
+    SpanFiles,
+    bad_rows,
+    read_window,
+    restrict,
+    unreadable_span,
+)
 from recsys.data.interactions import interaction_columns
 from recsys.data.sources.files import file_size, match_files
-from recsys.data.sources.pieces import EMPTY
-from recsys.data.sources.pieces import Piece, plan_pieces
+from recsys.data.sources.pieces import EMPTY, Piece, plan_pieces
 from recsys.errors import RecsysError, UsageError
 
 

@@ -29,15 +29,16 @@ from recsys.data.entities import EntityConfig
 from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
 from recsys.data.ingest.entity_rows import SPLIT, ingest_entities
-from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions as ingest_interactions
+from recsys.data.ingest.ingestion import InteractionSource
+from recsys.data.ingest.ingestion import ingest_interactions as ingest_interactions
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.ingest.tally import Tally
 from recsys.data.ingest.vocabularies import make_vocabularies
 from recsys.data.ingest.window import has_spans
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
-from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader, emit
 from recsys.fingerprint import code_fingerprint
+from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader, emit
 
 BEAM_ARGS = ("--runner=DirectRunner",)
 _LETTERS = "dead_letters"
@@ -143,9 +144,7 @@ class _Ingestion:
             self._folder / "store",
             source.rule,
         )
-        write_catalogue(
-            self._folder, self._data.items, entities.get("items"), tokens.get("items")
-        )
+        write_catalogue(self._folder, self._data.items, entities.get("items"), tokens.get("items"))
         if self._data.users is not None and "users" in tokens:
             write_user_features(self._folder, self._data.users, tokens["users"])
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
@@ -169,7 +168,9 @@ class _Ingestion:
             letters,
             self._pipeline(),
             None if cache is None else Path(cache),
-            "" if cache is None else code_fingerprint("recsys.data.ingest.ingestion", config=[data]),
+            ""
+            if cache is None
+            else code_fingerprint("recsys.data.ingest.ingestion", config=[data]),
             with_examples=False,
         )
         self._judge("interactions", letters, counts)
@@ -182,7 +183,9 @@ class _Ingestion:
         return examples
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # What it says of GPUs says nothing here.
+        os.environ.setdefault(
+            "TF_CPP_MIN_LOG_LEVEL", "3"
+        )  # What it says of GPUs says nothing here.
         step = f"{what.capitalize()}: features"
         emit("progress", step=step, done=0, total=1, text="tokens are made")
         try:

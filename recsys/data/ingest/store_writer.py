@@ -18,13 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.event_log import EventShard, count_tied
-from recsys.data.ingest.segment_files import COLUMNS, ITEMS, USERS, SegmentPart, read_ids, read_parts
+from recsys.data.ingest.segment_files import (
+    COLUMNS,
+    ITEMS,
+    USERS,
+    SegmentPart,
+    read_ids,
+    read_parts,
+)
 from recsys.data.shard import EVENTS_OF_A_SHARD, PARTS, USERS_SCHEMA, ShardInfo, commit_shard
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.store import write_manifest
 from recsys.data.vocabulary import Vocabulary
-from recsys.system.events import emit
 from recsys.ragged import ranges
+from recsys.system.events import emit
 
 _STEP = "InteractionEncoder"
 
@@ -89,9 +96,7 @@ def _write_part(
     """Writes the shards of a part of the store."""
     ids = [read_ids(part.folder, USERS) for part in parts]
     places, table = number_users(ids, users, by_row=name == "train")
-    sources = [
-        _open(part, place, items) for part, place in zip(parts, places, strict=True)
-    ]
+    sources = [_open(part, place, items) for part, place in zip(parts, places, strict=True)]
     first = 0
     for index, shard in enumerate(merge(sources, table["user_row"].to_numpy(), most)):
         n_users = len(shard.offsets) - 1

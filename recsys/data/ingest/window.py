@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,6 @@ from recsys.data.sources.files import (
 )
 from recsys.data.sources.spans import day_name, span_pattern
 from recsys.errors import RecsysError, UsageError
-
-
-import json
-from collections.abc import Iterable
-from pathlib import Path
-
-from recsys.commit import commit_text
 
 _DIGESTS = "digests.json"
 _SETTLED_NS = 2_000_000_000
@@ -218,3 +211,20 @@ def _first_read(file: Path) -> dict[int, str]:
         return {int(span): str(by) for span, by in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}
+
+
+_BROKEN_CURE = (
+    "Mend or replace its files and run again; or set data.interactions.bad_spans to set_aside,"
+    " and the run goes on without the span until its files change. What the other spans hold"
+    " is kept, and the model that is served stays."
+)
+
+
+def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
+    """Returns the error of a span of which a file can't be read."""
+    return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", _BROKEN_CURE)
+
+
+def bad_rows(name: str, found: str) -> RecsysError:
+    """Returns the error of a span with too many bad rows."""
+    return RecsysError("R263", f"Span {name} must have few bad rows: {found}.", _BROKEN_CURE)

@@ -7,12 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from recsys.data.inspect.proposal import Report
-from recsys.data.inspect.names import shown
-from recsys.data.inspect.sides import Side
+
 from recsys.config import CsvFormat, Files, InteractionsConfig, SourceConfig
 from recsys.data.features import Feature
+from recsys.data.inspect.names import shown
+from recsys.data.inspect.proposal import Report
+from recsys.data.inspect.sides import Side
 from recsys.data.sources.files import is_remote
+
 
 def config_text(report: Report, name: str, folder: Path) -> str:
     """Returns the YAML of a config.

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Literal
+
 from recsys import registry
-from recsys.data.inspect.names import role_words
-from recsys.config import CsvFormat, EventSource, ListOfEvents
+from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
+from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
 from recsys.data.sources.detection import format_of_name
 from recsys.data.sources.files import Section, SourceFile, match_files
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.pieces import open_source
+from recsys.data.sources.rows import Dialect, is_open, split_fields
 from recsys.data.sources.streams import (
+    HEADER_LIMIT_BYTES,
     START_BYTES,
     compression_of,
+    long_line,
     open_bytes,
     read_some,
     wide_encoding,
 )
-import dataclasses
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Literal
-from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words
-from recsys.data.inspect.names import shown
-from recsys.config import MOST_SKIPPED, CsvFormat, ListOfEvents
-from recsys.data.sources.rows import Dialect, is_open, split_fields
-from recsys.data.sources.streams import HEADER_LIMIT_BYTES, long_line
 from recsys.errors import RecsysError
 
 _LOOK_BYTES = 4 << 20

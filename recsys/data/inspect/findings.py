@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from recsys.data.inspect.profile import Advance
+
 from recsys.config import InteractionsConfig
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
 from recsys.data.farmhash import fingerprints
+from recsys.data.inspect.profile import Advance
 from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
 from recsys.data.sources.files import held_out_files
 from recsys.data.sources.pieces import plan_pieces, read_piece

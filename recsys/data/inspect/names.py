@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from recsys.visible import visible
 
 _WORDS = {

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from recsys.data.inspect.dialect import Understood
-from recsys.data.inspect.names import name_score
-from recsys.config import TimestampUnit
-from recsys.data.farmhash import fingerprints
-from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids, to_numbers, to_times
 import functools
 import itertools
 import re
+from collections import Counter
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
 from recsys.config import TimestampUnit
 from recsys.config.time_format import time_pattern
+from recsys.data.farmhash import fingerprints
+from recsys.data.inspect.dialect import Understood
+from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
-from recsys.data.sources.values import to_times
+from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.values import to_ids, to_numbers, to_times
 from recsys.data.sources.written_times import written_times
 
 Advance = Callable[[int], None]

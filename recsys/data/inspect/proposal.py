@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-import pyarrow as pa
-from recsys.data.inspect.dialect import Understood, understand
-from recsys.data.inspect.findings import Findings, try_rows
-from recsys.data.inspect.roles import find_events
-from recsys.data.inspect.roles import Looked, Overlap, find_overlap
-from recsys.data.inspect.profile import Advance, Profile, profile_columns
-from recsys.data.inspect.roles import TIME_FORMAT, Role, Roles, find_roles, parse_map
-from recsys.data.inspect.names import shown
-from recsys.data.inspect.sides import ROLE, Side, find_side, tried
-from recsys.config import InteractionColumns, InteractionsConfig, TimestampUnit
-from recsys.data.sources.values import to_numbers
-import dataclasses
-from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from recsys.data.inspect.names import words_of
-from recsys.data.inspect.profile import Profile
-from recsys.config import InteractionsConfig, Split
+
+from recsys.config import InteractionColumns, InteractionsConfig, Split, TimestampUnit
 from recsys.data.farmhash import fingerprints
+from recsys.data.inspect.dialect import Understood, understand
+from recsys.data.inspect.findings import Findings, try_rows
+from recsys.data.inspect.names import shown, words_of
+from recsys.data.inspect.profile import Advance, Profile, profile_columns
+from recsys.data.inspect.roles import (
+    TIME_FORMAT,
+    Looked,
+    Overlap,
+    Role,
+    Roles,
+    find_events,
+    find_overlap,
+    find_roles,
+    parse_map,
+)
+from recsys.data.inspect.sides import ROLE, Side, find_side, tried
 from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids
+from recsys.data.sources.values import to_ids, to_numbers
 
 _SMALL_COUNT = 20
 
@@ -162,7 +165,9 @@ def _hints(
         if not has_fields:
             hints["item"] = Role(events.column, "its lists hold the events")
     return hints | {
-        ROLE[what]: Role(overlap.column, f"{overlap.share:.0%} of its values are in the {what}' file")
+        ROLE[what]: Role(
+            overlap.column, f"{overlap.share:.0%} of its values are in the {what}' file"
+        )
         for what, overlap in overlaps.items()
         if overlap is not None
     }

@@ -7,26 +7,19 @@ lists of events.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from recsys.data.inspect.names import name_score, role_words
-from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.names import shown
-from recsys.errors import UsageError
 import re
 from collections.abc import Mapping, Sequence
-from recsys.data.inspect.names import name_score
-from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.names import shown
-from recsys.config import ListOfEvents
-import dataclasses
-from collections.abc import Mapping, Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from recsys.config import ListOfEvents
 from recsys.data.inspect.dialect import Understood
-from recsys.data.inspect.names import name_score
+from recsys.data.inspect.names import name_score, role_words, shown
 from recsys.data.inspect.profile import Profile
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids
+from recsys.errors import UsageError
 
 NEEDED = ("user", "item", "timestamp")
 OPTIONAL = ("rating", "weight", "event")
@@ -119,7 +112,9 @@ def find_roles(
     }
     taken = {decided[role].column for role in NEEDED if role in decided}
     decided |= {
-        role: hint for role, hint in hints.items() if role not in mapped and hint.column not in taken
+        role: hint
+        for role, hint in hints.items()
+        if role not in mapped and hint.column not in taken
     }
     undecided: dict[str, str] = {}
     options: dict[str, str] = {}
@@ -193,9 +188,13 @@ def _fits(profile: Profile, role: str) -> bool:
         return profile.is_number and not _is_nameless(profile) and (profile.lowest or 0.0) >= 0.0
     if role == "event":
         return (
-            profile.kind == "text" and not _is_nameless(profile) and 1 <= len(profile.distinct) <= _MOST_KINDS
+            profile.kind == "text"
+            and not _is_nameless(profile)
+            and 1 <= len(profile.distinct) <= _MOST_KINDS
         )
-    is_time = profile.kind == "time" or (profile.unit is not None and name_score(profile.name, "timestamp"))
+    is_time = profile.kind == "time" or (
+        profile.unit is not None and name_score(profile.name, "timestamp")
+    )
     is_constant = len(profile.distinct) < 2 and name_score(profile.name, role) == 0
     return profile.kind != "number" and not is_time and not is_constant
 
@@ -230,7 +229,9 @@ def _best(fitting: Sequence[Profile], role: str) -> list[Profile]:
 
 
 def _reason(profile: Profile, role: str) -> str:
-    named = f"its name says {role}" if name_score(profile.name, role) else "the only column that fits"
+    named = (
+        f"its name says {role}" if name_score(profile.name, role) else "the only column that fits"
+    )
     if role == "item" and _is_nameless(profile) and profile.is_asin:
         return "its values are ASINs or ISBNs"
     if role == "timestamp":

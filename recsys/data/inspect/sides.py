@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from recsys.config import (
+    RESERVED_FEATURE_NAMES,
+    ItemColumns,
+    ItemsConfig,
+    UserColumns,
+    UsersConfig,
+    read_feature,
+)
+from recsys.data.entities import EntityConfig
+from recsys.data.features import Feature
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.findings import Findings, Ids, try_entities
 from recsys.data.inspect.names import name_score, words_of
-from recsys.data.inspect.roles import Looked, Overlap, unique_columns
-from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.roles import Role, Roles
-from recsys.config import ItemColumns, ItemsConfig, UserColumns, UsersConfig
-from recsys.data.entities import EntityConfig
-from recsys.data.features import Feature
-import re
-from collections.abc import Iterable, Mapping
-from typing import Literal
-from recsys.data.inspect.names import name_score
 from recsys.data.inspect.profile import Profile, has_words
-from recsys.config import RESERVED_FEATURE_NAMES, read_feature
-from recsys.data.features import Feature
-from collections.abc import Sequence
+from recsys.data.inspect.roles import Looked, Overlap, Role, Roles, unique_columns
 
 ROLE = {"items": "item", "users": "user"}
 """The role in the interactions of each side's id."""
@@ -165,7 +166,9 @@ def find_features(
             options["separator"] = separator or "|"
         if kind == "date" and profile.time_formats:
             options["format"] = profile.time_formats[0]
-        features.append(read_feature({"name": name, "column": profile.name, "kind": kind, **options}))
+        features.append(
+            read_feature({"name": name, "column": profile.name, "kind": kind, **options})
+        )
     return features, left_out
 
 
@@ -207,7 +210,10 @@ def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
 def _is_year(profile: Profile) -> bool:
     low, high = profile.lowest or 0, profile.highest or 0
     return (
-        profile.kind == "whole number" and low >= 1000 and high <= 3000 and "year" in profile.name.lower()
+        profile.kind == "whole number"
+        and low >= 1000
+        and high <= 3000
+        and "year" in profile.name.lower()
     )
 
 

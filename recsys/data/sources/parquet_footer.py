@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recsys.data.sources.files import Section
-from recsys.data.sources.streams import most_bytes
-from recsys.data.sources.streams import read_some
+from recsys.data.sources.streams import most_bytes, read_some
 from recsys.errors import RecsysError
 
 MOST_DEEP = 100

@@ -29,10 +29,10 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.config import ListOfEvents, SourceConfig
-from recsys.strict import Strict
 from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.streams import Compression
 from recsys.errors import RecsysError
+from recsys.strict import Strict
 
 NOT_TEXT = "not UTF-8 text"
 

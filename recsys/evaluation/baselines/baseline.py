@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.strict import Strict
 
 if TYPE_CHECKING:
@@ -128,10 +128,10 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> tuple[An
         item = item[np.repeat(ends, n_of_users) - np.arange(len(item)) <= most_of_a_user]
         n_of_users = np.minimum(n_of_users, most_of_a_user)
     offsets = np.concatenate([[0], np.cumsum(n_of_users)])
-    return as_sets(Ragged(item, offsets), len(data.is_item)), len(item)
+    return as_sets(RaggedRows(item, offsets), len(data.is_item)), len(item)
 
 
-def as_sets(lists: Ragged, n_rows: int) -> Any:
+def as_sets(lists: RaggedRows, n_rows: int) -> Any:
     """Returns lists of item rows as sets.
 
     Args:

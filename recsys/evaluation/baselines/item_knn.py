@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, as_sets, item_sets
-from recsys.ragged import Ragged
+from recsys.ragged import RaggedRows
 from recsys.registry import register_baseline
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class KnnScores:
         fallback: Scores below 0 `[item rows]` float32, of items without a similarity.
     """
 
-    seen: Ragged
+    seen: RaggedRows
     neighbours: Any
     fallback: np.ndarray
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.event_log import EventShard
 from recsys.data.ingest.cache import ContentCache, link, sweep
+from recsys.data.ingest.outputs import SpanReport, with_missing
 from recsys.data.ingest.segment_files import COLUMNS, write_events
 from recsys.data.ingest.segment_plan import SpanDays, plan_segments, split_segment
-from recsys.data.ingest.span_report import SpanReport, with_missing
 from recsys.data.ingest.store_writer import Source, merge
 from recsys.data.ingest.window import Digests, read_window, window_digest
 from recsys.data.source_check import check_sources

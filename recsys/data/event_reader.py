@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 
 from recsys.config import RetrievalConfig
-from recsys.data.kept_events import KeptEvents, KeptShard
+from recsys.data.training_events import KeptEvents, KeptShard
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
+class EventBlock:
     """What events say of themselves and of their users.
 
     Attributes:
@@ -31,7 +31,7 @@ class Examples:
     weight: np.ndarray | None
 
     @classmethod
-    def empty(cls, n: int, history: int, known: int, has_weight: bool) -> Examples:
+    def empty(cls, n: int, history: int, known: int, has_weight: bool) -> EventBlock:
         """Returns room for `n` examples."""
         return cls(
             np.empty(n, np.int32),
@@ -41,10 +41,10 @@ class Examples:
             np.empty(n, np.float32) if has_weight else None,
         )
 
-    def part(self, which: slice) -> Examples:
+    def part(self, which: slice) -> EventBlock:
         """Returns some of the examples, without a copy."""
         weight = None if self.weight is None else self.weight[which]
-        return Examples(
+        return EventBlock(
             self.user_row[which],
             self.item_row[which],
             self.history[which],
@@ -53,13 +53,13 @@ class Examples:
         )
 
 
-def read_examples(
+def read_events(
     events: KeptEvents,
     numbers: np.ndarray,
     model: RetrievalConfig,
     known: int,
     user_balance: float = 0.0,
-) -> Examples:
+) -> EventBlock:
     """Reads events at any places.
 
     Sorted, they meet each shard once and its pages in order, which is several times
@@ -77,7 +77,7 @@ def read_examples(
     """
     order = np.argsort(numbers)
     has_weight = events.log.weight is not None or user_balance > 0
-    read = Examples.empty(len(numbers), model.history, known, has_weight)
+    read = EventBlock.empty(len(numbers), model.history, known, has_weight)
     for kept, ordered, part in events.split_sorted(numbers[order]):
         to, places, shard = order[part], kept.places(ordered), kept.shard
         read.user_row[to] = shard.user_row[places]

@@ -1,0 +1,277 @@
+"""The candidates of a batch: which items are drawn, and how probably.
+
+Candidates        the items that the queries of a batch are compared with
+ItemSampler       items drawn by a power of their popularity
+HardNegatives     items drawn from lists of close ones
+inclusion_log_probability   how probably an item is among them, in logarithms
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zipfile
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from recsys.commit import commit_file
+from recsys.config import TrainConfig
+from recsys.errors import RecsysError
+
+
+class ItemSampler:
+    """Draws items of the catalogue, with probabilities that are known exactly.
+
+    An item with c training events is drawn with a probability proportional to
+    (c + 1)^power: evenly at power 0, and an item without events now and then at any
+    power (powers of counts for negatives: Mikolov et al., NeurIPS 2013, section 2.2).
+
+    Args:
+        counts: Training events of each item row `[item rows]`.
+        is_item: Which of the rows are items `[item rows]` bool; others are never drawn.
+        power: The power, 0 … 1.
+    """
+
+    def __init__(self, counts: np.ndarray, is_item: np.ndarray, power: float) -> None:
+        self._n_rows, self._power = len(counts), power
+        self._items = np.flatnonzero(is_item).astype(np.int32)
+        self._weights = (counts[self._items] + 1.0) ** power
+
+    def draw(self, n: int, random: np.random.Generator) -> np.ndarray:
+        """Returns `n` item rows `[n]` int32, drawn with replacement."""
+        if self._power == 0 or not len(self._items):
+            return self._items[random.integers(0, len(self._items), n)]
+        found = np.searchsorted(self._cumulated, random.random(n), side="right")
+        # The last border is 1 but for rounding.
+        return self._items[np.minimum(found, len(self._items) - 1)]
+
+    @functools.cached_property
+    def probability(self) -> np.ndarray:
+        """Probability of each item row in one draw `[item rows]` float64."""
+        probability = np.zeros(self._n_rows)
+        probability[self._items] = self._weights / self._weights.sum()
+        return probability
+
+    @functools.cached_property
+    def _cumulated(self) -> np.ndarray:
+        return np.cumsum(self._weights) / self._weights.sum()
+
+
+Sampler = tuple[np.ndarray, int]
+"""Probability of each item in one draw `[items]` float64, and the number of draws."""
+
+_LOG_HALF = -np.log(2.0)
+
+
+def inclusion_log_probability(*samplers: Sampler) -> np.ndarray:
+    """Returns the log probability that at least one draw gives an item `[items]` float64.
+
+    With probability p in each of n draws it is `log(1 - (1 - p)^n)`; several samplers
+    miss an item if each of them does: `log(1 - prod_s (1 - p_s)^n_s)`. That is what
+    `recsys.losses.sampled_softmax` takes as `log_q`, where an item counts once however
+    often it was drawn. For rare items it is `log(n p)`, the logarithm of the expected
+    count; for items in nearly every batch it is nearly 0.
+
+    Computed from the logarithm of the miss probability (Mächler, "Accurately computing
+    log(1 - exp(-|a|))", 2012), so it is exact to float64 for p = 1e-300 and for p = 1.
+
+    Args:
+        *samplers: Pairs of the items' probabilities in one draw `[items]` float64, each
+            in [0, 1], and how many draws there are.
+
+    Returns:
+        Log probabilities, at most 0: 0 for what is always drawn, minus infinity for what
+        no sampler ever draws (it is in no batch, so nothing should read it).
+
+    Raises:
+        ValueError: There is no sampler, or a probability or a number of draws that is none.
+    """
+    if not samplers:
+        raise ValueError("There must be at least one sampler.")
+    log_miss = np.zeros((), np.float64)
+    for probability, n_draws in samplers:
+        log_miss = log_miss + _log_miss(np.asarray(probability, np.float64), n_draws)
+    with np.errstate(divide="ignore"):
+        # Each form where it doesn't cancel.
+        return np.where(
+            log_miss > _LOG_HALF, np.log(-np.expm1(log_miss)), np.log1p(-np.exp(log_miss))
+        )
+
+
+def _log_miss(probability: np.ndarray, n_draws: int) -> np.ndarray:
+    """Returns the log probability that no draw gives an item `[items]`."""
+    if not np.all((probability >= 0) & (probability <= 1)):
+        worst = probability[~((probability >= 0) & (probability <= 1))].flat[0]
+        raise ValueError(f"Probabilities must be between 0 and 1. Received: {worst!r}.")
+    if not n_draws >= 0:
+        raise ValueError(f"The number of draws must not be negative. Received: {n_draws!r}.")
+    if n_draws == 0:  # Nor is certainty a reason without a draw.
+        return np.zeros_like(probability)
+    with np.errstate(divide="ignore"):
+        return n_draws * np.log1p(-probability)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HardNegatives:
+    """A list of close items for each item; `recsys.training.callbacks` makes them.
+
+    Attributes:
+        rows: Item rows of each list `[item rows, pool]` int32, padded with 0.
+        lengths: Items of each list `[item rows]` int32; 0 for an item without a list.
+        items: The rows that are items `[items]` int32: an item without a list has all.
+    """
+
+    rows: np.ndarray
+    lengths: np.ndarray
+    items: np.ndarray
+
+    @classmethod
+    def none_yet(cls, is_item: np.ndarray) -> Self:
+        """Returns empty lists: until others are made, everything is drawn evenly.
+
+        Args:
+            is_item: Which item rows are items `[item rows]` bool.
+        """
+        n_rows, items = len(is_item), np.flatnonzero(is_item).astype(np.int32)
+        return cls(np.zeros((n_rows, 1), np.int32), np.zeros(n_rows, np.int32), items)
+
+    def draw(self, positives: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
+        """Returns an item of the lists of positives, one after the other `[n]` int32.
+
+        Args:
+            positives: Item rows of a batch's events `[batch]`.
+            n: Draws; positives are taken again from the first on, if they are fewer.
+            random: Source of randomness.
+        """
+        of = positives[np.arange(n) % len(positives)]
+        chance, length = random.random(n), self.lengths[of]
+        close = self.rows[of, (chance * length).astype(np.int64)]
+        anything = self.items[(chance * len(self.items)).astype(np.int64)]
+        return np.where(length > 0, close, anything)
+
+    def probability(self, shares: np.ndarray) -> np.ndarray:
+        """Returns the probability of each item row in one draw `[item rows]` float64.
+
+        It is `h_j = sum_i share_i / |list_i|` over the items i in whose list j is.
+
+        Args:
+            shares: Share of each item row among the training events `[item rows]`.
+        """
+        n_rows = len(self.rows)
+        of_one = np.where(self.lengths > 0, shares / np.maximum(self.lengths, 1), 0.0)
+        probability = np.zeros(n_rows)
+        # A column at a time: weights of all lists at once would be twice their size.
+        for place in range(self.rows.shape[1]):
+            used = np.where(place < self.lengths, of_one, 0.0)
+            probability += np.bincount(self.rows[:, place], used, n_rows)
+        probability[self.items] += shares[self.lengths == 0].sum() / len(self.items)
+        return np.minimum(probability, 1.0)
+
+    def save(self, path: Path) -> None:
+        """Writes the lists into one `.npz` file, whole or not at all."""
+        temporary = path.with_name(f".{path.name}")
+        try:
+            # As a file: NumPy would add to the name.
+            with temporary.open("wb") as file:
+                np.savez(file, rows=self.rows, lengths=self.lengths, items=self.items)
+            commit_file(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: Path, n_rows: int) -> Self:
+        """Reads the lists of `n_rows` item rows.
+
+        Raises:
+            RecsysError: The file is missing or damaged, or is of another catalogue.
+        """
+        try:
+            # NumPy would leave a file open that it can't read.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                found = cls(arrays["rows"], arrays["lengths"], arrays["items"])
+            if len(found.rows) != n_rows or found.lengths.shape != (n_rows,):
+                raise ValueError(f"lists of {len(found.rows)} items, where {n_rows} are")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise RecsysError(
+                "R327",
+                f"{str(path)!r} must hold the hard negatives of this catalogue.",
+                "Delete the run's checkpoints, and train from the start.",
+                f"{type(error).__name__}: {error}",
+            ) from None
+        return found
+
+
+class Candidates:
+    """The candidates of a batch: its positives, then the drawn negatives, then the hard ones.
+
+    For the full softmax every item of the catalogue follows the positives instead, some
+    of them twice to fill up; an item counts once in the loss, however often it is there.
+
+    Args:
+        counts: Training events of each item row `[item rows]` int64.
+        is_item: Which of the rows are items `[item rows]` bool.
+        train: Numbers of positives and negatives.
+        hard: The lists of the hard negatives; None: there are none yet, and as many
+            items are drawn evenly, so that all batches of a run have one shape.
+        multiple: The number of candidates must be a multiple of this (devices).
+    """
+
+    def __init__(
+        self,
+        counts: np.ndarray,
+        is_item: np.ndarray,
+        train: TrainConfig,
+        hard: HardNegatives | None = None,
+        multiple: int = 1,
+    ) -> None:
+        self._counts, self._is_item = counts, is_item
+        self._train, self._multiple = train, multiple
+        self._hard = HardNegatives.none_yet(is_item) if hard is None else hard
+        self._n_hard = train.hard_negatives.count
+        self._sampler = ItemSampler(counts, is_item, train.negative_power)
+
+    def __len__(self) -> int:
+        if self._is_full:
+            return self._train.batch_size + len(self._catalogue)
+        return self._train.batch_size + self._train.uniform_negatives + self._n_hard
+
+    def of_batch(self, positives: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Returns the candidates' item rows `[candidates]` int32.
+
+        Args:
+            positives: Item rows of the batch's events `[batch]`.
+            random: Source of randomness of the batch.
+        """
+        if self._is_full:
+            return np.concatenate([positives, self._catalogue])
+        drawn = self._sampler.draw(self._train.uniform_negatives, random)
+        return np.concatenate([positives, drawn, self._hard.draw(positives, self._n_hard, random)])
+
+    @functools.cached_property
+    def log_q(self) -> np.ndarray:
+        """Log probability that an item is among a batch's candidates `[item rows]` float32."""
+        if self._is_full:
+            return np.zeros(len(self._counts), np.float32)
+        shares = self._counts / self._counts.sum()
+        samplers = [
+            (shares, self._train.batch_size),
+            (self._sampler.probability, self._train.uniform_negatives),
+        ]
+        if self._n_hard:
+            samplers.append((self._hard.probability(shares), self._n_hard))
+        log_q = inclusion_log_probability(*samplers)
+        # What is in no batch has no logarithm, and needs none.
+        return np.where(np.isfinite(log_q), log_q, 0.0).astype(np.float32)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._train.loss.negatives == "catalogue"
+
+    @functools.cached_property
+    def _catalogue(self) -> np.ndarray:
+        """Every item, from the first on again to fill up `[items and more]` int32."""
+        items = np.flatnonzero(self._is_item).astype(np.int32)
+        return np.resize(items, -(-len(items) // self._multiple) * self._multiple)
