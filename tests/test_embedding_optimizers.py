@@ -1,5 +1,9 @@
 """Optimizers of rows against Keras' own on dense tables, and what no other row may feel."""
 
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
 import keras
 import keras_rs
 import numpy as np
@@ -12,8 +16,20 @@ from embedding_meshes import (
     row_operations,
 )
 
-from recsys.embedding import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad, TableConfig
-from recsys.embedding.optimizers import row_optimizer
+import recsys
+from recsys.config import TrainConfig
+from recsys.embedding import (
+    SGD,
+    Adagrad,
+    FeatureConfig,
+    Ftrl,
+    LazyAdam,
+    RowWiseAdagrad,
+    ShardedEmbedding,
+    SparseModel,
+    TableConfig,
+)
+from recsys.embedding.optimizers import Slot, row_optimizer
 from recsys.errors import UsageError
 
 # Keras' get_config of an optimizer asks its learning rate for a numpy array.
@@ -336,3 +352,36 @@ def test_the_learning_rate_of_a_table_is_its_schedules_at_its_own_step():
         model.train_on_batch(x, np.zeros((16, DIM), np.float32))
         after = model.state()["t"][0][:16]
         np.testing.assert_allclose(after, before * (1 - rate / 16), rtol=1e-6)
+
+
+# --- an optimizer of one's own
+
+
+@recsys.register_row_optimizer("test_sign_descent")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SignDescent(SGD):
+    """w ← w − η sign(g), with a count of the updates of each row."""
+
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("count", per_row=True),)
+
+    def apply(self, row, slots, gradient, rate, step_size, mean):
+        return row - rate * jnp.sign(gradient), (slots[0] + 1,)
+
+
+def test_a_registered_optimizer_trains_by_its_name_and_by_no_kernel_of_its_parent():
+    table = TableConfig("t", 9, 4, optimizer="test_sign_descent", initializer="zeros")
+    ids = keras.Input((), dtype="int32")
+    layer = ShardedEmbedding({"f": FeatureConfig("f", table, (None,), (None, 4))})
+    model = SparseModel(
+        ids, keras.layers.Dense(1, kernel_initializer="ones")(layer({"f": ids})["f"])
+    )
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.array([3, 3, 5]), -np.ones((3, 1), np.float32))
+    expected = np.zeros((9, 4), np.float32)
+    expected[[3, 5]] = -0.01
+    np.testing.assert_allclose(layer.get_embedding_tables()["t"], expected)
+    counts = np.asarray(layer.tables[0].slots[0])[:, 0]
+    assert counts.tolist() == [0, 0, 0, 1, 0, 1, 0, 0, 0]
+    assert TrainConfig(table_optimizer="test_sign_descent").table_optimizer
+    with pytest.raises(ValueError, match=r"must be one of .*adagrad"):
+        TrainConfig(table_optimizer="no_such")

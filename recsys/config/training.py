@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -13,10 +14,23 @@ from pydantic import (
     model_validator,
 )
 
+from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
-from recsys.registry import Choice
+from recsys.registry import Choice, get, names
 from recsys.strict import Share, Strict
+
+
+def _registered(name: str) -> str:
+    if name not in names("row_optimizer"):
+        try:
+            get("row_optimizer", name)  # Looks at the entry points too.
+        except UsageError as error:
+            raise ValueError(f"must be one of {', '.join(names('row_optimizer'))}") from error
+    return name
+
+
+RowOptimizerName = Annotated[str, AfterValidator(_registered)]
 
 
 class HardNegativesConfig(Strict):
@@ -96,9 +110,9 @@ class TrainConfig(Strict):
     examples count alike, at 1 all users do."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
-    table_optimizer: Literal["adagrad", "row_wise_adagrad", "lazy_adam", "ftrl", "sgd"] = "adagrad"
-    """Optimizer of the tables' rows; `row_wise_adagrad` keeps one number a row in
-    place of `model.dim`."""
+    table_optimizer: RowOptimizerName = "adagrad"
+    """Optimizer of the tables' rows: `adagrad`, `row_wise_adagrad`, which keeps one number a
+    row in place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin."""
     table_learning_rate: PositiveFloat = 0.05
     """Learning rate of the tables."""
     user_learning_rate: PositiveFloat | None = None

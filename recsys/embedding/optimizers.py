@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from recsys.errors import UsageError
+from recsys.registry import get, names, register_row_optimizer
 
 Slots = tuple[jax.Array, ...]
 Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
@@ -66,7 +67,11 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
-    """What all optimizers of rows share.
+    """What all optimizers of rows share; a subclass is one of one's own.
+
+    `@recsys.register_row_optimizer("name")` on it lets a config and a `TableConfig` name it.
+    It says its `slots`, and `apply`. JAX runs it everywhere; built-in ones have C kernels
+    of the same `kind`, which must equal `apply`.
 
     Args:
         learning_rate: A number, or a Keras schedule of the table's own step count.
@@ -99,6 +104,11 @@ class RowOptimizer:
                     "Give it a number; 0 switches weight decay and clipping off.",
                     number,
                 )
+
+    @classmethod
+    def has_kernel(cls) -> bool:
+        """Tells whether a kernel computes what `apply` of this very class does."""
+        return "kind" in vars(cls) and cls.kind != ""
 
     def slot_list(self) -> tuple[Slot, ...]:
         """Returns the slots with their initial values."""
@@ -177,11 +187,12 @@ def _floats(node: Any, path: str = "") -> dict[str, float]:
     return {name: number for part in parts for name, number in part.items()}
 
 
-def _register(cls: type) -> type:
+def _serializable(cls: type) -> type:
     return keras.saving.register_keras_serializable(package="recsys")(cls)
 
 
-@_register
+@register_row_optimizer("sgd")
+@_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(RowOptimizer):
     """Plain gradient descent: w ← w − η g."""
@@ -202,7 +213,8 @@ class SGD(RowOptimizer):
         return row - rate * gradient, slots
 
 
-@_register
+@register_row_optimizer("adagrad")
+@_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(RowOptimizer):
     """Adagrad: a ← a + g², w ← w − η g / √(a + ε) (Duchi et al., JMLR 2011)."""
@@ -229,7 +241,8 @@ class Adagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@_register
+@register_row_optimizer("row_wise_adagrad")
+@_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one accumulator a row: a ← a + mean(g²) (FBGEMM's row-wise Adagrad)."""
@@ -256,7 +269,8 @@ class RowWiseAdagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@_register
+@register_row_optimizer("lazy_adam")
+@_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
     """Adam on the touched rows (Kingma and Ba, ICLR 2015).
@@ -294,7 +308,8 @@ class LazyAdam(RowOptimizer):
         )
 
 
-@_register
+@register_row_optimizer("ftrl")
+@_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(RowOptimizer):
     """FTRL-Proximal with Keras' arguments (McMahan et al., KDD 2013)."""
@@ -331,16 +346,7 @@ class Ftrl(RowOptimizer):
         return (jnp.clip(linear, -l1, l1) - linear) / quadratic, (new, linear)
 
 
-_BY_NAME: dict[str, type[RowOptimizer]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "row_wise_adagrad": RowWiseAdagrad,
-    "rowwiseadagrad": RowWiseAdagrad,
-    "adam": LazyAdam,
-    "lazy_adam": LazyAdam,
-    "lazyadam": LazyAdam,
-    "ftrl": Ftrl,
-}
+_ALIASES = {"adam": "lazy_adam", "lazyadam": "lazy_adam", "rowwiseadagrad": "row_wise_adagrad"}
 _BY_KERAS: dict[type, type[RowOptimizer]] = {
     keras.optimizers.SGD: SGD,
     keras.optimizers.Adagrad: Adagrad,
@@ -375,14 +381,16 @@ def row_optimizer(optimizer: Any) -> RowOptimizer:
     """
     if isinstance(optimizer, RowOptimizer):
         return optimizer
-    if isinstance(optimizer, str) and optimizer.lower() in _BY_NAME:
-        return _BY_NAME[optimizer.lower()]()
+    if isinstance(optimizer, str):
+        name = _ALIASES.get(optimizer.lower(), optimizer.lower())
+        if name in names("row_optimizer"):
+            return cast(RowOptimizer, get("row_optimizer", name)())
     if type(optimizer) in _BY_KERAS:
         return _from_keras(optimizer)
     raise UsageError(
         "R350",
         "The optimizer of a table must be one that updates single rows.",
-        f"Use one of {', '.join(sorted(set(_BY_NAME)))}, a class of"
+        f"Use one of {', '.join(sorted(names('row_optimizer')))}, a class of"
         " recsys.embedding.optimizers, or keras.optimizers.SGD, Adagrad, Adam or Ftrl.",
         optimizer,
     )

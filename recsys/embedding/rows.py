@@ -245,7 +245,7 @@ def update(
         numbers: What changes from step to step.
         width: Width of whole rows, if `table` holds a part of each.
     """
-    if width is None and use_native():
+    if width is None and optimizer.has_kernel() and use_native():
         return _update_native(optimizer, table, slots, gradients, numbers)
     width = width or Width(table.shape[1])
     return _update(optimizer, table, slots, gradients, numbers, width)
