@@ -11,7 +11,7 @@ Conventions of every signature:
 - Raw columns `[batch, any]` are those that the features are made of, padded with the
   empty string. Where all columns of a row are empty, the features are the stored ones.
 - `exclude_seen` masks what the user did, stored or given.
-- Candidates come best first, always `k` of them: who wants fewer takes the first
+- Candidates come best first, always `k` of them: a client that wants fewer takes the first
   ones. Where fewer than `k` items remain, the rest is `""` with the score `NO_SCORE`.
 - `known` tells whether the data hold the user, or the item.
 - `source` tells what an answer rests on, see `recsys.bundles.signatures`. Where nothing is

@@ -151,7 +151,7 @@ def _expected(
 _BATCHES = (0, 1, 7, 512)
 
 Tell = Callable[[str], None]
-"""Is told what was checked."""
+"""Called with a sentence after each check."""
 
 
 def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float:

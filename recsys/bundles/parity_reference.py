@@ -104,7 +104,7 @@ def stand_ins(vocabulary: Vocabulary, rows: np.ndarray) -> np.ndarray:
     """
     ids = np.full(vocabulary.n_rows, "", object)
     rows = np.unique(rows)
-    # Of a large table few rows are asked for: no Python object for each of all.
+    # Few rows of a large table are needed: no Python object for each of its rows.
     n_shared = vocabulary.first_own_row
     own = rows[rows >= n_shared]
     ids[own] = vocabulary.own_ids.take(pa.array(own - n_shared)).fill_null("").to_pylist()

@@ -1,4 +1,4 @@
-"""Item embeddings as the SavedModel stores them: whole numbers or short floats, if asked for.
+"""Item embeddings as the SavedModel stores them: float32, float16 or int8.
 
 float16 halves them, int8 takes a quarter. An int8 has a scale for each row, symmetric:
 `number = int8 * scale`, `scale = largest of the row / 127` (Krishnamoorthi, "Quantizing
@@ -92,7 +92,7 @@ def check_parity(
         query: Embedding of each query `[n, dim]` float32.
         embeddings: Exact embeddings of the item rows `[rows, dim]` float32.
         is_item: Which rows are items `[rows]` bool.
-        least: The recall that is asked for [0..1].
+        least: The lowest recall that is allowed [0..1].
 
     Raises:
         RecsysError: It is lower (R538).

@@ -144,7 +144,7 @@ class RowEmbedder:
             "user_row": _or_0(self._user_is_trained, user_row),
             "history": _or_0(self._item_is_trained, history),
         }
-        # An untrained user reads row 0; who has no row of its own shares a smaller one.
+        # An untrained user reads row 0; one without a row of its own shares a smaller row.
         has_row = (rows["user_row"] >= self._first_own_row) & self._reads_user_row
         tokens = [tf.reduce_any(bags[name] > 0, axis=1) for name in self._user_features]
         return Query(

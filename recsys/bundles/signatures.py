@@ -86,7 +86,7 @@ def popularity_shares(histories: ServingHistories, is_item: np.ndarray) -> np.nd
     """Returns the share that each item has in the positives of all users `[item rows]` float32.
 
     Of all time, before the cut and after it: that is the order which the baseline
-    `popularity` gives everybody, it needs no moment that "lately" is reckoned from, and an
+    `popularity` gives everybody, it needs no reference time for "lately", and an
     old bundle's answer doesn't wear away. Of equal items the smaller row comes first.
 
     Args:

@@ -23,7 +23,7 @@ from recsys.errors import RecsysError
 from recsys.system.disk_space import free_there
 
 SLICE_BYTES = 16 << 20
-"""Of a slice: as much is read at a time, by who writes a checkpoint and by who loads it."""
+"""Of a slice: what is read at a time, to write a checkpoint and to load it."""
 
 
 def slices(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -72,7 +72,7 @@ _NUMBERS = itertools.count()
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 Tell = Callable[[int, int], None]
-"""Is told how many bytes are written, and of how many."""
+"""Called with the bytes that are written, and all of them."""
 
 
 def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
@@ -80,7 +80,7 @@ def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
 
     Args:
         values: `[rows, ...]`. A memory map, of `numpy.load` for example, is read from its
-            file by and by, and never mapped into memory.
+            file slice by slice, and never mapped into memory.
         dtype: What they are stored as.
     """
     shape = values.shape[1:]
@@ -200,7 +200,7 @@ def _bytes(variable: tf.Variable) -> int:
 
 
 def _silent(done: int, total: int) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 def constant(values: Any, dtype: tf.DType) -> tf.Variable:

@@ -1,11 +1,11 @@
 """An approximate index: items in lists of alike ones, of which a query looks at the nearest.
 
 FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
-nearest neighbor search", 2011, section 4, each number rounded for itself). Who asks it
-reckons the exact scores of what it finds. Chosen by `python -m benchmarks.index`.
+nearest neighbor search", 2011, section 4, each number rounded for itself). The caller
+computes the exact scores of what it finds. Chosen by `python -m benchmarks.index`.
 
 What is kept of it is three plain arrays, and not FAISS's own file: that is read by C++
-that trusts it, while a bundle may be made in bad faith. The rounded vectors are made
+that trusts it, while a bundle may be hostile. The rounded vectors are made
 again of the item embeddings when it is loaded.
 """
 
@@ -24,7 +24,7 @@ from recsys.errors import RecsysError
 from recsys.system.files import read_plain
 
 Tell = Callable[[int, int], None]
-"""Is told how many items have their list, and of how many."""
+"""Called with the items that have their list, and all of them."""
 
 _SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
 _BLOCK = 65_536

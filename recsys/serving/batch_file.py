@@ -41,7 +41,7 @@ ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), 
 """`SCHEMA` as an answer holds it: each id once, and numbers of ids for the lists."""
 
 Tell = Callable[[int, int], None]
-"""Is told how many users were answered since, and how many bytes of the file are done."""
+"""Called with the users that were answered since, and the bytes of the file that are done."""
 
 BLOCK = 8192
 """Users that are answered at a time."""
@@ -95,7 +95,7 @@ def recommend_file(
         out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
         k: Items for each.
         block: Users that are answered at a time.
-        tell: Is told how far it is.
+        tell: Called with the progress.
 
     Raises:
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
@@ -175,7 +175,7 @@ def as_batch(user_ids: pa.Array, ranked: RankedRows, ids_of_rows: pa.Array) -> p
 
 
 def _writer(file: IO[bytes]) -> pq.ParquetWriter:
-    """Writes what reads as `SCHEMA`: how it was encoded isn't told."""
+    """Writes a file that reads as `SCHEMA`: the encoding isn't stored."""
     encoded = ["item_ids.list.element", "source"]
     return pq.ParquetWriter(
         file, ENCODED, use_dictionary=encoded, dictionary_pagesize_limit=_MOST_ID_BYTES,

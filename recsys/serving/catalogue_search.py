@@ -102,12 +102,12 @@ class ItemFilters:
         if not names:
             yield at, None
             return
-        wishes: dict[tuple[frozenset[bytes], ...], list[int]] = {}
+        groups: dict[tuple[frozenset[bytes], ...], list[int]] = {}
         for place in at.tolist():
-            wish = tuple(frozenset(inputs[name][place].tolist()) - {b""} for name in names)
-            wishes.setdefault(wish, []).append(place)
-        for wish, places in wishes.items():
-            yield np.array(places), self._allowed(dict(zip(names, wish, strict=True)))
+            filter_ = tuple(frozenset(inputs[name][place].tolist()) - {b""} for name in names)
+            groups.setdefault(filter_, []).append(place)
+        for filter_, places in groups.items():
+            yield np.array(places), self._allowed(dict(zip(names, filter_, strict=True)))
 
     def _allowed(self, wanted: Mapping[str, frozenset[bytes]]) -> np.ndarray | None:
         wanted_tokens = {name: tokens for name, tokens in wanted.items() if tokens}
@@ -208,7 +208,7 @@ class CatalogueSearch:
         return self.shown(_best(rows, self.items.row_counts[rows], n))
 
     def item_rows(self, ids: Sequence[str]) -> list[int]:
-        """Returns the row of each of `ids`; 0 for who is no item."""
+        """Returns the row of each of `ids`; 0 for an id of no item."""
         rows = self.items.rows(ids) if ids else np.zeros(0, np.int32)
         return np.where(rows >= self.items.first_own_row, rows, 0).tolist()
 

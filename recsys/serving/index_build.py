@@ -175,7 +175,7 @@ def _default_lists(n_items: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Searched:
-    """An index, asked for rows alone."""
+    """An index that returns rows alone."""
 
     ranker: Ranker
 

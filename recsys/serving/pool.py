@@ -28,7 +28,7 @@ _Identity = tuple[int, ...]
 
 
 class Listener(Protocol):
-    """Who wants to know what a pool does."""
+    """Is notified of what a pool does."""
 
     def loaded(self, version: int, seconds: float) -> None:
         """A version was loaded, in this time [s]."""
@@ -83,7 +83,7 @@ class Pool(Generic[ModelT]):
         folder: The serving folder of a model; may be empty or missing.
         load: Loads the version in a folder; raises RecsysError where it can't.
         keep: Newest versions that are loaded; one more while a new one comes.
-        listener: Who is told.
+        listener: Is notified.
     """
 
     def __init__(

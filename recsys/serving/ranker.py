@@ -96,7 +96,7 @@ class ExactItems:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns what `best` does, by all products of floats."""
         # Without a rough look BLAS, on all cores, is faster for one query; with one the
-        # answer must not depend on who is given up.
+        # answer must not depend on which queries are given up.
         if not self._is_native or (len(queries) == 1 and self._rounded is None):
             return self._by_numpy(queries, hidden, k, allowed)
         bias = self._bias

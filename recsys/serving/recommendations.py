@@ -58,7 +58,7 @@ class Recommendations:
         source: What the answer rests on, one of `user`, `history`, `features` and
             `popularity`; of the last, the scores are the items' shares of all positives.
         history: What the answer is made of, the newest first.
-        items: The recommended items, the best first; fewer than were asked for where the
+        items: The recommended items, the best first; fewer than `k` where the
             catalogue has no more.
     """
 
@@ -98,7 +98,7 @@ class Recommendations:
     def _heading(self) -> str:
         who = f"user {self.user_id!r}" if self.user_id else "nobody"
         unknown = "" if self.known or not self.user_id else ", who is not in the data"
-        return f"{len(self.items)} items for {who}{unknown} (source: {self.source or 'not told'})"
+        return f"{len(self.items)} items for {who}{unknown} (source: {self.source or 'unknown'})"
 
 
 class RecommendationList(Sequence[Recommendations]):

@@ -32,7 +32,7 @@ RECOMMEND, FILTERED, PREPARE = "recommend", "recommend_filtered", "prepare_query
 _EXCLUDED = "exclude_ids"
 _OWN = ("user_id", "history", "exclude_seen")
 _HISTORY_BLOCK = 512
-"""Users whose histories are asked for at a time; as wide as the longest."""
+"""Users whose histories are read at a time; the result is as wide as the longest."""
 _POPULAR_BLOCK = 64
 """Queries that the SavedModel ranks at a time; it scores all items for each."""
 
@@ -218,9 +218,9 @@ class Retriever:
         names = [name for name in self.filters.feature_of if name in inputs]
         groups: dict[tuple[Any, ...], list[int]] = {}
         for place in at.tolist():
-            wishes = (tuple(inputs[name][place].tolist()) for name in names)
+            filters = (tuple(inputs[name][place].tolist()) for name in names)
             start, end = hidden.offsets[place : place + 2]
-            groups.setdefault((hidden.rows[start:end].tobytes(), *wishes), []).append(place)
+            groups.setdefault((hidden.rows[start:end].tobytes(), *filters), []).append(place)
         every = list(groups.values())
         return [every[n : n + _POPULAR_BLOCK] for n in range(0, len(every), _POPULAR_BLOCK)]
 

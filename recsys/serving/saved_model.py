@@ -50,7 +50,7 @@ def _without_gradients() -> Iterator[None]:
     """Forgets the gradients that TensorFlow registers while it is open.
 
     It would never: a model that was loaded, and with it all its weights, would stay in memory
-    for ever. Who serves takes no gradients.
+    for ever. Serving takes no gradients.
     """
     from tensorflow.python.framework import ops
 

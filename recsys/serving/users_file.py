@@ -20,7 +20,7 @@ from recsys.data.sources.streams import split_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 
-# Small, because progress is told by whole ones.
+# Small, because progress is reported by whole pieces.
 _PIECE_BYTES = 256 << 10
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"

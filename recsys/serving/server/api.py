@@ -61,14 +61,14 @@ class RecommendRequest(pydantic.BaseModel):
 
 
 def read_recommend_request(body: bytes) -> RecommendRequest:
-    """Returns the wish that a body holds.
+    """Returns the request that a body holds.
 
     Raises:
         HttpError: It is too large (413), no JSON (400), or breaks a rule (422): the first
-            one is told.
+            one is reported.
     """
     if len(body) > _MOST_BYTES:
-        raise too_large("bytes of a wish", _MOST_BYTES, len(body))
+        raise too_large("bytes of a recommend request", _MOST_BYTES, len(body))
     fields = read_object(body)
     for name in fields:
         if name not in RecommendRequest.model_fields:
@@ -172,7 +172,7 @@ class Recommended(Answer):
     history: list[Item]
     """What the recommendation is made of, the newest first."""
     unknown_items: list[str]
-    """Ids of the wish that are no items."""
+    """Ids of the request that are no items."""
     items: list[ScoredItem]
 
 
@@ -182,7 +182,7 @@ class State(pydantic.BaseModel):
     name: str
     ready: bool
     sentence: str
-    """What people are told until a version answers."""
+    """Shown until a version answers."""
 
 
 class About(pydantic.BaseModel):
@@ -270,7 +270,12 @@ def router(served: ServedModel, work: MicroBatcher) -> APIRouter:
     return routes
 
 
-def _recommend(served: ServedModel, wish: RecommendRequest) -> dict[str, Any]:
-    return PageAnswers(served.model(wish.version)).recommend(
-        wish.user, wish.items, wish.exclude, wish.only, wish.k, is_new_only=wish.exclude_seen
+def _recommend(served: ServedModel, request: RecommendRequest) -> dict[str, Any]:
+    return PageAnswers(served.model(request.version)).recommend(
+        request.user,
+        request.items,
+        request.exclude,
+        request.only,
+        request.k,
+        is_new_only=request.exclude_seen,
     )

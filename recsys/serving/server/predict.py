@@ -20,7 +20,7 @@ from recsys.serving.server.served_models import ServedModel
 _JSON = "application/json"
 _SMALL_BYTES = 16 << 10
 
-# Told, and not enforced: what it refuses would be told in FastAPI's way.
+# Documented, and not enforced: FastAPI would report it in a form of its own.
 Version = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,18}$"})]
 
 

@@ -61,7 +61,7 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
 
     Args:
         service: What to serve.
-        ready: Is told the address once it is bound.
+        ready: Called with the address once it is bound.
 
     Raises:
         UsageError: The address can't be bound.
