@@ -12,16 +12,13 @@ from pathlib import Path
 import tensorflow as tf
 from pydantic import PositiveInt
 
+import recsys
 from recsys.config import DataConfig
-from recsys.data.dataset import Data
-from recsys.data.features import Feature
 from recsys.data.ingest import feature_graph
-from recsys.data.ingest.standalone import ingest
-from recsys.registry import register_feature
 
 
-@register_feature("letters")
-class LettersFeature(Feature):
+@recsys.register_feature("letters")
+class LettersFeature(recsys.Feature):
     """Runs of `n` letters: `{name: grams, column: title, kind: letters, n: 3}`."""
 
     n: PositiveInt = 3
@@ -45,7 +42,7 @@ class LettersFeature(Feature):
         return feature_graph.hashed_rows(runs, self.hash_buckets)
 
 
-def main(folder: Path) -> Data:
+def main(folder: Path) -> recsys.Data:
     titles = ["Colour", "Colours", "Night"]
     rows = [f"{item},{title}" for item, title in enumerate(titles)]
     (folder / "items.csv").write_text("\n".join(["id,title", *rows]))
@@ -61,7 +58,7 @@ def main(folder: Path) -> Data:
     }
     interactions = {"files": str(folder / "events.csv"), "columns": columns}
     config = DataConfig.model_validate({"interactions": interactions, "items": items})
-    return ingest(config, folder / "data", progress=False)
+    return recsys.ingest(config, folder / "data", progress=False)
 
 
 if __name__ == "__main__":

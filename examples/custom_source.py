@@ -16,16 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+import recsys
+from recsys import Piece, RawBatch
 from recsys.config import DataConfig
-from recsys.data.ingest.standalone import ingest
-from recsys.data.sources.source import Piece, RawBatch, Source
-from recsys.registry import register_source
 
 ROWS = 100_000
 
 
-@register_source("sqlite")
-class SqliteSource(Source):
+@recsys.register_source("sqlite")
+class SqliteSource(recsys.Source):
     """A table of an SQLite file: `format: {type: sqlite, table: clicks}`."""
 
     title: ClassVar[str] = "SQLite"
@@ -68,7 +67,7 @@ def main() -> Any:
         config = DataConfig.model_validate(
             {"interactions": interactions, "gate": {"max_rejected_share": 0.5}}
         )
-        data = ingest(config, Path(folder) / "data", progress=False)
+        data = recsys.ingest(config, Path(folder) / "data", progress=False)
         print(data)
         return data.facts
 

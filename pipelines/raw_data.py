@@ -223,7 +223,7 @@ def _transform(
     what: str, source: EntityConfig, examples: BaseChannel, schema: BaseChannel
 ) -> Transform:
     """Returns the step that turns raw columns into token rows."""
-    code = code_fingerprint("recsys.data.ingest.feature_graph")
+    code = code_fingerprint("recsys.data.ingest.feature_graph", config=[source])
     return Transform(
         examples=examples,
         schema=schema,

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
     from recsys.config_file import load_config
     from recsys.data.dataset import Data, open_data
+    from recsys.data.features import Feature
     from recsys.data.ingest.standalone import ingest
+    from recsys.data.sources.source import Piece, RawBatch, Source
+    from recsys.data.sources.text_source import TextSource
     from recsys.embedding import (
         FeatureConfig,
         Ragged,
@@ -55,18 +58,23 @@ __all__ = [
     "Config",
     "ConfigError",
     "Data",
+    "Feature",
     "FeatureConfig",
     "HistoryEncoder",
     "LoadedBundle",
     "Loss",
+    "Piece",
     "Ragged",
+    "RawBatch",
     "RecsysError",
     "RetrievalConfig",
     "RetrievalModel",
     "ShardedEmbedding",
+    "Source",
     "SparseModel",
     "Strict",
     "TableConfig",
+    "TextSource",
     "TrainConfig",
     "TrainedModel",
     "Trainer",

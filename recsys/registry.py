@@ -292,6 +292,8 @@ def modules_of(*parts: Any) -> list[str]:
     modules: set[str] = set()
     for part in parts:
         if isinstance(part, pydantic.BaseModel):
+            # A class that is its own config, also as an element of a list.
+            modules |= {cls.__module__ for cls in _registered.values() if cls is type(part)}
             for name, field in type(part).model_fields.items():
                 value = getattr(part, name)
                 choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
