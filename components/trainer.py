@@ -18,7 +18,7 @@ def Trainer(
     code: Parameter[str],
     base: InputArtifact[Model] = None,
 ) -> None:
-    """Trains the two towers, from the last checkpoint on where an earlier try left one.
+    """Trains the model, from the last checkpoint on where an earlier attempt left one.
 
     Args:
         data: The data folder.

@@ -62,7 +62,7 @@ class WarmBaseStrategy(ResolverStrategy):
             taken = made_from(store, id_, inputs, self._parameters, _BASE)
             # What it was made from may be deleted: then it is made from the last good one.
             # Where the model itself is there, nobody reads its base again.
-            if taken is not None and all(one in models for one in taken) and _is_there(models[id_]):
+            if taken is not None and set(taken) <= models.keys() and _is_there(models[id_]):
                 return taken
         return None
 
@@ -74,7 +74,7 @@ def _made_with(
 
     Of a year of nights these are few, and only they are looked at one by one.
     """
-    taken = [one.id for some in inputs.values() for one in some]
+    taken = [artifact.id for artifacts in inputs.values() for artifact in artifacts]
     users = {event.execution_id for event in store.get_events_by_artifact_ids(taken)}
     made = store.get_events_by_artifact_ids(list(models)) if models else []
     return sorted({e.artifact_id for e in made if e.execution_id in users}, reverse=True)

@@ -1,8 +1,8 @@
 """The checkpoints of a run: saved while it trains on, whole or not there, and checked.
 
 Orbax writes and reads the arrays: every process the parts that its devices hold, in
-the background. Around it `recsys.training.checkpoint_files` sees to it that what is
-found later is whole and belongs to the run.
+the background. `recsys.training.checkpoint_files` commits them, with checksums and with
+the identity of the run that they belong to.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def check_files(folder: Path, files: Mapping[str, list[int]]) -> None:
         DamageError: A file is missing, or isn't as it was written.
     """
     with ThreadPoolExecutor() as readers:
-        found = readers.map(lambda name: _readable_sum(folder, name), files)
-        for name, now in zip(files, found, strict=True):
+        sums_now = readers.map(lambda name: _readable_sum(folder, name), files)
+        for name, now in zip(files, sums_now, strict=True):
             if now != files[name]:
                 raise DamageError(_difference(name, files[name], now))
 

@@ -126,7 +126,7 @@ class EarlierModel:
 
 
 def _numbers(summary: dict[str, Any]) -> dict[str, int]:
-    return {one["path"]: number for number, one in enumerate(summary["variables"])}
+    return {variable["path"]: number for number, variable in enumerate(summary["variables"])}
 
 
 FOLDER = "training_state"

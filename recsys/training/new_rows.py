@@ -84,11 +84,11 @@ class NewRows:
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors `[n, dim]` float32 of some of the new rows `[n]`."""
         has = self._tokens.of(rows)
-        found = np.broadcast_to(self._mean, (len(rows), len(self._mean))).copy()
+        vectors = np.broadcast_to(self._mean, (len(rows), len(self._mean))).copy()
         total = has @ self._weight
         some = np.flatnonzero(total > 0)
-        found[some] = (has[some] @ self._weighted) / total[some, None]
-        return found.astype(np.float32)
+        vectors[some] = (has[some] @ self._weighted) / total[some, None]
+        return vectors.astype(np.float32)
 
     def _reckon(self, survivors: Survivors) -> None:
         n_tokens, dim = len(self._tokens), int(survivors.vectors.shape[1])

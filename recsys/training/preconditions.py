@@ -40,18 +40,18 @@ class Remarks:
             "are of items without a row of their own": self.unknown_items,
             "have weight 0 and teach nothing": self.zero_weights,
         }
-        found = [
+        sentences = [
             f"{count:,} of {self.events:,} training positives {what}."
             for what, count in counts.items()
             if count
         ]
         if self.timeless_users > _MANY * self.users:
-            found.append(
+            sentences.append(
                 f"{self.timeless_users:,} of {self.users:,} users did all that they did in one"
                 " second, so no history comes before it: model.history_of=others takes the"
                 " user's other items."
             )
-        return found
+        return sentences
 
 
 def check_divides(train: TrainConfig, n_devices: int) -> None:

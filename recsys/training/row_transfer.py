@@ -183,8 +183,8 @@ def _places(old: Vocabulary, new: Vocabulary) -> np.ndarray:
     unmatched[:n] &= ~is_same
     left = np.flatnonzero(unmatched)
     if len(rest) and len(left):
-        found = IdIndex(new.own_ids.take(pa.array(rest))).find(old.own_ids.take(pa.array(left)))
-        place[rest[found[found >= 0]]] = left[found >= 0]
+        matches = IdIndex(new.own_ids.take(pa.array(rest))).find(old.own_ids.take(pa.array(left)))
+        place[rest[matches[matches >= 0]]] = left[matches >= 0]
     return place
 
 
@@ -227,8 +227,8 @@ def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> Ro
         source = np.arange(new.rows)
     elif kind == "known":
         names = [pa.array(list(f.tokens or ())[1:], pa.large_string()) for f in (new, old)]
-        found = pc.index_in(names[0], value_set=names[1])
-        source[1:] = pc.fill_null(found, NOWHERE - 1).to_numpy(zero_copy_only=False) + 1
+        matches = pc.index_in(names[0], value_set=names[1])
+        source[1:] = pc.fill_null(matches, NOWHERE - 1).to_numpy(zero_copy_only=False) + 1
     else:
         months = _MONTHS if "months" in kind else 0
         n_old, n_new = (feature.rows - 1 - months for feature in (old, new))

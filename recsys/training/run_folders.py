@@ -102,11 +102,11 @@ class RunFolders:
         """
         for path in self._others():
             try:
-                found = json.loads((path / _IDENTITY).read_text())
+                other = json.loads((path / _IDENTITY).read_text())
             except (OSError, ValueError):
                 continue
-            parts = dict.fromkeys([*self.identity, *found])
-            return path, [part for part in parts if found.get(part) != self.identity.get(part)]
+            parts = dict.fromkeys([*self.identity, *other])
+            return path, [part for part in parts if other.get(part) != self.identity.get(part)]
         return None
 
     def remove_others(self) -> list[Path]:

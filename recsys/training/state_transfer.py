@@ -67,22 +67,22 @@ def transfer_state(
             **sources.counts(),
             "neighbours": 0 if new is None else new.neighbours,
         }
-    _carry_dense(base, model)
+    _transfer_dense(base, model)
     return report
 
 
 def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
     """Checks what no config shows: that the code makes the same variables as it did."""
-    found = []
+    changes = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
     for path in [*ours, *(path for path in base.paths if path not in ours)]:
         weights, (variable, table) = base.weights(path), ours.get(path, (None, None))
         then = None if weights is None else weights.shape[1 if table else 0 :]
         now = None if variable is None else tuple(variable.shape)[1 if table else 0 :]
         if then != now:
-            found.append(f"variable {path}: {then or 'none'} → {now or 'none'}")
-    if found:
-        raise refused(base.folder, found)
+            changes.append(f"variable {path}: {then or 'none'} → {now or 'none'}")
+    if changes:
+        raise refused(base.folder, changes)
 
 
 def _put(table: Table, sources: RowSources, new: NewRows | None, base: EarlierModel) -> None:
@@ -104,14 +104,14 @@ def _chunks(
         is_carried = source >= 0
         is_made = sources.is_new[start : start + n] & (new is not None)
         chosen = np.flatnonzero(is_carried | is_made)
-        found = np.zeros((len(chosen), values.shape[1]), np.float32)
-        found[is_carried[chosen]] = values[source[is_carried]]
+        chunk = np.zeros((len(chosen), values.shape[1]), np.float32)
+        chunk[is_carried[chosen]] = values[source[is_carried]]
         if new is not None and is_made.any():
-            found[is_made[chosen]] = new.vectors(start + np.flatnonzero(is_made))
-        yield start + chosen, found
+            chunk[is_made[chosen]] = new.vectors(start + np.flatnonzero(is_made))
+        yield start + chosen, chunk
 
 
-def _carry_dense(base: EarlierModel, model: RetrievalModel) -> None:
+def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
     """Gives the towers their weights, and their optimizer its moments."""
     for variable, table in kept_weights(model):
         if table is None:

@@ -1,4 +1,4 @@
-"""Whether a training goes on from the model that it was given, and as what."""
+"""Warm starts: whether a training may continue an earlier model, and with which settings."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def _reason_against(
             f"it was trained on events until {_date(until)}, and what is evaluated now begins"
             f" at {_date(store.cut)}; it has seen the answers"
         )
-    found = differences(base, stage, inputs)
-    if found and config_of(stage).changed == "refuse":
-        raise refused(folder, found)
-    if found:
-        return f"{len(found)} of its traits changed: {'; '.join(found)}"
+    changes = differences(base, stage, inputs)
+    if changes and config_of(stage).changed == "refuse":
+        raise refused(folder, changes)
+    if changes:
+        return f"{len(changes)} of its traits changed: {'; '.join(changes)}"
     return _reason_of_validation(base, stage, store, inputs)
 
 
@@ -176,12 +176,12 @@ def differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> l
     ]
 
 
-def refused(folder: Path, found: list[str]) -> UsageError:
+def refused(folder: Path, changes: list[str]) -> UsageError:
     """Returns what to say of a model that differs by `found`."""
     return UsageError(
         CHANGED,
         f"The model in {str(folder)!r} can only be gone on from by one like it;"
-        f" {len(found)} of its traits changed: {'; '.join(found)}.",
+        f" {len(changes)} of its traits changed: {'; '.join(changes)}.",
         "Change that back; or train from the beginning, with warm_start.changed=cold, or once"
         " with warm_start=null.",
     )
