@@ -5,12 +5,11 @@ In a config: `plugins: [examples.custom_metric]` and `evaluate: {metrics: [recal
 
 import numpy as np
 
-from recsys.metrics.metric import Metric, RankedLists
-from recsys.registry import register_metric
+import recsys
 
 
-@register_metric("rare_recall")
-class RareRecall(Metric):
+@recsys.register_metric("rare_recall")
+class RareRecall(recsys.Metric):
     """Recall where each positive weighs as many bits as its item's popularity tells."""
 
     title = "rare recall"
@@ -19,7 +18,7 @@ class RareRecall(Metric):
     power: float = 1.0
     """Exponent of the weights; 0: plain recall."""
 
-    def per_query(self, lists: RankedLists, k: int) -> np.ndarray:
+    def per_query(self, lists: recsys.RankedLists, k: int) -> np.ndarray:
         """Returns the values `[n_queries]`."""
         weight = lists.items.information[lists.rows] ** self.power
         hits = lists.sum_by_query(np.where(lists.ranks <= k, weight, 0.0))

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
         table_layout,
     )
     from recsys.errors import ConfigError, RecsysError, UsageError
+    from recsys.evaluation.api import compare, evaluate
+    from recsys.evaluation.baselines.baseline import Baseline
+    from recsys.evaluation.result import Comparison, EvaluationResult
     from recsys.losses import Loss
+    from recsys.metrics.metric import Metric, RankedLists
     from recsys.models import (
         HistoryEncoder,
         RetrievalModel,
@@ -55,16 +59,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Baseline",
+    "Comparison",
     "Config",
     "ConfigError",
     "Data",
+    "EvaluationResult",
     "Feature",
     "FeatureConfig",
     "HistoryEncoder",
     "LoadedBundle",
     "Loss",
+    "Metric",
     "Piece",
     "Ragged",
+    "RankedLists",
     "RawBatch",
     "RecsysError",
     "RetrievalConfig",
@@ -83,6 +92,8 @@ __all__ = [
     "TwoTowerConfig",
     "UsageError",
     "activate",
+    "compare",
+    "evaluate",
     "export",
     "ingest",
     "layers",

@@ -7,9 +7,9 @@ import pytest
 from evaluation_worlds import a_small_world
 
 from examples.custom_metric import RareRecall
+from recsys import compare, evaluate
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
 from recsys.data.dataset import Data
-from recsys.evaluation.api import compare, evaluate
 from recsys.evaluation.baselines.baseline import Baseline
 from recsys.evaluation.baselines.popularity import SameForAll
 from recsys.evaluation.result import Comparison, EvaluationResult
