@@ -9,6 +9,7 @@ from recsys.contents import lazy_contents
 
 if TYPE_CHECKING:
     from recsys import losses as losses
+    from recsys import metrics as metrics
     from recsys import models as models
     from recsys.bundles.exporting import export
     from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
@@ -101,6 +102,7 @@ __all__ = [
     "load_config",
     "load_model",
     "losses",
+    "metrics",
     "models",
     "open_data",
     "register_baseline",

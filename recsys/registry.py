@@ -21,10 +21,10 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import pydantic
 from pydantic_core import core_schema
@@ -296,8 +296,11 @@ def modules_of(*parts: Any) -> list[str]:
             modules |= {cls.__module__ for cls in _registered.values() if cls is type(part)}
             for name, field in type(part).model_fields.items():
                 value = getattr(part, name)
-                choice = next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
-                modules.update(_chosen_modules(choice.kind, value) if choice else ())
+                choice = next(_choices(Annotated[field.annotation, None, *field.metadata]), None)
+                values = value if isinstance(value, tuple) else (value,)
+                if choice is not None:
+                    chosen = (_chosen_modules(choice.kind, value) for value in values)
+                    modules.update(*chosen)
                 modules.update(modules_of(value))
         elif isinstance(part, list | tuple):
             modules.update(modules_of(*part))
@@ -314,6 +317,12 @@ def plugins_of(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
     if not packages <= {plugin.split(".")[0] for plugin in plugins}:
         return plugins
     return tuple(plugin for plugin in plugins if plugin.split(".")[0] in packages)
+
+
+def _choices(annotation: Any) -> Iterator[Choice]:
+    """Yields the choices in a type, that of the entries of a tuple among them."""
+    for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
+        yield from [part] if isinstance(part, Choice) else _choices(part)
 
 
 def _chosen_modules(kind: str, chosen: Any) -> list[str]:

@@ -430,7 +430,7 @@ def _name_layers(name: str, value: Any) -> None:
 
 def _name_attributes(layer: keras.layers.Layer) -> None:
     for name, value in list(vars(layer).items()):
-        if name not in _OF_KERAS:
+        if name not in _OF_KERAS and not name.startswith("_self_"):  # As TensorFlow's are.
             _name_layers(name, value)
 
 
