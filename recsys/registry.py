@@ -319,6 +319,15 @@ def plugins_of(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
     return tuple(plugin for plugin in plugins if plugin.split(".")[0] in packages)
 
 
+def plugins_needed(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
+    """Returns `plugins`, and the modules of further classes that parts of a config name.
+
+    What a program registers itself is in no config; a folder that is read elsewhere names it.
+    """
+    known = {__name__.split(".")[0], *(plugin.split(".")[0] for plugin in plugins)}
+    return (*plugins, *(m for m in modules_of(*parts) if m.split(".")[0] not in known))
+
+
 def _choices(annotation: Any) -> Iterator[Choice]:
     """Yields the choices in a type, that of the entries of a tuple among them."""
     for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):

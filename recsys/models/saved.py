@@ -35,6 +35,7 @@ from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval import RetrievalModel, model_class
 from recsys.models.spec import ModelSpec
+from recsys.registry import plugins_needed
 from recsys.system.files import DAMAGE, read_json
 
 PROBE_TOLERANCE = 1e-4
@@ -100,6 +101,8 @@ def save_model(
     if inputs is not None:
         inputs.users.save(folder / "vocabulary" / "users.parquet")
         inputs.items.save(folder / "vocabulary" / "items.parquet")
+    plugins = plugins_needed(stage.plugins, stage.model, stage.train)
+    stage = stage.model_copy(update={"plugins": plugins})
     described = []
     for number, (variable, table) in enumerate(kept_weights(model)):
         shape = variable.shape if table is None else (table.rows, table.dim)
