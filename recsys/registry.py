@@ -16,6 +16,7 @@ installed package declares as an entry point of the group `recsys.plugins`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -292,8 +293,9 @@ def modules_of(*parts: Any) -> list[str]:
     modules: set[str] = set()
     for part in parts:
         if isinstance(part, pydantic.BaseModel):
-            # A class that is its own config, also as an element of a list.
-            modules |= {cls.__module__ for cls in _registered.values() if cls is type(part)}
+            for kind in HOMES:
+                with contextlib.suppress(ValueError):  # It may be what was chosen itself.
+                    modules.update(_chosen_modules(kind, name_of(kind, part)))
             for name, field in type(part).model_fields.items():
                 value = getattr(part, name)
                 choice = next(_choices(Annotated[field.annotation, None, *field.metadata]), None)

@@ -98,7 +98,7 @@ def test_the_contents_list_every_public_name():
     [
         ([TrainConfig()], ["recsys.losses.softmax"]),
         ([TrainConfig(loss="bpr")], ["recsys.losses.pairwise"]),
-        ([TwoTowerConfig(pooling="attention")], ["recsys.models.encoders"]),
+        ([TwoTowerConfig()], ["recsys.models.encoders", "recsys.models.two_tower"]),
     ],
 )
 def test_a_config_tells_the_modules_of_what_it_names(parts, modules):

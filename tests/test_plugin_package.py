@@ -54,7 +54,14 @@ class Installed:
                 "baselines": ["popularity"],
                 "resamples": 100,
             },
-            bless={"metric": "recall@10", "at_least": 0.01, "over": {}, "sure_loss": "allow"},
+            bless={
+                "metric": "recall@10",
+                "at_least": 0.01,
+                "over": {},
+                "over_blessed": 0.0,
+                "over_strongest": 0.0,
+                "sure_loss": "allow",
+            },
         )
         self.config = folder / "data" / "plugin.yaml"
         self.config.write_text(yaml.safe_dump(config))
@@ -138,11 +145,11 @@ def digest(folder):
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def train(installed, out, *options, kill=False):
+def train(installed, out, config=None, kill=False):
     """Trains on the run's data; kills the training once it has a checkpoint, if `kill`."""
     data = one(installed.folder, "store/store.json").parent.parent
-    words = ["train", "--config", installed.config, "--data", data, "--out", out / "model"]
-    words += ["--set", "train.checkpoint.every_steps=5", *options]
+    words = ["train", "--config", config or installed.config, "--data", data]
+    words += ["--out", out / "model", "--set", "train.checkpoint.every_steps=5"]
     command = [sys.executable, "-m", "recsys", *map(str, words)]
     process = subprocess.Popen(
         command, env=installed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -166,8 +173,12 @@ def test_a_killed_training_ends_with_the_same_bits(installed, run, tmp_path):
 
 
 def test_an_encoder_of_the_package_trains_in_the_two_towers(installed, run, tmp_path):
-    model = "model={pooling: {type: decaying, half_life: 2.0}, dim: 8, history: 6, widths: [8]}"
-    folder = train(installed, tmp_path, "--set", model)
+    config = yaml.safe_load(installed.config.read_text())
+    encoder = {"type": "decaying", "half_life": 2.0}
+    config["model"] = {"pooling": encoder, "dim": 8, "history": 6, "widths": [8]}
+    path = installed.config.with_name("encoder.yaml")
+    path.write_text(yaml.safe_dump(config))
+    folder = train(installed, tmp_path, path)
     summary = json.loads((folder / "model.json").read_text())
     assert summary["spec"]["config"]["pooling"] == {"type": "decaying", "half_life": 2.0}
     assert "two_tower/history/scale" in [v["path"] for v in summary["variables"]]

@@ -14,8 +14,11 @@ Training, evaluation and the exported graph feed the same inputs, so a model is 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple, Self
 
 import keras
@@ -118,6 +121,19 @@ class RetrievalModel(SparseModel):
         self.training_loss: Loss = registry.Choice("loss").read(loss)
         self.tables = self.make_tables(spec) if tables is None else tables
         self.temperature: LogTemperature | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Has the layers that a subclass makes draw their seeds from that of the model."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            make: Any = vars(cls)["__init__"]
+
+            @functools.wraps(make)
+            def seeded(self: Any, *args: Any, **options: Any) -> None:
+                with _keras_seeds(options.get("seed", 0)):
+                    make(self, *args, **options)
+
+            setattr(cls, "__init__", seeded)  # noqa: B010  mypy: a method.
 
     @classmethod
     def from_config(cls, config: Any, data: Data | DataSpec, **kwargs: Any) -> Self:
@@ -286,7 +302,8 @@ class RetrievalModel(SparseModel):
         """Creates every variable, in a fixed order."""
         self.embedding.build()
         _name_attributes(self)
-        self.build_layers()
+        with _keras_seeds(self.seed + 5000):
+            self.build_layers()
         if self.spec.config.learn_temperature:
             self.temperature = LogTemperature(self.spec.config.temperature, name="temperature")
             self.temperature.build()
@@ -365,6 +382,17 @@ class RetrievalModel(SparseModel):
                 features["history"] = ops.zeros((1, config.history, config.dim))
             features["history_rows"] = ops.zeros((1, config.history), "int32")
         return features
+
+
+@contextlib.contextmanager
+def _keras_seeds(seed: int) -> Iterator[None]:
+    """Seeds Python's random numbers meanwhile, from which Keras takes the seeds of layers."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def feature_configs(
