@@ -131,28 +131,28 @@ def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
         described = read_json(folder / SUMMARY)["features"]
         features = tuple(
             FeatureBags(
-                name=one["name"],
-                rows=one["rows"],
-                bags=np.load(folder / f"{one['name']}.npy", mmap_mode="r", allow_pickle=False),
-                tokens=open_token_names(folder, one["name"], one["rows"]),
+                name=entry["name"],
+                rows=entry["rows"],
+                bags=np.load(folder / f"{entry['name']}.npy", mmap_mode="r", allow_pickle=False),
+                tokens=open_token_names(folder, entry["name"], entry["rows"]),
             )
-            for one in described
+            for entry in described
         )
     except (*DAMAGE, EOFError) as error:
         raise _damaged(folder, str(error)) from None
-    for feature, one in zip(features, described, strict=True):
-        if feature.bags.shape != (n_rows, one["width"]):
-            found = f"{feature.name}: shape {feature.bags.shape} for {n_rows} rows"
-            raise _damaged(folder, f"{found} of {one['width']} tokens")
+    for feature, entry in zip(features, described, strict=True):
+        if feature.bags.shape != (n_rows, entry["width"]):
+            received = f"{feature.name}: shape {feature.bags.shape} for {n_rows} rows"
+            raise _damaged(folder, f"{received} of {entry['width']} tokens")
     return features
 
 
-def _damaged(folder: Path, found: str) -> RecsysError:
+def _damaged(folder: Path, received: str) -> RecsysError:
     return RecsysError(
         "R230",
         f"{str(folder)!r} must hold a catalogue, or the features of the users.",
         "Name the folder that the InteractionEncoder wrote, or run again.",
-        found,
+        received,
     )
 
 
@@ -203,12 +203,12 @@ class TokenNames(Sequence[str]):
             raise self._damaged(f"{len(names)} names")
         return names
 
-    def _damaged(self, found: str) -> RecsysError:
+    def _damaged(self, received: str) -> RecsysError:
         return RecsysError(
             "R230",
             f"{str(self._path)!r} must hold a name for each of {self._n_rows} token rows.",
             "Name the folder that the InteractionEncoder wrote, or run again.",
-            found,
+            received,
         )
 
 

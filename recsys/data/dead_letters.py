@@ -72,7 +72,7 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
     share = summary["rejected"] / max(summary["read"], 1)
     if share <= max_rejected_share:
         return
-    reasons = sorted(summary["by_reason"].items(), key=lambda one: -one[1])
+    reasons = sorted(summary["by_reason"].items(), key=lambda item: -item[1])
     raise RecsysError(
         "R241",
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"

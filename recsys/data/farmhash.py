@@ -210,8 +210,7 @@ def _block(
     """Mixes the 64 bytes from `at` on into the state; `last` is the last block's factor."""
     x, y, z, v0, v1, w0, w1 = state
     mul = _K1 if last is None else last
-    one, nine = np.uint64(1), np.uint64(9)
-    factor = one if last is None else nine
+    factor = np.uint64(1 if last is None else 9)
     x = _rotate(x + y + v0 + texts.word(at + 8), 37) * mul
     y = _rotate(y + v1 + texts.word(at + 48), 42) * mul
     x = x ^ (w1 * factor)

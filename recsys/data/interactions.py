@@ -46,8 +46,8 @@ def interaction_columns(config: InteractionsConfig) -> list[str]:
     """Returns the columns of the raw interactions that a run reads."""
     columns = config.columns
     named = (columns.timestamp, columns.rating, columns.weight, columns.event, columns.part)
-    asked = [columns.user, columns.item, *(name for name in named if name is not None)]
-    return list(dict.fromkeys([*asked, *config.context]))
+    required = [columns.user, columns.item, *(name for name in named if name is not None)]
+    return list(dict.fromkeys([*required, *config.context]))
 
 
 def interaction_schema(config: InteractionsConfig) -> pa.Schema:

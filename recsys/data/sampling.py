@@ -43,9 +43,9 @@ class ItemSampler:
         """Returns `n` item rows `[n]` int32, drawn with replacement."""
         if self._power == 0 or not len(self._items):
             return self._items[random.integers(0, len(self._items), n)]
-        found = np.searchsorted(self._cumulated, random.random(n), side="right")
+        places = np.searchsorted(self._cumulated, random.random(n), side="right")
         # The last border is 1 but for rounding.
-        return self._items[np.minimum(found, len(self._items) - 1)]
+        return self._items[np.minimum(places, len(self._items) - 1)]
 
     @functools.cached_property
     def probability(self) -> np.ndarray:
@@ -191,9 +191,9 @@ class HardNegatives:
         try:
             # NumPy would leave a file open that it can't read.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                found = cls(arrays["rows"], arrays["lengths"], arrays["items"])
-            if len(found.rows) != n_rows or found.lengths.shape != (n_rows,):
-                raise ValueError(f"lists of {len(found.rows)} items, where {n_rows} are")
+                negatives = cls(arrays["rows"], arrays["lengths"], arrays["items"])
+            if len(negatives.rows) != n_rows or negatives.lengths.shape != (n_rows,):
+                raise ValueError(f"lists of {len(negatives.rows)} items, where {n_rows} are")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RecsysError(
                 "R327",
@@ -201,7 +201,7 @@ class HardNegatives:
                 "Delete the run's checkpoints, and train from the start.",
                 f"{type(error).__name__}: {error}",
             ) from None
-        return found
+        return negatives
 
 
 class Candidates:

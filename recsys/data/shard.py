@@ -212,8 +212,8 @@ def check_file(path: Path, described: Mapping[str, Any], verify: bool) -> None:
         n_bytes = path.stat().st_size
         if n_bytes != described["bytes"]:
             raise _damaged(path, f"{n_bytes} bytes", f"{described['bytes']}")
-        if verify and (found := describe(path)["sha256"]) != described["sha256"]:
-            raise _damaged(path, f"sha256 {found[:16]}…", f"{described['sha256'][:16]}…")
+        if verify and (digest := describe(path)["sha256"]) != described["sha256"]:
+            raise _damaged(path, f"sha256 {digest[:16]}…", f"{described['sha256'][:16]}…")
     except OSError as error:
         raise _damaged(path, str(error), "a file") from None
 
@@ -240,10 +240,10 @@ def map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
     return np.asarray(column)
 
 
-def _damaged(path: Path, found: str, expected: str) -> RecsysError:
+def _damaged(path: Path, received: str, expected: str) -> RecsysError:
     return RecsysError(
         "R221",
         f"{str(path)!r} must be as the store's manifest says: {expected}.",
         "The store is damaged: delete it and run again.",
-        found,
+        received,
     )

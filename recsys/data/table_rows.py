@@ -57,7 +57,7 @@ def parse_rows(words: Iterable[str]) -> dict[str, int]:
     Raises:
         UsageError: A word isn't of this form, or N is no number of rows.
     """
-    found = {}
+    rows = {}
     for word in words:
         name, _, text = word.partition("=")
         try:
@@ -71,28 +71,28 @@ def parse_rows(words: Iterable[str]) -> dict[str, int]:
                 "Write for example --rows users=1e8.",
                 word,
             )
-        found[name] = int(number)
-    return found
+        rows[name] = int(number)
+    return rows
 
 
-def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None) -> TableRows:
+def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = None) -> TableRows:
     """Returns the rows of a config's tables.
 
     Args:
         config: The run.
-        given: Rows of some tables, or of all.
+        overrides: Rows of some tables, or of all.
         data: Data folder to take the others from; None for that of the last run under
             the config's root, and else the raw files.
 
     Raises:
         RecsysError: `data` is no data folder; or without one and without a run, the raw
             files can't be read.
-        UsageError: `given` names what is no table.
+        UsageError: `overrides` names what is no table.
     """
-    found = None if data is None else _of_data(data)
+    known = None if data is None else _of_data(data)
     widths, of_users = _widths(config.data), _features_of_users(config.data)
-    names = ["users", "items", *(widths if found is None else found.widths)]
-    unknown = [name for name in given if name not in names]
+    names = ["users", "items", *(widths if known is None else known.widths)]
+    unknown = [name for name in overrides if name not in names]
     if unknown:
         raise UsageError(
             "R371",
@@ -100,12 +100,14 @@ def find_rows(config: Config, given: Mapping[str, int], data: Path | None = None
             f"Its tables: {', '.join(names)}.",
             ", ".join(unknown),
         )
-    if found is None and set(names) <= set(given):
-        return TableRows({name: given[name] for name in names}, widths, "as given", of_users)
-    found = found or _of_last_run(config, widths) or _of_raw_files(config, widths)
-    rows = {name: given.get(name, n) for name, n in found.rows.items()}
-    source = f"{', '.join(given)} as given; others {found.source}" if given else found.source
-    return dataclasses.replace(found, rows=rows, source=source)
+    if known is None and set(names) <= set(overrides):
+        return TableRows({name: overrides[name] for name in names}, widths, "as given", of_users)
+    known = known or _of_last_run(config, widths) or _of_raw_files(config, widths)
+    rows = {name: overrides.get(name, n) for name, n in known.rows.items()}
+    source = (
+        f"{', '.join(overrides)} as given; others {known.source}" if overrides else known.source
+    )
+    return dataclasses.replace(known, rows=rows, source=source)
 
 
 def _features_of_users(data: DataConfig) -> frozenset[str]:
@@ -152,11 +154,11 @@ def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
     numbered = [folder for folder in folders if folder.name.isdecimal()]
     for folder in sorted(numbered, key=lambda folder: int(folder.name), reverse=True):
         try:
-            found = _of_data(folder)
+            table_rows = _of_data(folder)
         except RecsysError:  # Of a run that was stopped.
             continue
-        if dict(found.widths) == dict(widths):
-            return dataclasses.replace(found, source=f"from the last run, {folder}")
+        if dict(table_rows.widths) == dict(widths):
+            return dataclasses.replace(table_rows, source=f"from the last run, {folder}")
     return None
 
 

@@ -241,8 +241,8 @@ class IdIndex:
         alike = np.flatnonzero(is_alike)
         candidates = self._place[inside[alike]]
         places[alike] = candidates
-        asked = ids if len(alike) == len(ids) else ids.take(pa.array(alike))
-        differs = pc.not_equal(asked, self._ids.take(pa.array(candidates)))
+        compared = ids if len(alike) == len(ids) else ids.take(pa.array(alike))
+        differs = pc.not_equal(compared, self._ids.take(pa.array(candidates)))
         twins = alike[differs.to_numpy(zero_copy_only=False)]
         if len(twins):
             places[twins] = self._search(ids.take(pa.array(twins)))
@@ -257,8 +257,8 @@ class IdIndex:
         return at
 
     def _search(self, ids: pa.Array) -> np.ndarray:
-        found = pc.index_in(ids, value_set=self._ids, skip_nulls=True)
-        return pc.fill_null(found, _NOWHERE).to_numpy(zero_copy_only=False)
+        places = pc.index_in(ids, value_set=self._ids, skip_nulls=True)
+        return pc.fill_null(places, _NOWHERE).to_numpy(zero_copy_only=False)
 
 
 COUNTS_SCHEMA = pa.schema({"id": pa.large_string(), "count": pa.int64(), "last_seen": pa.int64()})

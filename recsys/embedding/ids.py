@@ -46,12 +46,12 @@ def as_int32(ids: Any, name: str = "ids") -> np.ndarray:
     Raises:
         UsageError: They are no integers.
     """
-    given, ids = ids, np.asarray(ids)
+    original, ids = ids, np.asarray(ids)
     if ids.size == 0 and ids.dtype == np.float64:  # numpy's type of []
         return ids.astype(np.int32)
-    if ids.dtype == np.float64 and not hasattr(given, "dtype"):
+    if ids.dtype == np.float64 and not hasattr(original, "dtype"):
         # numpy's type of a list with whole numbers below and above 2⁶³.
-        ids = np.asarray(given, object)
+        ids = np.asarray(original, object)
     if ids.dtype == object:
         # Whole numbers past 64 bits are held as objects.
         ids = np.array([_limited(x, name) for x in ids.ravel()], np.int64).reshape(ids.shape)

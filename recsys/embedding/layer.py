@@ -148,13 +148,13 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def get_embedding_tables(self) -> dict[str, Any]:
         """Returns the weights of each table by its name `[rows, dim]`, gathered on the host."""
-        found = {}
+        weights = {}
         for table in self.tables:
             values = logical_order(table, table.embeddings)
             for member in table.members:
                 start = table.offset(member.name)
-                found[member.name] = values[start : start + member.rows]
-        return found
+                weights[member.name] = values[start : start + member.rows]
+        return weights
 
     def _map(self, inputs: Nested, function: Any) -> Nested:
         """Maps `function(path, feature, leaf)` over the leaves that `inputs` has."""
@@ -176,9 +176,9 @@ class ShardedEmbedding(keras.layers.Layer):
         return walk("", inputs)
 
     def _leaves(self, nested: Nested) -> list[tuple[str, Any]]:
-        found: list[tuple[str, Any]] = []
-        self._map(nested, lambda path, _, leaf: found.append((path, leaf)))
-        return found
+        leaves: list[tuple[str, Any]] = []
+        self._map(nested, lambda path, _, leaf: leaves.append((path, leaf)))
+        return leaves
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments; tables are named once, features refer to them."""
@@ -269,9 +269,9 @@ def _of_ours(table: Any) -> TableConfig:
 
 def _by_name(tables: list[Any]) -> dict[str, Any]:
     """Returns the tables by name; two different ones of a name are refused."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for table in tables:
-        known = found.setdefault(table.name, table)
+        known = by_name.setdefault(table.name, table)
         if known is not table and known.get_config() != table.get_config():
             raise UsageError(
                 "R357",
@@ -279,7 +279,7 @@ def _by_name(tables: list[Any]) -> dict[str, Any]:
                 "Give one of them another name.",
                 (known, table),
             )
-    return found
+    return by_name
 
 
 def stacks(

@@ -407,9 +407,9 @@ def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[T
         return loss
 
     jax.eval_shape(trace)
-    found = tapes[0].readings
-    taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in found]
-    return [r.table for r in found], taps, [table for table, _ in tapes[0].unknown]
+    readings = tapes[0].readings
+    taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in readings]
+    return [r.table for r in readings], taps, [table for table, _ in tapes[0].unknown]
 
 
 def learns(table: Table) -> bool:

@@ -180,10 +180,10 @@ class StepPart:
 
 
 def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for name, n_bytes in pairs:
-        found[name] += n_bytes
-    return dict(found)
+        totals[name] += n_bytes
+    return dict(totals)
 
 
 def passed_on(n_numbers: int, n_devices: int) -> int:
@@ -210,7 +210,11 @@ def table_step(
     shard = _Shard(members[0], n_shards, n_batch or n_shards, n_batch is None)
     combiners = {member.name: member.combiner for member in members}
     mine = [feature for feature in features if feature.table in combiners]
-    bags = [one for one in mine if one.length is not None and combiners[one.table] != "max"]
+    bags = [
+        feature
+        for feature in mine
+        if feature.length is not None and combiners[feature.table] != "max"
+    ]
     singles = _together(mine, combiners)
     if not shard.exchanges:
         bags += [FeatureShape("", n_ids, 1) for n_ids in singles]

@@ -104,26 +104,26 @@ class _Round(NamedTuple):
 
 
 def _next_round(
-    asked: Request, covered: jax.Array, axis: Axis, shard_rows: int, capacities: tuple[int, ...]
+    requested: Request, covered: jax.Array, axis: Axis, shard_rows: int, capacities: tuple[int, ...]
 ) -> _Round:
     """Returns the round that begins at the places `covered` `[size]` of the owners' shards."""
-    n = asked.places.shape[0]
+    n = requested.places.shape[0]
     base = jnp.arange(axis.size, dtype=jnp.int32) * shard_rows
-    first = jnp.searchsorted(asked.places, base + covered).astype(jnp.int32)
-    left = asked.bounds[1:] - first
-    beyond = asked.places[jnp.minimum(first + capacities[-1], n - 1)] - base
+    first = jnp.searchsorted(requested.places, base + covered).astype(jnp.int32)
+    left = requested.bounds[1:] - first
+    beyond = requested.places[jnp.minimum(first + capacities[-1], n - 1)] - base
     mine = jnp.where(left > capacities[-1], beyond, shard_rows)
     # One reduction for both: how far all get, and how full the fullest chunk is.
     fullest = jnp.minimum(jnp.max(left), capacities[-1])
     agreed = jax.lax.pmin(jnp.concatenate([mine, -fullest[None]]), axis.name)
     upto, fullest = agreed[:-1], -agreed[-1]
-    last = jnp.searchsorted(asked.places, base + upto).astype(jnp.int32)
+    last = jnp.searchsorted(requested.places, base + upto).astype(jnp.int32)
     tier = jnp.searchsorted(jnp.asarray(capacities, jnp.int32), fullest).astype(jnp.int32)
     return _Round(first, last, upto, tier)
 
 
 def _rounds(
-    asked: Request,
+    requested: Request,
     axis: Axis,
     shard_rows: int,
     state: State,
@@ -132,17 +132,17 @@ def _rounds(
     """Goes through the rounds; returns the last state and the number of extra rounds.
 
     Args:
-        asked: What the device needs.
+        requested: What the device needs.
         axis: The axis.
         shard_rows: Rows of a device.
         state: What `swap` changes.
         swap: Takes the state, the round, and the capacities; returns the new state.
     """
-    capacities = axis.capacities(asked.places.shape[0])
+    capacities = axis.capacities(requested.places.shape[0])
 
     def body(carry: tuple[jax.Array, jax.Array, State]) -> tuple[jax.Array, jax.Array, State]:
         covered, count, state = carry
-        turn = _next_round(asked, covered, axis, shard_rows, capacities)
+        turn = _next_round(requested, covered, axis, shard_rows, capacities)
         return turn.upto, count + 1, swap(state, turn, capacities)
 
     def unfinished(carry: tuple[jax.Array, jax.Array, State]) -> jax.Array:
@@ -153,12 +153,12 @@ def _rounds(
     return state, count - 1
 
 
-def _chunks(asked: Request, turn: _Round, capacity: int, shard_rows: int) -> jax.Array:
+def _chunks(requested: Request, turn: _Round, capacity: int, shard_rows: int) -> jax.Array:
     """Returns the places to ask for, local to their owners `[size, capacity]`; -1 is none."""
     at = turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32)
     base = jnp.arange(turn.first.shape[0], dtype=jnp.int32)[:, None] * shard_rows
     inside = at < turn.last[:, None]
-    places = asked.places[jnp.minimum(at, asked.places.shape[0] - 1)]
+    places = requested.places[jnp.minimum(at, requested.places.shape[0] - 1)]
     return jnp.where(inside, places - base, -1)
 
 
@@ -180,28 +180,28 @@ def read_rows(table: jax.Array, places: jax.Array, axis: Axis) -> tuple[jax.Arra
     shard_rows = table.shape[0]
     if not places.shape[0]:
         return jnp.zeros((0, table.shape[1]), jnp.float32), jnp.int32(0)
-    asked = request(places, axis, shard_rows)
-    owner = jnp.minimum(asked.places // shard_rows, axis.size - 1)
+    requested = request(places, axis, shard_rows)
+    owner = jnp.minimum(requested.places // shard_rows, axis.size - 1)
 
-    def fetch(capacity: int, turn: _Round, found: jax.Array) -> jax.Array:
-        wanted = _all_to_all(_chunks(asked, turn, capacity, shard_rows), axis).reshape(-1)
+    def fetch(capacity: int, turn: _Round, gathered: jax.Array) -> jax.Array:
+        wanted = _all_to_all(_chunks(requested, turn, capacity, shard_rows), axis).reshape(-1)
         lookups = Lookups(wanted)
         rows = pool(table, lookups, lookups.weights(), wanted.shape[0])
         back = _all_to_all(rows.reshape(axis.size, capacity, -1), axis)
-        at = jnp.arange(asked.places.shape[0], dtype=jnp.int32) - turn.first[owner]
+        at = jnp.arange(requested.places.shape[0], dtype=jnp.int32) - turn.first[owner]
         here = (at >= 0) & (at < turn.last[owner] - turn.first[owner])
         flat = back.reshape(axis.size * capacity, -1)
         got = flat[jnp.where(here, owner * capacity + at, 0)]
-        return jnp.where(here[:, None], got, found)
+        return jnp.where(here[:, None], got, gathered)
 
-    def swap(found: jax.Array, turn: _Round, capacities: tuple[int, ...]) -> jax.Array:
+    def swap(gathered: jax.Array, turn: _Round, capacities: tuple[int, ...]) -> jax.Array:
         branches = [functools.partial(fetch, capacity) for capacity in capacities]
-        got: jax.Array = jax.lax.switch(turn.tier, branches, turn, found)
+        got: jax.Array = jax.lax.switch(turn.tier, branches, turn, gathered)
         return got
 
-    found = jnp.zeros((places.shape[0], table.shape[1]), jnp.float32)
-    found, extra = _rounds(asked, axis, shard_rows, found, swap)
-    return found[asked.which], extra
+    gathered = jnp.zeros((places.shape[0], table.shape[1]), jnp.float32)
+    gathered, extra = _rounds(requested, axis, shard_rows, gathered, swap)
+    return gathered[requested.which], extra
 
 
 def each_round(
@@ -227,13 +227,13 @@ def each_round(
     Returns:
         The last state.
     """
-    asked = request(places, axis, shard_rows)
-    sums = jax.ops.segment_sum(grads, asked.which, places.shape[0])
+    requested = request(places, axis, shard_rows)
+    sums = jax.ops.segment_sum(grads, requested.which, places.shape[0])
     most = axis.size * axis.capacities(places.shape[0])[-1]
     me = jax.lax.axis_index(axis.name)
 
     def hand_over(capacity: int, turn: _Round) -> tuple[jax.Array, jax.Array]:
-        chunks = _chunks(asked, turn, capacity, shard_rows)
+        chunks = _chunks(requested, turn, capacity, shard_rows)
         at = jnp.minimum(
             turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32), places.shape[0] - 1
         )
@@ -251,5 +251,5 @@ def each_round(
         upto = turn.upto[me]
         return upto, change(state, Gradients(Lookups(rows), received), covered, upto)
 
-    (_, state), _ = _rounds(asked, axis, shard_rows, (jnp.int32(0), state), swap)
+    (_, state), _ = _rounds(requested, axis, shard_rows, (jnp.int32(0), state), swap)
     return state

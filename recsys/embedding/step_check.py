@@ -285,9 +285,9 @@ def _check_aliases(tables: Iterable[Table], memory: Any) -> None:
 
 
 def _collectives(instructions: Iterable[_Instruction]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    n_bytes: dict[str, int] = {}
     for instruction in instructions:
         op = instruction.op.removesuffix("-start")
         if op in COLLECTIVES:
-            found[op] = found.get(op, 0) + instruction.bytes()
-    return found
+            n_bytes[op] = n_bytes.get(op, 0) + instruction.bytes()
+    return n_bytes

@@ -254,11 +254,11 @@ def _parts(value: Any) -> list[tuple[int, int, np.ndarray]]:
     shards = getattr(value, "addressable_shards", None)
     if shards is None:
         return [(0, 0, keras.ops.convert_to_numpy(value))]
-    found: dict[tuple[int, int], np.ndarray] = {}
+    parts: dict[tuple[int, int], np.ndarray] = {}
     for shard in shards:
         row, column = (index.start or 0 for index in shard.index)
-        found.setdefault((row, column), np.asarray(shard.data))
-    return [(row, column, data) for (row, column), data in found.items()]
+        parts.setdefault((row, column), np.asarray(shard.data))
+    return [(row, column, data) for (row, column), data in parts.items()]
 
 
 def _picked(parts: list[tuple[int, int, np.ndarray]], places: np.ndarray, width: int) -> np.ndarray:

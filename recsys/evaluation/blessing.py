@@ -138,19 +138,21 @@ def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
 
 
 def _of_floor(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
-    value, found = evidence.means.mean(key), evidence.means.interval(key)
+    value, interval = evidence.means.mean(key), evidence.means.interval(key)
     if _too_few(key, evidence):
-        found = None
-    passed = found is not None and found[0] >= least - _ROUNDING
-    asked = f"the {least:.4g} asked for"
-    if value is None or found is None:
+        interval = None
+    passed = interval is not None and interval[0] >= least - _ROUNDING
+    required = f"the {least:.4g} asked for"
+    if value is None or interval is None:
         text = f"{_subject(key)} can't be judged: {_lack(key, value, evidence)}"
     else:
         text = (
             f"{_subject(key)} is {value:.4f} ({_confidence(evidence.confidence)} interval"
-            f" {found[0]:.4f} … {found[1]:.4f}): {_reached(passed, value >= least, asked)}"
+            f" {interval[0]:.4f} … {interval[1]:.4f}): {_reached(passed, value >= least, required)}"
         )
-    return RuleOutcome(key.metric, key.slice, FLOOR, value, None, least, None, found, passed, text)
+    return RuleOutcome(
+        key.metric, key.slice, FLOOR, value, None, least, None, interval, passed, text
+    )
 
 
 def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
@@ -163,19 +165,19 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOut
     is_beaten = ratio >= 1 and other != BLESSED
     least_margin = _ROUNDING if is_beaten else -_ROUNDING
     passed = margin is not None and margin >= least_margin and bool(value)
-    name, relative, found = evidence.title(other), None, None
+    name, relative, interval = evidence.title(other), None, None
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"
     elif difference is None or margin is None or value is None or theirs is None:
         text = f"{_subject(key)} can't be compared with {name}: {_lack(key, value, evidence)}"
     else:
-        relative, found = difference.relative, difference.interval
-        asked = f"the {_asked(ratio)} asked for"
-        words = _reached(passed, value >= ratio * theirs, asked)
+        relative, interval = difference.relative, difference.interval
+        required = f"the {_asked(ratio)} asked for"
+        words = _reached(passed, value >= ratio * theirs, required)
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
     return RuleOutcome(
-        key.metric, key.slice, other, value, theirs, ratio, relative, found, passed, text
+        key.metric, key.slice, other, value, theirs, ratio, relative, interval, passed, text
     )
 
 
@@ -257,20 +259,20 @@ def _lack(key: Key, value: float | None, evidence: Evidence) -> str:
     return "no query has a value" if key.slice is None else "these data have no such slice"
 
 
-def _reached(surely: bool, seemingly: bool, asked: str) -> str:
+def _reached(surely: bool, seemingly: bool, required: str) -> str:
     if surely:
-        return f"surely at least {asked}"
+        return f"surely at least {required}"
     if seemingly:
-        return f"not surely at least {asked}, the interval reaches below"
-    return f"below {asked}"
+        return f"not surely at least {required}, the interval reaches below"
+    return f"below {required}"
 
 
-def _difference(found: Difference, confidence: float) -> str:
+def _difference(difference: Difference, confidence: float) -> str:
     """Returns the relative difference; where it has no interval, the absolute one with its."""
-    if found.relative is not None and found.interval is not None:
-        size, ends = change(found.relative), change_span(found.interval)
+    if difference.relative is not None and difference.interval is not None:
+        size, ends = change(difference.relative), change_span(difference.interval)
     else:
-        size, ends = f"{found.difference:+.4f}", span(found.difference_interval)
+        size, ends = f"{difference.difference:+.4f}", span(difference.difference_interval)
     return _plain(f"{size}, {_confidence(confidence)} interval {ends}")
 
 
@@ -306,9 +308,9 @@ def _sentence(
     what = f"{size} {chosen.metric}{where} over {other}"
     ends = _plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0
-    asked = "" if blessed else f", {_asked(chosen.least)} was asked for"
-    asked = ", surely worse" if is_loss else asked
-    return f"{what}, {_confidence(confidence)} interval {ends}{asked}; {decision}"
+    requirement = "" if blessed else f", {_asked(chosen.least)} was asked for"
+    requirement = ", surely worse" if is_loss else requirement
+    return f"{what}, {_confidence(confidence)} interval {ends}{requirement}; {decision}"
 
 
 def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome | None:

@@ -92,7 +92,7 @@ class BundleProcess:
             to.write(line)
             to.flush()
         # Not every line need be ours.
-        return next((found for said in back if (found := last_json_line(said))), None)
+        return next((answer for text in back if (answer := last_json_line(text))), None)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

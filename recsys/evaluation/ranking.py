@@ -83,13 +83,13 @@ def rank(
         check_products(query, candidates, bias, is_candidate)
         start = _start(bias, is_candidate)
         module = _backend(kernels.available())
-        found = module.rank_products(query, candidates, start, positives, seen, k, report)
+        results = module.rank_products(query, candidates, start, positives, seen, k, report)
     else:
         start = _start(None, is_candidate)
         # They come from this host, whatever the devices are.
         module = _backend(kernels.status().available)
-        found = module.rank_given(scorer.scores, start, positives, seen, k, report)
-    return Ranking(found.ranks, found.n_ranked, found.top, found.top_scores)
+        results = module.rank_given(scorer.scores, start, positives, seen, k, report)
+    return Ranking(results.ranks, results.n_ranked, results.top, results.top_scores)
 
 
 def _backend(is_native: bool) -> Any:

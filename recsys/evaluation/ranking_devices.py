@@ -67,8 +67,8 @@ def rank_given(
     no_query = np.zeros((job.shapes.block, 0), np.float32)
 
     def run(block: slice, *pairs: Pairs) -> Found:
-        given = as_scores(scores(block), block, len(bias))
-        table = job.put(_padded(given, job.shapes.block, 0), axis=1)
+        block_scores = as_scores(scores(block), block, len(bias))
+        table = job.put(_padded(block_scores, job.shapes.block, 0), axis=1)
         return program(job.shapes, job.mesh, True)(table, job.bias, no_query, *pairs)
 
     return _rank(job, run, progress)
@@ -142,8 +142,8 @@ def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> RankResul
         # The devices work on it while the results of the block before are taken.
         if len(waiting) > 1:
             _take(job, *waiting.pop(0), out, progress)
-    for block, found in waiting:
-        _take(job, block, found, out, progress)
+    for block, result in waiting:
+        _take(job, block, result, out, progress)
     return out
 
 
@@ -170,9 +170,9 @@ def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 
 
-def _take(job: _Job, block: slice, found: Found, out: RankResults, progress: Progress) -> None:
+def _take(job: _Job, block: slice, result: Found, out: RankResults, progress: Progress) -> None:
     positives, n = job.positives.part(block), block.stop - block.start
-    before, top, scores, bad = (np.asarray(x) for x in found)
+    before, top, scores, bad = (np.asarray(x) for x in result)
     check_scores(bad[:n], block.start)
     ranks = before[: len(positives.rows)].astype(np.int64) + 1
     last = out.n_ranked[block][positives.owner()] + 1

@@ -83,10 +83,12 @@ def rank_given(
     out = RankResults.empty(len(positives.rows), n_queries, k)
     with _threads() as pool:
         for block in _blocks(slice(0, n_queries), max(1, _GIVEN_SCORES // n_rows)):
-            given = as_scores(scores(block), block, n_rows)
+            block_scores = as_scores(scores(block), block, n_rows)
 
-            def job(part: slice, given: np.ndarray = given, first: int = block.start) -> None:
-                own = given[part.start - first :]
+            def job(
+                part: slice, block_scores: np.ndarray = block_scores, first: int = block.start
+            ) -> None:
+                own = block_scores[part.start - first :]
                 kernel.rank_queries(part, None, own, bias, positives, seen, out)
 
             list(pool.map(job, _jobs(block)))

@@ -100,15 +100,15 @@ def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
         RecsysError: There are others than asked for (R410).
     """
     expected = (block.stop - block.start, n_rows)
-    given = np.asarray(scores, np.float32)
-    if given.shape != expected:
+    array = np.asarray(scores, np.float32)
+    if array.shape != expected:
         raise RecsysError(
             "R410",
             f"A scorer asked for {block} must return {expected}.",
             "Return a score for every query and item row.",
-            given.shape,
+            array.shape,
         )
-    return given if given.strides[1] == given.itemsize else np.ascontiguousarray(given)
+    return array if array.strides[1] == array.itemsize else np.ascontiguousarray(array)
 
 
 def check_scores(not_a_number: np.ndarray, first: int) -> None:

@@ -163,8 +163,8 @@ class UserMeans:
 
         None where too few users have a value.
         """
-        found = self._margin(key, other, ratio)
-        return None if found is None else found[0]
+        interval = self._margin(key, other, ratio)
+        return None if interval is None else interval[0]
 
     def difference(self, key: Key, other: str) -> Difference | None:
         """Returns how `key` differs from the same of `other`; None if one has no value."""

@@ -277,21 +277,21 @@ class RetrievalModel(SparseModel):
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
         """Returns the features that `query` and `candidate` read, of some inputs."""
         names = tuple(names)
-        asked = {name: inputs[name] for name in names}
+        ids = {name: inputs[name] for name in names}
         weights: dict[str, Any] = dict.fromkeys(names)
         for feature in self.spec.features:
-            if feature.name in asked:
+            if feature.name in ids:
                 # Row 0 of a feature's table is padding.
                 weights[feature.name] = ops.cast(inputs[feature.name] > 0, "float32")
-        if "history" not in asked:
-            return self.embedding(asked, weights=weights)
+        if "history" not in ids:
+            return self.embedding(ids, weights=weights)
         rows = inputs["history"]
         if self.averages_history:
             weights["history"] = self.history_weights(rows)
-            return {**self.embedding(asked, weights=weights), "history_rows": rows}
+            return {**self.embedding(ids, weights=weights), "history_rows": rows}
         # Single ids go to the device that has them, and not all of them to every device.
-        asked["history"] = ops.reshape(rows, (-1,))
-        features = self.embedding(asked, weights=weights)
+        ids["history"] = ops.reshape(rows, (-1,))
+        features = self.embedding(ids, weights=weights)
         shape = (-1, self.spec.config.history, self.spec.config.dim)
         items = ops.reshape(features["history"], shape)
         return {**features, "history": items, "history_rows": rows}

@@ -145,7 +145,7 @@ def load_model(
     ):
         raise _damaged(folder, "a model of other users, items or features than its folder has")
     model = model_class(spec)(spec)
-    numbers = {one["path"]: number for number, one in enumerate(summary["variables"])}
+    numbers = {entry["path"]: number for number, entry in enumerate(summary["variables"])}
     if give is not None:
         for own in model.embedding.tables:
             number = numbers.pop(_path(model, own), None)
@@ -289,10 +289,10 @@ def _read(folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, 
     return weights
 
 
-def _damaged(path: Path, found: str) -> RecsysError:
+def _damaged(path: Path, received: str) -> RecsysError:
     return RecsysError(
         "R310",
         f"{str(path)!r} must be a whole model folder, or part of one.",
         "Train again: recsys run.",
-        found,
+        received,
     )

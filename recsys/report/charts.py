@@ -211,16 +211,16 @@ class Lines:
             height: Its height [pixels].
             over: Places across with a word, such as `failed`, whose first letter marks them.
         """
-        values = [value for one in self.series for value in one.values()]
+        values = [value for series in self.series for value in series.values()]
         if not values:
             return Markup()
-        places = [x for one in self.series for x, _ in one.points] + [x for x, _ in over]
+        places = [x for series in self.series for x, _ in series.points] + [x for x, _ in over]
         ends = (min(places) - self.margin, max(places) + self.margin)
         size = (width, height)
         frame, y_ticks = Frame.around(ends, [0.0, *values], size, log_x=self.log_x)
         drop = _ROOM_FOR_MARKS if over else 0
         drawn = [frame.axes(self.x_ticks, y_ticks, self.x_name, drop)]
-        drawn += [_series(frame, one) for one in reversed(self.series)]
+        drawn += [_series(frame, series) for series in reversed(self.series)]
         drawn += [_word(frame, x, text) for x, text in over]
         return frame.drawn("".join(drawn), self.says)
 

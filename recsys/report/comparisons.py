@@ -77,35 +77,39 @@ class OverK:
 
 def read_against(artifacts: Artifacts) -> Against:
     """Returns how the model does against each other subject."""
-    found = Evaluated.of(artifacts)
-    differences = {other: found.difference(other, found.deciding) for other in found.others}
+    evaluated = Evaluated.of(artifacts)
+    differences = {
+        other: evaluated.difference(other, evaluated.deciding) for other in evaluated.others
+    }
     estimates = {other: as_estimate(difference) for other, difference in differences.items()}
-    scale = shared_range(one for one in estimates.values() if one is not None)
+    scale = shared_range(estimate for estimate in estimates.values() if estimate is not None)
     rows = []
     for other, difference in differences.items():
-        one = estimates[other]
-        says = f"against {found.long_name(other)}: {in_words(difference)}"
+        estimate = estimates[other]
+        says = f"against {evaluated.long_name(other)}: {in_words(difference)}"
         rows.append(
             Rival(
-                name=found.name(other),
-                figure=figure(found.figure(other, found.deciding)),
+                name=evaluated.name(other),
+                figure=figure(evaluated.figure(other, evaluated.deciding)),
                 change=change(difference.relative),
                 change_span=change_span(difference.interval),
-                picture=Markup() if one is None else draw_whisker(one, scale, says),
+                picture=Markup() if estimate is None else draw_whisker(estimate, scale, says),
                 outcome=difference.outcome,
             )
         )
-    rows += [Rival(name, ABSENT, "", "", Markup(), why_not=why) for name, why in _left_out(found)]
+    rows += [
+        Rival(name, ABSENT, "", "", Markup(), why_not=why) for name, why in _left_out(evaluated)
+    ]
     if not rows:
         raise MissingError("There is nothing to compare the model with.")
-    return Against(found.title(found.deciding), found.interval_name(), rows)
+    return Against(evaluated.title(evaluated.deciding), evaluated.interval_name(), rows)
 
 
-def _left_out(found: Evaluated) -> Sequence[tuple[str, str]]:
+def _left_out(evaluated: Evaluated) -> Sequence[tuple[str, str]]:
     """Returns the baselines that were not measured, and why."""
-    why = found.part.get("baselines_left_out")
+    why = evaluated.part.get("baselines_left_out")
     return [
-        (found.name(str(key)), str(text))
+        (evaluated.name(str(key)), str(text))
         for key, text in (why if isinstance(why, dict) else {}).items()
     ]
 
@@ -133,45 +137,53 @@ def read_over_k(artifacts: Artifacts) -> OverK:
     return drawn
 
 
-def draw_over_k(found: Evaluated) -> OverK:
+def draw_over_k(evaluated: Evaluated) -> OverK:
     """Returns the pictures of the metrics over their cut-off; none where there is only one."""
-    ks = cut_offs(found.metrics)
-    pictures = [_picture(found, name, ks) for name in _DRAWN if _is_drawn(found, name, ks)]
-    keys = [(found.name(one), key(found.style(one))) for one in found.subjects]
+    ks = cut_offs(evaluated.metrics)
+    pictures = [_picture(evaluated, name, ks) for name in _DRAWN if _is_drawn(evaluated, name, ks)]
+    keys = [
+        (evaluated.name(subject), key(evaluated.style(subject))) for subject in evaluated.subjects
+    ]
     return OverK(keys, pictures)
 
 
-def _is_drawn(found: Evaluated, family: str, ks: Iterable[int]) -> bool:
-    return sum(is_number(found.metrics.get(f"{family}@{k}")) for k in ks) > 1
+def _is_drawn(evaluated: Evaluated, family: str, ks: Iterable[int]) -> bool:
+    return sum(is_number(evaluated.metrics.get(f"{family}@{k}")) for k in ks) > 1
 
 
-def _picture(found: Evaluated, family: str, ks: Sequence[int]) -> Picture:
-    series = [Series(found.style(one), *_points(found, one, family, ks)) for one in found.subjects]
-    title = f"{found.title(family)}@k"
-    caption = _caption(found, family, title, ks)
+def _picture(evaluated: Evaluated, family: str, ks: Sequence[int]) -> Picture:
+    series = [
+        Series(evaluated.style(subject), *_points(evaluated, subject, family, ks))
+        for subject in evaluated.subjects
+    ]
+    title = f"{evaluated.title(family)}@k"
+    caption = _caption(evaluated, family, title, ks)
     lines = Lines(series, [(k, str(k)) for k in ks], "k", caption, log_x=True)
     return Picture(title, lines.draw(*_WIDE), lines.draw(*_NARROW), caption)
 
 
 def _points(
-    found: Evaluated, subject: str, family: str, ks: Sequence[int]
+    evaluated: Evaluated, subject: str, family: str, ks: Sequence[int]
 ) -> tuple[list[tuple[float, float | None]], list[tuple[float, float, float]]]:
-    figures = [(k, found.figure(subject, f"{family}@{k}")) for k in ks]
+    figures = [(k, evaluated.figure(subject, f"{family}@{k}")) for k in ks]
     points = [(float(k), value if is_number(value) else None) for k, value in figures]
     if subject != MODEL:
         return points, []
-    ends = [(k, found.interval(f"{family}@{k}")) for k in ks]
+    ends = [(k, evaluated.interval(f"{family}@{k}")) for k in ks]
     return points, [(float(k), *both) for k, both in ends if both is not None]
 
 
-def _caption(found: Evaluated, family: str, title: str, ks: Sequence[int]) -> str:
+def _caption(evaluated: Evaluated, family: str, title: str, ks: Sequence[int]) -> str:
     last = ks[-1]
     metric = f"{family}@{last}"
-    others = [f"{found.name(one)} {figure(found.figure(one, metric))}" for one in found.others]
+    others = [
+        f"{evaluated.name(other)} {figure(evaluated.figure(other, metric))}"
+        for other in evaluated.others
+    ]
     beside = f"; {', '.join(others)}" if others else ""
-    has_whiskers = any(found.interval(f"{family}@{k}") for k in ks)
-    whiskers = f" Whiskers: {found.interval_name()} of the model." if has_whiskers else ""
-    model = figure(found.figure(MODEL, metric))
+    has_whiskers = any(evaluated.interval(f"{family}@{k}") for k in ks)
+    whiskers = f" Whiskers: {evaluated.interval_name()} of the model." if has_whiskers else ""
+    model = figure(evaluated.figure(MODEL, metric))
     return f"{title} for k from {ks[0]} to {last}. At {last}: model {model}{beside}.{whiskers}"
 
 
@@ -235,51 +247,51 @@ class Slices:
 
 def read_slices(artifacts: Artifacts) -> Slices:
     """Returns the deciding metric on each slice, beside the strongest on all queries."""
-    found = Evaluated.of(artifacts)
-    parts = found.part.get("slices")
+    evaluated = Evaluated.of(artifacts)
+    parts = evaluated.part.get("slices")
     if not parts:
         raise MissingError("The evaluation holds no slices.")
-    other = found.strongest()
-    limit = found.part.get("small_slice")
+    other = evaluated.strongest()
+    limit = evaluated.part.get("small_slice")
     limit = limit if is_number(limit) else SMALL_SLICE_USERS
-    measured = [_Part(part, found, other, limit) for part in parts]
+    measured = [_Part(part, evaluated, other, limit) for part in parts]
     scale = _scale(measured)
     kinds: dict[str, list[Slice]] = {}
-    for one in measured:
-        kinds.setdefault(one.kind, []).append(one.row(scale))
+    for part in measured:
+        kinds.setdefault(part.kind, []).append(part.row(scale))
     return Slices(
-        metric=found.title(found.deciding),
-        other="" if other is None else found.name(other),
-        other_is="" if other is None else found.long_name(other),
-        interval_name=found.interval_name(),
+        metric=evaluated.title(evaluated.deciding),
+        other="" if other is None else evaluated.name(other),
+        other_is="" if other is None else evaluated.long_name(other),
+        interval_name=evaluated.interval_name(),
         kinds=list(kinds.items()),
-        has_small=any(one.is_small for one in measured),
+        has_small=any(part.is_small for part in measured),
         limit=count(limit),
     )
 
 
 def _scale(measured: Iterable[_Part]) -> Scale:
     """Returns the scale of all pictures; small slices, which vary widely, don't stretch it."""
-    known = [(as_estimate(one.difference), one.is_small) for one in measured]
-    large = [one for one, is_small in known if one is not None and not is_small]
-    return shared_range(large or [one for one, _ in known if one is not None])
+    known = [(as_estimate(part.difference), part.is_small) for part in measured]
+    large = [size for size, is_small in known if size is not None and not is_small]
+    return shared_range(large or [size for size, _ in known if size is not None])
 
 
 class _Part:
     """One slice as it was read, before it is drawn."""
 
     def __init__(
-        self, part: Mapping[str, Any], found: Evaluated, other: str | None, limit: float
+        self, part: Mapping[str, Any], evaluated: Evaluated, other: str | None, limit: float
     ) -> None:
-        self._all, metric = found, found.deciding
+        self._all, metric = evaluated, evaluated.deciding
         self._part, self._metric, self._other = part, metric, other
-        described = {"descriptions": found.part.get("descriptions")}
-        self._found = Evaluated({**described, **part}, metric)
+        described = {"descriptions": evaluated.part.get("descriptions")}
+        self._evaluated = Evaluated({**described, **part}, metric)
         self.kind = str(part.get("kind") or _OTHER_KIND)
         users = part.get("users")
         self.is_small = part.get("is_small") is True or (is_number(users) and users < limit)
         self.difference = (
-            Difference(None, None) if other is None else self._found.difference(other, metric)
+            Difference(None, None) if other is None else self._evaluated.difference(other, metric)
         )
 
     def row(self, scale: Scale) -> Slice:
@@ -296,8 +308,8 @@ class _Part:
             note=str(self._part.get("note") or ""),
             users=count(self._part.get("users")),
             size=self._size(),
-            model=figure(self._found.figure(MODEL, self._metric)),
-            other="" if other is None else figure(self._found.figure(other, self._metric)),
+            model=figure(self._evaluated.figure(MODEL, self._metric)),
+            other="" if other is None else figure(self._evaluated.figure(other, self._metric)),
             change=change(self.difference.relative),
             change_span="" if span is None else change_span(span),
             picture=picture,

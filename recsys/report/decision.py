@@ -77,8 +77,8 @@ def read_verdict(artifacts: Artifacts) -> Verdict:
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
         return Verdict("unknown", "No verdict", "", "The evaluation came to no verdict.", [], [])
     rules = _rules(verdict.get("rules"))
-    given = verdict.get("reasons")
-    reasons = [str(reason) for reason in given] if isinstance(given, list) and not rules else []
+    listed = verdict.get("reasons")
+    reasons = [str(reason) for reason in listed] if isinstance(listed, list) and not rules else []
     sentence = str(verdict.get("sentence") or "")
     state, headline, detail = _outcome(artifacts, is_blessed=verdict["blessed"])
     if state == "bad" and not sentence:
@@ -88,12 +88,13 @@ def read_verdict(artifacts: Artifacts) -> Verdict:
 
 def _loss(artifacts: Artifacts) -> str:
     """Returns that the strongest baseline is surely better; empty where it isn't."""
-    found = Evaluated.of(artifacts)
-    strongest = found.strongest_baseline()
-    if strongest is None or found.difference(strongest, found.deciding).outcome != "worse":
+    evaluated = Evaluated.of(artifacts)
+    strongest = evaluated.strongest_baseline()
+    if strongest is None or evaluated.difference(strongest, evaluated.deciding).outcome != "worse":
         return ""
-    other = found.name(strongest)
-    return f"Surely worse in {found.title(found.deciding)} than {other}, the strongest baseline"
+    other = evaluated.name(strongest)
+    metric = evaluated.title(evaluated.deciding)
+    return f"Surely worse in {metric} than {other}, the strongest baseline"
 
 
 def _outcome(artifacts: Artifacts, *, is_blessed: bool) -> tuple[str, str, str]:
@@ -112,9 +113,11 @@ def _outcome(artifacts: Artifacts, *, is_blessed: bool) -> tuple[str, str, str]:
     return "good", headline, f"Served from {pushed}"
 
 
-def _rules(found: Any) -> list[Rule]:
+def _rules(listed: Any) -> list[Rule]:
     rules = (
-        [_rule(one) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        [_rule(rule) for rule in listed if isinstance(rule, dict)]
+        if isinstance(listed, list)
+        else []
     )
     return sorted(rules, key=lambda rule: rule.passed)
 
@@ -130,11 +133,13 @@ def _rule(rule: dict[str, Any]) -> Rule:
         return Rule(text, passed, Markup(), "")
     # Of another model it is a ratio that must be reached; the interval is of the difference.
     threshold = least if is_floor else least - 1.0
-    one = Estimate(value, *ends)
-    said = f"{figure(value)}, {span(ends)}" if is_floor else f"{change(value)}, {change_span(ends)}"
-    words = f"{said}; at least {figure(threshold) if is_floor else change(threshold)} asked for"
-    scale = shared_range([one], [threshold, 0.0])
-    picture = draw_whisker(one, scale, words, zero=None if is_floor else 0.0, least=threshold)
+    estimate = Estimate(value, *ends)
+    figures = (
+        f"{figure(value)}, {span(ends)}" if is_floor else f"{change(value)}, {change_span(ends)}"
+    )
+    words = f"{figures}; at least {figure(threshold) if is_floor else change(threshold)} asked for"
+    scale = shared_range([estimate], [threshold, 0.0])
+    picture = draw_whisker(estimate, scale, words, zero=None if is_floor else 0.0, least=threshold)
     return Rule(text, passed, picture, words)
 
 
@@ -163,30 +168,30 @@ class Tile:
 
 def read_tiles(artifacts: Artifacts) -> list[Tile]:
     """Returns the headline figures, the deciding one first."""
-    found = Evaluated.of(artifacts)
-    k = found.deciding.partition("@")[2] or "10"
-    names = dict.fromkeys([found.deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
-    return [_tile(found, name) for name in names if name in found.metrics][:4]
+    evaluated = Evaluated.of(artifacts)
+    k = evaluated.deciding.partition("@")[2] or "10"
+    names = dict.fromkeys([evaluated.deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    return [_tile(evaluated, name) for name in names if name in evaluated.metrics][:4]
 
 
-def _tile(found: Evaluated, name: str) -> Tile:
-    other, ends = found.strongest(), found.interval(name)
+def _tile(evaluated: Evaluated, name: str) -> Tile:
+    other, ends = evaluated.strongest(), evaluated.interval(name)
     beside, apart, outcome = "nothing to compare with", "", ""
     if name.startswith("coverage@"):
         beside = f"of the catalogue is in someone's first {name.partition('@')[2]}"
     elif other is not None:
-        beside = f"against {found.name(other)} {figure(found.figure(other, name))}"
-        difference = found.difference(other, name)
+        beside = f"against {evaluated.name(other)} {figure(evaluated.figure(other, name))}"
+        difference = evaluated.difference(other, name)
         apart = "" if difference.relative is None else change(difference.relative)
         outcome = difference.outcome
     return Tile(
-        name=found.title(name),
-        value=shown(name, found.metrics[name]),
+        name=evaluated.title(name),
+        value=shown(name, evaluated.metrics[name]),
         interval="" if ends is None else span(ends),
         change=apart,
         outcome=outcome,
         beside=beside,
-        decides=name == found.deciding,
+        decides=name == evaluated.deciding,
     )
 
 
@@ -225,7 +230,7 @@ def _data(artifacts: Artifacts) -> Iterator[Line]:
     ]
     if not summaries:
         return
-    read, rejected = (sum(one[key] for one in summaries) for key in ("read", "rejected"))
+    read, rejected = (sum(summary[key] for summary in summaries) for key in ("read", "rejected"))
     text = f"{counted(read, 'row', 'rows')} read, {count(rejected)} rejected"
     links = [("what and why", "#data"), ("statistics", "#validation")]
     yield Line("Data", text, links)

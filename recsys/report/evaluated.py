@@ -115,12 +115,12 @@ class Evaluated:
     def difference(self, key: str, metric: str) -> Difference:
         """Returns how far the model lies from `key` in `metric`."""
         comparisons = self.part.get("comparisons")
-        found = comparisons.get(key) if isinstance(comparisons, dict) else None
-        if isinstance(found, dict) and "relative" not in found:
-            found = found.get(metric)
-        if isinstance(found, dict) and is_number(found.get("relative")):
+        comparison = comparisons.get(key) if isinstance(comparisons, dict) else None
+        if isinstance(comparison, dict) and "relative" not in comparison:
+            comparison = comparison.get(metric)
+        if isinstance(comparison, dict) and is_number(comparison.get("relative")):
             is_lower = self.description(metric)["better"] == "lower"
-            return Difference(found["relative"], ends_of(found.get("interval")), is_lower)
+            return Difference(comparison["relative"], ends_of(comparison.get("interval")), is_lower)
         model, other = self.figure(MODEL, metric), self.figure(key, metric)
         if is_number(model) and is_number(other) and other > 0:
             return Difference(model / other - 1.0, None)
@@ -211,5 +211,5 @@ def shown(metric: str, value: Any) -> str:
 
 def cut_offs(metrics: Sequence[str] | Mapping[str, Any]) -> list[int]:
     """Returns the k of the metrics, ascending."""
-    found = {name.partition("@")[2] for name in metrics}
-    return sorted(int(k) for k in found if k.isdecimal())
+    suffixes = {name.partition("@")[2] for name in metrics}
+    return sorted(int(k) for k in suffixes if k.isdecimal())

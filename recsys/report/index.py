@@ -96,7 +96,7 @@ class Run:
 
     def is_like(self, other: Run) -> bool:
         """Returns whether the figures of two runs can be set beside each other."""
-        mine, theirs = ((one.name, one.metric, one.query) for one in (self, other))
+        mine, theirs = ((run.name, run.metric, run.query) for run in (self, other))
         return mine == theirs
 
 
@@ -120,13 +120,13 @@ def _read(folder: Path, root: Path) -> Run:
 
 def _interrupted(folder: Path) -> Run:
     """Returns a run that left its steps and no result."""
-    told = read_steps(folder)
-    n_done, n_all = len(told.steps), len(told.planned)
-    where = f" in {told.planned[n_done]}" if n_done < n_all else ""
+    recorded = read_steps(folder)
+    n_done, n_all = len(recorded.steps), len(recorded.planned)
+    where = f" in {recorded.planned[n_done]}" if n_done < n_all else ""
     says = f"It ended, or still is,{where} after {n_done} of {n_all} steps; no result was written."
     return Run(
-        folder.name, told.name, told.started, told.seconds, "interrupted", says, "", None, "",
-        None, "",
+        folder.name, recorded.name, recorded.started, recorded.seconds, "interrupted", says, "",
+        None, "", None, "",
     )  # fmt: skip
 
 
@@ -200,7 +200,9 @@ def _rejected(sources: Any) -> tuple[float, float] | None:
     """Returns the rows rejected, and the rows read, of all sources."""
     if not isinstance(sources, dict) or not sources:
         return None
-    rejected, read = (sum(one[key] for one in sources.values()) for key in ("rejected", "read"))
+    rejected, read = (
+        sum(source[key] for source in sources.values()) for key in ("rejected", "read")
+    )
     return (rejected, read) if is_number(rejected) and is_number(read) else None
 
 
@@ -240,12 +242,13 @@ def draw_histories(runs: Sequence[Run]) -> list[Histories]:
     runs = [run for i, run in enumerate(runs) if not run.is_rerun(runs[i + 1 :])]
     newest = {run.name: run for run in reversed(runs) if run.value is not None}
     drawn = [
-        _history(run, [one for one in runs if one.name == name]) for name, run in newest.items()
+        _history(run, [other for other in runs if other.name == name])
+        for name, run in newest.items()
     ]
-    found = [one for one in drawn if one.pictures]
-    if not found:
+    histories = [history for history in drawn if history.pictures]
+    if not histories:
         raise MissingError("With the second model that is measured, the metrics are drawn here.")
-    return found
+    return histories
 
 
 def _history(newest: Run, runs: Sequence[Run]) -> Histories:
@@ -255,8 +258,8 @@ def _history(newest: Run, runs: Sequence[Run]) -> Histories:
     k = newest.metric.partition("@")[2] or "10"
     names = dict.fromkeys([newest.metric, f"ndcg@{k}", "mrr", f"coverage@{k}"])
     pictures = [_picture(name, shown) for name in names if len(_measured(name, shown)) > 1]
-    drawn = [one for one in _DRAWN if _has(one, newest.metric, shown)]
-    keys = [(subject_name(one), key(style_of(one))) for one in drawn]
+    drawn = [subject for subject in _DRAWN if _has(subject, newest.metric, shown)]
+    keys = [(subject_name(subject), key(style_of(subject))) for subject in drawn]
     return Histories(newest.name, keys, pictures)
 
 

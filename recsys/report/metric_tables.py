@@ -83,39 +83,41 @@ class Table:
     has_better: bool
 
 
-def tabulate(found: Evaluated, names: Iterable[str], *, is_chosen: bool) -> Table:
+def tabulate(evaluated: Evaluated, names: Iterable[str], *, is_chosen: bool) -> Table:
     """Returns the metrics `names` of all subjects; with `is_chosen` one of them decides."""
-    strongest = found.strongest()
-    rows = [_row(found, name, strongest, is_chosen=is_chosen) for name in names]
+    strongest = evaluated.strongest()
+    rows = [_row(evaluated, name, strongest, is_chosen=is_chosen) for name in names]
     return Table(
         rows=rows,
-        others=[found.name(key) for key in found.others],
-        strongest="" if strongest is None else found.name(strongest),
-        strongest_is="" if strongest is None else found.long_name(strongest),
-        interval_name=found.interval_name(),
+        others=[evaluated.name(key) for key in evaluated.others],
+        strongest="" if strongest is None else evaluated.name(strongest),
+        strongest_is="" if strongest is None else evaluated.long_name(strongest),
+        interval_name=evaluated.interval_name(),
         has_intervals=any(row.interval for row in rows),
         has_better=any(cell.is_better for row in rows for cell in row.cells),
     )
 
 
-def _row(found: Evaluated, name: str, strongest: str | None, *, is_chosen: bool) -> Row:
-    ends = found.interval(name)
-    model = found.metrics[name]
-    apart = None if strongest is None else found.difference(strongest, name)
-    cells, better = [], found.description(name)["better"]
-    for key in found.others:
-        figure = found.figure(key, name)
-        cells.append(Cell(found.name(key), shown(name, figure), _is_better(figure, model, better)))
+def _row(evaluated: Evaluated, name: str, strongest: str | None, *, is_chosen: bool) -> Row:
+    ends = evaluated.interval(name)
+    model = evaluated.metrics[name]
+    apart = None if strongest is None else evaluated.difference(strongest, name)
+    cells, better = [], evaluated.description(name)["better"]
+    for key in evaluated.others:
+        figure = evaluated.figure(key, name)
+        cells.append(
+            Cell(evaluated.name(key), shown(name, figure), _is_better(figure, model, better))
+        )
     return Row(
-        name=found.title(name),
-        meaning=found.description(name)["meaning"],
+        name=evaluated.title(name),
+        meaning=evaluated.description(name)["meaning"],
         model=shown(name, model),
         interval="" if ends is None else span(ends),
         cells=cells,
         change="" if apart is None else change(apart.relative),
         change_span="" if apart is None or apart.interval is None else change_span(apart.interval),
-        outcome="" if apart is None or found.is_beyond(name) else apart.outcome,
-        decides=is_chosen and name == found.deciding,
+        outcome="" if apart is None or evaluated.is_beyond(name) else apart.outcome,
+        decides=is_chosen and name == evaluated.deciding,
     )
 
 
@@ -161,14 +163,14 @@ class Measured:
 
 def read_metrics(artifacts: Artifacts) -> Measured:
     """Returns the metrics under the protocol that the config chose."""
-    found = Evaluated.of(artifacts)
-    notes = _notes(found)
-    if not found.others:
+    evaluated = Evaluated.of(artifacts)
+    notes = _notes(evaluated)
+    if not evaluated.others:
         notes.append("No baseline was measured.")
-    if BLESSED not in found.others:
+    if BLESSED not in evaluated.others:
         notes.append("There is no earlier blessed model to compare with.")
-    protocol = str(found.part.get("query", "each_moment"))
-    return _measured(found, protocol, notes, is_chosen=True)
+    protocol = str(evaluated.part.get("query", "each_moment"))
+    return _measured(evaluated, protocol, notes, is_chosen=True)
 
 
 def read_other_protocol(artifacts: Artifacts) -> Measured | None:
@@ -185,45 +187,47 @@ def read_other_protocol(artifacts: Artifacts) -> Measured | None:
     if not isinstance(part, dict):
         raise MissingError("The evaluation holds one protocol only.")
     named = {name: evaluation.get(name) for name in ("confidence", "descriptions")} | part
-    found = Evaluated(named, artifacts.bless().get("metric"))
+    evaluated = Evaluated(named, artifacts.bless().get("metric"))
     # The verdict rests on the protocol that the config chose.
-    return _measured(found, other, [], is_chosen=False)
+    return _measured(evaluated, other, [], is_chosen=False)
 
 
 def read_beyond(artifacts: Artifacts) -> Table:
     """Returns the metrics of the lists themselves, at the cut-off that decides if they have it."""
-    found = Evaluated.of(artifacts)
-    names = [name for name in found.metrics if found.is_beyond(name)]
+    evaluated = Evaluated.of(artifacts)
+    names = [name for name in evaluated.metrics if evaluated.is_beyond(name)]
     if not names:
         raise MissingError("The evaluation holds no metrics of the lists themselves.")
     ks = cut_offs(names)
-    wanted = found.deciding.partition("@")[2]
+    wanted = evaluated.deciding.partition("@")[2]
     k = wanted if wanted.isdecimal() and int(wanted) in ks else str(min(ks, default=""))
-    order = list((found.part.get("descriptions") or {}).get("metrics") or ())
+    order = list((evaluated.part.get("descriptions") or {}).get("metrics") or ())
     at_k = [name for name in names if name.partition("@")[2] in ("", k)]
     if order:
         at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
-    return tabulate(found, at_k, is_chosen=False)
+    return tabulate(evaluated, at_k, is_chosen=False)
 
 
-def _measured(found: Evaluated, protocol: str, notes: list[str], *, is_chosen: bool) -> Measured:
-    names = [name for name in found.metrics if not found.is_beyond(name)]
-    k = found.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
+def _measured(
+    evaluated: Evaluated, protocol: str, notes: list[str], *, is_chosen: bool
+) -> Measured:
+    names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
+    k = evaluated.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
     at_k = [name for name in names if name.partition("@")[2] in ("", k)]
     title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
-    if _split(found.part) != "time" and protocol == "at_cut":
+    if _split(evaluated.part) != "time" and protocol == "at_cut":
         title, meaning = _ONCE
-    everything = tabulate(found, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
+    everything = tabulate(evaluated, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
     return Measured(
         title=title,
         meaning=meaning,
-        basis=_basis(found.part, is_chosen=is_chosen),
-        table=tabulate(found, at_k, is_chosen=is_chosen),
+        basis=_basis(evaluated.part, is_chosen=is_chosen),
+        table=tabulate(evaluated, at_k, is_chosen=is_chosen),
         all_cut_offs=everything,
-        deciding=found.title(found.deciding),
+        deciding=evaluated.title(evaluated.deciding),
         notes=notes,
-        split=str(found.part.get("meaning") or ""),
-        warning=_warning(found.part),
+        split=str(evaluated.part.get("meaning") or ""),
+        warning=_warning(evaluated.part),
     )
 
 
@@ -260,8 +264,8 @@ def _warning(part: Any) -> str:
     )
 
 
-def _notes(found: Evaluated) -> list[str]:
-    part, notes = found.part, []
+def _notes(evaluated: Evaluated) -> list[str]:
+    part, notes = evaluated.part, []
     repeats = repeats_in_words(part)
     if repeats:
         notes.append(repeats)

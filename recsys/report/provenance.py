@@ -60,10 +60,10 @@ def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
     versions: dict[str, str] = {}
     for path, what in _sources(artifacts):
         try:
-            found = read_json(path, what).get("versions")
+            recorded = read_json(path, what).get("versions")
         except MissingError:
             continue
-        for name, version in (found if isinstance(found, dict) else {}).items():
+        for name, version in (recorded if isinstance(recorded, dict) else {}).items():
             versions.setdefault(str(name), str(version))
             if str(version) not in versions[str(name)].split(", "):
                 versions[str(name)] += f", {version}"

@@ -293,7 +293,7 @@ def read_exposure(artifacts: Artifacts) -> Exposure:
     return Exposure(
         k=k,
         picture=_picture(points, bins, k) if points else None,
-        bins=[_bin(one, keys) for one in bins],
+        bins=[_bin(bin_, keys) for bin_ in bins],
         names=[_bar_name(key) for key in keys],
     )
 
@@ -301,7 +301,7 @@ def read_exposure(artifacts: Artifacts) -> Exposure:
 def _picture(
     points: Sequence[tuple[float, float]], bins: Sequence[Mapping[str, Any]], k: str
 ) -> Picture:
-    n_items = sum(one.get("items") or 0 for one in bins)
+    n_items = sum(bin_.get("items") or 0 for bin_ in bins)
     is_whole = len(points) >= n_items
     which = counted(len(points), "item", "items")
     if not is_whole:
@@ -314,7 +314,7 @@ def _picture(
     if is_whole:
         never = sum(y == 0 for _, y in points)
         caption += f" {count(never)} ({share(never / len(points))}) are in none."
-        events, lists = (sum(one) for one in zip(*points, strict=True))
+        events, lists = (sum(axis) for axis in zip(*points, strict=True))
         slope = lists / events if events > 0 and lists > 0 else None
     if slope:
         caption += " On the dashed line items would be recommended as often as they are chosen."
@@ -325,9 +325,9 @@ def _picture(
 
 def _keys(bins: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of the shares: of training, of the model, then of the others."""
-    found = {key for one in bins for key in one if key.endswith(_SHARES)}
-    first = [key for key in (_TRAINING, _RECOMMENDED) if key in found]
-    return first + sorted(found - set(first))
+    share_keys = {key for bin_ in bins for key in bin_ if key.endswith(_SHARES)}
+    first = [key for key in (_TRAINING, _RECOMMENDED) if key in share_keys]
+    return first + sorted(share_keys - set(first))
 
 
 def _bar_name(key: str) -> str:
@@ -338,11 +338,11 @@ def _bar_name(key: str) -> str:
     return f"of the lists of {subject_name(key.removesuffix(_SHARES))}"
 
 
-def _bin(one: Mapping[str, Any], keys: Sequence[str]) -> Bin:
-    shares = [one.get(key) for key in keys]
+def _bin(bin_: Mapping[str, Any], keys: Sequence[str]) -> Bin:
+    shares = [bin_.get(key) for key in keys]
     return Bin(
-        name=_range(one.get("from"), one.get("to")),
-        items=counted(one.get("items"), "item", "items"),
+        name=_range(bin_.get("from"), bin_.get("to")),
+        items=counted(bin_.get("items"), "item", "items"),
         bars=[
             Bar(
                 name=_bar_name(key),

@@ -24,16 +24,16 @@ def spans_of(spans: Any) -> dict[str, list[str]] | None:
     """
     if not isinstance(spans, Sequence) or isinstance(spans, str):
         return None
-    told: dict[str, list[str]] = {kind: [] for kind in _TOLD}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in _TOLD}
     for span in spans:
         if not isinstance(span, Mapping):
             continue
         name = str(span.get("name"))
         kinds = [kind for kind in ("new", "late") if span.get(kind) is True]
-        kinds += [state for state in (span.get("state"),) if state in told]
+        kinds += [state for state in (span.get("state"),) if state in by_kind]
         for kind in dict.fromkeys(kinds):
-            told[kind].append(name)
-    return told
+            by_kind[kind].append(name)
+    return by_kind
 
 
 def spans_in_words(spans: Mapping[str, Sequence[str]] | None) -> list[str]:
@@ -98,8 +98,8 @@ def read_spans(artifacts: Artifacts) -> Spans | None:
         listed = json.loads((folder / "spans.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MissingError(f"The spans can't be read: {error}.") from None
-    shown = [_shown(one) for one in reversed(listed)]
-    rows = [one for place, one in enumerate(shown) if place < _SHOWN_SPANS or one.is_odd]
+    shown = [_shown(span) for span in reversed(listed)]
+    rows = [span for place, span in enumerate(shown) if place < _SHOWN_SPANS or span.is_odd]
     words = spans_in_words(spans_of(listed))
     total = counted(len(listed), "span", "spans")
     return Spans(f"{total}; {'; '.join(words)}" if words else total, rows)

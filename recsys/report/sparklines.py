@@ -41,11 +41,11 @@ def shared_range(estimates: Iterable[Estimate], also: Iterable[float] = (0.0,)) 
         also: Numbers that must be within, such as 0.
     """
     shown = list(estimates)
-    values = [one.value for one in shown] + list(also)
+    values = [estimate.value for estimate in shown] + list(also)
     low, high = min(values), max(values)
-    widths = sorted(one.high - one.low for one in shown)
+    widths = sorted(estimate.high - estimate.low for estimate in shown)
     room = max(high - low, widths[len(widths) // 2] if widths else 0.0) * _WIDEST or 1.0
-    ends = [end for one in shown for end in (one.low, one.high)]
+    ends = [end for estimate in shown for end in (estimate.low, estimate.high)]
     low = min([low, *(max(end, low - room) for end in ends)])
     high = max([high, *(min(end, high + room) for end in ends)])
     if high <= low:
@@ -54,12 +54,16 @@ def shared_range(estimates: Iterable[Estimate], also: Iterable[float] = (0.0,)) 
 
 
 def draw_whisker(
-    one: Estimate, scale: Scale, says: str, zero: float | None = 0.0, least: float | None = None
+    estimate: Estimate,
+    scale: Scale,
+    says: str,
+    zero: float | None = 0.0,
+    least: float | None = None,
 ) -> Markup:
     """Returns the picture; an end beyond the scale is an arrow.
 
     Args:
-        one: What is drawn.
+        estimate: What is drawn.
         scale: Where a number lies, see `shared_range`.
         says: The picture in words.
         zero: Where the thin line stands that means no difference; None for none. An interval
@@ -73,29 +77,31 @@ def draw_whisker(
     if least is not None and scale.low <= least <= scale.high:
         x = scale.at(least)
         parts.append(f'<line class="least" x1="{x}" x2="{x}" y1="0" y2="{_HEIGHT}"/>')
-    side = "level" if zero is None else _side(one, zero)
-    parts.append(f'<g class="{side}">{_interval(one, scale)}</g>')
+    side = "level" if zero is None else _side(estimate, zero)
+    parts.append(f'<g class="{side}">{_interval(estimate, scale)}</g>')
     return Markup(  # noqa: S704 - numbers, and text that is escaped here
         f'<svg class="interval" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
         f' height="{_HEIGHT}" role="img" aria-label="{escape(says)}">{"".join(parts)}</svg>'
     )
 
 
-def _side(one: Estimate, zero: float) -> str:
+def _side(estimate: Estimate, zero: float) -> str:
     """Returns on which side of no difference all of an interval lies."""
-    return "better" if one.low > zero else "worse" if one.high < zero else "level"
+    return "better" if estimate.low > zero else "worse" if estimate.high < zero else "level"
 
 
-def _interval(one: Estimate, scale: Scale) -> str:
+def _interval(estimate: Estimate, scale: Scale) -> str:
     """Returns the whisker and its dot; an arrow at an end, or alone, for what lies beyond."""
-    if one.low > scale.high or one.high < scale.low:
-        return _arrow(scale, way=1 if one.low > scale.high else -1)
-    low, high = scale.held(one.low), scale.held(one.high)
+    if estimate.low > scale.high or estimate.high < scale.low:
+        return _arrow(scale, way=1 if estimate.low > scale.high else -1)
+    low, high = scale.held(estimate.low), scale.held(estimate.high)
     parts = [f'<path class="whisker" d="M{low} {_MIDDLE:g}H{high}"/>']
-    parts.append(_arrow(scale, way=-1) if one.low < scale.low else _cap(low))
-    parts.append(_arrow(scale, way=1) if one.high > scale.high else _cap(high))
-    if scale.low <= one.value <= scale.high:
-        parts.append(f'<circle class="dot" cx="{scale.at(one.value)}" cy="{_MIDDLE:g}" r="3.5"/>')
+    parts.append(_arrow(scale, way=-1) if estimate.low < scale.low else _cap(low))
+    parts.append(_arrow(scale, way=1) if estimate.high > scale.high else _cap(high))
+    if scale.low <= estimate.value <= scale.high:
+        parts.append(
+            f'<circle class="dot" cx="{scale.at(estimate.value)}" cy="{_MIDDLE:g}" r="3.5"/>'
+        )
     return "".join(parts)
 
 
@@ -121,14 +127,14 @@ def draw_bars(counts: Sequence[float], width: int, height: int) -> Markup:
         width: Width of the picture [pixels].
         height: Height of the highest bar [pixels].
     """
-    highest = max((one for one in counts if is_number(one)), default=0)
+    highest = max((value for value in counts if is_number(value)), default=0)
     if highest <= 0:
         return Markup()
     step = width / len(counts)
     bars = []
-    for i, one in enumerate(counts):
+    for i, value in enumerate(counts):
         # What is there is seen, however little it is.
-        high = max(1.0, height * one / highest) if is_number(one) and one > 0 else 0.0
+        high = max(1.0, height * value / highest) if is_number(value) and value > 0 else 0.0
         bars.append(
             f'<rect x="{i * step:.1f}" y="{height - high:.1f}"'
             f' width="{max(step - _GAP, 1):.1f}" height="{high:.1f}"/>'

@@ -84,7 +84,7 @@ def _loss(training: dict[str, Any], *, is_alone: bool) -> Picture:
     if lost:
         caption += f" {count(lost)} of the recorded losses are no numbers and are not drawn."
     size = _WIDE if is_alone else _HALF
-    wide, narrow = (draw_curve(points, *one, caption) for one in (size, _NARROW))
+    wide, narrow = (draw_curve(points, *extent, caption) for extent in (size, _NARROW))
     return Picture("" if is_alone else "Loss", wide, narrow, caption)
 
 
@@ -97,7 +97,7 @@ def _validation(looks: list[dict[str, Any]], metric: str, best: Any) -> Picture:
     marked = next((value for step, value in points if step == best), None)
     if marked is not None:
         caption += f" The ring marks the best, {figure(marked)} at step {count(best)}."
-    wide, narrow = (draw_curve(points, *one, caption, best) for one in (_HALF, _NARROW))
+    wide, narrow = (draw_curve(points, *size, caption, best) for size in (_HALF, _NARROW))
     return Picture("Validation", wide, narrow, caption)
 
 
@@ -206,27 +206,27 @@ class Carried:
 def read_carried(artifacts: Artifacts) -> Carried:
     """Returns what the training took over."""
     training = read_json(artifacts.model / "training.json", "The record of the training")
-    told = training.get("warm_start")
-    if not isinstance(told, Mapping):
+    warm_start = training.get("warm_start")
+    if not isinstance(warm_start, Mapping):
         return Carried([], [], str(training.get("cold") or ""))
-    carried = told.get("carried") or {}
-    tables = [_table(str(name), one) for name, one in carried.items() if _is_table(one)]
+    carried = warm_start.get("carried") or {}
+    tables = [_table(str(name), counts) for name, counts in carried.items() if _is_table(counts)]
     facts = [
-        ("went on from", str(told.get("base"))),
-        ("which was trained on events until", moment(told.get("trained_until"))),
-        ("steps before", count(told.get("steps_before"))),
-        ("warm starts since the last beginning", count(told.get("warm_starts"))),
+        ("went on from", str(warm_start.get("base"))),
+        ("which was trained on events until", moment(warm_start.get("trained_until"))),
+        ("steps before", count(warm_start.get("steps_before"))),
+        ("warm starts since the last beginning", count(warm_start.get("warm_starts"))),
     ]
     return Carried([fact for fact in facts if fact[1] not in ("–", "None")], tables, "")
 
 
-def _is_table(one: Any) -> bool:
-    return isinstance(one, Mapping) and is_number(one.get("kept"))
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) and is_number(value.get("kept"))
 
 
-def _table(name: str, one: Mapping[str, Any]) -> CarriedTable:
+def _table(name: str, counts: Mapping[str, Any]) -> CarriedTable:
     keys = ("kept", "new", "reset", "neighbours", "dropped")
-    parts = {key: one.get(key) or 0 for key in keys}
+    parts = {key: counts.get(key) or 0 for key in keys}
     total = parts["kept"] + parts["new"] + parts["reset"]
     kept = share(parts["kept"] / total) if total else ""
     return CarriedTable(name, share=kept, **{key: count(parts[key]) for key in keys})

@@ -146,7 +146,7 @@ class Validation:
 
 def read_validations(artifacts: Artifacts) -> list[Validation]:
     """Returns what TFDV found in each kind of data."""
-    return [_validation(name, found) for name, found in _read(artifacts).items()]
+    return [_validation(name, validation) for name, validation in _read(artifacts).items()]
 
 
 def copy_pages(artifacts: Artifacts, out: Path) -> None:
@@ -163,40 +163,40 @@ def _read(artifacts: Artifacts) -> dict[str, Any]:
     return read_json(artifacts.validation / "verdict.json", "The validation of the data")
 
 
-def _validation(name: str, found: Mapping[str, Any]) -> Validation:
-    splits = found["splits"]
+def _validation(name: str, validation: Mapping[str, Any]) -> Validation:
+    splits = validation["splits"]
     split = "train" if "train" in splits else min(splits)
-    comparisons = found["comparisons"]
+    comparisons = validation["comparisons"]
     return Validation(
         name=name,
         rows=", ".join(
-            f"{counted(one['rows'], 'row', 'rows')} in {split}" for split, one in splits.items()
+            f"{counted(part['rows'], 'row', 'rows')} in {name}" for name, part in splits.items()
         ),
         split=split,
         columns=[read_column(column) for column in splits[split]["columns"]],
         anomalies=[
-            (f"{one['column'] or 'all columns'}, split {one['split']}", one["text"])
-            for one in found["anomalies"]
+            (f"{anomaly['column'] or 'all columns'}, split {anomaly['split']}", anomaly["text"])
+            for anomaly in validation["anomalies"]
         ],
         distances=list(_distances(comparisons)),
-        compared=_compared(found["earlier"]),
+        compared=_compared(validation["earlier"]),
         left_out=sorted({(c["column"], c["note"]) for c in comparisons if c["value"] is None}),
-        pages=[(quote(PurePath(one["file"]).name), one["title"]) for one in found["pages"]],
-        schema=found["schema"],
+        pages=[(quote(PurePath(page["file"]).name), page["title"]) for page in validation["pages"]],
+        schema=validation["schema"],
     )
 
 
 def _distances(comparisons: list[Mapping[str, Any]]) -> Iterator[Distance]:
     """Yields a row for each column, split and measure, the largest distance first."""
     rows: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
-    for one in comparisons:
-        if one["value"] is not None:
-            key = (one["column"], one["split"], one["measure"])
-            rows.setdefault(key, {})[one["kind"]] = one
+    for comparison in comparisons:
+        if comparison["value"] is not None:
+            key = (comparison["column"], comparison["split"], comparison["measure"])
+            rows.setdefault(key, {})[comparison["kind"]] = comparison
     farthest = sorted(rows.items(), key=lambda row: -max(c["value"] for c in row[1].values()))
     for (column, split, measure), kinds in farthest:
-        values = {kind: _distance(one["value"]) for kind, one in kinds.items()}
-        limits = {_limit(one["limit"]): None for one in kinds.values()}
+        values = {kind: _distance(comparison["value"]) for kind, comparison in kinds.items()}
+        limits = {_limit(comparison["limit"]): None for comparison in kinds.values()}
         yield Distance(
             column=column,
             split=split,
@@ -204,7 +204,7 @@ def _distances(comparisons: list[Mapping[str, Any]]) -> Iterator[Distance]:
             drift=values.get("drift", ABSENT),
             skew=values.get("skew", ABSENT),
             limit=" / ".join(limits),
-            beyond=[kind for kind, one in kinds.items() if one["exceeds"]],
+            beyond=[kind for kind, comparison in kinds.items() if comparison["exceeds"]],
         )
 
 

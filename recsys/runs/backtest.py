@@ -256,9 +256,9 @@ class Arms:
         self._run("recsys.train", "jax", TrainStage, {"data": data, "out": model})
         folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
         self._run("recsys.evaluate", "jax", EvaluateStage, folders)
-        found = evaluated(scores / "evaluation.json", self._metric)
-        cold = {"value": found.figure("model", self._metric), **of_training(model)}
-        frozen = {"value": found.figure(BLESSED, self._metric), "seconds": None, "steps": None}
+        evaluation = evaluated(scores / "evaluation.json", self._metric)
+        cold = {"value": evaluation.figure("model", self._metric), **of_training(model)}
+        frozen = {"value": evaluation.figure(BLESSED, self._metric), "seconds": None, "steps": None}
         return {"cold": cold, "frozen": frozen}
 
     def _run(self, module: str, backend: str, stage: Any, folders: dict[str, Path]) -> None:
@@ -278,9 +278,9 @@ def evaluated(file: Path, metric: str) -> Evaluated:
 
 def of_training(model: Path) -> dict[str, Any]:
     """Returns how long the training of a model took, in `seconds` and `steps`, and its `base`."""
-    told = json.loads((model / "training.json").read_text("utf-8"))
-    base = (told.get("warm_start") or {}).get("base")
-    return {"seconds": told["seconds"], "steps": told["steps"], "base": base}
+    training = json.loads((model / "training.json").read_text("utf-8"))
+    base = (training.get("warm_start") or {}).get("base")
+    return {"seconds": training["seconds"], "steps": training["steps"], "base": base}
 
 
 
@@ -337,14 +337,14 @@ class Journal:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def _refuse_other(out: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    different = sorted(key for key in {*there, *asked} if there.get(key) != asked.get(key))
+def _refuse_other(out: Path, there: dict[str, Any], requested: dict[str, Any]) -> None:
+    different = sorted(key for key in {*there, *requested} if there.get(key) != requested.get(key))
     if different:
         raise RecsysError(
             "R911",
             f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
             "Ask for the same to go on with it, or name another folder with --out.",
-            {key: asked.get(key) for key in different},
+            {key: requested.get(key) for key in different},
         )
 
 

@@ -31,8 +31,8 @@ Nights = Sequence[Mapping[str, Any]]
 
 def value(night: Mapping[str, Any], arm: str, name: str = "value") -> float | None:
     """Returns a number of an arm in a night; None where it wasn't measured."""
-    found = (night.get(arm) or {}).get(name)
-    return found if is_number(found) else None
+    number = (night.get(arm) or {}).get(name)
+    return number if is_number(number) else None
 
 
 def summarize(nights: Nights) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def write_page(out: Path, name: str, metric: str, nights: Nights, index: Path) -
         metric=metric_title(metric),
         facts=_facts(nights),
         keys=[(_NAMES[arm], key(style)) for style, arm in enumerate(ARMS)],
-        pictures=[one for one in _pictures(metric, nights) if one.wide],
+        pictures=[picture for picture in _pictures(metric, nights) if picture.wide],
         nights=[_row(night) for night in nights],
         index=index.relative_to(out).as_posix(),
     )
@@ -130,32 +130,32 @@ def write_page(out: Path, name: str, metric: str, nights: Nights, index: Path) -
 
 
 def _facts(nights: Nights) -> list[tuple[str, str]]:
-    found = summarize(nights)
-    states = ", ".join(f"{n} {state}" for state, n in found["states"].items())
+    summary = summarize(nights)
+    states = ", ".join(f"{n} {state}" for state, n in summary["states"].items())
     return [
-        ("nights", f"{count(found['nights'])}: {states}"),
-        ("spans that came broken", count(found["broken_spans"])),
-        ("warm against cold", _compared(found["warm_over_cold"])),
-        ("in the last quarter", _compared(found["warm_over_cold_at_the_end"])),
-        ("warm against frozen, at the end", _compared(found["warm_over_frozen_at_the_end"])),
-        ("steps, warm of cold", _part(found["steps_of_warm_over_cold"])),
-        ("training time, warm of cold", _part(found["train_seconds_of_warm_over_cold"])),
-        ("all of it took", duration(found["seconds"])),
+        ("nights", f"{count(summary['nights'])}: {states}"),
+        ("spans that came broken", count(summary["broken_spans"])),
+        ("warm against cold", _compared(summary["warm_over_cold"])),
+        ("in the last quarter", _compared(summary["warm_over_cold_at_the_end"])),
+        ("warm against frozen, at the end", _compared(summary["warm_over_frozen_at_the_end"])),
+        ("steps, warm of cold", _part(summary["steps_of_warm_over_cold"])),
+        ("training time, warm of cold", _part(summary["train_seconds_of_warm_over_cold"])),
+        ("all of it took", duration(summary["seconds"])),
     ]
 
 
-def _compared(found: Mapping[str, Any] | None) -> str:
+def _compared(comparison: Mapping[str, Any] | None) -> str:
     """Returns a ratio as what it differs from 1 by."""
-    if found is None:
+    if comparison is None:
         return ABSENT
-    if found["interval"] is None:
-        return f"{change(found['ratio'] - 1)} (of {counted(found['nights'], 'night', 'nights')})"
-    ends = [change(end - 1) for end in found["interval"]]
-    return f"{change(found['ratio'] - 1)} ({ends[0]} … {ends[1]})"
+    if comparison["interval"] is None:
+        return f"{change(comparison['ratio'] - 1)} (of {counted(comparison['nights'], 'night', 'nights')})"
+    ends = [change(end - 1) for end in comparison["interval"]]
+    return f"{change(comparison['ratio'] - 1)} ({ends[0]} … {ends[1]})"
 
 
-def _part(found: Mapping[str, Any] | None) -> str:
-    return ABSENT if found is None else share(found["ratio"])
+def _part(comparison: Mapping[str, Any] | None) -> str:
+    return ABSENT if comparison is None else share(comparison["ratio"])
 
 
 def _pictures(metric: str, nights: Nights) -> list[Picture]:
@@ -200,8 +200,8 @@ def _ends(nights: Nights, name: str, shown: Callable[[Any], str]) -> str:
 
 
 def _intervals(nights: Nights) -> list[tuple[float, float, float]]:
-    found = [(float(x), (night.get(WARM) or {}).get("interval")) for x, night in enumerate(nights)]
-    return [(x, ends[0], ends[1]) for x, ends in found if ends]
+    intervals = [(float(x), (night.get(WARM) or {}).get("interval")) for x, night in enumerate(nights)]
+    return [(x, ends[0], ends[1]) for x, ends in intervals if ends]
 
 
 def _ticks(nights: Nights) -> list[tuple[float, str]]:

@@ -80,33 +80,33 @@ class Plan:
 
 def sized(things: Iterable[Thing]) -> list[Thing]:
     """Returns the things with what their removal frees, the largest first."""
-    found = [dataclasses.replace(thing, size=own_size(thing.path)) for thing in things]
-    return sorted(found, key=lambda thing: (-thing.size, str(thing.path)))
+    measured = [dataclasses.replace(thing, size=own_size(thing.path)) for thing in things]
+    return sorted(measured, key=lambda thing: (-thing.size, str(thing.path)))
 
 
 def tree_size(path: Path) -> int:
     """Returns what a file, or all files below a folder, take [bytes]; links are not followed."""
-    return sum(found.st_size for found, _ in _inodes(path))
+    return sum(status.st_size for status, _ in _inodes(path))
 
 
 def own_size(path: Path) -> int:
     """Returns the same without files that have a name elsewhere too: they would stay."""
-    return sum(found.st_size for found, n_names in _inodes(path) if n_names >= found.st_nlink)
+    return sum(status.st_size for status, n_names in _inodes(path) if n_names >= status.st_nlink)
 
 
 def _inodes(path: Path) -> list[tuple[os.stat_result, int]]:
     """Returns each file once, with how many names it has there."""
     names: Counter[tuple[int, int]] = Counter()
-    found: dict[tuple[int, int], os.stat_result] = {}
+    statuses: dict[tuple[int, int], os.stat_result] = {}
     for file in _files(path):
         try:
-            one = os.lstat(file)
+            status = os.lstat(file)
         except OSError:
             continue
-        key = (one.st_dev, one.st_ino)
+        key = (status.st_dev, status.st_ino)
         names[key] += 1
-        found[key] = one
-    return [(one, names[key]) for key, one in found.items()]
+        statuses[key] = status
+    return [(status, names[key]) for key, status in statuses.items()]
 
 
 def _files(path: Path) -> Iterator[str]:
@@ -132,39 +132,40 @@ def plan_artifacts(
     """
     goes: list[Thing] = []
     stays: list[Thing] = []
-    for one in sorted(known.artifacts.values(), key=lambda artifact: artifact.id):
-        if not one.path.is_dir():
+    for artifact in sorted(known.artifacts.values(), key=lambda artifact: artifact.id):
+        if not artifact.path.is_dir():
             continue
-        why_not = _why_not(one, reasons, folder, reports_stay)
-        thing = Thing("artifact", one.path, why_not or _why(one), artifact=one.id, name=one.kind)
+        why_not = _why_not(artifact, reasons, folder, reports_stay)
+        why = why_not or _why(artifact)
+        thing = Thing("artifact", artifact.path, why, artifact=artifact.id, name=artifact.kind)
         (stays if why_not else goes).append(thing)
     shared = _sharing(goes, stays)
-    stays += [dataclasses.replace(one, why="what stays shares its folder") for one in shared]
+    stays += [dataclasses.replace(thing, why="what stays shares its folder") for thing in shared]
     return [thing for thing in goes if thing not in shared], stays
 
 
 def _why_not(
-    one: Artifact, reasons: Mapping[int, str], folder: Path, reports_stay: Collection[int]
+    artifact: Artifact, reasons: Mapping[int, str], folder: Path, reports_stay: Collection[int]
 ) -> str:
     """Returns why an artifact stays; empty for one that goes."""
-    link = link_on_the_way(folder.parent, one.path)
+    link = link_on_the_way(folder.parent, artifact.path)
     if link is not None:
         return f"{link.name!r} is a link, and what it leads to is left alone"
-    if not is_below(one.path, folder):
+    if not is_below(artifact.path, folder):
         return "it lies outside of this root"
-    if one.state == "deleted":
+    if artifact.state == "deleted":
         return ""
-    if one.state == "other":
+    if artifact.state == "other":
         return "its step has not ended well"
-    if one.kind == REPORT and one.id in reports_stay:
+    if artifact.kind == REPORT and artifact.id in reports_stay:
         return "its run's record stays"
-    if one.kind == REPORT or (one.kind not in ALWAYS and one.id not in reasons):
+    if artifact.kind == REPORT or (artifact.kind not in ALWAYS and artifact.id not in reasons):
         return ""
-    return reasons.get(one.id, "it is of a kind that always stays")
+    return reasons.get(artifact.id, "it is of a kind that always stays")
 
 
-def _why(one: Artifact) -> str:
-    if one.state == "deleted":
+def _why(artifact: Artifact) -> str:
+    if artifact.state == "deleted":
         return "it was marked as removed, and its removal was cut short"
     return "no run that stays made it or took it, and nothing else needs it"
 
@@ -220,7 +221,7 @@ def plan_files(
         (goes if goes_too else stays).append(thing)
     why = "a removal was cut short"
     goes += [Thing("rest", path, why, name="rest") for path in _children(root / GONE)]
-    stays += [_version_thing(root, one) for one in served_versions(root / "serving" / name)]
+    stays += [_version_thing(root, version) for version in served_versions(root / "serving" / name)]
     stays += _links(root, name)
     return goes, stays
 
@@ -305,9 +306,9 @@ def _written(path: Path) -> float:
     """Returns when a file, or the newest thing at the top of a folder, changed last."""
     inside = [*path.glob("*"), *path.glob("*/*")] if path.is_dir() else []
     moments = []
-    for one in [path, *inside]:
+    for entry in [path, *inside]:
         try:
-            moments.append(one.lstat().st_mtime)
+            moments.append(entry.lstat().st_mtime)
         except OSError:
             continue
     return max(moments, default=0.0)
@@ -337,7 +338,7 @@ def plan_segments(
         in_use = segments_in_use([path for path in examples if path.is_dir()])
         gone = set(sweep(folder, in_use, dry_run=True))
     goes, stays = [], []
-    for path in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
+    for path in sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()):
         if path.name in gone:
             why = "no examples that stay use it, and no run has for a week"
             goes.append(Thing("segments", path, why, name="segment"))

@@ -39,7 +39,7 @@ def describe_source(letters: Path, digest: str) -> dict[str, Any]:
     """
     summary = json.loads((letters / "summary.json").read_text(encoding="utf-8"))
     files = [str(name) for name in summary.get("files") or []]
-    told: dict[str, Any] = {
+    description: dict[str, Any] = {
         "digest": digest,
         "files": _below_common(files),
         "counts": {name: summary[name] for name in _COUNTED if name in summary},
@@ -47,8 +47,8 @@ def describe_source(letters: Path, digest: str) -> dict[str, Any]:
     spans = letters / "spans.json"
     if spans.is_file():
         listed = json.loads(spans.read_text(encoding="utf-8"))
-        told["spans"] = [{name: one.get(name) for name in _OF_SPAN} for one in listed]
-    return told
+        description["spans"] = [{name: span.get(name) for name in _OF_SPAN} for span in listed]
+    return description
 
 
 def describe_origin(
@@ -132,17 +132,17 @@ def find_bundle(known: Known, bundle: Path) -> int | None:
         bundle: A bundle of the exporter, or a version that was pushed.
     """
     where = bundle.resolve()
-    bundles = [one for one in known.artifacts.values() if one.kind == _BUNDLE]
-    for one in bundles:
-        if one.path.resolve() == where:
-            return one.id
+    bundles = [artifact for artifact in known.artifacts.values() if artifact.kind == _BUNDLE]
+    for artifact in bundles:
+        if artifact.path.resolve() == where:
+            return artifact.id
     for push in known.artifacts.values():
         if push.kind == _PUSHED and Path(push.texts.get(_DESTINATION, "")).resolve() == where:
             maker = known.maker(push.id)
             if maker is not None and maker.inputs.get("bundle"):
                 return maker.inputs["bundle"][0]
     manifest = (bundle / MANIFEST).read_bytes()
-    return next((one.id for one in bundles if _is_same(one.path, manifest)), None)
+    return next((artifact.id for artifact in bundles if _is_same(artifact.path, manifest)), None)
 
 
 def _is_same(folder: Path, manifest: bytes) -> bool:
@@ -160,40 +160,40 @@ def trace(known: Known, bundle: int) -> dict[str, Any]:
         `run`, `code`, `files_digest` and `outputs`; `models`: its model, then those that
         each training went on from, with `artifact`, `path`, `run`, `is_there`.
     """
-    steps = sorted(_behind(known, bundle), key=lambda one: one.id)
-    return {"steps": [_step(known, one) for one in steps], "models": list(_models(known, steps))}
+    steps = sorted(_behind(known, bundle), key=lambda execution: execution.id)
+    return {"steps": [_step(known, execution) for execution in steps], "models": list(_models(known, steps))}
 
 
 def _behind(known: Known, bundle: int) -> list[Execution]:
     """Returns the executions that a bundle needed; what a training went on from is no part."""
-    found: dict[int, Execution] = {}
+    executions: dict[int, Execution] = {}
     waiting = [bundle]
     while waiting:
         maker = known.maker(waiting.pop())
-        if maker is None or maker.id in found:
+        if maker is None or maker.id in executions:
             continue
-        found[maker.id] = maker
+        executions[maker.id] = maker
         # What an earlier night made belongs to that night.
         earlier = ("base", "previous", "blessed_model", "accepted_statistics", "trained_statistics")
         waiting += [id_ for key, ids in maker.inputs.items() if key not in earlier for id_ in ids]
-    return list(found.values())
+    return list(executions.values())
 
 
-def _step(known: Known, one: Execution) -> dict[str, Any]:
-    outputs = [known.artifacts[id_] for ids in one.outputs.values() for id_ in ids
+def _step(known: Known, execution: Execution) -> dict[str, Any]:
+    outputs = [known.artifacts[id_] for ids in execution.outputs.values() for id_ in ids
                if id_ in known.artifacts]  # fmt: skip
     return {
-        "step": one.step,
-        "execution": one.id,
-        "run": one.run,
-        "code": one.parameters.get("code"),
-        "files_digest": one.parameters.get("files_digest"),
+        "step": execution.step,
+        "execution": execution.id,
+        "run": execution.run,
+        "code": execution.parameters.get("code"),
+        "files_digest": execution.parameters.get("files_digest"),
         "outputs": [_artifact(output) for output in outputs],
     }
 
 
 def _models(known: Known, steps: list[Execution]) -> Iterator[dict[str, Any]]:
-    training = next((one for one in steps if one.step == "Trainer"), None)
+    training = next((execution for execution in steps if execution.step == "Trainer"), None)
     for _ in range(_LONGEST_CHAIN):
         if training is None:
             return
@@ -204,12 +204,12 @@ def _models(known: Known, steps: list[Execution]) -> Iterator[dict[str, Any]]:
         training = None if base is None else known.maker(base)
 
 
-def _artifact(one: Artifact) -> dict[str, Any]:
+def _artifact(artifact: Artifact) -> dict[str, Any]:
     return {
-        "artifact": one.id,
-        "kind": one.kind,
-        "path": str(one.path),
-        "is_there": one.state == "live" and one.path.is_dir(),
+        "artifact": artifact.id,
+        "kind": artifact.kind,
+        "path": str(artifact.path),
+        "is_there": artifact.state == "live" and artifact.path.is_dir(),
     }
 
 

@@ -84,8 +84,8 @@ class Owner:
         try:
             fields = json.loads(text)
             known = [field.name for field in dataclasses.fields(cls)]
-            given: dict[str, Any] = {name: fields[name] for name in known if name in fields}
-            owner = cls(**given)
+            values: dict[str, Any] = {name: fields[name] for name in known if name in fields}
+            owner = cls(**values)
             # Whether they are what they should be shows where they are used.
             owner.described()
         except (ValueError, TypeError):
@@ -231,13 +231,13 @@ class RunLock:
 
     def _look(self) -> None:
         try:
-            found = _read(self._path)
+            holder = _read(self._path)
         except FileNotFoundError:
-            found = None
+            holder = None
         except OSError:
             return
-        if found != self._owner:
-            self._lost = _lost(self._path.parent, found)
+        if holder != self._owner:
+            self._lost = _lost(self._path.parent, holder)
 
 
 @contextmanager
@@ -344,9 +344,9 @@ def _signed(descriptor: int, path: Path, *, shared: bool) -> Owner:
         raise storage_error(OSError(error.errno, error.strerror, str(path))) from None
     if shared:
         time.sleep(_SETTLE_S)
-        found = _read(path)
-        if found != owner:
-            raise _busy(path.parent, found)
+        holder = _read(path)
+        if holder != owner:
+            raise _busy(path.parent, holder)
     return owner
 
 

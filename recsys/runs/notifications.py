@@ -92,16 +92,16 @@ def _send(url: str, host: str, body: bytes, config: NotifyConfig) -> dict[str, A
         retry=tenacity.retry_if_exception_type(_AgainError),
         reraise=True,
     )
-    told: dict[str, Any] = {"host": host, "sent": False, "attempts": 0, "error": None}
+    outcome: dict[str, Any] = {"host": host, "sent": False, "attempts": 0, "error": None}
     try:
         for attempt in retrying:
             with attempt:
-                told["attempts"] = attempt.retry_state.attempt_number
+                outcome["attempts"] = attempt.retry_state.attempt_number
                 left = deadline - time.monotonic()
                 _within(min(config.timeout_s, max(left, 0.1)), url, body)
     except (_AgainError, _RefusedError) as error:
-        return {**told, "error": str(error)}
-    return {**told, "sent": True}
+        return {**outcome, "error": str(error)}
+    return {**outcome, "sent": True}
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:

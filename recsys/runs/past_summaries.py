@@ -64,16 +64,16 @@ def _read(folder: Path, root: Path) -> dict[str, Any]:
 
 def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
     """Returns what is known of a run that has left no result."""
-    told = read_steps(folder)
-    n_done, n_all = len(told.steps), len(told.planned)
-    step = told.planned[n_done] if n_done < n_all else None
+    recorded = read_steps(folder)
+    n_done, n_all = len(recorded.steps), len(recorded.planned)
+    step = recorded.planned[n_done] if n_done < n_all else None
     # Of those without a result: a clock that was set back makes ended runs look newer.
-    unfinished = (one for one in _newest_first(root) if not (one / RESULT).exists())
+    unfinished = (path for path in _newest_first(root) if not (path / RESULT).exists())
     runs_now = _is_held(root) and folder == next(unfinished)
     return {
-        "name": told.name,
-        "started": told.started,
-        "seconds": round(told.seconds, 1),
+        "name": recorded.name,
+        "started": recorded.started,
+        "seconds": round(recorded.seconds, 1),
         "state": "running" if runs_now else "interrupted",
         "step": step,
         "sentence": f"{n_done} of {n_all} steps ended",

@@ -44,9 +44,9 @@ def _roots(
 ) -> Iterator[tuple[int, str]]:
     yield from _models(known, versions)
     yield from _newest_of_a_kind(known)
-    for one in known.executions:
-        if one.run in kept_runs:
-            for id_ in sorted(one.artifacts):
+    for execution in known.executions:
+        if execution.run in kept_runs:
+            for id_ in sorted(execution.artifacts):
                 yield id_, "a run that stays made it or took it"
     for kind in ALWAYS:
         for artifact in known.of_kind(kind):
@@ -55,8 +55,8 @@ def _roots(
 
 def _models(known: Known, versions: Sequence[Version]) -> Iterator[tuple[int, str]]:
     """Yields the models of the versions, and the last blessed ones."""
-    there = {str(one.path): one for one in versions}
-    withdrawn = {one.number for one in versions if not one.is_served}
+    there = {str(version.path): version for version in versions}
+    withdrawn = {version.number for version in versions if not version.is_served}
     rolled_back = set()
     for push in known.of_kind("PushedModel"):
         destination, model = push.texts.get(_DESTINATION, ""), push.numbers.get(_MODEL_OF, 0)
@@ -74,11 +74,11 @@ def _models(known: Known, versions: Sequence[Version]) -> Iterator[tuple[int, st
 
 def blessed_models(known: Known) -> list[int]:
     """Returns the ids of the live models that were blessed, the oldest first."""
-    models = {one.id for one in known.of_kind("Model")}
+    models = {artifact.id for artifact in known.of_kind("Model")}
     blessed = {
-        one.numbers.get(_MODEL_OF, 0)
-        for one in known.of_kind("ModelBlessing")
-        if one.numbers.get("blessed") == 1
+        artifact.numbers.get(_MODEL_OF, 0)
+        for artifact in known.of_kind("ModelBlessing")
+        if artifact.numbers.get("blessed") == 1
     }
     return sorted(models & blessed)
 
@@ -86,9 +86,9 @@ def blessed_models(known: Known) -> list[int]:
 def _newest_of_a_kind(known: Known) -> Iterator[tuple[int, str]]:
     """Yields the vocabularies and the accepted data that the next run goes on from."""
     vocabularies = known.of_kind("Vocabularies")
-    for one in vocabularies[-1:]:
-        yield one.id, "it is the newest vocabulary"
-        maker = known.maker(one.id)
+    for vocabulary in vocabularies[-1:]:
+        yield vocabulary.id, "it is the newest vocabulary"
+        maker = known.maker(vocabulary.id)
         for id_ in maker.inputs.get("previous", ()) if maker else ():
             yield id_, "the newest vocabulary was made from it"
     # Drift is measured against the accepted data before today's.
@@ -110,9 +110,9 @@ def _close(known: Known, reasons: dict[int, str]) -> None:
 def _links(known: Known) -> dict[int, list[tuple[int, str]]]:
     """Returns what stays with each artifact, and why."""
     links: dict[int, list[tuple[int, str]]] = {}
-    for one in known.executions:
-        for model in one.outputs.get("model", ()):
-            for verdict in one.inputs.get("verdict", ()):
+    for execution in known.executions:
+        for model in execution.outputs.get("model", ()):
+            for verdict in execution.inputs.get("verdict", ()):
                 links.setdefault(model, []).append((verdict, f"the model {model} rests on it"))
     for accepted in known.of_kind("Verdict"):
         for name, statistics in accepted.numbers.items():
@@ -159,7 +159,7 @@ def records_since(runs: Sequence[PastRun], keep: KeepConfig) -> float | None:
 
 
 def _last_finished(known: Known) -> list[str]:
-    finished = {one.run for one in known.executions if one.step == _LAST_STEP and one.ended_well}
+    finished = {execution.run for execution in known.executions if execution.step == _LAST_STEP and execution.ended_well}
     return [run.id for run in known.runs if run.id in finished][-1:]
 
 

@@ -91,13 +91,13 @@ class Known:
 
     def of_kind(self, kind: str) -> list[Artifact]:
         """Returns the live artifacts of a kind, the oldest first."""
-        live = [one for one in self.artifacts.values() if one.state == "live" and one.kind == kind]
-        return sorted(live, key=lambda one: one.id)
+        live = [artifact for artifact in self.artifacts.values() if artifact.state == "live" and artifact.kind == kind]
+        return sorted(live, key=lambda artifact: artifact.id)
 
     def maker(self, artifact: int) -> Execution | None:
         """Returns the execution that made an artifact: the first that put it out."""
         makers = (
-            one for one in self.executions if any(artifact in ids for ids in one.outputs.values())
+            execution for execution in self.executions if any(artifact in ids for ids in execution.outputs.values())
         )
         return next(makers, None)
 

@@ -85,27 +85,27 @@ def _metrics(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _against(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns how far the deciding metric lies from that of each other model."""
-    metric, found = result.get("deciding"), result.get("against")
+    metric, comparisons = result.get("deciding"), result.get("against")
     others = dict(result.get("baselines") or {}) | {BLESSED: result.get(BLESSED)}
-    told = {}
+    compared = {}
     for name, figures in others.items():
         if not isinstance(figures, Mapping) or not is_number(figures.get(metric)):
             continue
-        apart = found.get(name) if isinstance(found, Mapping) else None
+        apart = comparisons.get(name) if isinstance(comparisons, Mapping) else None
         apart = apart if isinstance(apart, Mapping) else {}
-        told[name] = {
+        compared[name] = {
             "value": figures[metric],
             "relative": apart.get("relative"),
             "interval": ends_of(apart.get("interval")),
         }
-    return told or None
+    return compared or None
 
 
 def _data(result: Mapping[str, Any]) -> dict[str, Any]:
     sources = result.get("rejected")
     sources = dict(sources) if isinstance(sources, Mapping) else {}
     total = {
-        key: _sum([one.get(key) for one in sources.values() if isinstance(one, Mapping)])
+        key: _sum([source.get(key) for source in sources.values() if isinstance(source, Mapping)])
         for key in ("read", "rejected", "duplicates")
     }
     return {
@@ -165,13 +165,13 @@ def _parts(night: Mapping[str, Any]) -> Iterator[str]:
 
 def _metric(night: Mapping[str, Any]) -> Iterator[str]:
     name = night.get("deciding")
-    found = (night.get("metrics") or {}).get(name)
-    if not isinstance(found, Mapping):
+    measured = (night.get("metrics") or {}).get(name)
+    if not isinstance(measured, Mapping):
         return
-    ends = f" ({span(found['interval'])})" if found.get("interval") else ""
+    ends = f" ({span(measured['interval'])})" if measured.get("interval") else ""
     apart = ((night.get("against") or {}).get("blessed_model") or {}).get("relative")
     beside = f", {change(apart)} on the last blessed" if is_number(apart) else ""
-    yield f"{name} {figure(found.get('value'))}{ends}{beside}"
+    yield f"{name} {figure(measured.get('value'))}{ends}{beside}"
 
 
 def _data_parts(data: Mapping[str, Any]) -> Iterator[str]:

@@ -16,9 +16,9 @@ def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
     if path is None:
         return None
     place = Path(path).absolute()
-    for one in (place, *place.parents):
+    for folder in (place, *place.parents):
         try:
-            return shutil.disk_usage(one).free
+            return shutil.disk_usage(folder).free
         except FileNotFoundError:
             continue
         except OSError:

@@ -75,11 +75,11 @@ def run_stage(
         ) as stage,
         _signals_passed_to(stage) as passed_on,
     ):
-        said, _ = stage.communicate()
+        output, _ = stage.communicate()
     if not passed_on or not is_raised(passed_on[0]):
-        return stage_result(module, stage.returncode, said, passed_on)
+        return stage_result(module, stage.returncode, output, passed_on)
     try:
-        stage_result(module, stage.returncode, said, passed_on)
+        stage_result(module, stage.returncode, output, passed_on)
     except RecsysError as error:
         raise StoppedError(passed_on[0]) from error
     raise StoppedError(passed_on[0])

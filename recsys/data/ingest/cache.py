@@ -72,13 +72,13 @@ class ContentCache:
         if not path.is_dir():
             return None
         try:
-            found = _read(path)
+            cached = _read(path)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             path.rename(self.root / f"{_DAMAGED}{name}-{uuid.uuid4().hex[:8]}")
             self.damaged.append(name)
             return None
         os.utime(path)  # What says when it was used last.
-        return found
+        return cached
 
     def begin(self, name: str) -> Path:
         """Returns a new hidden folder to write `name` into."""

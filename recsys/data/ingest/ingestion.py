@@ -203,8 +203,8 @@ class _Run:
     ) -> list[MadeSegment]:
         """Returns segments with their files; those that aren't cached are made."""
         names = [f"segment-{key_of(self._settings, segment.key)}" for segment in segments]
-        found = {name: self._cache.find(name) for name in names}
-        missing = [at for at, name in enumerate(names) if found[name] is None]
+        cached = {name: self._cache.find(name) for name in names}
+        missing = [at for at, name in enumerate(names) if cached[name] is None]
         if missing:
             out = self._work / f"{label}.json"
             begun = [self._cache.begin(names[at]) for at in missing]
@@ -215,11 +215,11 @@ class _Run:
             make = MakeSegments(plans, self._work, out, STEP, split, self._with_examples)
             run_transform(self._beam, make)
             for at, folder, facts in zip(missing, begun, _read_json(out), strict=True):
-                found[names[at]] = self._cache.commit(folder, names[at], facts)
+                cached[names[at]] = self._cache.commit(folder, names[at], facts)
         return [
             MadeSegment(segment, made, tuple(spans[s] for s in segment.spans), at not in missing)
             for at, (segment, name) in enumerate(zip(segments, names, strict=True))
-            if (made := found[name]) is not None
+            if (made := cached[name]) is not None
         ]
 
 
@@ -389,12 +389,12 @@ def _positives(span: WindowSpan) -> dict[int, int]:
 
 
 def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
-    said = {span.files.name: "empty" if span.broken is None else span.broken for span in spans}
+    states = {span.files.name: "empty" if span.broken is None else span.broken for span in spans}
     return RecsysError(
         "R264",
         "At least one span of the window must have rows and not be broken.",
         "Mend the files, or raise data.interactions.spans, so that older spans are read too.",
-        said,
+        states,
     )
 
 

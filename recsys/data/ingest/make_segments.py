@@ -141,8 +141,10 @@ def _write_facts(
 ) -> None:
     facts = []
     for number, plan in enumerate(plans):
-        of_plan = sorted((one for at, one in made if at == number), key=lambda one: one["bucket"])
-        dropped = [sum(some) for some in zip(*(one["dropped"] for one in of_plan), strict=True)]
-        parts = [part for one in of_plan for part in one["parts"]]
+        of_plan = sorted(
+            (piece for at, piece in made if at == number), key=lambda piece: piece["bucket"]
+        )
+        dropped = [sum(some) for some in zip(*(piece["dropped"] for piece in of_plan), strict=True)]
+        parts = [part for piece in of_plan for part in piece["parts"]]
         facts.append({"parts": parts, "dropped": dropped, "n_buckets": plan.n_buckets})
     Path(out).write_text(json.dumps(facts))

@@ -79,8 +79,8 @@ class SpillWriter:
         ends = [*starts[1:], len(order)]
         if self._sink is None:
             self._sink = pa.OSFile(str(self._file), "wb")
-        for one, start, end in zip(used.tolist(), starts.tolist(), ends, strict=True):
-            yield one, _append(self._sink, str(self._file), ordered.slice(start, end - start))
+        for number, start, end in zip(used.tolist(), starts.tolist(), ends, strict=True):
+            yield number, _append(self._sink, str(self._file), ordered.slice(start, end - start))
 
 
 def write_spill(folder: Path, rows: pa.Table) -> Spill:

@@ -130,7 +130,7 @@ def join_parts(
         return tables[0].drop_columns([_PART, POSITION.name]), [0] * len(parts)
     rows, _ = drop_duplicates(pa.concat_tables(tables))
     kept = np.bincount(rows[_PART].to_numpy(), minlength=len(parts))
-    had = [0 if one is None else one.num_rows for one in read]
+    had = [0 if table is None else table.num_rows for table in read]
     dropped = [n - int(k) for n, k in zip(had, kept, strict=True)]
     return rows.drop_columns([_PART]), dropped
 

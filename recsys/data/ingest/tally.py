@@ -49,13 +49,13 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
     return total
 
 
-def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, dict):
-        return add_up((one, other))
-    if isinstance(one, list):
-        both = sorted([*one, *other], key=lambda letter: (letter["file"], letter["line"]))
+def _sum(value: Any, other: Any) -> Any:
+    if isinstance(value, dict):
+        return add_up((value, other))
+    if isinstance(value, list):
+        both = sorted([*value, *other], key=lambda letter: (letter["file"], letter["line"]))
         return both[:_EXAMPLES_A_REASON]
-    return one + other
+    return value + other
 
 
 def zero_summary(tallies: Iterable[Tally]) -> Tally:

@@ -53,8 +53,8 @@ def has_spans(config: InteractionsConfig) -> bool:
 
 def has_days(config: InteractionsConfig) -> bool:
     """Returns whether the spans are days, so that one may be missing."""
-    found = [span_pattern(pattern) for pattern in patterns(config.files)]
-    return all(pattern.has_dates for pattern in found if pattern is not None)
+    span_patterns = [span_pattern(pattern) for pattern in patterns(config.files)]
+    return all(pattern.has_dates for pattern in span_patterns if pattern is not None)
 
 
 def read_window(config: InteractionsConfig) -> list[SpanFiles]:
@@ -69,7 +69,7 @@ def read_window(config: InteractionsConfig) -> list[SpanFiles]:
     for place, (path, span) in enumerate(match_paths(config, "interactions")):
         number, version = (None, 0) if span is None else span
         groups.setdefault(number, []).append((place, path, version))
-    ordered = sorted(groups.items(), key=lambda one: (one[0] is not None, one[0] or 0))
+    ordered = sorted(groups.items(), key=lambda group: (group[0] is not None, group[0] or 0))
     return [_span(number, files, named) for number, files in ordered]
 
 
@@ -103,15 +103,15 @@ class Digests:
         if is_remote(path) or self._file is None:
             return content_digest(SourceFile(path, file_size(path))).hex()
         now = time.time_ns()
-        found = _stamp(path)
+        stamp = _stamp(path)
         known = self._known.get(path)
-        if known is not None and known[:-1] == found:
+        if known is not None and known[:-1] == stamp:
             digest = str(known[-1])
         else:
             digest = content_digest(SourceFile(path, file_size(path))).hex()
         # What changed a moment ago may change again within one tick of the clock.
-        if found[-1] < now - _SETTLED_NS:
-            self._used[path] = [*found, digest]
+        if stamp[-1] < now - _SETTLED_NS:
+            self._used[path] = [*stamp, digest]
         return digest
 
     def save(self) -> None:
@@ -158,10 +158,10 @@ def _span(number: int | None, files: list[tuple[int, str, int]], named: bool) ->
 
 def _stamp(path: str) -> list[int]:
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return [-1, -1, -1, time.time_ns()]
-    return [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns]
+    return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
@@ -207,8 +207,8 @@ class Seen:
 
 def _first_read(file: Path) -> dict[int, str]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {int(span): str(by) for span, by in found.items()}
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        return {int(span): str(by) for span, by in recorded.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -225,6 +225,6 @@ def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
     return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", _BROKEN_CURE)
 
 
-def bad_rows(name: str, found: str) -> RecsysError:
+def bad_rows(name: str, reason: str) -> RecsysError:
     """Returns the error of a span with too many bad rows."""
-    return RecsysError("R263", f"Span {name} must have few bad rows: {found}.", _BROKEN_CURE)
+    return RecsysError("R263", f"Span {name} must have few bad rows: {reason}.", _BROKEN_CURE)

@@ -85,19 +85,19 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
         UsageError: A pattern's spans are wrong.
     """
     n_spans = source.spans if isinstance(source, InteractionsConfig) else 1
-    found: list[tuple[str, tuple[int, int] | None]] = []
+    matched: list[tuple[str, tuple[int, int] | None]] = []
     spanned: list[tuple[str, tuple[int, int]]] = []
     for pattern in patterns(source.files):
         spans = span_pattern(pattern)
         if spans is None:
-            found += [(path, None) for path in _match(pattern, pattern, what)]
+            matched += [(path, None) for path in _match(pattern, pattern, what)]
             continue
         ours = spans.newest(_match(spans.as_glob, pattern, what))
         if not ours:
             raise _no_file(pattern, what, "no file with such a span")
         # Versions count within their pattern, the window of spans over all of them.
         spanned += ours
-    return [*found, *_window(spanned, n_spans)]
+    return [*matched, *_window(spanned, n_spans)]
 
 
 def patterns(files: Files) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def _window(
 ) -> list[tuple[str, tuple[int, int]]]:
     spans = sorted({span for _, (span, _) in spanned})
     kept = set(spans if n_spans is None else spans[-n_spans:])
-    return [one for one in spanned if one[1][0] in kept]
+    return [file for file in spanned if file[1][0] in kept]
 
 
 def _match(pattern: str, named: str, what: str) -> list[str]:
@@ -150,12 +150,12 @@ def is_text(name: str) -> bool:
     return True
 
 
-def _no_file(pattern: str, what: str, found: str, cure: str = "") -> RecsysError:
+def _no_file(pattern: str, what: str, received: str, cure: str = "") -> RecsysError:
     return RecsysError(
         "R201",
         f"{pattern!r} must name at least one file.",
         cure or f"Correct data.{what}.files.",
-        found,
+        received,
     )
 
 
@@ -201,13 +201,13 @@ def _check_regular(path: str, mode: int) -> None:
         )
 
 
-def unreadable(path: str, found: str) -> RecsysError:
+def unreadable(path: str, received: str) -> RecsysError:
     """Returns the error of a file that can't be opened."""
     return RecsysError(
         "R205",
         f"{path!r} must be a readable file.",
         "Check the path and its permissions.",
-        found,
+        received,
     )
 
 

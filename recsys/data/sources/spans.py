@@ -67,10 +67,10 @@ class SpanPattern:
             Each file with its span and version.
         """
         spans = ((path, self.span_of(path)) for path in paths)
-        found = [(path, span) for path, span in spans if span is not None]
-        files = sorted(found, key=lambda one: (one[1], one[0]))
+        matched = [(path, span) for path, span in spans if span is not None]
+        files = sorted(matched, key=lambda file: (file[1], file[0]))
         newest = {(self._series(path), span): version for path, (span, version) in files}
-        return [one for one in files if newest[self._series(one[0]), one[1][0]] == one[1][1]]
+        return [file for file in files if newest[self._series(file[0]), file[1][0]] == file[1][1]]
 
     def _series(self, path: str) -> str:
         """Returns what stands before the version of a path; versions count within it."""

@@ -23,9 +23,9 @@ def written_times(text: pa.Array, format_: str) -> pa.Array:
         text: Text `[n]`; without an offset it is UTC.
         format_: How it is written, as Python's strptime has it.
     """
-    found = pc.extract_regex(text, _re2(format_))
-    fits = found.is_valid().to_numpy(zero_copy_only=False)
-    parts = {field.name: found.field(field.name) for field in found.type}
+    matches = pc.extract_regex(text, _re2(format_))
+    fits = matches.is_valid().to_numpy(zero_copy_only=False)
+    parts = {field.name: matches.field(field.name) for field in matches.type}
     month = _month(parts)
     year = _year(parts)
     day = _number(parts, "day")
