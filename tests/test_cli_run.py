@@ -8,17 +8,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from report_evaluation import evaluation
 from rich.console import Console
 
-from recsys.cli import main, stages
+from recsys.cli import main, pipeline, stages
 from recsys.cli import run as run_module
-from recsys.cli.run import follow, new_log
-from recsys.cli.run_result import show_result
-from recsys.cli.run_view import RunView
+from recsys.cli.follow import RunView, follow, new_log
+from recsys.cli.run import show_result
 from recsys.errors import RecsysError, UsageError
 from recsys.report.runs import RunRecord
 from recsys.training.training_log import note
@@ -88,7 +88,7 @@ def test_on_a_terminal_the_running_step_has_a_bar_with_its_text():
 
 
 def test_a_long_step_speaks_without_a_terminal(monkeypatch):
-    monkeypatch.setattr("recsys.cli.run_view._QUIET_S", -1.0)
+    monkeypatch.setattr("recsys.cli.follow._QUIET_S", -1.0)
     _, text = shown(EVENTS[:5])
     assert "  Trainer  25%  loss 5.21 [1]" in text.splitlines()
 
@@ -332,8 +332,8 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
         "import io, signal, sys; from pathlib import Path; from rich.console import Console\n"
         # A shell's background job, such as a CI may be, ignores SIGINT and hands that on.
         f"signal.signal({int(signum)}, signal.SIG_DFL)\n"
-        "from recsys.cli import run; run._GRACE_S = 0.3\n"
-        "run.follow(['planted_runner', sys.argv[1]], run.new_log(Path(sys.argv[2])),"
+        "from recsys.cli import follow; follow._GRACE_S = 0.3\n"
+        "follow.follow(['planted_runner', sys.argv[1]], follow.new_log(Path(sys.argv[2])),"
         " Console(file=io.StringIO()))"
     )
     parent = subprocess.Popen(
@@ -361,7 +361,7 @@ def test_a_run_under_nohup_stays_deaf_to_a_hang_up(child, tmp_path):
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "RUNNER", "planted_runner")
+    monkeypatch.setattr(run_module, "pipeline_module", lambda _: "planted_runner")
     path = tmp_path / "small.yaml"
     path.write_text(
         "name: small\n"
@@ -480,3 +480,19 @@ def test_without_the_extra_the_sentence_says_how_to_get_it(small, capsys, monkey
 def test_two_logs_of_one_moment_have_two_names(tmp_path):
     assert new_log(tmp_path) != new_log(tmp_path)
     assert len(list((tmp_path / "logs").iterdir())) == 2
+
+
+def test_the_modules_of_the_pipeline_are_found_by_entry_points_or_the_sentence_says_how_to_install(
+    monkeypatch, tmp_path
+):
+    commands = ("run", "clean", "freeze-schema", "lineage")
+    assert [pipeline.pipeline_module(name) for name in commands] == [
+        "pipelines.local_runner", "pipelines.clean", "pipelines.freeze_schemas", "pipelines.lineage"
+    ]  # fmt: skip
+    monkeypatch.setattr(pipeline, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(pipeline.metadata, "entry_points", lambda group: ())
+    with pytest.raises(UsageError, match=r"R901.*recsys\.pipelines.*pipeline"):
+        pipeline.pipeline_module("run")
+    entry = metadata.EntryPoint("run", "their_runner:main", pipeline.GROUP)
+    monkeypatch.setattr(pipeline.metadata, "entry_points", lambda group: (entry,))
+    assert pipeline.pipeline_module("run") == "their_runner"

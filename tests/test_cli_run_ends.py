@@ -12,12 +12,11 @@ import pytest
 from rich.console import Console
 
 from recsys.cli import main
-from recsys.cli import run as run_module
-from recsys.cli.run import follow, new_log
+from recsys.cli.follow import follow, new_log
 from recsys.errors import RecsysError
 from recsys.runs.lock import run_lock
 from recsys.system.files import PREFIX
-from recsys.system.parent import VARIABLE
+from recsys.system.parent import VARIABLE, child_command
 
 
 @pytest.fixture
@@ -27,24 +26,22 @@ def followed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
 
     def run(body):
-        # Importing ours takes the parent's name out of the environment.
-        head = f"import os, sys\nparent = os.environ[{VARIABLE!r}]\n"
-        (tmp_path / "modules" / "planted_end.py").write_text(f"{head}{body}\n")
+        (tmp_path / "modules" / "planted_end.py").write_text(f"import os, sys\n{body}\n")
         log = new_log(tmp_path / "root")
         return follow(["planted_end"], log, Console(file=io.StringIO()))
 
     return run
 
 
-def test_a_runner_is_told_who_its_parent_is(followed):
+def test_a_runner_is_a_child_of_the_command_and_does_not_pass_the_parents_name_on(followed):
     body = (
         "from recsys.system.events import emit\n"
-        "told = {'parent': parent, 'events': os.environ['RECSYS_EVENTS'],"
+        "summary = {'parent': os.getppid(), 'events': os.environ['RECSYS_EVENTS'],"
         f" 'passed_on': {VARIABLE!r} in os.environ}}\n"
-        "emit('finished', summary=told)"
+        "emit('finished', summary=summary)"
     )
     summary = followed(body)
-    assert summary["parent"] == str(os.getpid())
+    assert summary["parent"] == os.getpid()
     assert summary["passed_on"] is False
     assert f"/{PREFIX}" in summary["events"]
 
@@ -54,7 +51,7 @@ def test_runner_and_stages_bind_themselves_before_all_else(module):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     ended = subprocess.run(
-        [sys.executable, "-m", module],
+        child_command(module),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), VARIABLE: str(dead.pid)},
         check=False,
     )
@@ -75,6 +72,6 @@ def test_a_busy_root_is_no_failure_and_leaves_no_log(tmp_path, monkeypatch, caps
 def test_a_child_that_had_no_room_for_a_word_is_told_so(followed, monkeypatch):
     with pytest.raises(RecsysError, match=r"R903"):
         followed("sys.exit(1)")
-    monkeypatch.setattr(run_module, "free_bytes", lambda _: 4096)
+    monkeypatch.setattr("recsys.cli.follow.free_bytes", lambda _: 4096)
     with pytest.raises(RecsysError, match=r"R603.*No space left on device"):
         followed("sys.exit(1)")

@@ -1,13 +1,13 @@
-"""The command line: stdout is data, stderr is talk, exit codes are 0, 1 and 2.
+"""The command line: stdout is data, stderr is for people, exit codes are 0, 1 and 2.
 
-app         the commands and their options; what a command needs it imports itself
-failure     how an error looks
-run         `recsys run`: starts the pipeline, follows it, ends it
-run_view    the events of a run as lines and a bar
-run_result  the tables that `recsys run` ends with
-stages      the stages as processes: `recsys train`, `evaluate`, `export`
-evaluate    `recsys evaluate`; evaluate_view is its table
-compare     `recsys compare`: two models on the same queries
+app       the commands and their options; each imports its own module when it runs
+stages    train and export, and how any stage is started as a process
+pipeline  which module runs a command of the pipeline, by entry points
+follow    runs the pipeline as a process and shows its events
+failure   how an error looks
+terminal  the console and the tables
+
+Every other module is the command of its name.
 """
 
 from recsys.cli.app import main

@@ -6,6 +6,7 @@ Nothing heavy is imported here: a command imports what it needs when it runs, so
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -191,11 +192,9 @@ def recommend(
     """Recommend items to a user, or to a file of users, from the latest pushed bundle."""
     from recsys.cli import recommend as command
 
-    command.check_asked(user, users, out, column)
+    command.check_options(user, users, out, column)
     if users is not None and out is not None:
-        from recsys.cli import recommend_file as file_command
-
-        file_command.recommend_file(users, out, column, k, batch, config, root, as_json=as_json)
+        command.recommend_file(users, out, column, k, batch, config, root, as_json=as_json)
     elif user is not None:
         command.recommend(user, k, config, root, as_json=as_json)
 
@@ -414,9 +413,10 @@ def synth(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same data.")] = 0,
 ) -> None:
     """Write data of any size with planted structure, and its config."""
-    from recsys.cli import synth as command
+    from recsys.synth import synthesize
 
-    command.synth(users, items, interactions, out, seed)
+    summary = synthesize(out, users=users, items=items, interactions=interactions, seed=seed)
+    _print(json.dumps(dataclasses.asdict(summary), default=str))
 
 
 @app.command()
@@ -446,7 +446,7 @@ def simulate_nights(
 
     A simulation that was stopped goes on when the same command is started again.
     """
-    from recsys.cli import nights as command
+    from recsys.cli import simulate_nights as command
 
     options = command.Options(command.period(by), nights, window, broken, seed, arms)
     command.simulate(config, sets or [], out, options, as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from recsys.cli.run import require_pipeline
-from recsys.cli.stages import stage_log
-from recsys.cli.wide import wide_console
-from recsys.config import canonical_json
+from recsys.cli.pipeline import call_pipeline
+from recsys.cli.terminal import fitted_console, plain_size, titled_table
 from recsys.config_file import default_config_path, load_config
-from recsys.formats import counted, size
-from recsys.system.process import run_stage, stage_environment
+from recsys.formats import counted
 
-_MODULE = "pipelines.clean"
+_WIDTH = 130  # Where there is no terminal.
 
 
 def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: bool) -> int:
@@ -38,14 +34,7 @@ def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: 
         RecsysError: A run holds the root, or it can't be read.
     """
     config = load_config(path or default_config_path(), overrides)
-    require_pipeline()
-    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
-        # JSON is YAML: the process reads the config with its overrides applied.
-        resolved = Path(scratch) / "config.yaml"
-        resolved.write_text(canonical_json(config), encoding="utf-8")
-        words = ["--config", str(resolved), *(["--apply"] if apply else [])]
-        with stage_log(_MODULE) as log:
-            done = run_stage(_MODULE, words, stage_environment("jax"), log)
+    done = call_pipeline("clean", ["--apply"] if apply else [], config)
     if as_json:
         print(json.dumps({"root": config.root, **done}))
     else:
@@ -54,7 +43,7 @@ def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: 
 
 
 def _show(root: Path, done: dict[str, Any], *, is_set: bool) -> None:
-    console = wide_console()
+    console = fitted_console(_WIDTH)
     if done["stays"]:
         console.print(_table(f"Stays in {root}", root, _grouped(done["stays"])))
     if done["goes"]:
@@ -68,10 +57,10 @@ def _show(root: Path, done: dict[str, Any], *, is_set: bool) -> None:
 def _sentence(done: dict[str, Any], *, is_set: bool) -> str:
     if not done["goes"]:
         hint = "" if is_set else " `keep` in the config says what may: nothing, as it is."
-        return f"Nothing is to be removed; {_plain_size(done['kept'])} stay.{hint}"
-    things = f"{counted(len(done['goes']), 'thing', 'things')}, {_plain_size(done['freed'])}"
+        return f"Nothing is to be removed; {plain_size(done['kept'])} stay.{hint}"
+    things = f"{counted(len(done['goes']), 'thing', 'things')}, {plain_size(done['freed'])}"
     if done["applied"]:
-        return f"Removed: {things}; {_plain_size(done['kept'])} stay."
+        return f"Removed: {things}; {plain_size(done['kept'])} stay."
     return f"A dry run: {things} would go. To remove them: the same command with --apply."
 
 
@@ -87,7 +76,7 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    table = titled_table(title)
     table.add_column("what")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold")
@@ -96,7 +85,7 @@ def _table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
         where, n = _below(Path(thing["path"]), root), thing.get("n", 1)
         table.add_row(
             Text(thing["name"]),
-            _plain_size(thing["size"]),
+            plain_size(thing["size"]),
             Text(where if n == 1 else f"{where} and {n - 1:,} more"),
             Text(thing["why"]),
         )
@@ -105,8 +94,3 @@ def _table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
 
 def _below(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if root in path.parents else str(path)
-
-
-def _plain_size(n_bytes: Any) -> str:
-    # Plain spaces, so that what is printed can be searched.
-    return size(n_bytes).replace("\N{NO-BREAK SPACE}", " ")

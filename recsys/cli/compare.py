@@ -10,7 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from recsys.cli import stages
-from recsys.cli.evaluate_view import new_table, print_repeats, talk
+from recsys.cli.evaluate import WIDTH, new_table, print_repeats
+from recsys.cli.terminal import fitted_console
 from recsys.config import EvaluateStage, stage_of
 from recsys.evaluation.api import of_two
 from recsys.evaluation.result import Comparison, EvaluationResult
@@ -58,7 +59,7 @@ def compare(
 
 
 def _show(comparison: Comparison, evaluation: dict[str, Any]) -> None:
-    console = talk()
+    console = fitted_console(WIDTH, stderr=True)
     for name in ("a", "b"):
         console.print(Text(f"{name.upper()}  {comparison.content[name]}"), soft_wrap=True)
     console.print(new_table(comparison))

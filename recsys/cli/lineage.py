@@ -11,13 +11,11 @@ from typing import Any
 from rich.text import Text
 
 from recsys.bundles.bundle import manifest_digest, read_manifest
-from recsys.cli.stages import stage_log
+from recsys.cli.pipeline import call_pipeline
 from recsys.cli.terminal import Console
 from recsys.formats import count, moment
 from recsys.source_version import version_text
-from recsys.system.process import run_stage, stage_environment
 
-_MODULE = "pipelines.lineage"
 _DATABASE = "metadata.sqlite"
 _SHOWN_FILES = 10
 _GONE = "no longer there"
@@ -37,7 +35,7 @@ def lineage(bundle: Path, config: Path | None, root: Path | None, *, as_json: bo
     """
     manifest = read_manifest(bundle)
     metadata, why = _metadata(bundle, config, root)
-    told = {
+    origin = {
         "bundle": str(bundle),
         "digest": manifest_digest(bundle),
         "name": manifest.get("name"),
@@ -51,10 +49,10 @@ def lineage(bundle: Path, config: Path | None, root: Path | None, *, as_json: bo
         "no_metadata": why,
     }
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(origin))
         return
     console = Console()
-    for name, text in _lines(told):
+    for name, text in _lines(origin):
         console.print(Text.assemble((f"{name:<11} ", "bold"), text), soft_wrap=True)
 
 
@@ -63,7 +61,7 @@ def _metadata(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Returns what ML Metadata knows, or why nothing is known."""
     where = root or next(
-        (one for one in bundle.resolve().parents if (one / _DATABASE).is_file()), None
+        (folder for folder in bundle.resolve().parents if (folder / _DATABASE).is_file()), None
     )
     if config is None and where is None:
         return None, "the bundle lies outside of its run's folder; --root DIR names that"
@@ -71,21 +69,20 @@ def _metadata(
         return None, "the extra `pipeline` isn't installed"
     words = ["--bundle", str(bundle.resolve())]
     words += ["--config", str(config)] if config else ["--root", str(where)]
-    with stage_log(_MODULE) as log:
-        found = run_stage(_MODULE, words, stage_environment("jax"), log)["found"]
-    return (found, None) if found else (None, f"{config or where} knows no such bundle")
+    known = call_pipeline("lineage", words)["found"]
+    return (known, None) if known else (None, f"{config or where} knows no such bundle")
 
 
-def _lines(told: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    known = told["lineage"] or {}
-    yield "bundle", f"{told['bundle']}, digest {_short(told['digest'])}"
-    yield "name", str(told["name"])
+def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    known = origin["lineage"] or {}
+    yield "bundle", f"{origin['bundle']}, digest {_short(origin['digest'])}"
+    yield "name", str(origin["name"])
     yield from _data(known.get("data"))
-    yield "code", _short(told["code"])
+    yield "code", _short(origin["code"])
     yield from _commits(known.get("source"))
-    yield "versions", ", ".join(f"{n} {v}" for n, v in (told["versions"] or {}).items())
+    yield "versions", ", ".join(f"{n} {v}" for n, v in (origin["versions"] or {}).items())
     for name, print_ in (known.get("vocabulary") or {}).items():
-        yield "vocabulary", f"{name}: {count((told['counts'] or {}).get(name))}, {_short(print_)}"
+        yield "vocabulary", f"{name}: {count((origin['counts'] or {}).get(name))}, {_short(print_)}"
     if not known:
         yield "lineage", "the manifest is of an earlier version and tells no more"
     if known:
@@ -93,7 +90,7 @@ def _lines(told: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "warm start", _base(known.get("base"))
     if known.get("evaluation"):
         yield "evaluation", str(known["evaluation"].get("sentence"))
-    yield from _known_steps(told)
+    yield from _known_steps(origin)
 
 
 def _commits(source: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
@@ -104,24 +101,24 @@ def _commits(source: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
 
 
 def _data(data: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
-    for what, one in (data or {}).items():
-        files, counts = one.get("files") or [], one.get("counts") or {}
+    for what, source in (data or {}).items():
+        files, counts = source.get("files") or [], source.get("counts") or {}
         more = f" and {len(files) - _SHOWN_FILES} more" if len(files) > _SHOWN_FILES else ""
         rows = f"{count(counts.get('read'))} rows, {count(counts.get('rejected'))} rejected"
         names = ", ".join(files[-_SHOWN_FILES:])
-        yield "data", f"{what}: {names}{more}; {rows}; digest {_short(one.get('digest'))}"
+        yield "data", f"{what}: {names}{more}; {rows}; digest {_short(source.get('digest'))}"
         if counts.get("split", "time") != "time":
             yield "", f"split: {counts['split']}"
         elif counts.get("cut") is not None:
             yield "", f"split at {moment(counts['cut'])}"
-        if one.get("spans"):
-            yield "spans", _spans(one["spans"])
+        if source.get("spans"):
+            yield "spans", _spans(source["spans"])
 
 
 def _spans(spans: list[dict[str, Any]]) -> str:
-    read = [one["name"] for one in spans if one.get("state") in ("read", "reused")]
+    read = [span["name"] for span in spans if span.get("state") in ("read", "reused")]
     ends = f"{read[0]} … {read[-1]}" if read else "none"
-    others = [f"{one['name']} {one['state']}" for one in spans if one["name"] not in read]
+    others = [f"{span['name']} {span['state']}" for span in spans if span["name"] not in read]
     return f"{len(read)} read ({ends}){'; ' if others else ''}{', '.join(others)}"
 
 
@@ -136,19 +133,19 @@ def _base(base: Mapping[str, Any] | None) -> str:
     )
 
 
-def _known_steps(told: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    if told["metadata"] is None:
-        yield "steps", f"not known: {told['no_metadata']}"
+def _known_steps(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    if origin["metadata"] is None:
+        yield "steps", f"not known: {origin['no_metadata']}"
         return
-    for one in told["metadata"]["steps"]:
-        gone = [Path(o["path"]).parent.name for o in one["outputs"] if not o["is_there"]]
+    for step in origin["metadata"]["steps"]:
+        gone = [Path(o["path"]).parent.name for o in step["outputs"] if not o["is_there"]]
         missing = f"; {', '.join(gone)}: {_GONE}" if gone else ""
-        digest = f"; files {_short(one['files_digest'])}" if one["files_digest"] else ""
-        yield one["step"], f"run {one['run']}; code {_short(one['code'])}{digest}{missing}"
-    for place, one in enumerate(told["metadata"]["models"]):
+        digest = f"; files {_short(step['files_digest'])}" if step["files_digest"] else ""
+        yield step["step"], f"run {step['run']}; code {_short(step['code'])}{digest}{missing}"
+    for place, model in enumerate(origin["metadata"]["models"]):
         what = "its model" if not place else "started from"
-        there = "" if one["is_there"] else f" ({_GONE})"
-        yield "models", f"{what}: {one['path']}{there}, of run {one['run']}"
+        there = "" if model["is_there"] else f" ({_GONE})"
+        yield "models", f"{what}: {model['path']}{there}, of run {model['run']}"
 
 
 def _short(digest: Any) -> str:

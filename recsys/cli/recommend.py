@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -14,8 +17,12 @@ from recsys.bundles.versions import latest
 from recsys.cli.terminal import Console
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import UsageError
+from recsys.formats import counted, duration
 from recsys.serving.recommendations import Recommendations, load_bundle
 from recsys.visible import visible
+
+if TYPE_CHECKING:
+    from recsys.serving.batch_file import Answered
 
 _SHOWN_HISTORY = 10
 _RESTS_ON = {
@@ -57,7 +64,9 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
         console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
 
 
-def check_asked(user: str | None, users: Path | None, out: Path | None, column: str | None) -> None:
+def check_options(
+    user: str | None, users: Path | None, out: Path | None, column: str | None
+) -> None:
     """Raises an error unless either a user or a file of users is asked for (R548)."""
     is_one = user is not None and users is None and out is None and column is None
     if is_one or (user is None and users is not None and out is not None):
@@ -125,3 +134,91 @@ def _table(answer: Recommendations) -> Table:
 def _score(score: float, source: str) -> str:
     # Shares of a large catalogue are small.
     return f"{score:.3%}" if source == POPULARITY else f"{score:.4f}"
+
+
+# --- `recsys recommend --users`: items for each user of a file, from the latest pushed bundle.
+
+
+def recommend_file(
+    users: Path,
+    out: Path,
+    column: str | None,
+    k: int,
+    batch: int,
+    config: Path | None,
+    root: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Writes the best `k` new items of each user of a file.
+
+    Args:
+        users: The file.
+        out: Parquet file to write.
+        column: Column of the ids; the first one by default.
+        k: How many.
+        batch: Users that are answered at a time.
+        config: Config of the run; the one of the shipped data by default.
+        root: Folder of the run, instead of the config's.
+        as_json: Print one line of JSON.
+    """
+    from recsys.serving import batch_file
+    from recsys.serving.retriever import Retriever
+    from recsys.serving.users_file import UsersFile
+
+    bundle = latest(serving_folder(config, root))
+    file = UsersFile.open(users, column)  # What is wrong with it is said at once.
+    with _progress() as progress:
+        task = progress.add_task("loading the bundle", total=None, users=0)
+        retriever = Retriever.open(bundle)
+        progress.reset(task, description="recommending", total=file.n_bytes)
+        done = 0
+
+        def tell(n_users: int, n_bytes: int) -> None:
+            nonlocal done
+            done += n_users
+            progress.update(task, advance=n_bytes, users=done)
+
+        answer = functools.partial(batch_file.batch_answer, retriever)
+        answered = batch_file.recommend_file(answer, file, out, k, batch, tell)
+    if as_json:
+        print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answered)}))
+        return
+    console = Console()
+    for line in _sentences(answered, file.column):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _sentences(answered: Answered, column: str) -> list[str]:
+    rate = answered.users / max(answered.seconds, 1e-9)
+    lines = [
+        f"{counted(answered.users, 'user', 'users')} of the column {column!r} answered in"
+        f" {duration(answered.seconds)}, {rate:,.0f} a second: {answered.out}"
+    ]
+    if answered.unknown:
+        lines.append(
+            f"{counted(answered.unknown, 'of them is', 'of them are')} not in the data of the"
+            " bundle, and marked in the column 'known'."
+        )
+    if answered.sources:
+        parts = ", ".join(f"{name} {n:,}" for name, n in answered.sources.items())
+        lines.append(f"What the answers rest on is in the column 'source': {parts}.")
+    if answered.rejected_file is not None:
+        lines.append(
+            f"{counted(answered.rejected, 'row is', 'rows are')} no user id, and kept with the"
+            f" reason: {answered.rejected_file}"
+        )
+    return lines
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[users]:,} users"),
+    )
+    console = Console(stderr=True)
+    return Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip

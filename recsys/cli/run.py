@@ -1,47 +1,30 @@
-"""`recsys run`: starts the pipeline, follows it, ends it."""
+"""`recsys run`: runs the pipeline in a process of its own, and shows what came of it."""
 
 from __future__ import annotations
 
-import datetime as dt
-import errno
-import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from recsys.cli.failure import print_error
-from recsys.cli.run_result import show_result
-from recsys.cli.run_view import RunView
-from recsys.cli.terminal import Console
+from rich.table import Table
+from rich.text import Text
+
+from recsys.cli.evaluate import print_repeats
+from recsys.cli.follow import RunView, follow, new_log
+from recsys.cli.pipeline import pipeline_module, require_pipeline
+from recsys.cli.terminal import Console, fitted_console, plain_size
 from recsys.config import Config
 from recsys.config_file import default_config_path, load_config
-from recsys.distribution import install_extra
-from recsys.errors import BusyError, RecsysError, UsageError
+from recsys.errors import BusyError, RecsysError
+from recsys.formats import change, change_span, span
+from recsys.report.evaluated import BLESSED, MODEL, Evaluated
 from recsys.runs.lock import refuse_if_held
 from recsys.runs.past_summaries import read_night
 from recsys.runs.summary import night_summary
-from recsys.system import events
-from recsys.system.disk_space import free_bytes
-from recsys.system.files import scratch_folder
-from recsys.system.parent import as_parent, child_command
-from recsys.system.process import storage_error
-from recsys.system.signals import StoppedError, signals_raised
-from recsys.visible import visible
 
-RUNNER = "pipelines.local_runner"
-_POLL_S = 0.1
-_GRACE_S = 30.0  # A training saves where it is.
-_ROOM_FOR_WORDS = 1 << 20
-"""Bytes; where fewer are free a child may not have been able to say what went wrong."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WIDTH = 100  # Where there is no terminal.
 _RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics")
 
 
@@ -62,7 +45,8 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
     require_pipeline()
     refuse_if_held(Path(config.root))
     log = new_log(Path(config.root))
-    words = [RUNNER, str(path), *(word for one in overrides for word in ("--set", one))]
+    words = [pipeline_module("run"), str(path)]
+    words += [word for override in overrides for word in ("--set", override)]
     console = Console(stderr=True)
     view = RunView(console)
     try:
@@ -73,7 +57,7 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
             print(json.dumps(_failed(config, error, seconds, view.run_id)))
         raise
     seconds = round(time.monotonic() - started, 1)
-    show_result(_console(stderr=as_json), summary, seconds, log)
+    show_result(fitted_console(_WIDTH, stderr=as_json), summary, seconds, log)
     if as_json:
         result = {key: summary.get(key) for key in _RESULT_KEYS}
         print(json.dumps({**result, "seconds": seconds, "night": summary.get("night")}))
@@ -88,7 +72,7 @@ def _failed(
         config: The config of the run.
         error: Why it failed.
         seconds: How long it took [s].
-        run_id: Id of the run; None where it failed before it had one. No clock is asked:
+        run_id: Id of the run; None where it failed before it had one. The clock decides nothing:
             one that was set back makes earlier runs look like later ones.
     """
     root = Path(config.root)
@@ -98,169 +82,171 @@ def _failed(
     return {**keys, "seconds": seconds, "night": night or night_summary(None, known_error, root)}
 
 
-def require_pipeline() -> None:
-    """Raises the sentence that helps if TFX is not installed."""
-    if importlib.util.find_spec("tfx") is None:
-        raise UsageError(
-            "R901",
-            "`recsys run` needs the extra `pipeline`.",
-            install_extra("pipeline"),
-        )
+# --- the tables that it ends with
+
+_SHOWN_ITEMS = 5
+_OUTCOMES = {"better": "green", "worse": "red"}
+_SHORT_NAMES = {"recent_popularity": "recent", "item_knn": "item-kNN", "ials": "iALS",
+                BLESSED: "blessed"}  # fmt: skip
 
 
-def new_log(root: Path) -> Path:
-    """Makes the log file of a run under `root` and returns its path."""
-    now = dt.datetime.now(dt.UTC)
-    path = root / "logs" / f"{now:%Y-%m-%dT%H-%M-%S.%fZ}.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(exist_ok=False)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise storage_error(error) from None
-        raise UsageError(
-            "R902",
-            f"The folder {str(root)!r} must be writable, for everything that a run writes.",
-            "Mend its rights, or choose another folder with --set root=DIR.",
-            error.strerror,
-        ) from None
-    return path
-
-
-def follow(
-    words: Sequence[str], log: Path, console: Console, view: RunView | None = None
-) -> dict[str, Any]:
-    """Runs `python -m words` and shows its events until it ends.
-
-    SIGINT, SIGTERM and SIGHUP end the child with all its processes and then this
-    program, with 128 + the signal's number.
+def show_result(console: Console, summary: dict[str, Any], seconds: float, log: Path) -> None:
+    """Prints what a run came to: its figures, its recommendations, its files.
 
     Args:
-        words: Module and arguments of the child.
-        log: File for its stdout and stderr.
-        console: Where the progress goes.
-        view: Shows the events there, and keeps what they brought; None: one of its own.
-
-    Returns:
-        The summary that the child gave with its `finished` event.
-
-    Raises:
-        RecsysError: The child failed.
+        console: Where it goes.
+        summary: What the run's `finished` event brought.
+        seconds: Duration of the run.
+        log: The run's log.
     """
-    view = view or RunView(console)
-    try:
-        with (
-            scratch_folder() as folder,
-            signals_raised(_STOP_SIGNALS),
-            _child(words, log, folder / "events.jsonl") as (child, reader),
-            view,
-        ):
-            _watch(child, reader, view)
-    except StoppedError as stopped:
-        _leave(stopped, log)
-    except OSError as error:
-        raise storage_error(error, log.parent) from None
-    if child.returncode == 0 and view.summary is not None:
-        return view.summary
-    print(f"Log: {visible(str(log))}", file=sys.stderr)
-    raise (
-        view.error
-        or _no_room(log)
-        or RecsysError(
-            "R903",
-            "The process of the pipeline must end with a result.",
-            f"Read the end of {log}; out of memory ends a process with -9.",
-            f"exit code {child.returncode}",
+    evaluation = _read_evaluation(summary)
+    verdict = evaluation.get("verdict") or {}
+    console.print()
+    if evaluation["metrics"]:
+        _print_metrics(console, Evaluated(evaluation, verdict.get("metric")))
+        print_repeats(console, evaluation)
+        _print_meaning(console, evaluation)
+    if summary.get("sharding"):
+        console.print(_sharding_table(summary["sharding"]))
+    for example in evaluation.get("examples") or []:
+        console.print(_recommendations_table(example))
+    _print_verdict(console, summary, verdict)
+    for name in ("bundle", "report", "index"):
+        if summary.get(name):
+            _print_line(console, name, summary[name])
+    _print_line(console, "log", str(log))
+    _print_line(console, "seconds", f"{seconds:.1f}")
+
+
+def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns `evaluation.json`; what the summary tells where it names no file."""
+    if not summary.get("evaluation"):
+        metrics = {name: value for name, value in summary["metrics"].items() if name != "baselines"}
+        return {"metrics": metrics, "baselines": summary["metrics"].get("baselines") or {}}
+    evaluation: dict[str, Any] = json.loads(Path(summary["evaluation"]).read_text(encoding="utf-8"))
+    return evaluation
+
+
+def _print_meaning(console: Console, evaluation: dict[str, Any]) -> None:
+    """Prints what the split makes of the figures, where they aren't those of a served model."""
+    if (evaluation.get("split") or {}).get("split", "time") != "time":
+        console.print(Text(str(evaluation.get("meaning") or "")), soft_wrap=True)
+
+
+def _print_metrics(console: Console, evaluated: Evaluated) -> None:
+    console.print(_metrics_table(evaluated))
+    if evaluated.others:
+        ends = evaluated.interval(evaluated.deciding)
+        value = _four_decimals(evaluated.figure(MODEL, evaluated.deciding))
+        shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
+        console.print(Text(f"{evaluated.deciding} is {value}{shown}", "bold"), soft_wrap=True)
+        console.print(_differences_table(evaluated))
+
+
+def _metrics_table(evaluated: Evaluated) -> Table:
+    """Returns the metrics of everything that was measured, at the cut-off that decides."""
+    table = _table(_title(evaluated), "metric")
+    for key in evaluated.subjects:
+        table.add_column(_name(key), justify="right", no_wrap=True)
+    k = evaluated.deciding.partition("@")[2]
+    for name in evaluated.metrics:
+        if not evaluated.is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
+            table.add_row(
+                name,
+                *(
+                    _four_decimals(evaluated.figure(subject, name))
+                    for subject in evaluated.subjects
+                ),
+            )
+    return table
+
+
+def _title(evaluated: Evaluated) -> str:
+    sampled = evaluated.part.get("sampled_negatives")
+    if sampled:
+        return f"Metrics, among {sampled:,} random items: they decide nothing"
+    return "Metrics, over the whole catalogue"
+
+
+def _differences_table(evaluated: Evaluated) -> Table:
+    """Returns how far the model's deciding metric lies from that of each other subject."""
+    table = _table("", "against")
+    for heading in ("difference", evaluated.interval_name()):
+        table.add_column(Text(heading), justify="right")
+    for key in evaluated.others:
+        apart = evaluated.difference(key, evaluated.deciding)
+        style = _OUTCOMES.get(apart.outcome, "")
+        figures = (change(apart.relative), change_span(apart.interval))
+        table.add_row(_name(key), *(Text(text, style) for text in figures))
+    return table
+
+
+def _name(key: str) -> Text:
+    return Text(_SHORT_NAMES.get(key, key))
+
+
+def _four_decimals(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, int | float) else "–"
+
+
+def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
+    table = _table("Embedding tables", "table")
+    for heading in ("rows", "padded", "dim", "split by", "shards", "a device", "its slots"):
+        table.add_column(heading, justify="right")
+    for part in sharding:
+        table.add_row(
+            Text(part["table"]),
+            f"{part['rows']:,}",
+            f"{part['padded_rows']:,}",
+            str(part["dim"]),
+            {"replicated": "–"}.get(part["placement"], part["placement"]),
+            str(part["shards"]),
+            plain_size(part["bytes_per_device"]),
+            plain_size(part["slot_bytes_per_device"]),
         )
-    )
+    return table
 
 
-def _no_room(log: Path) -> RecsysError | None:
-    """Returns what is wrong where a child couldn't even say so: there is no room for a word."""
-    for place in (log.parent, Path(tempfile.gettempdir())):
-        free = free_bytes(place)
-        if free is not None and free < _ROOM_FOR_WORDS:
-            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
-    return None
-
-
-def _watch(child: subprocess.Popen[bytes], reader: events.EventReader, view: RunView) -> None:
-    while True:
-        is_over = child.poll() is not None
-        for event in reader:
-            view.show(event)
-        if is_over:
-            return
-        time.sleep(_POLL_S)
-
-
-@contextmanager
-def _child(
-    words: Sequence[str], log: Path, event_file: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], events.EventReader]]:
-    """Starts the child in a session of its own; at the end no process of it is left.
-
-    Nor is any where this process is killed: the child ends with it.
-    """
-    environment = {
-        **os.environ,
-        **as_parent(),
-        events.ENVIRONMENT_VARIABLE: str(event_file),
-        "PYTHONUNBUFFERED": "1",
-        # A module in the current folder must not stand in for one of ours.
-        "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(_import_roots()),
-    }
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            child_command(words[0], words[1:]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+def _recommendations_table(example: dict[str, Any]) -> Table:
+    title = f"User {example['user_id']}  (★: held out, unseen by the model)"
+    table = _table(title, "did before, newest first")
+    table.add_column("is recommended")
+    for column in table.columns:
+        column.no_wrap, column.ratio = True, 1
+    history = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
+    recommended = [
+        f"{'★' if item['held_out'] else ' '} {item['title']}"
+        for item in example["recommended"][:_SHOWN_ITEMS]
+    ]
+    for row in range(max(len(history), len(recommended))):
+        # Text, because a title such as "[REC]" is no markup.
+        table.add_row(
+            *(Text(side[row] if row < len(side) else "") for side in (history, recommended))
         )
-    try:
-        yield child, events.EventReader(event_file)
-    finally:
-        _end_group(child)
+    return table
 
 
-def _import_roots() -> list[str]:
-    ours = str(Path(__file__).resolve().parents[2])
-    given = os.environ.get("PYTHONPATH", "")
-    return [ours, *(part for part in given.split(os.pathsep) if part)]
+def _table(title: str, first: str) -> Table:
+    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
+    table.add_column(first)
+    return table
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Ends every process of the child's group: asks first, then kills."""
-    for stop_signal in _STOP_SIGNALS:
-        signal.signal(stop_signal, signal.SIG_IGN)
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        _signal_group(child, signum)
-        deadline = time.monotonic() + _GRACE_S
-        while _signal_group(child, 0) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    child.wait()
+def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str, Any]) -> None:
+    if summary["blessed"] and summary["bundle"]:
+        console.print(Text("The model is blessed and pushed.", "bold green"))
+    elif summary["blessed"]:
+        console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
+        console.print(Text(str(summary.get("not_pushed") or "")), soft_wrap=True)
+    else:
+        console.print(
+            Text("The model is refused: nothing is pushed, the served one stays.", "bold yellow")
+        )
+    if verdict.get("sentence"):
+        console.print(Text(str(verdict["sentence"]), "bold"), soft_wrap=True)
+    for reason in verdict.get("reasons") or []:
+        console.print(Text(f"  {reason}"), soft_wrap=True)
 
 
-def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
-    """Sends a signal to the child's group; returns whether there is anyone in it."""
-    child.poll()  # a dead child that nobody waited for would still count
-    try:
-        os.killpg(child.pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _leave(stopped: StoppedError, log: Path) -> NoReturn:
-    print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
-    print(f"Log: {visible(str(log))}", file=sys.stderr)
-    sys.exit(stopped.exit_code)
-
-
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else 100
-    return Console(stderr=stderr, width=width)
+def _print_line(console: Console, name: str, value: str) -> None:
+    console.print(Text(f"{name:<8} {value}"), soft_wrap=True)

@@ -10,12 +10,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from recsys.cli.wide import wide_console
+from recsys.cli.terminal import fitted_console, titled_table
 from recsys.config_file import default_config_path, load_config
 from recsys.formats import change, change_span, count, duration, figure, is_number, span
 from recsys.report.spans import spans_in_words
 from recsys.runs.past_summaries import read_nights
 
+_WIDTH = 130  # Where there is no terminal.
 _COLOURS = {"blessed": "green", "refused": "yellow", "failed": "red", "interrupted": "red"}
 
 
@@ -34,7 +35,7 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
         listed = [{"record": record, "why": why} for record, why in damaged]
         print(json.dumps({"root": str(folder), "runs": nights, "damaged": listed}))
         return
-    console = wide_console()
+    console = fitted_console(_WIDTH)
     if not nights:
         console.print(Text(f"No run has left a record in {folder}."), soft_wrap=True)
     else:
@@ -44,7 +45,7 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
 
 
 def _table(folder: Path, nights: list[dict[str, Any]]) -> Table:
-    table = Table(title=Text(f"Runs in {folder}"), title_justify="left", title_style="bold")
+    table = titled_table(f"Runs in {folder}")
     for heading in ("run", "took", "verdict", "metric", "on the last blessed", "rows", "spans"):
         table.add_column(heading)
     several = len({night["name"] for night in nights}) > 1
@@ -83,12 +84,12 @@ def _verdict(night: Mapping[str, Any]) -> str:
 
 def _metric(night: Mapping[str, Any]) -> str:
     name = night["deciding"]
-    found = (night["metrics"] or {}).get(name)
-    if not found:
+    metric = (night["metrics"] or {}).get(name)
+    if not metric:
         return ""
-    lines = [f"{name} {figure(found['value'])}"]
-    if found["interval"]:
-        lines.append(span(found["interval"]))
+    lines = [f"{name} {figure(metric['value'])}"]
+    if metric["interval"]:
+        lines.append(span(metric["interval"]))
     return "\n".join(lines)
 
 

@@ -10,13 +10,13 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from recsys.cli.run_view import RunView
+from recsys.cli.follow import RunView
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json, with_mesh
 from recsys.config_file import default_config_path, load_config
@@ -51,12 +51,9 @@ def train(
         mesh: The devices as a grid, as `data=4,model=2`; that of the config by default.
     """
     config = with_mesh(config_of(path, overrides), mesh)
-    folders = {"--data": data, "--out": out}
-    given = {"--checkpoints": checkpoints, "--base": base}
-    folders |= {option: folder for option, folder in given.items() if folder is not None}
-    more = ("--processes", str(processes))
+    words = _words({"--data": data, "--out": out, "--checkpoints": checkpoints, "--base": base})
     with _followed():
-        return _run("recsys.train", "jax", config, folders, more)
+        return run_process("recsys.train", "jax", config, [*words, "--processes", str(processes)])
 
 
 def evaluate(
@@ -71,19 +68,18 @@ def evaluate(
         out: Evaluation folder to write.
         blessed: Model folder or bundle to compare with.
     """
-    folders = {"--data": data, "--model": model, "--out": out}
-    if blessed is not None:
-        folders["--blessed"] = blessed
+    words = _words({"--data": data, "--model": model, "--out": out, "--blessed": blessed})
     with _followed():
-        return _run("recsys.evaluate", "jax", config, folders)
+        return run_process("recsys.evaluate", "jax", config, words)
 
 
 def export(
     path: Path | None, overrides: Sequence[str], model: Path, data: Path, out: Path
 ) -> dict[str, Any]:
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
-    folders = {"--model": model, "--data": data, "--out": out}
-    return _run("recsys.bundles.export", "tensorflow", config_of(path, overrides), folders)
+    words = _words({"--model": model, "--data": data, "--out": out})
+    config = config_of(path, overrides)
+    return run_process("recsys.bundles.export", "tensorflow", config, words)
 
 
 def config_of(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -91,26 +87,38 @@ def config_of(path: Path | None, overrides: Sequence[str]) -> Config:
     return load_config(path or default_config_path(), overrides)
 
 
-def _run(
-    module: str,
-    keras_backend: str,
-    config: Config,
-    folders: dict[str, Path],
-    more: Sequence[str] = (),
+def run_process(
+    module: str, keras_backend: str, config: Config | None, words: Sequence[str]
 ) -> dict[str, Any]:
-    words = [word for option, folder in folders.items() for word in (option, str(folder.resolve()))]
-    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
-        # JSON is YAML: the stage reads the config with its overrides applied.
-        resolved = Path(scratch) / "config.yaml"
-        resolved.write_text(canonical_json(config), encoding="utf-8")
-        words = ["--config", str(resolved), *words, *more]
-        with stage_log(module) as log:
-            return run_stage(module, words, stage_environment(keras_backend), log)
+    """Runs `python -m module [--config FILE] words` and returns its result.
+
+    Args:
+        module: A module whose `__main__` calls `recsys.system.process.stage_main`.
+        keras_backend: What Keras runs on there.
+        config: Written as a file for it, overrides applied; None: it gets no such file.
+        words: More of the command line.
+
+    Raises:
+        RecsysError: The process failed; what it said is in a file, whose name is shown.
+    """
+    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch, stage_log(module) as log:
+        if config is not None:
+            # JSON is YAML.
+            resolved = Path(scratch) / "config.yaml"
+            resolved.write_text(canonical_json(config), encoding="utf-8")
+            words = ["--config", str(resolved), *words]
+        return run_stage(module, words, stage_environment(keras_backend), log)
+
+
+def _words(folders: Mapping[str, Path | None]) -> list[str]:
+    """Returns options with their folders; those of None are left out."""
+    named = {option: folder for option, folder in folders.items() if folder is not None}
+    return [word for option, path in named.items() for word in (option, str(path.resolve()))]
 
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """Shows on stderr what the stage says of its progress while it is open.
+    """Shows the stage's progress on stderr while it is open.
 
     Nothing is shown where somebody else already reads the events.
     """
@@ -146,7 +154,7 @@ def _show_new(reader: events.EventReader, view: RunView) -> None:
 
 @contextmanager
 def stage_log(module: str) -> Iterator[IO[bytes]]:
-    """Yields a file for what a stage says beside its result; it stays if the stage fails."""
+    """Yields a log file for a stage; it stays, and is named, if the stage fails."""
     with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as file:
         try:
             yield file.file

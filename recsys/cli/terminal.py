@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import rich.console
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
+from recsys.formats import size
 from recsys.visible import visible
 
 
@@ -31,3 +36,28 @@ class Console(rich.console.Console):
                 yield Segment(visible(segment.text, but="\n"), segment.style)
             else:
                 yield segment
+
+
+def fitted_console(width: int, *, stderr: bool = False) -> Console:
+    """Returns a console as wide as its terminal, or as COLUMNS; elsewhere it has `width`.
+
+    Args:
+        width: Characters of a line in a file or a pipe.
+        stderr: Write to stderr instead of stdout.
+    """
+    is_known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, width=None if is_known else width)
+
+
+def titled_table(title: str | Text) -> Table:
+    """Returns a table without columns below a bold title on the left."""
+    return Table(
+        title=Text(title) if isinstance(title, str) else title,
+        title_justify="left",
+        title_style="bold",
+    )
+
+
+def plain_size(n_bytes: Any) -> str:
+    """Returns `3.4 MB` with a plain space, so that what is printed can be searched."""
+    return size(n_bytes).replace("\N{NO-BREAK SPACE}", " ")

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from recsys.cli import stages
-from recsys.cli.run import RUNNER, follow, new_log, require_pipeline
+from recsys.cli.follow import follow, new_log
+from recsys.cli.pipeline import pipeline_module, require_pipeline
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json
 from recsys.errors import RecsysError, UsageError
@@ -152,13 +153,13 @@ class _Simulation:
         """Writes the files of a night; returns the days of the spans that came again, whole."""
         before = number - 1
         repaired = [before] if before in self._broken else []
-        for one in repaired:
-            self._replay.write_span(self._out, one)
+        for span in repaired:
+            self._replay.write_span(self._out, span)
         file = self._replay.write_span(self._out, number)
         if number in self._broken:
             BREAKS[self._broken[number]](file)
         self._replay.write_entities(self._out, number)
-        return [self._replay.days[one].isoformat() for one in repaired]
+        return [self._replay.days[span].isoformat() for span in repaired]
 
     def _run(self) -> dict[str, Any]:
         """Runs the pipeline and the other arms; a run that fails is what came of the night."""
@@ -167,7 +168,7 @@ class _Simulation:
         quiet = Console(quiet=True)
         log = new_log(Path(self.config.root))
         try:
-            summary = follow([RUNNER, str(config)], log, quiet)
+            summary = follow([pipeline_module("run"), str(config)], log, quiet)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
         warm = self._measured(summary)
@@ -182,10 +183,10 @@ class _Simulation:
 
     def _measured(self, summary: dict[str, Any]) -> dict[str, Any]:
         metric = self.config.bless.metric
-        found = evaluated(Path(summary["evaluation"]), metric)
-        ends = found.interval(metric)
-        told = {"value": found.figure(MODEL, metric), "interval": ends and list(ends)}
-        return {**told, **of_training(Path(summary["model"]))}
+        evaluation = evaluated(Path(summary["evaluation"]), metric)
+        ends = evaluation.interval(metric)
+        value = {"value": evaluation.figure(MODEL, metric), "interval": ends and list(ends)}
+        return {**value, **of_training(Path(summary["model"]))}
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
@@ -240,7 +241,7 @@ def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
 
 
 def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page: Path) -> None:
-    found = summarize(nights)
+    summary = summarize(nights)
     table = Table(title=Text(f"{metric} over {len(nights)} nights", "bold"), title_justify="left")
     table.add_column("warm against")
     for name in ("difference", "95 % interval", "nights"):
@@ -253,12 +254,14 @@ def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page:
         "cold, in seconds of training": "train_seconds_of_warm_over_cold",
     }
     for text, name in rows.items():
-        one = found[name]
-        if one is not None:
-            ends = " … ".join(change(end - 1) for end in one["interval"] or ()) or "too few"
-            table.add_row(text, change(one["ratio"] - 1), ends, str(one["nights"]))
+        ratio = summary[name]
+        if ratio is not None:
+            ends = " … ".join(change(end - 1) for end in ratio["interval"] or ()) or "too few"
+            table.add_row(text, change(ratio["ratio"] - 1), ends, str(ratio["nights"]))
     console.print(table)
-    for state, n in found["states"].items():
+    for state, n in summary["states"].items():
         console.print(f"{state}: {n}")
     console.print(Text(f"page     {page}"), soft_wrap=True)
-    console.print(f"seconds  {found['seconds']}  ({dt.timedelta(seconds=round(found['seconds']))})")
+    console.print(
+        f"seconds  {summary['seconds']}  ({dt.timedelta(seconds=round(summary['seconds']))})"
+    )

@@ -1,0 +1,311 @@
+"""Runs the pipeline in a process of its own, and shows its events as lines and a live bar."""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from recsys.cli.failure import print_error
+from recsys.cli.terminal import Console
+from recsys.errors import RecsysError, UsageError
+from recsys.system import events
+from recsys.system.disk_space import free_bytes
+from recsys.system.files import scratch_folder
+from recsys.system.parent import as_parent, child_command
+from recsys.system.process import storage_error
+from recsys.system.signals import StoppedError, signals_raised
+from recsys.visible import visible
+
+_MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
+_QUIET_S = 30.0
+
+
+class RunView:
+    """Shows a run: one line a finished step, and a bar for the running one.
+
+    Without a terminal there is no bar; a long step says where it is every 30 s.
+
+    Args:
+        console: Where it goes.
+
+    Attributes:
+        summary: What the `finished` event brought; None before it.
+        error: The first error of the run; None without one.
+        run_id: Id of the run; None before it has one.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.summary: dict[str, Any] | None = None
+        self.error: RecsysError | None = None
+        self.run_id: str | None = None
+        self._console = console
+        self._bar = _bar(console) if console.is_terminal else None
+        self._steps: list[str] = []
+        self._n_finished = 0
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+            self._start("Starting")  # importing TFX takes seconds
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Shows one event; one of a kind that this version doesn't know is left out."""
+        match event["kind"]:
+            case "run_started":
+                self._clear_bar()
+                self._steps, self.run_id = event["steps"], event.get("run")
+                self._say(Text(f"{event['name']}: {len(self._steps)} steps into {event['root']}"))
+            case "step_started":
+                self._start(event["step"])
+            case "progress":
+                self._advance(event)
+            case "note":
+                self._say(Text(f"  {event['step']}: {event['text']}"))
+            case "step_finished":
+                self._finish(event)
+            case "error":
+                self.error = self.error or RecsysError.from_json(event["error"])
+            case "finished":
+                self.summary = event["summary"]
+
+    def _start(self, step: str) -> None:
+        if self._bar:
+            self._clear_bar()
+            self._bar.add_task(step, total=None, text="")
+
+    def _advance(self, event: dict[str, Any]) -> None:
+        done, total, text = event.get("done"), event.get("total"), event.get("text") or ""
+        if self._bar:
+            for task in self._bar.task_ids:
+                self._bar.update(task, completed=done, total=total, text=text)
+        elif time.monotonic() - self._spoke > _QUIET_S:
+            share = f"{done / total:.0%}  " if done is not None and total else ""
+            self._say(Text(f"  {event['step']}  {share}{text}"))
+
+    def _finish(self, event: dict[str, Any]) -> None:
+        self._clear_bar()
+        self._n_finished += 1
+        mark, colour = _MARKS[event["state"]]
+        width = max(map(len, [*self._steps, event["step"]]))
+        self._say(
+            Text.assemble(
+                (mark, colour),
+                f" {self._n_finished:>2}/{max(len(self._steps), self._n_finished)}",
+                f"  {event['step']:<{width}}",
+                f"  {event['seconds']:>7.1f} s",
+                f"  {_outcome(event['state'], event.get('reason') or '')}",
+            )
+        )
+
+    def _clear_bar(self) -> None:
+        if self._bar:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+
+    def _say(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True)
+        self._spoke = time.monotonic()
+
+
+def _outcome(state: str, reason: str) -> str:
+    if state == "failed" or not reason:  # the run's error says why it failed
+        return state
+    return reason if reason.startswith(state) else f"{state}: {reason}"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+        console=console,
+        transient=True,
+    )
+
+
+# --- x
+
+_POLL_S = 0.1
+_GRACE_S = 30.0  # A training saves where it is.
+_ROOM_FOR_WORDS = 1 << 20
+"""Bytes; where fewer are free a child may not have been able to say what went wrong."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def new_log(root: Path) -> Path:
+    """Makes the log file of a run under `root` and returns its path."""
+    now = dt.datetime.now(dt.UTC)
+    path = root / "logs" / f"{now:%Y-%m-%dT%H-%M-%S.%fZ}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(exist_ok=False)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(error) from None
+        raise UsageError(
+            "R902",
+            f"The folder {str(root)!r} must be writable, for everything that a run writes.",
+            "Mend its rights, or choose another folder with --set root=DIR.",
+            error.strerror,
+        ) from None
+    return path
+
+
+def follow(
+    words: Sequence[str], log: Path, console: Console, view: RunView | None = None
+) -> dict[str, Any]:
+    """Runs `python -m words` and shows its events until it ends.
+
+    SIGINT, SIGTERM and SIGHUP end the child with all its processes and then this
+    program, with 128 + the signal's number.
+
+    Args:
+        words: Module and arguments of the child.
+        log: File for its stdout and stderr.
+        console: Where the progress goes.
+        view: Shows the events there, and keeps what they brought; None: one of its own.
+
+    Returns:
+        The summary that the child gave with its `finished` event.
+
+    Raises:
+        RecsysError: The child failed.
+    """
+    view = view or RunView(console)
+    try:
+        with (
+            scratch_folder() as folder,
+            signals_raised(_STOP_SIGNALS),
+            _child(words, log, folder / "events.jsonl") as (child, reader),
+            view,
+        ):
+            _watch(child, reader, view)
+    except StoppedError as stopped:
+        _leave(stopped, log)
+    except OSError as error:
+        raise storage_error(error, log.parent) from None
+    if child.returncode == 0 and view.summary is not None:
+        return view.summary
+    print(f"Log: {visible(str(log))}", file=sys.stderr)
+    raise (
+        view.error
+        or _no_room(log)
+        or RecsysError(
+            "R903",
+            "The process of the pipeline must end with a result.",
+            f"Read the end of {log}; out of memory ends a process with -9.",
+            f"exit code {child.returncode}",
+        )
+    )
+
+
+def _no_room(log: Path) -> RecsysError | None:
+    """Returns what is wrong where a child couldn't even say so: there is no room for a word."""
+    for place in (log.parent, Path(tempfile.gettempdir())):
+        free = free_bytes(place)
+        if free is not None and free < _ROOM_FOR_WORDS:
+            return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
+    return None
+
+
+def _watch(child: subprocess.Popen[bytes], reader: events.EventReader, view: RunView) -> None:
+    while True:
+        is_over = child.poll() is not None
+        for event in reader:
+            view.show(event)
+        if is_over:
+            return
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _child(
+    words: Sequence[str], log: Path, event_file: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], events.EventReader]]:
+    """Starts the child in a session of its own; at the end no process of it is left.
+
+    Nor is any where this process is killed: the child ends with it.
+    """
+    environment = {
+        **os.environ,
+        **as_parent(),
+        events.ENVIRONMENT_VARIABLE: str(event_file),
+        "PYTHONUNBUFFERED": "1",
+        # A module in the current folder must not stand in for one of ours.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join(_import_roots()),
+    }
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            child_command(words[0], words[1:]),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield child, events.EventReader(event_file)
+    finally:
+        _end_group(child)
+
+
+def _import_roots() -> list[str]:
+    ours = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH", "")
+    return [ours, *(part for part in inherited.split(os.pathsep) if part)]
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Ends every process of the child's group: asks first, then kills."""
+    for stop_signal in _STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        _signal_group(child, signum)
+        deadline = time.monotonic() + _GRACE_S
+        while _signal_group(child, 0) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    child.wait()
+
+
+def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
+    """Sends a signal to the child's group; returns whether there is anyone in it."""
+    child.poll()  # a dead child that nobody waited for would still count
+    try:
+        os.killpg(child.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _leave(stopped: StoppedError, log: Path) -> NoReturn:
+    print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
+    print(f"Log: {visible(str(log))}", file=sys.stderr)
+    sys.exit(stopped.exit_code)
