@@ -8,7 +8,7 @@ from pathlib import Path
 from tensorflow_metadata.proto.v0 import statistics_pb2
 
 from components.statistics_summary import summarize_split
-from recsys.report.validated import write_statistics
+from recsys.report.statistics_page import write_statistics
 
 Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
 """Statistics of each split."""

@@ -19,7 +19,7 @@ from report_run import VALIDATION, Run
 
 from recsys.report.index import write_index
 from recsys.report.runs import RunRecord
-from recsys.report.validated import write_statistics
+from recsys.report.statistics_page import write_statistics
 from recsys.runs.backtest_page import write_page
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
