@@ -14,8 +14,8 @@ from recsys.errors import RecsysError
 from recsys.formats import counted, size
 from recsys.report.artifacts import MissingError
 from recsys.report.runs import RUNS, read_result
-from recsys.runs.notifications import tell
-from recsys.runs.summary import night_summary
+from recsys.runs.notifications import send_summary
+from recsys.runs.summary import run_summary
 from recsys.system import events
 
 _STOPPED_S = 10.0
@@ -62,7 +62,7 @@ def tell_of_killed(config: Config, run_ids: Sequence[str]) -> None:
     for run_id in run_ids:
         try:
             result = _record(root, run_id) or {"name": config.name, "state": "killed"}
-            _say(None, tell(night_summary(run_id, result, root), config.notify))
+            _say(None, send_summary(run_summary(run_id, result, root), config.notify))
         except Exception:  # noqa: BLE001 tonight's run has nothing to do with it
             logging.exception("Nobody could be told of the killed run %s.", run_id)
 
@@ -77,9 +77,9 @@ def _after_run(
     notify = config.notify
     if state == "stopped":
         notify = notify.model_copy(update={"total_s": min(notify.total_s, _STOPPED_S)})
-    night = night_summary(run_id, result, root)
+    night = run_summary(run_id, result, root)
     night["cleaned"] = clean_after_run(config) if error is None else None
-    told = tell(night, notify)
+    told = send_summary(night, notify)
     _say(night["cleaned"], told)
     return {**night, "webhook": told}
 

@@ -33,11 +33,11 @@ from recsys.runs.cleaning_plan import (
     plan_files,
     plan_segments,
     served_versions,
-    sized,
+    with_sizes,
 )
 from recsys.runs.lock import run_lock
 from recsys.runs.removal import remove
-from recsys.runs.retention import REPORT, kept_runs, needed, records_since
+from recsys.runs.retention import REPORT, kept_runs, needed_artifacts, records_since
 from recsys.runs.retention_facts import Known
 from recsys.system.events import emit
 from recsys.system.held_folder import link_on_the_way
@@ -80,12 +80,12 @@ def make_plan(config: Config, known: Known, now: float) -> Plan:
     root, keep = Path(config.root), config.keep
     versions = served_versions(root / "serving" / config.name)
     since = records_since(known.runs, keep)
-    reasons = needed(known, kept_runs(known, keep, now), versions)
+    reasons = needed_artifacts(known, kept_runs(known, keep, now), versions)
     reports = _reports(known, since)
     goes, stays = plan_artifacts(known, reasons, root / "artifacts", reports_stay=reports)
     more, others = plan_files(root, config.name, known.runs, keep, since)
     unused, used = plan_segments(root, [one.path for one in stays if one.name == EXAMPLES], keep)
-    return Plan(sized([*goes, *more, *unused]), sized([*stays, *others, *used]))
+    return Plan(with_sizes([*goes, *more, *unused]), with_sizes([*stays, *others, *used]))
 
 
 def clean_after_run(config: Config) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from recsys.bundles.publishing import only_publisher
 from recsys.errors import RecsysError
 from recsys.report.artifacts import MissingError
 from recsys.report.index import INDEX
-from recsys.report.runs import RESULT, RUNS, STEPS, RunRecord, Started, read_steps
+from recsys.report.runs import RESULT, RUNS, STEPS, RecordedSteps, RunRecord, read_steps
 from recsys.system.held_folder import HeldFolder, link_on_the_way
 
 ENDED = "recsys_ended"
@@ -259,7 +259,7 @@ def _record(folder: Path) -> bool:
     return True
 
 
-def _result(told: Started, last: float) -> dict[str, object]:
+def _result(told: RecordedSteps, last: float) -> dict[str, object]:
     n_done, n_all = len(told.steps), len(told.planned)
     step = told.planned[n_done] if n_done < n_all else None
     where = f" in {step}" if step else ""

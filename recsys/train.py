@@ -40,7 +40,7 @@ from recsys.training.earlier_model import (
 from recsys.training.result import TrainingResult
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend, model_sources, with_histories
-from recsys.training.warm_start import CHANGED, begun_anew, config_of
+from recsys.training.warm_start import CHANGED, cold_start, config_of
 
 _PROBES = 1000
 
@@ -82,7 +82,7 @@ def train(
         # The code makes other variables than it did, which no config shows.
         if base is None or error.code != CHANGED or config_of(stage).changed == "refuse":
             raise
-        cold = begun_anew(base, error.rule).cold
+        cold = cold_start(base, error.rule).cold
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
     if jax.process_count() > 1:
         return None

@@ -18,7 +18,7 @@ from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
-from recsys.runs.backtest import Journal, Replay, replayed, span_file
+from recsys.runs.backtest import Journal, Replay, replay_config, span_file
 from recsys.runs.backtest_page import summarize, write_page
 from recsys.runs.backtest_spans import BREAKS, as_seconds, draw_broken, periods
 
@@ -104,7 +104,7 @@ def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_p
     replay = Replay.read(config, "month", 2)
     replay.write_span(tmp_path, 1)
     replay.write_entities(tmp_path, 1)
-    raw = {**config.model_dump(mode="json"), "data": replayed(config, tmp_path)}
+    raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
     again = Config.model_validate_json(json.dumps(raw))
     source = again.data.interactions
     (piece,) = plan_pieces(source, "interactions", interaction_columns(source))
@@ -149,7 +149,7 @@ def test_a_broken_span_is_not_read_as_a_good_one(kind: str, config: Config, tmp_
     replay = Replay.read(config, "month", 2)
     file = replay.write_span(tmp_path, 0)
     BREAKS[kind](file)
-    raw = {**config.model_dump(mode="json"), "data": replayed(config, tmp_path)}
+    raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
     source = Config.model_validate_json(json.dumps(raw)).data.interactions
     file_name = str(span_file(tmp_path, replay.days[0]))
     if kind == "wrong times":

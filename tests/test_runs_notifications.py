@@ -18,8 +18,8 @@ from recsys.cli import main
 from recsys.config.notify import NotifyConfig
 from recsys.report.runs import RunRecord
 from recsys.runs import notifications
-from recsys.runs.past_summaries import read_nights
-from recsys.runs.summary import night_summary, one_line
+from recsys.runs.past_summaries import read_summaries
+from recsys.runs.summary import one_line, run_summary
 
 SECRET = "hunter2-T0KEN"  # noqa: S105
 ROOT = Path("/srv/run")
@@ -55,7 +55,7 @@ FAILED = {"name": "movies", "error": "[R241] Too many.", "step": "DataGate", "st
 
 
 def test_a_summary_has_every_key_and_says_what_happened():
-    night = night_summary("2026-02-03T01", RESULT, ROOT)
+    night = run_summary("2026-02-03T01", RESULT, ROOT)
     assert night["format"] == 1
     assert (night["state"], night["version"], night["started"]) == (
         "blessed",
@@ -76,27 +76,27 @@ def test_a_summary_has_every_key_and_says_what_happened():
         "missing": [],
     }
     assert night["report"] == "/srv/run/artifacts/Reporter/report/23/report.html"
-    failed = night_summary(None, FAILED, ROOT)
+    failed = run_summary(None, FAILED, ROOT)
     assert failed.keys() == night.keys()
     assert failed["state"] == "failed"
     json.dumps([night, failed], allow_nan=False)
 
 
 def test_the_line_holds_what_matters_and_is_one():
-    line = one_line(night_summary("1", RESULT, ROOT))
+    line = one_line(run_summary("1", RESULT, ROOT))
     assert line == (
         "✓ movies: blessed; recall@10 0.120 (0.100 … 0.140), +1.7 % on the last blessed;"
         " version 12 is served; 110,579 rows read, 13 rejected; late: 2026-01-30;"
         " set aside: 2026-01-31; 1 anomaly; 1 min 37 s"
     )
-    assert one_line(night_summary("1", {**FAILED, "error": "a\nb" * 999}, ROOT)).count("\n") == 0
-    assert len(one_line(night_summary("1", {**FAILED, "error": "x" * 9999}, ROOT))) == 500
+    assert one_line(run_summary("1", {**FAILED, "error": "a\nb" * 999}, ROOT)).count("\n") == 0
+    assert len(one_line(run_summary("1", {**FAILED, "error": "x" * 9999}, ROOT))) == 500
     assert one_line({}) == "? recsys: no verdict"
 
 
 @pytest.mark.parametrize("result", [{}, {"metrics": 3, "rejected": [], "spans": 7, "pushed": 1}])
 def test_a_damaged_record_makes_a_summary_too(result: dict[str, Any]):
-    night = night_summary("1", result, ROOT)
+    night = run_summary("1", result, ROOT)
     assert night["metrics"] is None
     assert one_line(night)
 
@@ -109,12 +109,12 @@ def test_runs_are_read_newest_first_with_those_that_did_not_end(tmp_path):
         if day != 3:
             record.end({**RESULT, "deciding": f"day {day}"})
     (tmp_path / "runs/2026-02-02/run.json").write_text("{")
-    nights, damaged = read_nights(tmp_path)
+    nights, damaged = read_summaries(tmp_path)
     assert [night["run"][-2:] for night in nights] == ["04", "03", "01"]
     assert [night["state"] for night in nights] == ["blessed", "interrupted", "blessed"]
     assert (nights[1]["step"], nights[1]["seconds"]) == ("B", 2.5)
     assert [record for record, _ in damaged] == ["runs/2026-02-02"]
-    assert [night["run"][-2:] for night in read_nights(tmp_path, 1)[0]] == ["04"]
+    assert [night["run"][-2:] for night in read_summaries(tmp_path, 1)[0]] == ["04"]
 
 
 def run_main(*arguments: str) -> int:
@@ -166,7 +166,9 @@ def told(
 ) -> dict[str, Any]:
     monkeypatch.setenv("NIGHT_HOOK", url)
     settings = {"webhook_env": "NIGHT_HOOK", "timeout_s": 10.0, "total_s": 30.0, **config}
-    found = notifications.tell(night or night_summary("1", RESULT, ROOT), NotifyConfig(**settings))
+    found = notifications.send_summary(
+        night or run_summary("1", RESULT, ROOT), NotifyConfig(**settings)
+    )
     assert found is not None
     assert SECRET not in json.dumps(found)
     return found
@@ -330,16 +332,16 @@ def test_what_is_no_address_of_the_web_is_never_opened(monkeypatch, url):
 
 
 def test_nobody_is_told_unless_asked_for(monkeypatch):
-    night = night_summary("1", RESULT, ROOT)
-    assert notifications.tell(night, NotifyConfig()) is None
-    assert notifications.tell(night, NotifyConfig(webhook_env="X", on=("failed",))) is None
+    night = run_summary("1", RESULT, ROOT)
+    assert notifications.send_summary(night, NotifyConfig()) is None
+    assert notifications.send_summary(night, NotifyConfig(webhook_env="X", on=("failed",))) is None
     monkeypatch.delenv("NIGHT_HOOK", raising=False)
-    found = notifications.tell(night, NotifyConfig(webhook_env="NIGHT_HOOK"))
+    found = notifications.send_summary(night, NotifyConfig(webhook_env="NIGHT_HOOK"))
     assert found is not None
     assert found["sent"] is False
 
 
 def test_a_failed_night_is_told(monkeypatch):
     with Server(200) as server:
-        told(monkeypatch, f"http://{server.host}/", night_summary(None, FAILED, ROOT))
+        told(monkeypatch, f"http://{server.host}/", run_summary(None, FAILED, ROOT))
     assert server.bodies[0]["text"] == "! movies: failed; in DataGate: [R241] Too many."

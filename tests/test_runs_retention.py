@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recsys.config.keep import KeepConfig
 from recsys.runs.cleaning_plan import GONE, Thing, own_size, plan_artifacts, plan_files, tree_size
 from recsys.runs.removal import remove
-from recsys.runs.retention import kept_runs, needed, records_since
+from recsys.runs.retention import kept_runs, needed_artifacts, records_since
 from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun, Version
 
 SERVING = Path("/serving/tiny")
@@ -127,7 +127,7 @@ def test_what_later_runs_look_for_is_never_in_the_plan(outcomes, n_runs, days, k
     versions = [Version(n, SERVING / str(n), n not in withdrawn) for n, _ in pushes]
     known = nights.known()
     runs = kept_runs(known, KeepConfig(runs=n_runs, days=days), len(outcomes) * DAY_S)
-    stay = set(needed(known, runs, versions))
+    stay = set(needed_artifacts(known, runs, versions))
     assert stay >= {model for _, model in pushes}, "models of versions"
     assert stay >= set(nights.of("Vocabularies")[-1:]), "the newest vocabulary"
     assert stay >= last_blessed(nights, withdrawn), "what is compared with, and started from"
@@ -177,7 +177,7 @@ def test_an_old_night_goes_and_its_blessing_stays():
     for _ in range(5):
         nights.night("pushed")
     known = nights.known()
-    reasons = needed(known, kept_runs(known, KeepConfig(runs=2), 6 * DAY_S), [])
+    reasons = needed_artifacts(known, kept_runs(known, KeepConfig(runs=2), 6 * DAY_S), [])
     assert not {old["examples"], old["statistics"], old["model"], old["vocabularies"]} & set(
         reasons
     )
@@ -200,7 +200,7 @@ def test_after_a_week_of_failures_the_last_finished_run_stays():
     known = nights.known()
     runs = kept_runs(known, KeepConfig(runs=3), 8 * DAY_S)
     assert runs == {"run-000", "run-005", "run-006", "run-007"}
-    assert set(good.values()) <= set(needed(known, runs, []))
+    assert set(good.values()) <= set(needed_artifacts(known, runs, []))
 
 
 def test_what_the_next_run_goes_on_from_stays_though_its_own_run_goes():
@@ -211,7 +211,7 @@ def test_what_the_next_run_goes_on_from_stays_though_its_own_run_goes():
     known = nights.known()
     runs = kept_runs(known, KeepConfig(runs=1), 3 * DAY_S)
     assert runs == {"run-000", "run-002"}
-    reasons = needed(known, runs, [])
+    reasons = needed_artifacts(known, runs, [])
     assert reasons[failed["vocabularies"]] == "it is the newest vocabulary"
     assert {failed["verdict"], failed["statistics"]} <= set(reasons)
     assert failed["examples"] not in reasons
@@ -224,8 +224,8 @@ def test_the_model_of_a_version_that_was_rolled_back_stays():
         nights.night("pushed")
     known = nights.known()
     runs = kept_runs(known, KeepConfig(runs=1), 7 * DAY_S)
-    assert first["model"] not in needed(known, runs, [])
-    reasons = needed(known, runs, [Version(1, SERVING / "1", is_served=False)])
+    assert first["model"] not in needed_artifacts(known, runs, [])
+    reasons = needed_artifacts(known, runs, [Version(1, SERVING / "1", is_served=False)])
     assert reasons[first["model"]] == "it is the model of version 1"
     assert first["statistics"] in reasons
 
@@ -238,7 +238,7 @@ def written(path: Path, size: int = 10) -> Path:
 
 def planned(nights: Nights, **keep: Any) -> tuple[list[Thing], list[Thing]]:
     known = nights.known()
-    reasons = needed(known, kept_runs(known, KeepConfig(**keep), 9e9), [])
+    reasons = needed_artifacts(known, kept_runs(known, KeepConfig(**keep), 9e9), [])
     return plan_artifacts(known, reasons, nights.folder, reports_stay=set())
 
 
@@ -358,5 +358,5 @@ def test_a_plan_over_a_year_takes_no_time(n_kept):
     known = nights.known()
     started = time.perf_counter()
     runs = kept_runs(known, KeepConfig(runs=n_kept), 9e9)
-    needed(known, runs, [Version(400, SERVING / "400", is_served=True)])
+    needed_artifacts(known, runs, [Version(400, SERVING / "400", is_served=True)])
     assert time.perf_counter() - started < 2

@@ -29,7 +29,7 @@ from recsys.training.earlier_model import EarlierModel
 from recsys.training.optimizers import tower_optimizer
 from recsys.training.row_transfer import sources_of_ids
 from recsys.training.state_transfer import transfer_state
-from recsys.training.warm_start import choose, going_on, of_batches
+from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 OLD = World(
     users=["u1", "u2", "u3", "u4"],
@@ -293,12 +293,12 @@ def test_averaged_towers_go_on_from_their_averages(tmp_path, without_mesh):
 def test_a_run_that_goes_on_makes_its_own_passes_and_draws_otherwise(old):
     asked = stage(hard_negatives={"count": 8, "after_epochs": 1}, seed=5)
     base = EarlierModel.open(old)
-    warm = going_on(asked, base)
+    warm = continued_stage(asked, base)
     assert (warm.train.epochs, warm.train.hard_negatives.after_epochs) == (1, 0)
     assert warm.model_copy(update={"train": asked.train}) == asked
-    assert of_batches(warm.train, base).seed == 5 + 30
-    assert going_on(asked, None) is asked
-    assert of_batches(asked.train, None) is asked.train
+    assert batch_settings(warm.train, base).seed == 5 + 30
+    assert continued_stage(asked, None) is asked
+    assert batch_settings(asked.train, None) is asked.train
 
 
 def test_a_schedule_begins_anew_at_the_step_that_is_counted_on_from():

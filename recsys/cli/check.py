@@ -22,7 +22,7 @@ from recsys.data.inspect.config_text import config_text
 from recsys.data.inspect.findings import Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.proposal import Report, look
+from recsys.data.inspect.proposal import Report, inspect_files
 from recsys.data.inspect.sides import Side
 from recsys.errors import ConfigError, UsageError
 
@@ -68,7 +68,7 @@ def check(
     sides = {what: file for what, file in (("items", items), ("users", users)) if file}
     with _progress() as progress:
         task = progress.add_task("read", total=None)
-        report = look(
+        report = inspect_files(
             files,
             sides,
             maps,

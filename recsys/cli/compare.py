@@ -13,7 +13,7 @@ from recsys.cli import stages
 from recsys.cli.evaluate import WIDTH, new_table, print_repeats
 from recsys.cli.terminal import fitted_console
 from recsys.config import EvaluateStage, stage_of
-from recsys.evaluation.api import of_two
+from recsys.evaluation.api import comparison_stage
 from recsys.evaluation.result import Comparison, EvaluationResult
 
 
@@ -45,7 +45,7 @@ def compare(
         `text`.
     """
     config = stages.config_of(config_path, overrides)
-    two = of_two(stage_of(config, EvaluateStage))
+    two = comparison_stage(stage_of(config, EvaluateStage))
     config = config.model_copy(update={"evaluate": two.evaluate, "bless": two.bless})
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
         stages.evaluate(config, data, b, Path(scratch), blessed=a)

@@ -21,8 +21,8 @@ from recsys.errors import BusyError, RecsysError
 from recsys.formats import change, change_span, span
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated
 from recsys.runs.lock import refuse_if_held
-from recsys.runs.past_summaries import read_night
-from recsys.runs.summary import night_summary
+from recsys.runs.past_summaries import read_summary
+from recsys.runs.summary import run_summary
 
 _WIDTH = 100  # Where there is no terminal.
 _RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics")
@@ -77,9 +77,9 @@ def _failed(
     """
     root = Path(config.root)
     known_error = {"name": config.name, "state": "failed", "error": str(error)}
-    night = run_id and read_night(root, run_id)
+    night = run_id and read_summary(root, run_id)
     keys: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)
-    return {**keys, "seconds": seconds, "night": night or night_summary(None, known_error, root)}
+    return {**keys, "seconds": seconds, "night": night or run_summary(None, known_error, root)}
 
 
 # --- the tables that it ends with

@@ -14,7 +14,7 @@ from recsys.cli.terminal import fitted_console, titled_table
 from recsys.config_file import default_config_path, load_config
 from recsys.formats import change, change_span, count, duration, figure, is_number, span
 from recsys.report.spans import spans_in_words
-from recsys.runs.past_summaries import read_nights
+from recsys.runs.past_summaries import read_summaries
 
 _WIDTH = 130  # Where there is no terminal.
 _COLOURS = {"blessed": "green", "refused": "yellow", "failed": "red", "interrupted": "red"}
@@ -30,7 +30,7 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
         as_json: Print one line of JSON.
     """
     folder = root or Path(load_config(config or default_config_path()).root)
-    nights, damaged = read_nights(folder, most)
+    nights, damaged = read_summaries(folder, most)
     if as_json:
         listed = [{"record": record, "why": why} for record, why in damaged]
         print(json.dumps({"root": str(folder), "runs": nights, "damaged": listed}))

@@ -23,7 +23,14 @@ from recsys.fingerprint import code_fingerprint
 from recsys.formats import change, count, duration, figure
 from recsys.report.evaluated import MODEL
 from recsys.report.index import INDEX
-from recsys.runs.backtest import Arms, Journal, Replay, evaluated, of_training, replayed
+from recsys.runs.backtest import (
+    Arms,
+    Journal,
+    Replay,
+    read_evaluated,
+    replay_config,
+    training_facts,
+)
 from recsys.runs.backtest_page import ARMS, WARM, summarize, write_page
 from recsys.runs.backtest_spans import BREAKS, Period, draw_broken
 
@@ -183,16 +190,16 @@ class _Simulation:
 
     def _measured(self, summary: dict[str, Any]) -> dict[str, Any]:
         metric = self.config.bless.metric
-        evaluation = evaluated(Path(summary["evaluation"]), metric)
+        evaluation = read_evaluated(Path(summary["evaluation"]), metric)
         ends = evaluation.interval(metric)
         value = {"value": evaluation.figure(MODEL, metric), "interval": ends and list(ends)}
-        return {**value, **of_training(Path(summary["model"]))}
+        return {**value, **training_facts(Path(summary["model"]))}
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
     """Returns the config of the pipeline that runs every night."""
     raw = config.model_dump(mode="json")
-    raw["data"] = replayed(config, out)
+    raw["data"] = replay_config(config, out)
     raw["data"]["interactions"] |= {"spans": options.window, "bad_spans": "set_aside"}
     # Rules of the raw files' columns and of their time don't hold for a part of them.
     raw["data"]["gate"] |= {"schema_dir": None}

@@ -1,4 +1,4 @@
-"""What a user says of tables and features, in the words of keras-rs."""
+"""Configs of tables and features, with the names that keras-rs uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLICATE_BELOW_ROWS = 50_000
 
 @dataclasses.dataclass(order=True)
 class TableConfig(keras_rs.layers.TableConfig):
-    """One embedding table; `keras_rs.layers.TableConfig` with what that can't say.
+    """Config of one embedding table: `keras_rs.layers.TableConfig` with more options.
 
     Args:
         name: Name of the table.
@@ -51,13 +51,13 @@ class TableConfig(keras_rs.layers.TableConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """A checked `TableConfig`: what the engine goes by.
+    """A validated `TableConfig`, as the engine uses it.
 
     Attributes:
         name: Name of the table.
-        rows: Rows that mean something.
+        rows: Logical rows, without padding.
         dim: Width of a row [floats].
-        placement: How it is meant to lie.
+        placement: Requested placement.
         optimizer: Optimizer of its rows; None if it is only read.
         initializer: Initial values.
         combiner: How a bag becomes one vector.
@@ -85,7 +85,7 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
     """Returns the checked form of a table's config.
 
     Raises:
-        UsageError: A value is none that the engine knows.
+        UsageError: A value is not supported.
     """
     _check(table, "combiner", table.combiner, COMBINERS)
     _check(table, "placement", table.placement, PLACEMENTS)
@@ -119,7 +119,7 @@ def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
     declared binds a call: the last batch, and a bag, may be shorter.
 
     Raises:
-        UsageError: The layer doesn't take the one, or doesn't return the other.
+        UsageError: The input or the output shape doesn't match.
     """
     dim = feature.table.embedding_dim
     _check_shape(feature, "input_shape", "(batch,) or (batch, length)", [(None,), (None, None)])

@@ -1,4 +1,4 @@
-"""Reading and updating one table on a mesh, whatever way it is split.
+"""Reads and updates one table on a mesh, for every way of splitting it.
 
 A step reads a table any number of times. Each `read` leaves a `Use`; at the end
 `apply` takes all uses of a table with the gradients of what they returned, brings
@@ -47,7 +47,7 @@ Change = Callable[[State, Gradients, Offset, Width | None], State]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One reading of a table, as far as its update must know it.
+    """What the update needs to know of one reading of a table.
 
     Attributes:
         lookups: Places read, this device's part of the batch.
@@ -123,7 +123,7 @@ def _lookup_specs(sharding: TableSharding, lookups: Lookups) -> Any:
 
 
 def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
-    """Leaves the communication to XLA: any number of bags, and slow; for reading alone."""
+    """Lets XLA insert the communication: any number of bags, slow, for reading only."""
     picked = gather(table, lookups.rows) * lookups.weights()[:, None]
     return jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
 

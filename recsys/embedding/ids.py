@@ -1,7 +1,7 @@
-"""Ids before they reach a device: checked in 64 bits, then cast to 32.
+"""Checks ids in 64 bits on the host, then casts them to int32.
 
-JAX cuts int64 down to int32 without a word, so 2³² + 3 would read row 3. An id that
-does not fit becomes -1, which no vocabulary holds: an unknown id like any other.
+JAX silently truncates int64 to int32, so 2³² + 3 would read row 3. An id that does not
+fit becomes -1, which every vocabulary treats as an unknown id.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _chained(bags: Any, dtype: Any) -> np.ndarray:
 
 
 def checked_data(x: Any) -> Any:
-    """Returns `x` such that no 64-bit integer in it is cut down unseen.
+    """Returns `x` with its 64-bit integers checked, so that none is truncated silently.
 
     Args:
         x: Arrays, nested or not; a generator; a `keras.utils.PyDataset`; or a

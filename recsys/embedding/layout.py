@@ -58,13 +58,13 @@ def device_mesh(data: int | None = None, model: int | None = None) -> keras.dist
 
 
 class Layout(keras.distribution.LayoutMap):
-    """A `LayoutMap` that tells what is wrong with a rule.
+    """A `LayoutMap` that explains what is wrong with a rule.
 
     A rule is a regex of whole paths, of variables or, where it ends with `/output`, of what
     layers return; the model's own name at the front may be left out.
 
     Attributes:
-        rules: The rules for what is no table, each with the pattern that it is kept under.
+        rules: The rules of dense weights and activations, each with its stored pattern.
     """
 
     def __init__(self, mesh: keras.distribution.DeviceMesh) -> None:
@@ -222,7 +222,7 @@ def verify_placement(
 
 
 def check_rules(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
-    """Checks that each rule of a layout is followed by a built model, whatever its values.
+    """Checks that a built model follows each rule of a layout; its values are not read.
 
     Raises:
         RecsysError: A table matched no rule or several.
@@ -246,7 +246,7 @@ def check_rules(model: keras.Model, layout: keras.distribution.LayoutMap) -> Non
 def _check_rules_of_layers(
     model: keras.Model, layout: keras.distribution.LayoutMap, tables: set[str]
 ) -> None:
-    """Checks that each rule for what is no table matches, fits, and is the only one."""
+    """Checks that each rule of weights or activations matches, fits, and is the only one."""
     if not isinstance(layout, Layout):
         return
     layers = model._flatten_layers()

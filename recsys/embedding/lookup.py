@@ -1,6 +1,6 @@
 """Looking up features: ids to rows, rows to pooled embeddings, and the tape of a training step.
 
-Gradients of rows are had without gradients of tables. A lookup adds a *tap* to what it
+Row gradients are computed without table gradients. A lookup adds a *tap* to what it
 returns: zeros, by which the training step differentiates. The gradient by the tap is
 the gradient by the bag's embedding, which is all that an update of the touched rows
 needs; the table itself is a constant, and nothing of its size arises. The taps' shapes
@@ -97,12 +97,12 @@ _active = threading.local()
 
 
 def active() -> Tape | None:
-    """Returns the tape of the step that is being traced, if there is feature."""
+    """Returns the tape of the step that is being traced; None without one."""
     return getattr(_active, "tape", None)
 
 
 def is_differentiated() -> bool:
-    """Tells whether a gradient is taken by the weights of the model that is being called.
+    """Returns whether the model that is being called is differentiated by its weights.
 
     Keras on JAX calls a subclassed model's `call` directly, so its layers aren't told
     that they train. The weights tell: the rule of a custom derivative runs where one of
@@ -128,7 +128,7 @@ def is_differentiated() -> bool:
 
 @contextlib.contextmanager
 def recording(tape: Tape) -> Iterator[Tape]:
-    """Makes `tape` the active feature."""
+    """Makes `tape` the active tape inside the context."""
     before = active()
     _active.tape = tape
     try:
@@ -222,7 +222,7 @@ def _places(table: Table, spec: TableSpec, lookups: Lookups, unknown: jax.Array)
 
 
 def _finite(weights: Any) -> jax.Array | None:
-    """Returns the weights; one that is no number becomes 0, which takes its id out."""
+    """Returns the weights; a NaN or infinite one becomes 0, which drops its id."""
     if weights is None:
         return None
     weights = jnp.asarray(weights, jnp.float32)

@@ -393,7 +393,7 @@ def _jitted(step: Any, state: Any) -> Any:
 
 
 def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[Table]]:
-    """Finds out what a step reads.
+    """Traces a step to find the tables that it reads.
 
     Returns:
         The tables in the order of the readings; a tap for each reading; and the tables
@@ -413,7 +413,7 @@ def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[T
 
 
 def learns(table: Table) -> bool:
-    """Tells whether a `SparseModel` trains the rows of a table."""
+    """Returns whether a `SparseModel` trains the rows of a table."""
     return bool(table.trainable) and table.optimizer is not None
 
 

@@ -67,10 +67,10 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
-    """What all optimizers of rows share; a subclass is one of one's own.
+    """Base class of row optimizers; subclass it to add one.
 
     `@recsys.register_row_optimizer("name")` on it lets a config and a `TableConfig` name it.
-    It says its `slots`, and `apply`. JAX runs it everywhere; built-in ones have C kernels
+    A subclass defines `slots` and `apply`. JAX runs it everywhere; built-in ones have C kernels
     of the same `kind`, which must equal `apply`.
 
     Args:
@@ -107,7 +107,7 @@ class RowOptimizer:
 
     @classmethod
     def has_kernel(cls) -> bool:
-        """Tells whether a kernel computes what `apply` of this very class does."""
+        """Returns whether a C kernel computes the `apply` of this class."""
         return "kind" in vars(cls) and cls.kind != ""
 
     def slot_list(self) -> tuple[Slot, ...]:
@@ -370,14 +370,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def row_optimizer(optimizer: Any) -> RowOptimizer:
-    """Returns the optimizer of rows that `optimizer` means.
+    """Returns the row optimizer for `optimizer`.
 
     Args:
         optimizer: One of this module; its name ("adam", "row_wise_adagrad", …); or a
             Keras optimizer, whose arguments are taken over.
 
     Raises:
-        UsageError: There is none, or it has an argument that rows can't follow.
+        UsageError: No row optimizer matches, or an argument is not supported for rows.
     """
     if isinstance(optimizer, RowOptimizer):
         return optimizer

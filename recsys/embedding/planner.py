@@ -1,6 +1,6 @@
-"""What a device will hold of the tables and send for them, computed without devices.
+"""Predicts memory and communication of the tables on each device, without devices.
 
-As `recsys.embedding.exchange` does it, on one axis or on two.
+Follows `recsys.embedding.exchange`, on one mesh axis or on two.
 Ids count as all different and evenly spread. A collective sends what a ring
 would: of an array that is gathered or scattered, all parts but one.
 """
@@ -26,7 +26,7 @@ class TablePlacement:
     Attributes:
         table: Name of the table.
         placement: `row`, `column`, or `replicated`.
-        rows: Rows that mean something.
+        rows: Logical rows, without padding.
         padded_rows: Rows with those that make the shards equal.
         dim: Width of a row [floats].
         shards: Devices that hold a part each of one copy.
@@ -96,7 +96,7 @@ _WAYS: dict[Placement, tuple[Collective | None, Collective]] = {
 
 @dataclasses.dataclass(frozen=True)
 class FeatureShape:
-    """What one feature asks of its table in every step.
+    """What one feature reads from its table in every step.
 
     Attributes:
         table: Name of its table.
@@ -137,7 +137,7 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Arrays that a device holds at some time of a step.
+    """Temporary arrays of a device during a step.
 
     Attributes:
         what: What they are.

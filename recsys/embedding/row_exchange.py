@@ -1,4 +1,4 @@
-"""Single rows between devices: each row asked for once, each asked of its owner.
+"""Exchanges single rows between devices: each row is requested once, from its owner.
 
 Tables are split by rows over the axis that splits the batch too. A device sorts the
 places that it needs, which removes duplicates and groups them by owner; it sends
@@ -64,7 +64,7 @@ class Request(NamedTuple):
 
     Attributes:
         places: Distinct places `[n]` int32, ascending; then numbers past the table.
-        which: Of each id, which of `places` it is `[n]` int32.
+        which: Index into `places` of each id `[n]` int32.
         bounds: Where each owner's places begin and end in `places` `[size + 1]` int32.
     """
 

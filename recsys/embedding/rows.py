@@ -124,7 +124,7 @@ float0 = jax.dtypes.float0
 
 
 class Gradients(NamedTuple):
-    """What a step knows of the gradients of one table.
+    """The gradients of one table in a step.
 
     The gradient of a row is the sum of `weight` · `grads[bag]` over its entries.
 
@@ -156,7 +156,7 @@ class Numbers(NamedTuple):
 
 
 def use_native() -> bool:
-    """Tells whether the kernels are there for the devices that JAX uses by default."""
+    """Returns whether C kernels exist for the devices that JAX uses by default."""
     return jax.default_backend() == "cpu" and kernels.available()
 
 

@@ -1,4 +1,4 @@
-"""How a table lies on the mesh: what is split over which axis, and the interleaving of rows.
+"""Sharding of a table on the mesh, and the interleaving of its rows.
 
 Frequent ids have small rows. Were row r stored at place r, the first device would
 serve most of the traffic. Were it stored on device r mod n, the file of 8 devices

@@ -1,4 +1,4 @@
-"""Proof from the compiled training step that its cost doesn't know the vocabulary.
+"""Proves from the compiled step that its cost doesn't depend on the vocabulary size.
 
 XLA may do what nobody asked for: copy a table because a read comes after the write,
 make a gradient of its size, gather it from all devices. A model may too: sum over a
@@ -129,7 +129,7 @@ class _Program:
         return None
 
     def _makes(self, instruction: _Instruction) -> bool:
-        """Whether an instruction computes its result, and is none that is only held."""
+        """Whether an instruction computes its result, rather than only passing it on."""
         if instruction.fusion:
             return not self._is_in_place(self._roots[instruction.fusion])
         if instruction.computation in self._fused:
@@ -198,7 +198,7 @@ def check_step(
         compiled: What `jax.jit(step).lower(...).compile()` returned.
         tables: The model's tables.
         most_ids: Ids of a whole batch, over all devices. A table with no more rows on a
-            device is smaller than its traffic, and can't be told from it.
+            device is smaller than its traffic, and can't be distinguished from it.
         dense: Shapes of the weights that the model's optimizer trains, by path. One with
             a single number for each row of a table may be there: it is no table, its
             gradient is as long as it is, and the proof names it.

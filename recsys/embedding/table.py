@@ -1,4 +1,4 @@
-"""An embedding table as a Keras layer: its weights, its slots, where they lie.
+"""An embedding table as a Keras layer: its weights, slots and sharding.
 
 In memory the rows of a row-split table are interleaved (`recsys.embedding.sharding`); on disk,
 and to everybody else, row r is the r-th: the logical order.
@@ -86,9 +86,9 @@ class Table(keras.layers.Layer):
             variable.assign(store[str(number)])
 
     def read_from(self, weights: Any, read: Callable[[], Any]) -> None:
-        """Has lookups read `weights` `[rows, dim]`, in the order of rows, and makes none.
+        """Makes lookups read `weights` `[rows, dim]`, in logical order; creates no variables.
 
-        For who serves: the table is built with it, and can't be trained.
+        For serving: the table then counts as built, and can't be trained.
 
         Args:
             weights: A variable of the backend.
@@ -129,7 +129,7 @@ class Table(keras.layers.Layer):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows that mean something, and the width of a row."""
+        """Logical rows, without padding, and the width of a row."""
         return self.rows, self.dim
 
     def physical(self, rows: Any) -> Any:
@@ -147,7 +147,7 @@ class Table(keras.layers.Layer):
 
 
 class _Initial(keras.initializers.Initializer):
-    """Gives every place the initial values of the row that lies there."""
+    """Initializes each physical row with the values of its logical row."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -180,7 +180,7 @@ class _Initial(keras.initializers.Initializer):
 
 
 class FeatureInput(NamedTuple):
-    """What one feature asks of its table.
+    """One feature's lookup in its table.
 
     Attributes:
         table: The table, or the stack that it is part of.

@@ -317,7 +317,7 @@ class StepUpdate:
         return [g * factor.astype(g.dtype) for g in grads], row_scale * factor
 
     def _all_finite(self, grads: Arrays, steps: list[TableStep]) -> jax.Array | None:
-        """Tells whether a step under loss scaling counts; None if it always does."""
+        """Returns whether a step under loss scaling counts; None if it always does."""
         if not isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             return None
         arrays = [*grads, *(g for step in steps for g in step.grads)]

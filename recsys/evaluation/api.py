@@ -82,12 +82,12 @@ def compare(
     Raises:
         RecsysError: As `evaluate`.
     """
-    stage = of_two(_stage(config, (), metrics, k))
+    stage = comparison_stage(_stage(config, (), metrics, k))
     result = evaluate(b, data, blessed=a, config=stage, progress=progress)
     return Comparison(result.content, stage.bless.metric)
 
 
-def of_two(stage: EvaluateStage) -> EvaluateStage:
+def comparison_stage(stage: EvaluateStage) -> EvaluateStage:
     """Returns a config that compares two models by the deciding metric, and nothing else."""
     bless = BlessConfig(metric=stage.bless.metric, over={}, over_blessed=1.0)
     config = stage.evaluate.model_copy(update={"baselines": ()})

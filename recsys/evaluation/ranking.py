@@ -88,7 +88,7 @@ def rank(
         start = _start(None, is_candidate)
         # They come from this host, whatever the devices are.
         module = _backend(kernels.status().available)
-        results = module.rank_given(scorer.scores, start, positives, seen, k, report)
+        results = module.rank_scores(scorer.scores, start, positives, seen, k, report)
     return Ranking(results.ranks, results.n_ranked, results.top, results.top_scores)
 
 

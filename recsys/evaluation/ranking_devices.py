@@ -3,7 +3,7 @@
 For accelerators, and where there is no C compiler. A device holds its own tiles of the
 catalogue and scores a block of queries against all of them; tiles and blocks have the
 same shapes on any number of devices, and so each score has the same bits. What devices
-progress each other is the scores of the positives, counts, and top lists.
+exchange is the scores of the positives, counts, and top lists.
 
 Scores are `[tiles, queries, tile]`: a tile is so many item rows, and the rows of a device
 follow each other. NaN stands for what isn't ranked: it is neither above nor equal to any
@@ -47,14 +47,14 @@ def rank_products(
     job = _Job.of(bias, positives, seen, k)
     table = job.put(candidates, axis=0)
 
-    def run(block: slice, *pairs: Pairs) -> Found:
+    def run(block: slice, *pairs: Pairs) -> BlockResult:
         own = _padded(query[block], job.shapes.block, 0)
         return program(job.shapes, job.mesh, False)(table, job.bias, own, *pairs)
 
     return _rank(job, run, progress)
 
 
-def rank_given(
+def rank_scores(
     scores: Callable[[slice], np.ndarray],
     bias: np.ndarray,
     positives: RaggedRows,
@@ -62,11 +62,11 @@ def rank_given(
     k: int,
     progress: Progress,
 ) -> RankResults:
-    """Ranks by given scores; arguments and errors are those of `ranking_host.rank_given`."""
+    """Ranks by given scores; arguments and errors are those of `ranking_host.rank_scores`."""
     job = _Job.of(bias, positives, seen, k)
     no_query = np.zeros((job.shapes.block, 0), np.float32)
 
-    def run(block: slice, *pairs: Pairs) -> Found:
+    def run(block: slice, *pairs: Pairs) -> BlockResult:
         block_scores = as_scores(scores(block), block, len(bias))
         table = job.put(_padded(block_scores, job.shapes.block, 0), axis=1)
         return program(job.shapes, job.mesh, True)(table, job.bias, no_query, *pairs)
@@ -132,10 +132,10 @@ def _shapes(n_queries: int, n_rows: int, k: int, n_devices: int) -> Shapes:
     return Shapes(block, tile, each, group, min(_power(k), each * n_devices * tile))
 
 
-def _rank(job: _Job, run: Callable[..., Found], progress: Progress) -> RankResults:
+def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> RankResults:
     n_queries, size = len(job.positives), job.shapes.block
     out = RankResults.empty(len(job.positives.rows), n_queries, job.k)
-    waiting: list[tuple[slice, Found]] = []
+    waiting: list[tuple[slice, BlockResult]] = []
     for start in range(0, n_queries, size):
         block = slice(start, min(start + size, n_queries))
         waiting.append((block, run(block, *_pairs(job, block, out))))
@@ -170,7 +170,9 @@ def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 
 
-def _take(job: _Job, block: slice, result: Found, out: RankResults, progress: Progress) -> None:
+def _take(
+    job: _Job, block: slice, result: BlockResult, out: RankResults, progress: Progress
+) -> None:
     positives, n = job.positives.part(block), block.stop - block.start
     before, top, scores, bad = (np.asarray(x) for x in result)
     check_scores(bad[:n], block.start)
@@ -235,7 +237,7 @@ class Pairs(NamedTuple):
     row: Any
 
 
-class Found(NamedTuple):
+class BlockResult(NamedTuple):
     """What all devices found together.
 
     Attributes:
@@ -252,7 +254,7 @@ class Found(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., Found]:
+def program(shapes: Shapes, mesh: Mesh, is_given: bool) -> Callable[..., BlockResult]:
     """Returns the compiled program of all devices of `mesh`.
 
     Its arguments:
@@ -278,7 +280,7 @@ def _part(
     query: jax.Array,
     hidden: Pairs,
     positives: Pairs,
-) -> Found:
+) -> BlockResult:
     first = jax.lax.axis_index(AXIS) * shapes.tiles
     scores = table if is_given else _products(query, table)
     # Those of row 0 or of no row at all may be anything.
@@ -291,7 +293,7 @@ def _part(
     before = jax.lax.psum(_before(scores, rows, own, positives), AXIS)
     top, top_scores = _merged(shapes, *_top(shapes, scores, first))
     worst = jnp.where(bad, rows[:, None, :], -1).max(axis=(0, 2))
-    return Found(before, top, top_scores, jax.lax.pmax(worst, AXIS))
+    return BlockResult(before, top, top_scores, jax.lax.pmax(worst, AXIS))
 
 
 def _products(query: jax.Array, table: jax.Array) -> jax.Array:

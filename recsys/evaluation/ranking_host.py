@@ -57,7 +57,7 @@ def rank_products(
     return out
 
 
-def rank_given(
+def rank_scores(
     scores: Callable[[slice], np.ndarray],
     bias: np.ndarray,
     positives: RaggedRows,

@@ -14,7 +14,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.formats import count, counted, duration, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
 from recsys.report.evaluated import subject_name
-from recsys.report.runs import Started, Step, read_steps
+from recsys.report.runs import RecordedSteps, Step, read_steps
 from recsys.source_version import version_text
 
 
@@ -200,7 +200,7 @@ def read_run_steps(artifacts: Artifacts) -> Steps:
     )
 
 
-def _summary(started: Started) -> str:
+def _summary(started: RecordedSteps) -> str:
     n_cached = sum(step.state == "cached" for step in started.steps)
     n_ran = len(started.steps) - n_cached
     ran, cached = counted(n_ran, "step ran", "steps ran"), f"{n_cached} cached"

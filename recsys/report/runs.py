@@ -97,7 +97,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Started:
+class RecordedSteps:
     """What `steps.jsonl` tells of a run.
 
     Attributes:
@@ -120,7 +120,7 @@ class Started:
         return sum(step.seconds for step in self.steps)
 
 
-def read_steps(folder: Path) -> Started:
+def read_steps(folder: Path) -> RecordedSteps:
     """Returns what the run in `folder` did so far.
 
     Raises:
@@ -136,7 +136,7 @@ def read_steps(folder: Path) -> Started:
     known = [line for line in lines if line is not None]
     head = next((line for line in known if "step" not in line), {})
     planned, started = head.get("steps"), head.get("started")
-    return Started(
+    return RecordedSteps(
         name=str(head.get("name") or ""),
         planned=[str(name) for name in planned] if isinstance(planned, list) else [],
         started=started if is_number(started) else None,

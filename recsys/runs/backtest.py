@@ -123,7 +123,7 @@ def span_file(out: Path, day: dt.date) -> Path:
     return out / LANDING / day.isoformat() / _EVENTS
 
 
-def replayed(config: Config, out: Path) -> dict[str, Any]:
+def replay_config(config: Config, out: Path) -> dict[str, Any]:
     """Returns the part `data` of a config that reads what a replay writes into `out`."""
     data = config.model_dump(mode="json")["data"]
     source = config.data.interactions
@@ -248,7 +248,7 @@ class Arms:
             data: The data folder that the pipeline's model of the night was trained on.
 
         Returns:
-            What `of_training` tells and the deciding metric, by arm.
+            What `training_facts` tells and the deciding metric, by arm.
         """
         model, scores = self._folder / "cold", self._folder / "evaluation"
         for left_over in (model, scores, self._folder / "checkpoints"):
@@ -256,8 +256,8 @@ class Arms:
         self._run("recsys.train", "jax", TrainStage, {"data": data, "out": model})
         folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
         self._run("recsys.evaluate", "jax", EvaluateStage, folders)
-        evaluation = evaluated(scores / "evaluation.json", self._metric)
-        cold = {"value": evaluation.figure("model", self._metric), **of_training(model)}
+        evaluation = read_evaluated(scores / "evaluation.json", self._metric)
+        cold = {"value": evaluation.figure("model", self._metric), **training_facts(model)}
         frozen = {"value": evaluation.figure(BLESSED, self._metric), "seconds": None, "steps": None}
         return {"cold": cold, "frozen": frozen}
 
@@ -271,12 +271,12 @@ class Arms:
                 run_stage(module, ["--config", file.name, *words], stage_environment(backend), log)
 
 
-def evaluated(file: Path, metric: str) -> Evaluated:
+def read_evaluated(file: Path, metric: str) -> Evaluated:
     """Returns what an `evaluation.json` holds."""
     return Evaluated(read_json(file, "The evaluation"), metric)
 
 
-def of_training(model: Path) -> dict[str, Any]:
+def training_facts(model: Path) -> dict[str, Any]:
     """Returns how long the training of a model took, in `seconds` and `steps`, and its `base`."""
     training = json.loads((model / "training.json").read_text("utf-8"))
     base = (training.get("warm_start") or {}).get("base")

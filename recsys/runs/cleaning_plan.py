@@ -78,7 +78,7 @@ class Plan:
         return {**listed, "freed": self.freed, "kept": sum(thing.size for thing in self.stays)}
 
 
-def sized(things: Iterable[Thing]) -> list[Thing]:
+def with_sizes(things: Iterable[Thing]) -> list[Thing]:
     """Returns the things with what their removal frees, the largest first."""
     measured = [dataclasses.replace(thing, size=own_size(thing.path)) for thing in things]
     return sorted(measured, key=lambda thing: (-thing.size, str(thing.path)))

@@ -47,7 +47,7 @@ class _RefusedError(Exception):
     """An attempt failed, and so would every other one."""
 
 
-def tell(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
+def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
     """Tells the webhook of a night; a webhook that fails is no failure of the run.
 
     Args:

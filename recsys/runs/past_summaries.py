@@ -10,12 +10,12 @@ from recsys.errors import BusyError
 from recsys.report.artifacts import MissingError
 from recsys.report.runs import RESULT, RUNS, read_result, read_steps
 from recsys.runs.lock import refuse_if_held
-from recsys.runs.summary import night_summary
+from recsys.runs.summary import run_summary
 
 _UNREADABLE = (MissingError, OSError, LookupError, TypeError, ValueError, AttributeError)
 
 
-def read_nights(
+def read_summaries(
     root: Path, most: int | None = None
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Returns the summaries of the newest runs, the newest first, and the damaged records.
@@ -39,7 +39,7 @@ def read_nights(
     return nights, damaged
 
 
-def read_night(root: Path, run_id: str) -> dict[str, Any] | None:
+def read_summary(root: Path, run_id: str) -> dict[str, Any] | None:
     """Returns the summary of one run; None where it left no record, or a damaged one.
 
     Args:
@@ -59,7 +59,7 @@ def _newest_first(root: Path) -> Iterator[Path]:
 
 def _read(folder: Path, root: Path) -> dict[str, Any]:
     result = read_result(folder)
-    return night_summary(folder.name, _unfinished(folder, root) if result is None else result, root)
+    return run_summary(folder.name, _unfinished(folder, root) if result is None else result, root)
 
 
 def _unfinished(folder: Path, root: Path) -> dict[str, Any]:

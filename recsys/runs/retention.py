@@ -23,7 +23,7 @@ _NEWEST_BLESSED = 2
 """The next run starts from the last one; a rerun of the last run from the one before it."""
 
 
-def needed(known: Known, kept_runs: Collection[str], versions: Sequence[Version]) -> dict[int, str]:
+def needed_artifacts(known: Known, kept_runs: Collection[str], versions: Sequence[Version]) -> dict[int, str]:
     """Returns the ids of the artifacts that stay, each with the reason, a phrase.
 
     Args:

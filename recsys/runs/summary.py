@@ -22,7 +22,7 @@ _LATEST = 253_402_300_799
 """Last second of the year 9999."""
 
 
-def night_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """Returns the summary of a run.
 
     Args:

@@ -249,7 +249,7 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the places and values of the `k` highest scores of each row, the best first.
 
-    The k highest are in the k groups with the highest maxima, and maxima are shifted_items
+    The k highest are in the k groups with the highest maxima, and maxima are found
     several times faster than a part of all scores is sorted.
 
     Args:

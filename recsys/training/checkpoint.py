@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved while it trains on, whole or not there, and checked.
+"""The checkpoints of a run: saved in the background, atomic, and verified.
 
 Orbax writes and reads the arrays: every process the parts that its devices hold, in
 the background. `recsys.training.checkpoint_files` commits them, with checksums and with
@@ -33,11 +33,11 @@ DAMAGED = "R331"
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Where a run goes on.
+    """The restored state from which a run continues.
 
     Attributes:
         step: Steps that were done.
-        state: What was saved with them.
+        state: The run's state at that step, JSON.
         damaged: What was wrong with each later checkpoint, one sentence for each; they
             were set aside as `<step>.damaged`.
     """
@@ -232,7 +232,7 @@ class CheckpointStore:
 
         Args:
             variables: The variables by their paths.
-            step: The one checkpoint that will do; None: any.
+            step: Step of the only checkpoint to accept; None: the newest whole one.
 
         Returns:
             Where the run goes on; None if there is no checkpoint.

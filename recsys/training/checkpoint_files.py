@@ -1,4 +1,4 @@
-"""The files of checkpoints: whole or not there, and damage is seen.
+"""The files of checkpoints: written atomically, with checksums that reveal damage.
 
 A folder of checkpoints holds `120/`, the checkpoint of step 120, and so on. A
 checkpoint is written as `120.writing`, gets a manifest with the checksums of its files,
@@ -35,7 +35,7 @@ _PARTIAL = re.compile(r"\d+\.(writing.*|old)")
 
 
 class Form(NamedTuple):
-    """What a variable is like.
+    """Shape, dtype and logical rows of a variable.
 
     Attributes:
         shape: Its shape, padding included.
@@ -195,7 +195,7 @@ def prune(root: Path, newest: int, keep: int) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Deletes what writers left that were stopped; what can't be deleted harms nobody."""
+    """Deletes partial checkpoints of stopped writers; those that can't be deleted stay."""
     if not root.is_dir():
         return
     for path in root.iterdir():

@@ -57,7 +57,7 @@ class EarlierModel:
             verify: Whether every byte is read and compared with its checksum.
 
         Raises:
-            UnusableModelError: It is none, is damaged, or kept nothing to go on from.
+            UnusableModelError: The folder holds no model, is damaged, or has no training state.
         """
         if not (folder / "model.json").exists():
             raise UnusableModelError("it is no model folder")
@@ -161,7 +161,7 @@ class TrainingState:
 
 
 def drop_state(folder: Path) -> None:
-    """Removes what another training left in a model folder, before it is written anew."""
+    """Removes the state of another training from a model folder, before it is rewritten."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 

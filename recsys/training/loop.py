@@ -36,14 +36,14 @@ _PROFILE_AFTER = 100
 
 
 class TrainingRun:
-    """A model, compiled and restored, on its way to the last step.
+    """The training loop of a compiled and restored model.
 
     Args:
         model: The model, compiled.
         config: The training loop.
         last: Where checkpoints go.
         best: Where the model goes that validation found best.
-        progress: Where the run stands.
+        progress: The progress of the run.
         tasks: What is done between two epochs.
         profile: Folder for the trace of JAX's profiler.
         callbacks: Keras callbacks of the user.

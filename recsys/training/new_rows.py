@@ -56,7 +56,7 @@ class Survivors:
 
     @property
     def chunk(self) -> int:
-        """Rows that are looked at at a time."""
+        """Rows processed at a time."""
         return max(1, _CHUNK_NUMBERS // int(self.vectors.shape[1]))
 
 
@@ -116,12 +116,12 @@ class NewRows:
 
 
 class _Tokens:
-    """The tokens of all features, those that some rows have, numbered through.
+    """The tokens that some rows have, of all features, with consecutive numbers.
 
     Args:
         features: The features.
         rows: The rows whose tokens count `[m]`.
-        chunk: Rows to look at at a time.
+        chunk: Rows processed at a time.
     """
 
     def __init__(self, features: Sequence[FeatureBags], rows: np.ndarray, chunk: int) -> None:

@@ -1,4 +1,4 @@
-"""What must hold before the first step, so that a run doesn't fail, or learn nothing, later."""
+"""Checks before the first step, so that a run doesn't fail later or learn nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MANY = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Remarks:
-    """What is no error, and should be known.
+    """Warnings about the training data, which are no errors.
 
     Attributes:
         unknown_items: Training positives whose item has no row of its own.
@@ -35,7 +35,7 @@ class Remarks:
     users: int = 0
 
     def sentences(self) -> list[str]:
-        """Returns a sentence for each that there is any of."""
+        """Returns a sentence for each warning."""
         counts = {
             "are of items without a row of their own": self.unknown_items,
             "have weight 0 and teach nothing": self.zero_weights,
@@ -104,7 +104,7 @@ def check_events(
         history_of: `model.history_of`: whether times matter.
 
     Returns:
-        What is no error, and should be known.
+        Warnings about the events.
 
     Raises:
         RecsysError: There is one user or one item, no known item, or a weight that is none.

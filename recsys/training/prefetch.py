@@ -1,4 +1,4 @@
-"""The batches that the loop takes: read, shuffled and on the devices before it asks.
+"""Device prefetch: batches are read, shuffled and placed ahead of the training loop.
 
 Grain's threads read blocks of batches from the store; one more thread puts the next
 batches on the devices. The loop waits only where both are slower than the step: over 300

@@ -1,4 +1,4 @@
-"""Rows put into a table where it lies, chunk by chunk: no device and no host holds it twice."""
+"""Transfers rows into a sharded table by chunks; no device or host holds it twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def chunk_rows(variable: Any) -> int:
     return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
 
 
-def put_rows(table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+def transfer_rows(
+    table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.ndarray]]
+) -> None:
     """Gives rows of a table their values; others keep what they have.
 
     Every process of a run calls it with the same chunks; each device takes its part of
@@ -103,8 +105,8 @@ class RowSources:
 
     Attributes:
         source: Row of the earlier table that each row goes on from `[rows]` int32; -1: none.
-        is_new: Rows that belong to an id or a token and go on from none `[rows]` bool.
-        kept: Ids or tokens whose row goes on.
+        is_new: Rows of an id or a token that had no earlier row `[rows]` bool.
+        kept: Ids or tokens whose row is kept.
         reset: Of the new ones, those in a row that was another's.
         dropped: Ids or tokens of the earlier table that have no row any more.
         moved: Of those kept, those in another row than before.
@@ -119,7 +121,7 @@ class RowSources:
 
     @property
     def new(self) -> int:
-        """Ids or tokens that go on from none, in rows that were nobody's."""
+        """Ids or tokens without an earlier row, in rows that were free."""
         return int(self.is_new.sum()) - self.reset
 
     def counts(self) -> dict[str, int]:

@@ -72,7 +72,7 @@ class RunFolders:
 
     @staticmethod
     def root_beside(model: Path) -> Path:
-        """Returns where checkpoints go unless somebody says otherwise: beside the model."""
+        """Returns the default folder of checkpoints: beside the model."""
         return model.absolute().parent / "checkpoints"
 
     @property
@@ -98,7 +98,7 @@ class RunFolders:
     def newest_other(self) -> tuple[Path, list[str]] | None:
         """Returns the folder of the run that was written last, and what differs from it.
 
-        None if there is no other run, or none that says what it is of.
+        None if there is no other run, or none with an identity.
         """
         for path in self._others():
             try:
@@ -150,7 +150,7 @@ class RunFolders:
             yield
 
     def _check_no_link(self) -> None:
-        """Refuses a link: checkpoints are removed here, and nobody's files behind it may be."""
+        """Refuses a link: removing checkpoints must not delete files behind it."""
         for folder in (self.checkpoints, self.last, self.best, self.negatives):
             if folder.is_symlink():
                 raise RecsysError(

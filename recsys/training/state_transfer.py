@@ -1,4 +1,4 @@
-"""A model takes over the earlier one: tables row by row, towers and optimizers as they are."""
+"""Transfers an earlier model's state: tables row by row, towers and optimizers whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from recsys.training.new_rows import NewRows, Survivors
 from recsys.training.row_transfer import (
     RowSources,
     chunk_rows,
-    put_rows,
     sources_of_ids,
     sources_of_tokens,
+    transfer_rows,
 )
 from recsys.training.run_state import moments_of, seeds_of
 from recsys.training.training_log import report_progress
@@ -72,7 +72,7 @@ def transfer_state(
 
 
 def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
-    """Checks what no config shows: that the code makes the same variables as it did."""
+    """Checks that the code creates the same variables as before, which no config shows."""
     changes = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
     for path in [*ours, *(path for path in base.paths if path not in ours)]:
@@ -92,7 +92,7 @@ def _put(table: Table, sources: RowSources, new: NewRows | None, base: EarlierMo
         if values is None:  # The same optimizer has the same slots; weights were checked.
             raise refused(base.folder, [f"slot {variable.path}: none → {tuple(variable.shape)}"])
         made = None if is_slot else new
-        put_rows(table, variable, _chunks(sources, values, made, chunk_rows(variable)))
+        transfer_rows(table, variable, _chunks(sources, values, made, chunk_rows(variable)))
 
 
 def _chunks(
@@ -140,7 +140,7 @@ _SIDES = ("users", "items")
 
 
 class TablePlan:
-    """What the tables of a model take over.
+    """Plans the row transfer of each table of a model.
 
     Args:
         base: The earlier model.

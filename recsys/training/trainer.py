@@ -46,7 +46,7 @@ from recsys.training.run_state import Progress, saved_variables
 from recsys.training.state_transfer import transfer_state
 from recsys.training.training_log import TensorBoardWriter, TrainingLog, note, note_once
 from recsys.training.validation import trained_inputs
-from recsys.training.warm_start import Choice, choose, going_on, of_batches
+from recsys.training.warm_start import Choice, batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
 _built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
@@ -214,7 +214,7 @@ class _Fit:
             trainer.tensorboard,
             model_sources(type(model)),
         )
-        self._own_stage, self._stage = stage, going_on(stage, base)
+        self._own_stage, self._stage = stage, continued_stage(stage, base)
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
         self._events = training_events(data.store.train, self._stage.train)
         self._check(data, inputs)
@@ -223,7 +223,7 @@ class _Fit:
             self._events,
             inputs.catalogue,
             self._stage.model,
-            of_batches(self._stage.train, base),
+            batch_settings(self._stage.train, base),
             inputs.user_features,
             multiple=self._mesh.shape[0],
         )
@@ -414,7 +414,7 @@ def model_sources(model: type) -> str | None:
     """Returns a fingerprint of the code of a model's class, sha256 in hex.
 
     None for a class of this package, whose sources the code's fingerprint covers. A class
-    without a file, as of a notebook, is told by its functions' code.
+    without a file, as of a notebook, is identified by its functions' code.
     """
     classes = [
         cls

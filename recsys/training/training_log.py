@@ -259,7 +259,7 @@ def report_progress(done: int, total: int, text: str) -> None:
 
 
 def note(sentence: str) -> None:
-    """Reports what is no error but should be known, in the log too."""
+    """Reports a note, which is no error, also in the log."""
     emit("note", step=_STEP, text=sentence)
     print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 

@@ -26,11 +26,11 @@ _SEEDS = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a training begins with.
+    """How a training starts: from an earlier model, or cold.
 
     Attributes:
-        base: The model that it goes on from; None: it begins anew.
-        cold: Why it begins anew though it was given a model, as a sentence.
+        base: The model that it starts from; None: a cold start.
+        cold: Why it is a cold start although a model was given, as a sentence.
     """
 
     base: EarlierModel | None = None
@@ -40,7 +40,7 @@ class Choice:
 def choose(
     folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> Choice:
-    """Returns what a training begins with; the same in every process.
+    """Returns how a training starts; the same in every process.
 
     A model that was trained on events from the run's cut on has seen what the evaluation
     asks for. It isn't used, nor is one that is damaged or kept no state.
@@ -60,11 +60,11 @@ def choose(
     reason = agreed(lambda: _reason_against(folder, stage, store, inputs))
     if reason is None:
         return Choice(EarlierModel.open(folder, verify=False))
-    return begun_anew(folder, reason)
+    return cold_start(folder, reason)
 
 
-def begun_anew(folder: Path, reason: str) -> Choice:
-    """Returns a training from the beginning, and tells why."""
+def cold_start(folder: Path, reason: str) -> Choice:
+    """Returns a cold start, and reports the reason."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
     note_once(sentence)
     return Choice(cold=sentence)
@@ -104,7 +104,7 @@ def _reason_against(
 def _reason_of_validation(
     base: EarlierModel, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> str | None:
-    """Returns why nothing could tell how good the model becomes; None if something can."""
+    """Returns why the model's quality can't be measured; None if it can."""
     validation, until = stage.train.validation, base.state.trained_until
     if validation is None:
         return None
@@ -123,7 +123,7 @@ def config_of(stage: TrainStage) -> WarmStartConfig:
     return stage.warm_start or WarmStartConfig()
 
 
-def going_on(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
+def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
     """Returns the stage of a training that goes on from `base`; as it is without one.
 
     It makes `warm_start.epochs` passes. All that counts passes or steps goes by them: the
@@ -138,7 +138,7 @@ def going_on(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
     return stage.model_copy(update={"train": stage.train.model_copy(update=changes)})
 
 
-def of_batches(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
+def batch_settings(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
     """Returns what the batches of a training are made by.
 
     Each night that goes on shuffles and draws otherwise than the one before: the same

@@ -160,7 +160,7 @@ class Ids:
         return int(np.isin(fingerprints(ids), self._parts[0]).sum())
 
 
-def try_rows(
+def check_rows(
     config: InteractionsConfig,
     now: int,
     sample: int | None,
@@ -195,7 +195,7 @@ def try_rows(
     return findings
 
 
-def try_entities(what: str, config: EntityConfig, sample: int | None) -> tuple[Findings, Ids]:
+def check_entities(what: str, config: EntityConfig, sample: int | None) -> tuple[Findings, Ids]:
     """Reads items or users as a run would; returns their ids too.
 
     Args:

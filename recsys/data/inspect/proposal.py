@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from recsys.config import InteractionColumns, InteractionsConfig, Split, TimestampUnit
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.dialect import Understood, understand
-from recsys.data.inspect.findings import Findings, try_rows
+from recsys.data.inspect.findings import Findings, check_rows
 from recsys.data.inspect.names import shown, words_of
 from recsys.data.inspect.profile import Advance, Profile, profile_columns
 from recsys.data.inspect.roles import (
@@ -27,7 +27,7 @@ from recsys.data.inspect.roles import (
     find_roles,
     parse_map,
 )
-from recsys.data.inspect.sides import ROLE, Side, find_side, tried
+from recsys.data.inspect.sides import ROLE, Side, find_side, with_findings
 from recsys.data.interactions import interaction_columns
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_ids, to_numbers
@@ -62,7 +62,7 @@ class Report:
     options: list[str]
 
 
-def look(
+def inspect_files(
     patterns: Sequence[str],
     side_patterns: Mapping[str, str],
     maps: Sequence[str],
@@ -99,12 +99,12 @@ def look(
     options = list(roles.options.values())
     config = findings = split = None
     if not undecided:
-        sides = {what: tried(what, side, sample) for what, side in sides.items()}
+        sides = {what: with_findings(what, side, sample) for what, side in sides.items()}
         known = {what: side.ids for what, side in sides.items() if side.ids is not None}
         config = interactions_config(understood, profiles, roles)
         split = propose(config, profiles)
         config = config.model_copy(update=dict(split.changes))
-        findings = try_rows(config, now, sample, advance, known)
+        findings = check_rows(config, now, sample, advance, known)
         split = timed(split, findings.first, findings.last)
         undecided += _hopeless(findings)
     return Report(understood, profiles, roles, config, findings, split, sides, undecided, options)
@@ -310,15 +310,15 @@ def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) ->
             continue
         values = {str(value): str(value).strip().lower() for value in profile.values or ()}
         held = [value for value, word in values.items() if word in _HELD]
-        tried = [value for value, word in values.items() if word in _TRIED]
+        validated = [value for value, word in values.items() if word in _TRIED]
         trained = [value for value, word in values.items() if word in _TRAINED]
         is_part = set(words_of(profile.name)) & _PART_WORDS or len(values) > 1
-        known = [*held, *tried, *trained]
-        if not (is_part and trained and (held or tried) and len(known) == len(values)):
+        known = [*held, *validated, *trained]
+        if not (is_part and trained and (held or validated) and len(known) == len(values)):
             continue
-        trained += tried if held else []
+        trained += validated if held else []
         columns = config.columns.model_copy(update={"part": profile.name})
-        parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or tried)}
+        parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or validated)}
         return Proposal(
             "given", "a column names the parts", {"columns": columns, **parts}, profile.name
         )

@@ -18,7 +18,7 @@ from recsys.config import (
 from recsys.data.entities import EntityConfig
 from recsys.data.features import Feature
 from recsys.data.inspect.dialect import Understood
-from recsys.data.inspect.findings import Findings, Ids, try_entities
+from recsys.data.inspect.findings import Findings, Ids, check_entities
 from recsys.data.inspect.names import name_score, words_of
 from recsys.data.inspect.profile import Profile, has_words
 from recsys.data.inspect.roles import Looked, Overlap, Role, Roles, unique_columns
@@ -77,12 +77,12 @@ def find_side(
     return Side(understood, profiles, id_, title, features, left_out)
 
 
-def tried(what: str, side: Side, sample: int | None) -> Side:
+def with_findings(what: str, side: Side, sample: int | None) -> Side:
     """Returns a side with what a run would do with its rows."""
     config = _config(what, side)
     if config is None:
         return side
-    findings, ids = try_entities(what, config, sample)
+    findings, ids = check_entities(what, config, sample)
     return dataclasses.replace(side, findings=findings, ids=ids)
 
 
