@@ -27,7 +27,7 @@ def main(folder):
     print(result)
     print(recsys.evaluate(model, data, baselines=["popularity", "ials"]))
     bundle = recsys.export(model, data, folder / "bundle")
-    answer = recsys.load_bundle(bundle).recommend(user="42", k=10)
+    answer = recsys.load_bundle(bundle).recommend(user=data.users.own_ids[0].as_py(), k=10)
     print(answer)
     return answer
 

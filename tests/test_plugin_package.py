@@ -118,6 +118,22 @@ def test_the_model_is_trained_proven_measured_and_exported(installed, run):
     assert "found early" in Path(run["report"]).read_text()
 
 
+def post(url, body):
+    with urllib.request.urlopen(url, body, 60) as reply:  # noqa: S310
+        return json.load(reply)
+
+
+def wait_for(answer, timeout_s=120):
+    """Returns an answer as soon as the server has loaded the model."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return answer()
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
 def test_a_request_is_answered_from_the_bundle(installed, run):
     words = ["serve", "--root", str(installed.folder / "run"), "--port", "0", "--json"]
     server = subprocess.Popen(
@@ -132,8 +148,8 @@ def test_a_request_is_answered_from_the_bundle(installed, run):
         name = yaml.safe_load(installed.config.read_text())["name"]
         instance = {"user_id": "1", "history": [""], "exclude_seen": True}
         body = json.dumps({"signature_name": "recommend", "instances": [instance]}).encode()
-        with urllib.request.urlopen(f"{url}/v1/models/{name}:predict", body, 60) as reply:  # noqa: S310
-            (answer,) = json.load(reply)["predictions"]
+        reply = wait_for(lambda: post(f"{url}/v1/models/{name}:predict", body))
+        (answer,) = reply["predictions"]
     finally:
         server.terminate()
         server.communicate(timeout=60)
