@@ -27,7 +27,7 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSource:
-    """The batches of a training run, one after the other, for as many epochs as asked.
+    """The batches of a training run, in order, over all epochs.
 
     Every epoch is another permutation of all events; its last, partial batch is
     left out (other events each time).

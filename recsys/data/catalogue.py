@@ -1,4 +1,4 @@
-"""What is known of items and users, by row: titles, and features as padded bags.
+"""Titles and features of items and users by row; features are padded bags.
 
 Layout of a catalogue, and of the folder of the users' features, which has no titles:
 
@@ -50,7 +50,7 @@ class FeatureBags:
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """What is known of the items, by item row.
+    """Ids, titles and features of the items, by item row.
 
     Attributes:
         ids: Id of each item row `[item rows]`; empty for row 0, and for every other
@@ -175,7 +175,7 @@ class TokenNames(Sequence[str]):
     """Names of token rows, read from their file when the first is asked for.
 
     Args:
-        path: The file that `write_token_names` wrote.
+        path: File of `write_token_names`.
         n_rows: Names that it must hold, that of row 0 included.
     """
 

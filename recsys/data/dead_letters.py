@@ -1,4 +1,4 @@
-"""Dead letters: the rows that could not be used, why, and where they stand."""
+"""Dead letters: the rejected rows, each with its reason and its position."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def dead_letters(
     """Returns dead letters in the columns of `SCHEMA`.
 
     Args:
-        reasons: What is wrong with each row `[n]`.
-        file: The file that the rows stand in.
+        reasons: Reason of each row `[n]`.
+        file: The file of the rows.
         lines: Line of each row, or its number where there are no lines `[n]`, from 1 on.
-        rows: Each row as it stands there `[n]`.
+        rows: Raw text of each row `[n]`.
     """
     shown = [_shown(row) for row in rows]
     columns = [
@@ -66,7 +66,7 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
         max_rejected_share: Highest share that may be rejected [0..1].
 
     Raises:
-        RecsysError: More were.
+        RecsysError: The share is higher.
     """
     summary = json.loads((folder / "summary.json").read_text())
     share = summary["rejected"] / max(summary["read"], 1)

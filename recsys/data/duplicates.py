@@ -1,4 +1,4 @@
-"""Duplicates: of rows with the same key, the one that stands first stays."""
+"""Removes duplicates: of rows with the same key, the first one is kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_repeated(position: np.ndarray, codes: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns which rows `[n]` stand behind an equal one."""
+    """Returns which rows `[n]` repeat an earlier row."""
     order = np.lexsort((position, *codes))
     repeated = np.zeros(len(order), bool)
     equal = [code[order[1:]] == code[order[:-1]] for code in codes]

@@ -113,8 +113,8 @@ def parse_entities(
 
     Returns:
         The good rows in the columns of `example_schema` and `POSITION`, and the dead
-        letters, those of the batch included: rows without an id, with one that is too
-        long, and with a value that can't be read as what its feature says.
+        letters, those of the batch included: rows without an id, with an id that is too
+        long, or with a value that doesn't parse as the type of its feature.
 
     Raises:
         RecsysError: A column holds lists where its feature takes one value.
@@ -250,7 +250,7 @@ def _dates_of_numbers(numbers: pa.Array) -> pa.Array:
 
 
 def _is_there(column: pa.Array) -> pa.Array:
-    """Returns whether there is a value to be read `[n]` bool: null, NaN and blank are none."""
+    """Returns which rows `[n]` bool have a value: null, NaN and blank text are missing."""
     is_there = pc.is_valid(column)
     if pa.types.is_floating(column.type):
         return pc.and_(is_there, pc.invert(pc.fill_null(pc.is_nan(column), True)))

@@ -1,4 +1,4 @@
-"""Examples at any places of the training events, read in the order that they lie in."""
+"""Reads training examples at any indices, in the order of the storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recsys.data.training_events import KeptEvents, KeptShard
 
 @dataclasses.dataclass(frozen=True)
 class EventBlock:
-    """What events say of themselves and of their users.
+    """A block of events with the histories of their users.
 
     Attributes:
         user_row: Row of each event's user `[n]` int32.
@@ -32,7 +32,7 @@ class EventBlock:
 
     @classmethod
     def empty(cls, n: int, history: int, known: int, has_weight: bool) -> EventBlock:
-        """Returns room for `n` examples."""
+        """Returns uninitialized arrays for `n` examples."""
         return cls(
             np.empty(n, np.int32),
             np.empty(n, np.int32),

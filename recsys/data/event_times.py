@@ -1,4 +1,4 @@
-"""When events happened; where there are no timestamps, what takes their place.
+"""The times of events, or the order that replaces missing timestamps.
 
 Histories, hold-outs and newest events are all made by the times of events. For rows in
 the order of their files, the place among the rows of their user is the time. Rows

@@ -1,4 +1,4 @@
-"""What every user did, train and eval together, as serving reads it."""
+"""The histories of all users, of train and eval together, as serving reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recsys.ragged import ranges
 
 @dataclasses.dataclass(frozen=True)
 class ServingHistories:
-    """The positives of every user that the data know, in their order.
+    """The positives of every known user, oldest first.
 
     Attributes:
         ids: Id of each user `[n]`: those of training in the order of the store, then

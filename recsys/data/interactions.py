@@ -1,4 +1,4 @@
-"""Raw columns to typed interactions; a row that breaks a rule becomes a dead letter."""
+"""Types raw interactions; a row that breaks a rule becomes a dead letter."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A shuffle that is computed, not stored: where does position `i` lead?
+"""A computed shuffle: a pseudo-random permutation that needs no memory.
 
 A keyed pseudo-random permutation of 0 … n - 1 for any n: the generalized Feistel cipher
 with cycle walking of Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
 CT-RSA 2002, sections 4 and 5. A number is a pair (left, right) of a grid of a × b cells,
 a · b barely above n; each round adds to one half, modulo its size, a hash of the other.
-What leads out of 0 … n - 1 goes round again.
+A result outside of 0 … n - 1 is permuted again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Permutation:
 
     Args:
         n: Numbers that are permuted.
-        seed: What decides which permutation it is.
+        seed: Selects the permutation.
     """
 
     def __init__(self, n: int, seed: tuple[int, ...]) -> None:
@@ -35,7 +35,7 @@ class Permutation:
         return self._n
 
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns where `positions` `[b]`, 0 … n - 1, lead: `[b]` int64."""
+        """Returns the images `[b]` int64 of `positions` `[b]` in 0 … n - 1."""
         places = self._once(positions.astype(np.uint64))
         outside = np.flatnonzero(places >= self._n)
         while len(outside):

@@ -1,4 +1,4 @@
-"""The batches of a source, read by threads ahead of whoever takes them."""
+"""Reads the batches of a source ahead, in threads."""
 
 from __future__ import annotations
 

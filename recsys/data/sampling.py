@@ -1,9 +1,9 @@
-"""The candidates of a batch: which items are drawn, and how probably.
+"""The candidates of a batch: sampled items and their probabilities.
 
 Candidates        the items that the queries of a batch are compared with
 ItemSampler       items drawn by a power of their popularity
 HardNegatives     items drawn from lists of close ones
-inclusion_log_probability   how probably an item is among them, in logarithms
+inclusion_log_probability   log probability that an item is among them
 """
 
 from __future__ import annotations

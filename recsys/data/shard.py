@@ -42,7 +42,7 @@ once: "AST constructor recursion depth mismatch" (gh-106905)."""
 
 @dataclasses.dataclass(frozen=True)
 class ShardInfo:
-    """What the manifest says of a shard.
+    """The entry of a shard in the manifest.
 
     Attributes:
         name: Its folder within the folder of the part.
@@ -85,7 +85,7 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardI
             since 1970, UTC], and `weight` where the data have one; at least one row.
 
     Returns:
-        What `write_manifest` needs to know of it.
+        The entry for `write_manifest`.
     """
     user, users = _number_users(events, by_row=part == "train")
     columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
@@ -106,7 +106,7 @@ def commit_shard(
         users: `id` and `user_row` of each of its users, in order.
 
     Returns:
-        What `write_manifest` needs to know of it.
+        The entry for `write_manifest`.
     """
     name = f"{index:05d}"
     final = folder / part / name
@@ -183,7 +183,7 @@ def _write_files(folder: Path, shard: EventShard, users: pa.Table) -> dict[str, 
 
 
 def _put(temporary: Path, final: Path) -> None:
-    """Commits a shard, also over one that another try has written."""
+    """Commits a shard; replaces one that an earlier attempt wrote."""
     try:
         commit_folder(temporary, final)
     except OSError:

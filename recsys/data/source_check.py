@@ -1,4 +1,4 @@
-"""The raw files that a config names, looked at before the work starts."""
+"""Checks the raw files that a config names before the run starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from recsys.errors import RecsysError, UsageError
 
 
 def check_sources(data: DataConfig) -> None:
-    """Looks at the start of every raw file.
+    """Checks the start of every raw file.
 
-    A span without rows is none that is broken, and one that may be set aside stops nothing.
+    A span without rows isn't broken, and a span that may be set aside raises no error.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another

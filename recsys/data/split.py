@@ -1,4 +1,4 @@
-"""Which positives are held out: the newest, the last of each user, any, or those given."""
+"""Splits positives: by time, the last of each user, at random, or as given."""
 
 from __future__ import annotations
 

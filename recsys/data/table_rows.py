@@ -1,4 +1,4 @@
-"""How many rows the tables of a config will have, from wherever that can be known.
+"""Determines the table sizes of a config: from data, the last run, or the raw files.
 
 A training takes them from its data folder. Before there is one the raw files tell,
 near enough.
@@ -36,12 +36,12 @@ _MOST_ROWS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class TableRows:
-    """The tables of a model, as far as data decide.
+    """The sizes of a model's tables.
 
     Attributes:
         rows: Rows of each table, row 0 included: `users`, `items`, the features.
         widths: Most tokens of an item or a user, of each feature.
-        source: Where the numbers come from, for people.
+        source: Origin of the numbers, as text.
         of_users: Features that are the users'; the others are the items'.
     """
 
@@ -52,10 +52,10 @@ class TableRows:
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
-    """Returns the rows by table that words `NAME=N` give.
+    """Parses `NAME=N` options into rows by table.
 
     Raises:
-        UsageError: A word isn't of this form, or N is no number of rows.
+        UsageError: An option isn't of this form, or N is no number of rows.
     """
     rows = {}
     for word in words:
@@ -180,7 +180,7 @@ _LOOSE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class RawCounts:
-    """What raw files hold.
+    """Counts of the raw files.
 
     Attributes:
         rows: Users, items and tokens of each feature, by table.

@@ -1,4 +1,4 @@
-"""The events that training sees: those of a log, without what is held back.
+"""The events for training: those of a log, without the ones held back for validation.
 
 Numbers count the kept events, 0 … n - 1; places are where they lie in the log. Without
 a hold-out the two are the same, and nothing is copied. With one, the places held back

@@ -1,6 +1,6 @@
-"""Ids to rows: the only module that turns one into the other.
+"""Maps ids to rows; the only module that does.
 
-An *id* is what the world calls a thing (text); a *row* is its int32 place in a
+An *id* names a thing outside of the model (text); a *row* is its int32 index in a
 table. The rows of a vocabulary:
 
     0            stands for every unknown id, where there are no hash rows

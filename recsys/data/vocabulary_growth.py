@@ -1,4 +1,4 @@
-"""A vocabulary from the one before: ids keep their rows, new ones get new rows.
+"""Grows a vocabulary: known ids keep their rows, new ids get new rows.
 
 So a table trained before still fits: row r means the same id, but where `generation`
 went up, where another id was given the row of one that had not been seen for long.
@@ -23,7 +23,7 @@ _EXAMPLES = 5
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyDiff:
-    """What became of the ids from one vocabulary to the next.
+    """Differences between two successive vocabularies.
 
     Attributes:
         new: Ids that got a row.
@@ -96,7 +96,7 @@ def grow(
 def rows_to_reset(old: Vocabulary, new: Vocabulary) -> np.ndarray:
     """Returns the rows `[n]` int32 of `old` that belong to another id in `new`.
 
-    What a table learned for them is of no use to the id that has the row now.
+    What a table learned for the earlier id must not be used for the new one.
 
     Raises:
         RecsysError: `new` didn't grow from `old`.

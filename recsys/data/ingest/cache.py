@@ -1,4 +1,4 @@
-"""Folders that are kept from run to run, each named by what made it.
+"""Content cache: folders that are reused between runs, named by a hash of their inputs.
 
 A folder is written under a hidden name and renamed when it is whole and on the disk; it
 is read again only if every byte is as its manifest says. Files go into artifacts as hard
@@ -37,11 +37,11 @@ _BEGUN = re.compile(r"\..+-[0-9a-f]{32}")
 
 @dataclasses.dataclass(frozen=True)
 class CachedFolder:
-    """A kept folder that is whole.
+    """A complete cached folder.
 
     Attributes:
-        path: Where it lies.
-        facts: What its writer said of it, plain JSON.
+        path: The folder.
+        facts: Metadata of its writer, plain JSON.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class CachedFolder:
 
 
 class ContentCache:
-    """The kept folders under a root.
+    """The cached folders under a root.
 
     Args:
         root: Their folder, made where there is none.
@@ -64,7 +64,7 @@ class ContentCache:
         root.mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> CachedFolder | None:
-        """Returns a folder, if it is there and every byte of it is as it was written.
+        """Returns a cached folder; None if it is missing or a checksum differs.
 
         A damaged one is set aside, under a hidden name, and counts as not there.
         """
@@ -87,7 +87,7 @@ class ContentCache:
         return path
 
     def commit(self, temporary: Path, name: str, facts: Mapping[str, Any]) -> CachedFolder:
-        """Makes a folder that `begin` gave the kept folder `name`, whole and on the disk."""
+        """Moves a folder of `begin` to its final name, atomically and synced to disk."""
         if self._is_temporary:
             return CachedFolder(temporary.rename(self.root / name), dict(facts))
         described = _describe_all(temporary)
@@ -100,7 +100,7 @@ class ContentCache:
         return CachedFolder(final, json.loads(text)["facts"])
 
     def remove_unfinished(self) -> None:
-        """Removes what writers that were killed have left."""
+        """Removes partial folders of killed writers."""
         begun = [path for path in _folders(self.root) if _BEGUN.fullmatch(path.name)]
         with HeldFolder(self.root.parent) as parent:
             for path in begun:
@@ -111,14 +111,14 @@ class ContentCache:
 def sweep(
     root: Path, keep: Iterable[str], *, unused_for_s: float = UNUSED_FOR_S, dry_run: bool = False
 ) -> dict[str, int]:
-    """Removes kept folders that nobody uses; artifacts that link to their files stay whole.
+    """Removes unused cached folders; artifacts that link to their files stay intact.
 
     Args:
         root: Folder of the kept folders; nothing happens where there is none, or a link,
             which may lead to folders that others keep.
         keep: Names of those in use, as `segments_in_use` gives them.
         unused_for_s: Only what wasn't used for so long is removed [seconds].
-        dry_run: Say what would be removed, and leave it.
+        dry_run: Return what would be removed, without removing it.
 
     Returns:
         The bytes of each folder that was removed, or would be, by name.

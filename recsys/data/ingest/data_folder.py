@@ -18,7 +18,7 @@ from recsys.data.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Transformed:
-    """What Transform made of one side.
+    """The output of Transform for one side.
 
     Attributes:
         examples: Folder of its examples.

@@ -101,8 +101,8 @@ def ingest_interactions(
         examples: Folder of the events, and of the examples of both splits.
         letters: Folder of the dead letters.
         beam_pipeline: Runs the work, with its runner and options.
-        cache: Folder of what is kept of spans from run to run; None: nothing is kept.
-        code: Fingerprint of the code: what other code made isn't used.
+        cache: Folder of the content cache of spans; None: no cache.
+        code: Fingerprint of the code: results of other code aren't reused.
         with_examples: Whether to write the examples, which TFX's statistics need.
 
     Returns:
@@ -154,7 +154,7 @@ class _Run:
         self._now = int(time.time())
 
     def clean(self) -> None:
-        """Removes what only the work needed, and what was begun and not ended."""
+        """Removes temporary files and partial outputs."""
         self._cache.remove_unfinished()
         shutil.rmtree(self._work, ignore_errors=True)
 
@@ -184,7 +184,7 @@ class _Run:
                 span.rows = self._cache.commit(folder, span.name, facts)
 
     def _refuse_all_bad(self, spans: Sequence[WindowSpan]) -> None:
-        """Raises the error of a source without a good row, which knows of wrong units."""
+        """Raises the error of a source without a good row, with a hint on wrong time units."""
         read = [span for span in spans if span.rows is not None]
         if not read or any(span.n_good for span in read):
             return
@@ -275,7 +275,7 @@ class _WindowRun(_Run):
         return summary
 
     def _read_window(self) -> list[WindowSpan]:
-        """Returns the spans of the window, each read now or before, or with what is wrong."""
+        """Returns the spans of the window: read, reused, or with their error."""
         digests = Digests(self._cache.root)
         spans = [
             find_span(files, self._config, self._settings, digests, self._cache, self._now)
@@ -288,7 +288,7 @@ class _WindowRun(_Run):
         return spans
 
     def _judge(self, spans: Sequence[WindowSpan]) -> list[WindowSpan]:
-        """Returns the spans that this run uses; the others are set aside, or stop it.
+        """Returns the spans to use; broken ones are set aside, or raise an error.
 
         Raises:
             RecsysError: A span is broken and may not be set aside, or none is left.
@@ -365,7 +365,7 @@ def _parse(
 def _first_future(
     batch: RawBatch, rejected: pa.RecordBatch, config: InteractionsConfig, now: int
 ) -> int | None:
-    """Returns the earliest time of a batch that is to come: then its row would be good."""
+    """Returns the earliest future time of a batch, from which on its row would be good."""
     name = config.columns.timestamp
     if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
         return None

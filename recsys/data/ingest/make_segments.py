@@ -30,7 +30,7 @@ SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
 
 @dataclasses.dataclass(frozen=True)
 class SegmentPlan:
-    """What a segment is made of.
+    """The inputs and the output folder of a segment.
 
     Attributes:
         folder: Folder to write.
@@ -48,7 +48,7 @@ class MakeSegments(beam.PTransform):
 
     Args:
         plans: The segments.
-        work: Folder of what only the work needs.
+        work: Folder of temporary files.
         out: The file.
         step: Name of the step, for its progress.
         split: Splits the rows of each bucket; None: a segment is in one split as a whole,

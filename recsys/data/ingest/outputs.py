@@ -1,4 +1,4 @@
-"""What an ingestion hands on: events, examples, dead letters, counts, and `spans.json`."""
+"""Outputs of an ingestion: events, examples, dead letters, counts, and `spans.json`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = Literal["read", "reused", "empty", "set_aside", "missing"]
 
 @dataclasses.dataclass(frozen=True)
 class SpanReport:
-    """What became of a span.
+    """Status of a span in a run.
 
     Attributes:
         span: Its number.
@@ -42,12 +42,12 @@ class SpanReport:
         files: Its files.
         rows: Rows in them, bad ones too.
         rejected: Rows in the dead letters.
-        duplicates: Rows that others of the window equal that stand before them.
+        duplicates: Rows that repeat an earlier row of the window.
         state: `read` in this run, `reused` from an earlier one, `empty` of rows,
             `set_aside` because it is broken, or `missing`: no file has this day.
         late: Whether it is new and older than one that was read before.
         new: Whether no other run has read it.
-        reason: What is to be said of it.
+        reason: The reason of its state, a sentence.
     """
 
     span: int

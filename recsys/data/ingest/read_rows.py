@@ -1,8 +1,8 @@
 """Raw files → typed rows in buckets, dead letters and counts, by Beam.
 
 All sources of a step (the spans of a window, or the files of items) are read by one
-pipeline. A file that can't be read to its end spoils its own source alone: what is
-wrong is returned as a value. The graph is a chain without side inputs and second
+pipeline. A file that can't be read to its end fails only its own source: the error is
+returned as a value. The graph is a chain without side inputs and second
 outputs, which not every distributed runner has; between workers rows go through files
 (`shuffle`).
 """
@@ -41,7 +41,7 @@ class Parsed(NamedTuple):
     Attributes:
         rows: The good rows, with a column `position`.
         rejected: The dead letters.
-        future: Earliest time of the batch that is still to come; None: there is none
+        future: Earliest time of the batch that lies in the future; None: there is none
             [seconds since 1970, UTC].
     """
 
@@ -91,7 +91,7 @@ class ReadRows(beam.PTransform):
         parse: Types a batch.
         key: Column that all of equal rows share; its hash decides the bucket.
         write: Writes the rows of a bucket.
-        work: Folder of what only the work needs.
+        work: Folder of temporary files.
         out: The file.
         step: Name of the step, for its progress.
     """
@@ -129,7 +129,7 @@ class ReadRows(beam.PTransform):
 
 
 class ToOne(beam.PTransform):
-    """Brings all elements together into one list."""
+    """Collects all elements into one list."""
 
     def expand(self, elements: beam.PCollection) -> beam.PCollection:
         """Returns a collection of one list."""

@@ -1,4 +1,4 @@
-"""The files of segments: events sorted by user, in numbers that later runs can't change.
+"""The files of segments: events sorted by user, with ids numbered within the segment.
 
     segments.json                    the segments, the oldest first
     segments/00007-00000/            positives of a bucket of the eighth segment

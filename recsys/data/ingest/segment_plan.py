@@ -1,4 +1,4 @@
-"""Which days make a segment: what has to be looked at together, and no more.
+"""Plans segments: the smallest groups of days that must be processed together.
 
 Rows that are duplicates have one second, so they lie in one UTC day, and the cut is a
 midnight: days can be read, deduplicated and written each by itself. A span's rows are
@@ -21,7 +21,7 @@ _BLOCKS_OF_A_SPAN = 32
 
 @dataclasses.dataclass(frozen=True)
 class SpanDays:
-    """What is known of the rows of a span.
+    """Days and files of the rows of a span.
 
     Attributes:
         key: Name of what made them.
@@ -38,7 +38,7 @@ class SpanDays:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Some days of the window, and who has rows of them.
+    """Some days of the window, and the spans that have rows of them.
 
     Attributes:
         first: First UTC day [days since 1970].

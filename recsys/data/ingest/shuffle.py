@@ -1,4 +1,4 @@
-"""A shuffle through files: Beam groups references, the rows themselves stay on disk.
+"""Shuffles rows through files: Beam groups references while the rows stay on disk.
 
 Beam's local runners hold what they shuffle in the memory of one process. So a
 worker writes its rows to a file, ordered by bucket, and what goes through Beam is
@@ -52,7 +52,7 @@ class SpillWriter:
         self._n_bytes = 0
 
     def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill]]:
-        """Takes rows with the bucket `[n]` of each; yields what went to the file by now."""
+        """Adds rows with the bucket `[n]` of each; yields the spills written so far."""
         if rows.num_rows:
             self._waiting.append((buckets, rows))
             self._n_bytes += rows.get_total_buffer_size()
@@ -60,7 +60,7 @@ class SpillWriter:
             yield from self._flush()
 
     def close(self) -> Iterator[tuple[int, Spill]]:
-        """Yields the rest."""
+        """Yields the last spills."""
         yield from self._flush()
         if self._sink is not None:
             self._sink.close()

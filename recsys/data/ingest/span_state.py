@@ -1,4 +1,4 @@
-"""A span of a window: whether it is cached, has to be read, is empty or is broken."""
+"""State of a span of a window: cached, to be read, empty, or broken."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class WindowSpan:
         rows: Its rows, once they are read; None if it is empty, or can't be read.
         pieces: What has to be read of it.
         is_reused: Whether an earlier run has read it.
-        broken: What is wrong with it, if anything is.
-        error: The error that says so of the span.
+        broken: Why it is broken; None if it isn't.
+        error: The error of the span.
         cause: The error of its file that can't be read.
     """
 
@@ -102,12 +102,12 @@ class WindowSpan:
         return sum(bucket.get("duplicates", 0) for bucket in self.buckets)
 
     def fail(self, file: str, error: RecsysError) -> None:
-        """Says that a file of it can't be read."""
+        """Marks it as broken: a file of it can't be read."""
         self.broken, self.cause = f"{file}: {error}", error
         self.error = unreadable_span(self.files.name, file, error)
 
     def judge(self, max_rejected_share: float) -> None:
-        """Calls it broken if too many of its rows were rejected."""
+        """Marks it as broken if too many of its rows were rejected."""
         read, rejected = self.tally.get("read", 0), self.tally.get("rejected", 0)
         if rejected <= max_rejected_share * read:
             return
@@ -123,7 +123,7 @@ class WindowSpan:
 
 
 def settings_of(config: InteractionsConfig, code: str) -> list[str]:
-    """Returns what decides, beside the files of a span, what its rows become.
+    """Returns the settings that, beside the files of a span, determine its rows.
 
     Args:
         config: Which column holds what.
@@ -134,11 +134,11 @@ def settings_of(config: InteractionsConfig, code: str) -> list[str]:
 
 
 def unread_files(config: InteractionsConfig, cache: Path, code: str) -> list[str]:
-    """Returns the files of the window that a run will read, as far as can be told at once.
+    """Estimates, without reading them, which files of the window a run will read.
 
     Args:
         config: What to read; its files have spans.
-        cache: Folder of what is kept from run to run.
+        cache: Folder of the content cache.
         code: Fingerprint of the code.
     """
     settings, digests = settings_of(config, code), Digests(cache)
@@ -178,9 +178,9 @@ def find_span(
     Args:
         files: Its files.
         config: Which column holds what.
-        settings: What else decides what its rows become.
+        settings: The result of `settings_of`.
         digests: Digests of files.
-        cache: What earlier runs have read.
+        cache: The content cache.
         now: The latest time that a row may have [seconds since 1970, UTC].
 
     Raises:
@@ -204,7 +204,7 @@ def find_span(
 
 
 def _plan(span: WindowSpan, config: InteractionsConfig) -> None:
-    """Plans how a span is read; none of it is, if a file is broken.
+    """Plans how a span is read; a broken file makes the whole span broken.
 
     An empty file among others with rows looks like one that wasn't written to its end.
     """

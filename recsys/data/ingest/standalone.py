@@ -63,8 +63,8 @@ def ingest(
         out: Folder to write. An earlier result there is replaced; it appears when it is
             whole.
         previous: Data to go on from: its users and items keep their rows.
-        cache: Where what was read of spans is kept from call to call, so that no file is
-            read twice; None: nothing is kept.
+        cache: Folder of the content cache of spans, so that no file is read twice; None:
+            no cache.
         beam_args: Options of the Beam pipeline, as `--runner=…`; None: those of the
             config, or one process.
         progress: Whether to show a progress bar.

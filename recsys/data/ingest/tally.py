@@ -59,7 +59,7 @@ def _sum(value: Any, other: Any) -> Any:
 
 
 def zero_summary(tallies: Iterable[Tally]) -> Tally:
-    """Returns the sum of what workers counted, with zeros for what nobody did."""
+    """Returns the sum of the workers' counts, with zeros for missing ones."""
     zero: Tally = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
     nothing: Tally = {"by_reason": {}, "examples": {}}
     return add_up([zero, nothing, *tallies])
@@ -79,7 +79,7 @@ def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
     Args:
         summary: What was counted.
         what: The part of the config that names the source.
-        cure: What would mend it, where that is known.
+        cure: How to fix it, where that is known.
 
     Raises:
         RecsysError: There is no good row.

@@ -27,7 +27,7 @@ def make_vocabularies(
     config: VocabulariesConfig,
     split: SplitRule = BY_TIME,
 ) -> None:
-    """Lets both vocabularies grow by the ids that the segments have counted.
+    """Grows both vocabularies by the ids counted in the segments.
 
     Args:
         interactions: What InteractionGen or `ingest` made of the interactions.

@@ -1,4 +1,4 @@
-"""The spans of a rolling window: their files, and digests of what these hold."""
+"""The spans of a rolling window: their files and the digests of the contents."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Digests:
     """Digests of files; those of local files are remembered while the files are untouched.
 
     Args:
-        root: Folder that remembers them; None: nothing is remembered.
+        root: Folder that stores them; None: they aren't stored.
     """
 
     def __init__(self, root: Path | None) -> None:
@@ -115,14 +115,14 @@ class Digests:
         return digest
 
     def save(self) -> None:
-        """Remembers the digests of the files that were asked for, and no others."""
+        """Stores the digests of the files that were requested, and no others."""
         if self._file is not None and self._used != self._known:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             commit_text(json.dumps(self._used) + "\n", self._file)
 
 
 def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
-    """Returns a digest of what all files of the window hold; a file that can't be read is told.
+    """Returns a digest of all files of the window; unreadable files are reported.
 
     Args:
         config: What to read.
@@ -176,11 +176,11 @@ _FILE = "seen.json"
 
 
 class Seen:
-    """The spans that runs on a root have read.
+    """The spans that earlier runs on a root have read.
 
     Args:
-        root: Folder that remembers them.
-        run: What tells this run from others: equal where it reads the same files.
+        root: Folder that stores them.
+        run: Identity of this run: equal where it reads the same files.
     """
 
     def __init__(self, root: Path, run: str) -> None:

@@ -1,8 +1,8 @@
-"""What `recsys check` does: looks at somebody's files, and writes the config that reads them.
+"""`recsys check`: inspects raw files, and writes a config that reads them.
 
-names        what the name of a column says
-dialect      how files are written: format, encoding, delimiter, header
-profile      what each column holds, times in which unit or format included
+names        roles suggested by column names
+dialect      format, encoding, delimiter and header of files
+profile      statistics of each column, and units or formats of times
 roles        which column is the user, the item, the time …, and why
 sides        files of items and users, and the features that their columns make
 findings     what a run would reject, and duplicates

@@ -1,4 +1,4 @@
-"""The config that reads somebody's files, with the reasons as comments."""
+"""The proposed config as YAML, with the reasons as comments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config_text(report: Report, name: str, folder: Path) -> str:
     """Returns the YAML of a config.
 
     Args:
-        report: What was found; all decided.
+        report: The report, without undecided roles.
         name: Name of the pipeline.
         folder: Folder that the config will lie in.
     """

@@ -1,4 +1,4 @@
-"""How files are written, told by evidence over their first lines: format, encoding, table."""
+"""Detects format, encoding and table layout of files from their first lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_COLUMNS = 500
 
 @dataclasses.dataclass(frozen=True)
 class Understood:
-    """How the files of a source are written.
+    """Format and layout of the files of a source.
 
     Attributes:
         source: What reads them.
@@ -42,7 +42,7 @@ class Understood:
         format: Their format.
         compression: Their compression; empty: none.
         columns: Names of the columns that a config can name.
-        evidence: What was seen, a sentence each.
+        evidence: The observations, a sentence each.
         types: Types of columns that the header tells, as RecBole writes them.
     """
 
@@ -66,7 +66,7 @@ class Understood:
 
 
 def understand(patterns: Sequence[str], what: str) -> Understood:
-    """Looks at the first of some files.
+    """Inspects the first of some files.
 
     Args:
         patterns: Paths or globs.
@@ -122,7 +122,7 @@ def _likely_columns(columns: Sequence[str], counts: Mapping[str, int]) -> list[s
 
 
 def _encoding(start: bytes) -> tuple[str, str]:
-    """Returns the encoding of a text, and what tells it."""
+    """Returns the encoding of a text, and the evidence for it."""
     wide = wide_encoding(start[:START_BYTES])
     if wide is not None:
         why = "it begins with its mark" if wide == "utf-16" else "every other byte is NUL"
@@ -159,12 +159,12 @@ _COMMA, _POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """How a table is written.
+    """Layout of a table of text.
 
     Attributes:
         csv: What reads its rows.
         names: Names of its columns, in their order.
-        evidence: What was seen, a sentence each.
+        evidence: The observations, a sentence each.
         explode: The column that holds a list of events, if one surely does.
         types: Types of columns that the header tells, as RecBole writes them.
     """

@@ -1,4 +1,4 @@
-"""What a run would do with the rows: which it rejects, and which are duplicates."""
+"""Predicts which rows a run rejects, and which are duplicates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclasses.dataclass
 class Findings:
-    """What became of the rows.
+    """Counts of good, rejected and duplicate rows.
 
     Attributes:
         n_read: Rows; events where a row holds a list of them.
@@ -173,7 +173,7 @@ def check_rows(
         config: Which column holds what.
         now: The time [seconds since 1970, UTC].
         sample: Rows to read; `None`: all.
-        advance: Told of what was read.
+        advance: Called with the progress.
         known: The ids of the catalogues, by `items` and `users`.
     """
     findings = Findings()

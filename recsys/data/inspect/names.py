@@ -1,4 +1,4 @@
-"""What the name of a column says about it, and untrusted text fit for a terminal."""
+"""Roles suggested by column names; makes untrusted text safe for a terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def role_words(name: str) -> set[str]:
 
 
 def name_score(name: str, role: str) -> int:
-    """Returns how much a name speaks for a role: 0 not at all, to 4."""
+    """Returns how strongly a name suggests a role, from 0 (not at all) to 4."""
     words, known = words_of(name), _ROLES[role]
     if not words:
         return 0

@@ -1,4 +1,4 @@
-"""What each column of a source holds, streamed; and in which unit or format it holds times."""
+"""Profiles the columns of a source in one pass, with units and formats of times."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Profile:
         return to_times(column, self.unit or "seconds", next(iter(self.time_formats), None))
 
     def _decide(self, column: pa.Array, ids: pa.Array, is_list: bool, now: int) -> None:
-        """Tells the kind by the first values."""
+        """Determines the kind from the first values."""
         head = column.slice(0, 20_000)
         n = max(1, len(ids.slice(0, 20_000)) - ids.slice(0, 20_000).null_count)
         if is_list:
@@ -220,7 +220,7 @@ def profile_columns(
         what: What it holds, for errors.
         now: The time [seconds since 1970, UTC].
         sample: Rows to read; `None`: all.
-        advance: Told of what was read.
+        advance: Called with the progress.
 
     Returns:
         The profile of each column by name, and the rows that could not be placed.
@@ -241,7 +241,7 @@ def profile_columns(
 
 
 def has_words(profile: Profile) -> bool:
-    """Returns whether a text column holds sentences more than names of kinds."""
+    """Returns whether a text column holds sentences rather than categories."""
     return profile.kind == "text" and profile.n_characters > 12 * max(1, profile.n_values)
 
 

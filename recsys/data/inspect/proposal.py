@@ -1,4 +1,4 @@
-"""All that a look at files gives, from the dialect to the config; and how the data can be split."""
+"""Inspects files: from the dialect to the proposed config, and ways to split the data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SMALL_COUNT = 20
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The result of an inspection.
 
     Attributes:
         understood: How the interactions are written.
@@ -47,8 +47,8 @@ class Report:
         findings: What a run would do with the rows; `None` likewise.
         split: How the data can be split; `None` likewise.
         sides: The items and the users, where files of theirs were given.
-        undecided: What is open: a sentence each.
-        options: The words that would decide it.
+        undecided: Undecided roles, a sentence each.
+        options: The `--map` options that would decide them.
     """
 
     understood: Understood
@@ -70,7 +70,7 @@ def inspect_files(
     sample: int | None,
     advance: Advance,
 ) -> Report:
-    """Looks at files.
+    """Inspects raw files.
 
     Args:
         patterns: Interactions: paths or globs.
@@ -78,7 +78,7 @@ def inspect_files(
         maps: `ROLE=COLUMN` each.
         now: The time [seconds since 1970, UTC].
         sample: Rows to read of each; `None`: all.
-        advance: Told of bytes that were read.
+        advance: Called with the bytes that were read.
 
     Raises:
         RecsysError: Files can't be read or understood.
@@ -182,7 +182,7 @@ def _undecided_ids(sides: Mapping[str, Side], roles: Roles) -> Iterator[str]:
 
 
 def _hopeless(findings: Findings) -> list[str]:
-    """Returns why a run with the config would come to nothing, if it would."""
+    """Returns why a run with the config would fail, if it would."""
     if not findings.n_good:
         most = max(findings.rejected, key=findings.rejected.__getitem__, default="no row")
         return [f"a run would reject every row, most often for: {most}; map other columns"]
@@ -213,7 +213,7 @@ def interactions_config(
 
 
 def _is_count(weight: Profile) -> bool:
-    """Returns whether weights are counts of which the largest would drown the others."""
+    """Returns whether weights are counts whose largest would dominate the others."""
     return weight.kind == "whole number" and (weight.highest or 0) > _SMALL_COUNT
 
 

@@ -1,6 +1,6 @@
-"""Which column is the user, the item, the time …, with the reason; never a silent guess.
+"""Assigns columns to roles (user, item, time, …) with reasons; never guesses silently.
 
-Names of columns speak for a role, and values do: those that a catalogue has as ids, and
+Evidence for a role are the names of columns and their values: ids of a catalogue, and
 lists of events.
 """
 
@@ -33,11 +33,11 @@ _MOST_KINDS = 50
 
 @dataclasses.dataclass(frozen=True)
 class Role:
-    """A column that was found for a role.
+    """The column of a role.
 
     Attributes:
         column: Its name.
-        reason: Why it is the one.
+        reason: Why it was chosen.
     """
 
     column: str
@@ -46,12 +46,12 @@ class Role:
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """What was decided, and what wasn't.
+    """Decided and undecided roles.
 
     Attributes:
         decided: The column of each role.
-        undecided: What is open about each needed role that has none: a sentence.
-        options: The `--map` words that would decide it.
+        undecided: A sentence for each required role without a column.
+        options: The `--map` options that would decide them.
     """
 
     decided: dict[str, Role]
@@ -145,7 +145,7 @@ def find_roles(
 def _tell_formats(
     profile: Profile, role: str, undecided: dict[str, str], options: dict[str, str]
 ) -> None:
-    """Says where several formats fit the times equally well."""
+    """Reports where several formats fit the times equally well."""
     if role == "timestamp" and len(profile.time_formats) > 1:
         formats = " or ".join(profile.time_formats)
         undecided[role] = f"timestamp: {shown(profile.name)} may be {formats}: no value tells which"

@@ -1,4 +1,4 @@
-"""Files of items or of users: their id, title and features, and what a run does with their rows."""
+"""Inspects files of items or users: id, title, features, and the rows a run rejects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Side:
         id: The column of the id; `None` while undecided.
         title: The column of the name that people see, if there is one.
         features: The features that columns make.
-        left_out: Columns that make none, and why.
+        left_out: Columns that are no features, and why.
         findings: What a run would do with the rows; `None` while the id is undecided.
         ids: The ids of the good rows.
     """
@@ -78,7 +78,7 @@ def find_side(
 
 
 def with_findings(what: str, side: Side, sample: int | None) -> Side:
-    """Returns a side with what a run would do with its rows."""
+    """Returns a side with the findings on its rows."""
     config = _config(what, side)
     if config is None:
         return side
@@ -138,11 +138,11 @@ def find_features(
     types: Mapping[str, str],
     taken: Iterable[str] = (),
 ) -> tuple[list[Feature], dict[str, str]]:
-    """Returns the features that columns make, and why others make none.
+    """Returns the features that columns can provide, and why other columns can't.
 
     Args:
         profiles: The columns.
-        used: Columns that aren't asked: the id's.
+        used: Columns to skip: the id.
         types: Types that the header tells, by column, as RecBole writes them.
         taken: Names that other features have.
     """
@@ -173,7 +173,7 @@ def find_features(
 
 
 def _why_not(profile: Profile, kind: _Kind, type_: str) -> str:
-    """Returns why a column makes no feature; nothing if it does."""
+    """Returns why a column is no feature; empty if it is one."""
     n, n_distinct = profile.n_values, len(profile.distinct)
     if profile.is_url:
         return "web addresses"
@@ -191,7 +191,7 @@ def _why_not(profile: Profile, kind: _Kind, type_: str) -> str:
 
 
 def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
-    """Returns how the model may read a column."""
+    """Returns the feature type of a column."""
     if name_score(profile.name, "title") >= 3 and profile.kind == "text":
         return "categories" if separator in ("|", ";") else "words"
     if profile.kind == "list" or separator:

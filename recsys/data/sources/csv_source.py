@@ -97,7 +97,7 @@ class CsvSource(CsvFormat, TextSource):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What the rows of a file look like.
+    """Layout of the rows of a file.
 
     Attributes:
         file: The file.
@@ -159,7 +159,7 @@ def _is_utf8(block: bytes) -> bool:
 def _reasons(
     rows: Rows, is_text: np.ndarray | None, is_good: np.ndarray | None, dialect: Dialect
 ) -> np.ndarray:
-    """Returns what is wrong with each row `[n]`; nothing is the empty text."""
+    """Returns the fault of each row `[n]`; empty for a good row."""
     reason = np.full(len(rows), "", object)
     texts = np.arange(len(rows))
     if is_text is not None:
@@ -222,7 +222,7 @@ def _arrow_rows(rows: Rows, layout: Layout) -> _Parsed:
 
 
 def _read_text(text: bytes, n_rows: int, layout: Layout, has_quotes: bool) -> _Parsed | None:
-    """Returns what Arrow makes of a text; `None` where it can't, or sees other rows."""
+    """Returns Arrow's parse of a text; `None` if it fails or splits other rows."""
     delimiter = layout.dialect.delimiter.encode()
     if len(delimiter) > 1:
         mark = None if has_quotes else next((m for m in _MARKS if m not in text), None)
@@ -363,7 +363,7 @@ def read_csv(
 
     Args:
         stream: The text, UTF-8, behind its header.
-        layout: What its rows look like.
+        layout: Layout of its rows.
         first_line: Line that the stream stands at, from 1 on.
         block_bytes: Bytes parsed at a time.
     """

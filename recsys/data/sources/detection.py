@@ -1,4 +1,4 @@
-"""The format of a file, by its name and its first bytes."""
+"""Detects the format of a file by its name and its first bytes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def find_source(path: str, start: bytes, config: SourceConfig) -> Source:
     Args:
         path: The file.
         start: Its first bytes, decompressed.
-        config: What says its format, or `auto`.
+        config: Names its format, or `auto`.
 
     Raises:
-        RecsysError: The config or the name says another thing than the bytes.
+        RecsysError: The config or the name contradicts the bytes.
     """
     is_stated = config.format != "auto"
     if isinstance(config.format, Source):

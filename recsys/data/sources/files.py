@@ -1,4 +1,4 @@
-"""Which files a config names, how large they are, and their bytes.
+"""The files that a config names, their sizes, and their bytes.
 
 A file's size is taken once. No more than that is read, so that one which grows
 meanwhile gives the same rows to every reader; one that got shorter is an error.
@@ -176,7 +176,7 @@ def file_size(path: str) -> int:
 
 
 def open_file(path: str) -> BinaryIO:
-    """Opens a file for reading, unbuffered ends apart; it can seek.
+    """Opens a seekable file for reading.
 
     Raises:
         RecsysError: It can't be opened.
@@ -252,7 +252,7 @@ class Section(io.RawIOBase):
         return data
 
     def readable(self) -> bool:
-        """Returns that it is."""
+        """Returns True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:

@@ -1,4 +1,4 @@
-"""The bytes and the UTF-8 text of files, whatever their compression and encoding, within limits."""
+"""Opens files as bytes or UTF-8 text, of any compression and encoding, within limits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode
 
 
 class Readable(Protocol):
-    """What bytes are read from."""
+    """A stream that bytes are read from."""
 
     def read(self, size: int, /) -> bytes:
         """Returns the next bytes, at most `size`; none at the end."""
@@ -74,7 +74,7 @@ class Readable(Protocol):
 
 
 def most_bytes(file_bytes: int) -> int:
-    """Returns what a file may come to [bytes]: a thousand times its size, and 64 MiB."""
+    """Returns the limit of a file's content [bytes]: 1000 times its size, plus 64 MiB."""
     return _FREE_BYTES + _MOST_TIMES * file_bytes
 
 
@@ -84,7 +84,7 @@ def most_rows(file_bytes: int) -> int:
 
 
 class Growth:
-    """Adds up what a file comes to.
+    """Adds up the decompressed bytes of a file, up to the limit.
 
     Args:
         file: The file.
@@ -106,7 +106,7 @@ class Growth:
 
 
 def bomb(file: str, file_bytes: int, received: str) -> RecsysError:
-    """Returns the error of a file that comes to too much."""
+    """Returns the error of a file whose content is too large."""
     return RecsysError(
         "R281",
         f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
@@ -174,7 +174,7 @@ def wide_encoding(start: bytes) -> str | None:
 
 
 def kind_of_bytes(start: bytes) -> str | None:
-    """Returns what bytes are that are no text of one byte or several a character."""
+    """Returns the kind of bytes that are no text."""
     kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
     # A few NUL bytes are damage; a text that is full of them is none.
     if kind is None and start.count(b"\0") * 16 > len(start):
@@ -298,7 +298,7 @@ def _decompressor(section: Section, compression: Compression) -> Any:
 
 
 class _WithoutMark:
-    """Leaves out a byte order mark at the start of a stream."""
+    """Skips a byte order mark at the start of a stream."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream, self._is_at_start = stream, True

@@ -1,6 +1,6 @@
-"""A raw column of any Arrow type as plain values; null where a value is none.
+"""Converts a raw column of any Arrow type to plain values; invalid values become null.
 
-Nothing is guessed: text that isn't wholly of a kind is null. What formats write in
+Nothing is guessed: text that doesn't match completely is null. What formats write in
 different ways comes out equal: 7, 7.0 as a double and "7" are one id, "007" is another.
 """
 

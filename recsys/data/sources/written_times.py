@@ -1,4 +1,4 @@
-"""Text of times in a format of its own, as `31/12/2023 10:00`, to seconds."""
+"""Parses times in a custom format, such as `31/12/2023 10:00`, to seconds."""
 
 from __future__ import annotations
 
