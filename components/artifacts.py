@@ -58,3 +58,8 @@ def set_parquet_splits(examples: Examples, splits: Sequence[str]) -> None:
     """Declares that `examples` are Parquet files in `splits`."""
     examples.split_names = artifact_utils.encode_split_names(list(splits))
     examples_utils.set_payload_format(examples, example_gen_pb2.PayloadFormat.FORMAT_PARQUET)
+
+
+def statistics_property(what: str) -> str:
+    """Returns the custom property of a `Verdict` that has the id of its statistics."""
+    return f"{what}_statistics_id"

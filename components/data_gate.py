@@ -9,9 +9,8 @@ from typing import Any
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 
-from components.artifacts import DeadLetters, Validation
+from components.artifacts import DeadLetters, Validation, statistics_property
 from components.artifacts import Verdict as VerdictArtifact
-from components.earlier_statistics import statistics_property
 from recsys.config import GateConfig
 from recsys.data.dead_letters import check_rejected
 from recsys.errors import RecsysError
@@ -56,33 +55,33 @@ def DataGate(
     """
     del code
     gate = GateConfig.model_validate_json(config)
-    validations = _given(interaction_validation, item_validation, user_validation)
-    letters = _given(interaction_letters, item_letters, user_letters)
+    validations = _by_kind(interaction_validation, item_validation, user_validation)
+    letters = _by_kind(interaction_letters, item_letters, user_letters)
     for what, folder in letters.items():
         check_rejected(what, Path(folder.uri), gate.max_rejected_share)
-    found = {what: _read(Path(one.uri)) for what, one in validations.items()}
-    for what, one in validations.items():
-        check_validation(found[what], Path(one.uri))
-    (Path(verdict.uri) / "verdict.json").write_text(json.dumps(found, indent=1) + "\n")
-    for what, one in validations.items():
-        for page in Path(one.uri).glob("*.html"):
+    contents = {what: _read(Path(artifact.uri)) for what, artifact in validations.items()}
+    for what, artifact in validations.items():
+        check_validation(contents[what], Path(artifact.uri))
+    (Path(verdict.uri) / "verdict.json").write_text(json.dumps(contents, indent=1) + "\n")
+    for what, artifact in validations.items():
+        for page in Path(artifact.uri).glob("*.html"):
             shutil.copy(page, verdict.uri)
         name = statistics_property(what)
-        verdict.set_int_custom_property(name, one.get_int_custom_property(name))
+        verdict.set_int_custom_property(name, artifact.get_int_custom_property(name))
 
 
-def check_validation(found: Mapping[str, Any], folder: Path) -> None:
+def check_validation(validation: Mapping[str, Any], folder: Path) -> None:
     """Raises an error if the data breaks its schema, or lies too far from earlier data.
 
     Args:
-        found: `validation.json`.
+        validation: `validation.json`.
         folder: Where it lies.
     """
-    if found["anomalies"]:
-        raise _broken_schema(found["what"], found["anomalies"], folder)
-    beyond = [one for one in found["comparisons"] if one["exceeds"]]
+    if validation["anomalies"]:
+        raise _broken_schema(validation["what"], validation["anomalies"], folder)
+    beyond = [distance for distance in validation["comparisons"] if distance["exceeds"]]
     if beyond:
-        raise _too_far(found["what"], beyond, folder)
+        raise _too_far(validation["what"], beyond, folder)
 
 
 def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], folder: Path) -> RecsysError:
@@ -99,7 +98,7 @@ def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], folder: Pa
 
 def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], folder: Path) -> RecsysError:
     # Drift first: it is what changed since yesterday.
-    first = min(beyond, key=lambda one: (one["kind"], -one["value"]))
+    first = min(beyond, key=lambda distance: (distance["kind"], -distance["value"]))
     code, earlier, key = _EARLIER[first["kind"]]
     note = f"; {first['note']}" if first["note"] else ""
     return RecsysError(
@@ -117,10 +116,10 @@ def _read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "validation.json").read_text())
 
 
-def _more(found: Sequence[object]) -> str:
-    return f" ({len(found) - 1} more)" if len(found) > 1 else ""
+def _more(findings: Sequence[object]) -> str:
+    return f" ({len(findings) - 1} more)" if len(findings) > 1 else ""
 
 
-def _given(interactions: Any, items: Any, users: Any) -> dict[str, Any]:
+def _by_kind(interactions: Any, items: Any, users: Any) -> dict[str, Any]:
     sides = {"interactions": interactions, "items": items, "users": users}
-    return {what: one for what, one in sides.items() if one is not None}
+    return {what: artifact for what, artifact in sides.items() if artifact is not None}

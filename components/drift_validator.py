@@ -1,25 +1,240 @@
-"""DriftValidator: today's statistics against earlier ones, and all that TFDV found, as JSON."""
+"""DriftValidator: today's statistics against earlier ones, and all that TFDV found, as JSON.
+
+TFDV compares what the schema has comparators for. A schema that people committed may
+have some; the config's limits fill in the rest.
+"""
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow_data_validation as tfdv
-from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2
+from tensorflow_metadata.proto.v0 import anomalies_pb2, schema_pb2, statistics_pb2
 from tfx.components.statistics_gen import stats_artifact_utils
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types import artifact_utils
 from tfx.types.standard_artifacts import ExampleAnomalies, ExampleStatistics, Schema
 
-from components.artifacts import Validation
-from components.comparators import Comparison, Kind, Limits, compare
-from components.earlier_statistics import statistics_property
-from components.statistics_pages import Statistics, write_pages
-from components.statistics_summary import summarize_split
+from components.artifacts import Validation, statistics_property
+from components.statistics_pages import Statistics, summarize_split, write_pages
 from recsys.config import Share, Strict
+
+Kind = Literal["drift", "skew"]
+
+L_INFINITY = "L-infinity"
+JENSEN_SHANNON = "Jensen-Shannon"
+MISSING = "missing"
+
+NO_LIMIT = 1.0
+"""Both measures end at 1: nothing exceeds it."""
+
+LEAST_USERS = 100
+"""Users, or rows where there are none, that a split needs for the config's limits to hold."""
+
+_USER = "user_id"
+_SHOWN_CHARACTERS = 60
+_COMPARATORS = {"drift": "drift_comparator", "skew": "skew_comparator"}
+_MEASUREMENTS = {"drift": "drift_measurements", "skew": "skew_measurements"}
+_EARLIER = {"drift": "previous_statistics", "skew": "serving_statistics"}
+_MEASURES = {
+    anomalies_pb2.DriftSkewInfo.Measurement.L_INFTY: L_INFINITY,
+    anomalies_pb2.DriftSkewInfo.Measurement.JENSEN_SHANNON_DIVERGENCE: JENSEN_SHANNON,
+}
+_NUMBERS = (
+    statistics_pb2.FeatureNameStatistics.INT,
+    statistics_pb2.FeatureNameStatistics.FLOAT,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How far a column of a split lies from the earlier one.
+
+    Attributes:
+        kind: `drift`, from the data accepted before; `skew`, from what the last blessed
+            model was trained on.
+        split: Name of the split.
+        column: Name of the column.
+        measure: `L-infinity`, the largest change of a value's share, for text;
+            `Jensen-Shannon`, the divergence of the histograms to the base 2, for numbers;
+            `missing`, the change of the share of rows without a value.
+        value: The distance [0..1]; None where it could not be measured.
+        limit: The highest that is allowed; None: any is.
+        note: The value that moved most, or why there is no distance.
+    """
+
+    kind: Kind
+    split: str
+    column: str
+    measure: str
+    value: float | None
+    limit: float | None
+    note: str = ""
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the distance is beyond the limit."""
+        return self.value is not None and self.limit is not None and self.value > self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What is compared, and how far it may move.
+
+    Attributes:
+        limit: Highest distance of a column whose schema says nothing else; None: no limit.
+            It doesn't hold for splits of fewer than `LEAST_USERS`: what a few users like
+            is no property of the data.
+        ids: Columns that are measured without a limit: on a small split one busy user
+            moves them far.
+        moving: Columns that are not compared, as their values move with time.
+    """
+
+    limit: float | None
+    ids: Collection[str] = ()
+    moving: Collection[str] = ()
+
+
+def compare(
+    kind: Kind,
+    split: str,
+    now: statistics_pb2.DatasetFeatureStatisticsList,
+    earlier: statistics_pb2.DatasetFeatureStatisticsList,
+    schema: schema_pb2.Schema,
+    limits: Limits,
+) -> list[Comparison]:
+    """Returns the distance of each column of `now` from the same of `earlier`.
+
+    Args:
+        kind: Which comparators of the schema count.
+        split: Name of the split.
+        now: Statistics of today's split.
+        earlier: Statistics of the same split before.
+        schema: The schema; its own comparators go before the limits.
+        limits: What is compared, and how far it may move.
+    """
+    if min(_n_users(now), _n_users(earlier)) < LEAST_USERS:
+        limits = dataclasses.replace(limits, limit=None)
+    compared = schema_pb2.Schema()
+    compared.CopyFrom(schema)
+    skipped = list(_set_comparators(kind, split, now, earlier, compared, limits))
+    anomalies = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
+    emptied = _emptied(kind, split, _shares_missing(now), _shares_missing(earlier), limits)
+    return sorted(
+        [*_measured(kind, split, anomalies), *skipped, *emptied],
+        key=lambda distance: (distance.column, distance.measure),
+    )
+
+
+def _set_comparators(
+    kind: Kind,
+    split: str,
+    now: statistics_pb2.DatasetFeatureStatisticsList,
+    earlier: statistics_pb2.DatasetFeatureStatisticsList,
+    schema: schema_pb2.Schema,
+    limits: Limits,
+) -> Iterator[Comparison]:
+    """Gives each column of the schema its comparator; yields those that are not compared."""
+    columns, before = _columns(now), _columns(earlier)
+    for feature in schema.feature:
+        name = feature.name
+        note = _why_not(name, columns, before, limits)
+        if note:
+            feature.ClearField(_COMPARATORS[kind])
+            yield Comparison(kind, split, name, _measure(columns.get(name)), None, None, note)
+        elif not feature.HasField(_COMPARATORS[kind]):
+            limit = None if name in limits.ids else limits.limit
+            measure = _measure(columns[name])
+            _threshold(getattr(feature, _COMPARATORS[kind]), measure).threshold = (
+                NO_LIMIT if limit is None else limit
+            )
+
+
+def _why_not(name: str, now: dict[str, Any], earlier: dict[str, Any], limits: Limits) -> str:
+    if name in limits.moving:
+        return "not compared: it moves with time"
+    if name not in now:
+        return "not compared: it has no value"
+    if name not in earlier:
+        return "not compared: it had no value before"
+    if _measure(now[name]) != _measure(earlier[name]):
+        return "not compared: it was of another type"
+    return ""
+
+
+def _columns(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[str, Any]:
+    """Returns the statistics of each column that has a value."""
+    return {
+        feature.path.step[0]: feature
+        for feature in statistics.datasets[0].features
+        if _common(feature).num_non_missing
+    }
+
+
+def _n_users(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> int:
+    """Returns the number of different users; of rows, where the data has no users."""
+    user = _columns(statistics).get(_USER)
+    return int(user.string_stats.unique if user else statistics.datasets[0].num_examples)
+
+
+def _shares_missing(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> dict[str, float]:
+    counts = {feature.path.step[0]: _common(feature) for feature in statistics.datasets[0].features}
+    return {
+        name: count.num_missing / max(count.num_missing + count.num_non_missing, 1)
+        for name, count in counts.items()
+    }
+
+
+def _emptied(
+    kind: Kind, split: str, now: dict[str, float], earlier: dict[str, float], limits: Limits
+) -> Iterator[Comparison]:
+    """Yields the columns whose share of missing values changed; TFDV measures values only."""
+    for name in now.keys() & earlier.keys():
+        if now[name] != earlier[name]:
+            note = f"{earlier[name]:.1%} before, {now[name]:.1%} now"
+            moved = abs(now[name] - earlier[name])
+            yield Comparison(kind, split, name, MISSING, moved, limits.limit, note)
+
+
+def _common(feature: statistics_pb2.FeatureNameStatistics) -> Any:
+    return getattr(feature, feature.WhichOneof("stats")).common_stats
+
+
+def _measure(feature: statistics_pb2.FeatureNameStatistics | None) -> str:
+    return JENSEN_SHANNON if feature is not None and feature.type in _NUMBERS else L_INFINITY
+
+
+def _threshold(comparator: schema_pb2.FeatureComparator, measure: str) -> Any:
+    if measure == L_INFINITY:
+        return comparator.infinity_norm
+    return comparator.jensen_shannon_divergence
+
+
+def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Iterator[Comparison]:
+    """Yields what TFDV measured, with its words where a distance is beyond the limit."""
+    for info in anomalies.drift_skew_info:
+        column = info.path.step[0]
+        for measured in getattr(info, _MEASUREMENTS[kind]):
+            limit = None if measured.threshold >= NO_LIMIT else measured.threshold
+            measure = _MEASURES.get(measured.type, "distance")
+            comparison = Comparison(kind, split, column, measure, measured.value, limit)
+            note = _most_moved(anomalies, column) if comparison.exceeds else ""
+            yield dataclasses.replace(comparison, note=note)
+
+
+def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
+    """Returns the value whose share moved most, which TFDV says in its sentence alone."""
+    for reason in anomalies.anomaly_info[column].reason:
+        _, mark, value = reason.description.partition("maximum difference is: ")
+        if mark:
+            return f"most of all the value {value[:_SHOWN_CHARACTERS]!r}"
+    return ""
+
+
+# --- the component
 
 
 class DriftLimits(Strict):
@@ -70,17 +285,17 @@ def DriftValidator(
         "drift": _load(accepted_statistics),
         "skew": _load(trained_statistics),
     }
-    compared = list(_compare(limits, now, earlier, tfdv.load_schema_text(str(schema_file))))
-    found = {
+    distances = list(_distances(limits, now, earlier, tfdv.load_schema_text(str(schema_file))))
+    content = {
         "what": limits.what,
         "schema": str(schema_file),
         "anomalies": list(read_anomalies(Path(anomalies.uri))),
-        "comparisons": [_as_json(one) for one in compared],
-        "earlier": {kind: bool(one) for kind, one in earlier.items()},
-        "splits": {split: summarize_split(one) for split, one in now.items()},
+        "comparisons": [_as_json(distance) for distance in distances],
+        "earlier": {kind: bool(statistics) for kind, statistics in earlier.items()},
+        "splits": {split: summarize_split(proto) for split, proto in now.items()},
         "pages": write_pages(Path(validation.uri), limits.what, now, earlier["drift"]),
     }
-    (Path(validation.uri) / "validation.json").write_text(json.dumps(found, indent=1) + "\n")
+    (Path(validation.uri) / "validation.json").write_text(json.dumps(content, indent=1) + "\n")
     validation.set_int_custom_property(statistics_property(limits.what), statistics.id)
 
 
@@ -105,7 +320,7 @@ def _load(artifact: ExampleStatistics | None) -> Statistics:
     }
 
 
-def _compare(
+def _distances(
     limits: DriftLimits,
     now: Statistics,
     earlier: Mapping[Kind, Statistics],

@@ -9,8 +9,8 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelEvaluation, TransformGraph
 
 from components.artifacts import DeadLetters, InteractionData, ServingBundle
-from components.stage import run_with_config
 from recsys.runs.lineage import describe_source
+from recsys.system.process import run_stage_with_config
 
 
 @component
@@ -55,18 +55,18 @@ def Exporter(
     for option, graph in (("--transform", item_graph), ("--user-transform", user_graph)):
         if graph is not None:
             arguments += [option, graph.uri]
-    told = {
+    sources = {
         "interactions": (interactions_letters, interactions_digest),
         "items": (items_letters, items_digest),
         "users": (users_letters, users_digest),
     }
     data = {
         what: describe_source(Path(letters.uri), digest)
-        for what, (letters, digest) in told.items()
+        for what, (letters, digest) in sources.items()
         if letters is not None
     }
     with tempfile.TemporaryDirectory(prefix="recsys-export-") as folder:
         file = Path(folder) / "data.json"
         file.write_text(json.dumps(data), encoding="utf-8")
         arguments += ["--told-data", str(file)] if data else []
-        run_with_config("recsys.bundles.export", config, arguments, backend="tensorflow")
+        run_stage_with_config("recsys.bundles.export", config, arguments, backend="tensorflow")

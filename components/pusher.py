@@ -67,5 +67,5 @@ def Pusher(
         model = blessing.get_int_custom_property(CURRENT_MODEL)
         pushed.set_int_custom_property(CURRENT_MODEL, model)
     pushed.set_int_custom_property("pushed", int(destination is not None))
-    told = {"destination": None if destination is None else str(destination), "reason": reason}
-    (Path(pushed.uri) / "pushed.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
+    content = {"destination": None if destination is None else str(destination), "reason": reason}
+    (Path(pushed.uri) / "pushed.json").write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -59,17 +59,19 @@ def Reporter(
     """
     del code
     letters = {"interactions": interaction_letters, "items": item_letters, "users": user_letters}
-    told = json.loads((Path(pushed.uri) / "pushed.json").read_text())
+    push = json.loads((Path(pushed.uri) / "pushed.json").read_text())
     write_report(
         Path(report.uri),
         config=json.loads(config),
-        dead_letters={what: Path(one.uri) for what, one in letters.items() if one is not None},
+        dead_letters={
+            what: Path(artifact.uri) for what, artifact in letters.items() if artifact is not None
+        },
         data=Path(data.uri),
         model=Path(model.uri),
         evaluation=Path(evaluation.uri),
         bundle=Path(bundle.uri),
-        pushed=told["destination"],
-        not_pushed=told.get("reason"),
+        pushed=push["destination"],
+        not_pushed=push.get("reason"),
         validation=Path(verdict.uri),
         vocabularies=Path(vocabularies.uri),
         record=Path(records) / run_id,

@@ -8,7 +8,7 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelBlessing, ModelEvaluation
 
 from components.artifacts import CURRENT_MODEL, InteractionData
-from components.stage import run_with_config
+from recsys.system.process import run_stage_with_config
 
 
 @component
@@ -36,7 +36,7 @@ def RetrievalEvaluator(
     arguments = ["--model", model.uri, "--data", data.uri, "--out", evaluation.uri]
     if blessed_model is not None:
         arguments += ["--blessed", blessed_model.uri]
-    run_with_config("recsys.evaluate", config, arguments, backend="jax")
+    run_stage_with_config("recsys.evaluate", config, arguments, backend="jax")
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
     _bless(blessing, result["verdict"]["blessed"], model, blessed_model)
 

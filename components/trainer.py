@@ -5,7 +5,7 @@ from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model
 
 from components.artifacts import InteractionData, Verdict
-from components.stage import run_with_config
+from recsys.system.process import run_stage_with_config
 
 
 @component
@@ -34,4 +34,4 @@ def Trainer(
     folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
     if base is not None:
         folders += ["--base", base.uri]
-    run_with_config("recsys.train", config, folders, backend="jax")
+    run_stage_with_config("recsys.train", config, folders, backend="jax")

@@ -46,7 +46,9 @@ def VocabularyGen(
         interactions=Path(interactions.uri),
         cut=interactions.get_int_custom_property(CUT_PROPERTY),
         entities={
-            name: Path(one.uri) / f"Split-{SPLIT}" for name, one in known.items() if one is not None
+            name: Path(examples.uri) / f"Split-{SPLIT}"
+            for name, examples in known.items()
+            if examples is not None
         },
         previous=None if previous is None else Path(previous.uri),
         out=Path(vocabularies.uri),

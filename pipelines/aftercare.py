@@ -62,7 +62,7 @@ def tell_of_killed(config: Config, run_ids: Sequence[str]) -> None:
     for run_id in run_ids:
         try:
             result = _record(root, run_id) or {"name": config.name, "state": "killed"}
-            _say(None, send_summary(run_summary(run_id, result, root), config.notify))
+            _note_results(None, send_summary(run_summary(run_id, result, root), config.notify))
         except Exception:  # noqa: BLE001 tonight's run has nothing to do with it
             logging.exception("Nobody could be told of the killed run %s.", run_id)
 
@@ -79,9 +79,9 @@ def _after_run(
         notify = notify.model_copy(update={"total_s": min(notify.total_s, _STOPPED_S)})
     night = run_summary(run_id, result, root)
     night["cleaned"] = clean_after_run(config) if error is None else None
-    told = send_summary(night, notify)
-    _say(night["cleaned"], told)
-    return {**night, "webhook": told}
+    webhook = send_summary(night, notify)
+    _note_results(night["cleaned"], webhook)
+    return {**night, "webhook": webhook}
 
 
 def _record(root: Path, run_id: str | None) -> dict[str, Any] | None:
@@ -94,19 +94,19 @@ def _record(root: Path, run_id: str | None) -> dict[str, Any] | None:
         return None
 
 
-def _say(cleaned: dict[str, Any] | None, told: dict[str, Any] | None) -> None:
-    """Tells whoever watches the run, and the log."""
+def _note_results(cleaned: dict[str, Any] | None, webhook: dict[str, Any] | None) -> None:
+    """Emits what was cleaned and sent as events, and logs it."""
     if cleaned and cleaned["removed"]:
         things = counted(cleaned["removed"], "thing", "things")
         _note("clean", f"{things} of earlier runs removed, {size(cleaned['freed'])}")
-    if told is None:
+    if webhook is None:
         return
-    tries = counted(told["attempts"], "attempt", "attempts")
-    if told["sent"]:
-        _note("webhook", f"{told['host']} was told ({tries})")
+    tries = counted(webhook["attempts"], "attempt", "attempts")
+    if webhook["sent"]:
+        _note("webhook", f"{webhook['host']} was told ({tries})")
     else:
-        where = told["host"] or "nobody"
-        _note("webhook", f"{where} could not be told ({tries}): {told['error']}")
+        where = webhook["host"] or "nobody"
+        _note("webhook", f"{where} could not be told ({tries}): {webhook['error']}")
 
 
 def _note(step: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m pipelines.clean`: removes what retention lets go, and tells ML Metadata first.
+"""`python -m pipelines.clean`: removes what retention lets go, and marks it in ML Metadata first.
 
 An artifact is marked as deleted before its folder goes: TFX's cache and every resolver
 take live artifacts alone, so a kill in between leaves a folder that nobody uses, and
@@ -17,8 +17,7 @@ import ml_metadata as mlmd
 from absl import logging
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from pipelines.known import read_known
-from pipelines.metadata_store import open_store, with_password
+from pipelines.metadata_store import open_store, read_known, with_password
 from pipelines.recovery import sweep_empty
 from recsys.config import Config
 from recsys.config_file import load_config
@@ -84,7 +83,9 @@ def make_plan(config: Config, known: Known, now: float) -> Plan:
     reports = _reports(known, since)
     goes, stays = plan_artifacts(known, reasons, root / "artifacts", reports_stay=reports)
     more, others = plan_files(root, config.name, known.runs, keep, since)
-    unused, used = plan_segments(root, [one.path for one in stays if one.name == EXAMPLES], keep)
+    unused, used = plan_segments(
+        root, [thing.path for thing in stays if thing.name == EXAMPLES], keep
+    )
     return Plan(with_sizes([*goes, *more, *unused]), with_sizes([*stays, *others, *used]))
 
 
@@ -112,8 +113,9 @@ def clean_after_run(config: Config) -> dict[str, Any] | None:
 def _reports(known: Known, since: float | None) -> set[int]:
     """Returns the ids of the reports whose run's record stays."""
     young = {run.id for run in known.runs if since is None or run.started >= since}
-    reports = {one.id for one in known.of_kind(REPORT)}
-    return {id_ for one in known.executions if one.run in young for id_ in one.artifacts} & reports
+    reports = {report.id for report in known.of_kind(REPORT)}
+    made = (execution.artifacts for execution in known.executions if execution.run in young)
+    return {id_ for ids in made for id_ in ids} & reports
 
 
 def _apply(config: Config, plan: Plan) -> list[list[str]]:
@@ -150,10 +152,10 @@ def _check_gone(root: Path) -> None:
 
 def _mark(store: mlmd.MetadataStore, ids: Sequence[int]) -> None:
     """Marks artifacts as deleted, all of them or none."""
-    found = store.get_artifacts_by_id(ids)
-    for artifact in found:
+    artifacts = store.get_artifacts_by_id(ids)
+    for artifact in artifacts:
         artifact.state = proto.Artifact.DELETED
-    store.put_artifacts(found)
+    store.put_artifacts(artifacts)
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

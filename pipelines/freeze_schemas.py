@@ -73,14 +73,14 @@ def last_schemas(config: Config) -> dict[str, Path]:
     if store is None:
         return {}
     history = History(store, config.name)
-    found = {what: _last_schema(history, what) for what in _SIDES}
-    return {what: file for what, file in found.items() if file is not None and file.is_file()}
+    files = {what: _last_schema(history, what) for what in _SIDES}
+    return {what: file for what, file in files.items() if file is not None and file.is_file()}
 
 
 def _last_schema(history: History, what: str) -> Path | None:
     """Returns the schema of the newest execution that inferred or read one."""
-    ran = [history.last_good(f"{step}.{what.capitalize()}") for step in _STEPS]
-    newest = max((one for one in ran if one is not None), key=lambda one: one.id, default=None)
+    runs = [history.last_good(f"{step}.{what.capitalize()}") for step in _STEPS]
+    newest = max(filter(None, runs), key=lambda execution: execution.id, default=None)
     if newest is None:
         return None
     return next(Path(history.output(newest, "schema").uri).glob("*.pbtxt"), None)

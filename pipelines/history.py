@@ -95,11 +95,11 @@ class History:
         return list(self._store.get_executions_by_context(context.id)) if context else []
 
     def _artifact_ids(self, execution_id: int, kinds: tuple[int, ...]) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        ids: dict[str, list[int]] = {}
         for event in self._store.get_events_by_execution_ids([execution_id]):
             if event.type in kinds:
-                found.setdefault(event.path.steps[0].key, []).append(event.artifact_id)
-        return found
+                ids.setdefault(event.path.steps[0].key, []).append(event.artifact_id)
+        return ids
 
 
 def _changes(before: Inputs, after: Inputs, producers: dict[str, str]) -> Iterator[str]:

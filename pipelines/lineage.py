@@ -10,8 +10,7 @@ from typing import Any
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
-from pipelines.known import read_known
-from pipelines.metadata_store import DATABASE_NAME, open_store
+from pipelines.metadata_store import DATABASE_NAME, open_store, read_known
 from recsys.config_file import load_config
 from recsys.runs.lineage import find_bundle, trace
 from recsys.system.process import stage_main
@@ -24,9 +23,9 @@ def lineage(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
     """
     for name in _pipelines(store):
         known = read_known(store, name)
-        found = find_bundle(known, bundle)
-        if found is not None:
-            return {"name": name, **trace(known, found)}
+        artifact = find_bundle(known, bundle)
+        if artifact is not None:
+            return {"name": name, **trace(known, artifact)}
     return None
 
 

@@ -23,8 +23,8 @@ if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from pipelines.failure import stopped_error
 from pipelines.metadata_store import check_metadata, with_password
+from pipelines.run_errors import stopped_error
 from recsys.config_file import default_config_path, load_config
 from recsys.data.source_check import check_sources
 from recsys.errors import BusyError, RecsysError
@@ -95,9 +95,9 @@ def _run(path: Path, overrides: list[str]) -> None:
         raise
     except StoppedError as stopped:
         step = runner and runner.step
-        said = stopped_error(stopped, step)
-        events.emit("error", error=said.to_json(), step=step)
-        _after(config, runner, said, "stopped")
+        reason = stopped_error(stopped, step)
+        events.emit("error", error=reason.to_json(), step=step)
+        _after(config, runner, reason, "stopped")
         raise
     if summary is not None:  # `tfx pipeline create` only looks at the pipeline.
         events.emit("finished", summary={**summary, "night": _after(config, runner)})
@@ -109,7 +109,7 @@ def _after(
     error: RecsysError | None = None,
     state: str = "failed",
 ) -> dict[str, Any] | None:
-    """Keeps house and tells people; nobody is told of a run that another one kept from starting."""
+    """Cleans and notifies after a run; does nothing where another run holds the root."""
     if config is None or isinstance(error, BusyError):
         return None
     from pipelines.aftercare import after_run

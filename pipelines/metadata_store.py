@@ -11,14 +11,18 @@ import os
 import re
 import socket
 import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2
+from ml_metadata.proto import metadata_store_pb2 as proto
 
 from recsys.config import Config
 from recsys.config.metadata import MysqlConfig
 from recsys.errors import RecsysError, UsageError
+from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun, State
 
 DATABASE_NAME = "metadata.sqlite"
 _TIMEOUT_S = 10.0
@@ -111,13 +115,13 @@ def open_store(config: Config) -> mlmd.MetadataStore | None:
     return mlmd.MetadataStore(connection)
 
 
-def _refused(mysql: MysqlConfig, said: str) -> RecsysError:
-    """Returns what to tell of a server that answered, and did not let us in.
+def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
+    """Returns the error of a server that answered, and refused the connection.
 
     What ML Metadata passes on of the server's own error is its text, or nothing.
     """
-    found = re.search(r"errno: (.*?),? *error:", said)
-    text = found[1].strip() if found else said.strip()
+    match = re.search(r"errno: (.*?),? *error:", message)
+    text = match[1].strip() if match else message.strip()
     where = f"on {mysql.host}:{mysql.port}"
     if not text or "Access denied" in text:
         return RecsysError(
@@ -193,3 +197,121 @@ def _root_id(root: Path) -> str:
         fresh.write_text(uuid.uuid4().hex + "\n", encoding="ascii")
         os.replace(fresh, file)
     return file.read_text(encoding="ascii").strip()
+
+
+# --- what ML Metadata knows of earlier runs
+
+_T = TypeVar("_T")
+_INPUTS = (proto.Event.INPUT, proto.Event.DECLARED_INPUT, proto.Event.INTERNAL_INPUT)
+_OUTPUTS = (proto.Event.OUTPUT, proto.Event.DECLARED_OUTPUT, proto.Event.INTERNAL_OUTPUT)
+_ENDED_WELL = (proto.Execution.COMPLETE, proto.Execution.CACHED)
+_STATES: dict[int, State] = {proto.Artifact.LIVE: "live", proto.Artifact.DELETED: "deleted"}
+_PARAMETERS = ("code", "files_digest")
+_AT_ONCE = 500
+
+
+def read_known(store: mlmd.MetadataStore, name: str) -> Known:
+    """Returns what ML Metadata knows of the pipeline `name`; of others nothing.
+
+    Args:
+        store: The store.
+        name: Name of the pipeline.
+    """
+    pipeline = store.get_context_by_type_and_name("pipeline", name)
+    if pipeline is None:
+        return Known((), (), {})
+    run_of, runs = _runs(store, pipeline.id)
+    executions = _executions(store, name, run_of)
+    ids = sorted({id_ for execution in executions for id_ in execution.artifacts})
+    kinds = {kind.id: kind.name for kind in store.get_artifact_types()}
+    artifacts = {
+        artifact.id: _artifact(artifact, kinds)
+        for part in _in_parts(ids)
+        for artifact in store.get_artifacts_by_id(part)
+    }
+    return Known(runs, executions, artifacts)
+
+
+def _runs(store: mlmd.MetadataStore, pipeline: int) -> tuple[dict[int, str], list[PastRun]]:
+    """Returns the run of each execution, and the runs, the oldest first."""
+    children = store.get_children_contexts_by_context(pipeline)
+    try:
+        kind = store.get_context_type("pipeline_run").id
+    except mlmd.errors.NotFoundError:
+        return {}, []
+    contexts = [context for context in children if context.type_id == kind]
+    contexts.sort(key=lambda context: (context.create_time_since_epoch, context.id))
+    run_of = {
+        execution.id: context.name
+        for context in contexts
+        for execution in store.get_executions_by_context(context.id)
+    }
+    runs = [PastRun(context.name, context.create_time_since_epoch / 1e3) for context in contexts]
+    return run_of, runs
+
+
+def _executions(store: mlmd.MetadataStore, name: str, run_of: dict[int, str]) -> list[Execution]:
+    executions = [
+        execution
+        for part in _in_parts(sorted(run_of))
+        for execution in store.get_executions_by_id(part)
+    ]
+    events: dict[int, list[proto.Event]] = {}
+    for part in _in_parts([execution.id for execution in executions]):
+        for event in store.get_events_by_execution_ids(part):
+            events.setdefault(event.execution_id, []).append(event)
+    steps = _steps(store, name)
+    return [
+        Execution(
+            id=execution.id,
+            step=steps.get(execution.id, ""),
+            run=run_of[execution.id],
+            ended_well=execution.last_known_state in _ENDED_WELL,
+            inputs=_by_key(events.get(execution.id, ()), _INPUTS),
+            outputs=_by_key(events.get(execution.id, ()), _OUTPUTS),
+            parameters=_parameters(execution),
+        )
+        for execution in sorted(executions, key=lambda execution: execution.id)
+    ]
+
+
+def _steps(store: mlmd.MetadataStore, name: str) -> dict[int, str]:
+    """Returns the name of the step of each execution."""
+    prefix = f"{name}."
+    return {
+        execution.id: context.name.removeprefix(prefix)
+        for context in store.get_contexts_by_type("node")
+        if context.name.startswith(prefix)
+        for execution in store.get_executions_by_context(context.id)
+    }
+
+
+def _by_key(events: Iterable[proto.Event], kinds: Sequence[int]) -> dict[str, list[int]]:
+    ids: dict[str, list[int]] = {}
+    for event in events:
+        if event.type in kinds:
+            ids.setdefault(event.path.steps[0].key, []).append(event.artifact_id)
+    return ids
+
+
+def _parameters(execution: proto.Execution) -> dict[str, str]:
+    values = {**execution.properties, **execution.custom_properties}
+    return {name: values[name].string_value for name in _PARAMETERS if name in values}
+
+
+def _artifact(artifact: proto.Artifact, kinds: dict[int, str]) -> Artifact:
+    values = {**artifact.properties, **artifact.custom_properties}
+    return Artifact(
+        id=artifact.id,
+        kind=kinds.get(artifact.type_id, ""),
+        path=Path(artifact.uri),
+        state=_STATES.get(artifact.state, "other"),
+        numbers={key: v.int_value for key, v in values.items() if v.HasField("int_value")},
+        texts={key: v.string_value for key, v in values.items() if v.HasField("string_value")},
+    )
+
+
+def _in_parts(ids: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Yields a few ids at a time: SQLite takes so many in one query."""
+    for start in range(0, len(ids), _AT_ONCE):
+        yield ids[start : start + _AT_ONCE]

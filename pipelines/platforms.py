@@ -6,6 +6,7 @@ Kubeflow (`pipelines.kubeflow_platform`), it can't, and a platform says what is 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -15,11 +16,8 @@ from tfx.dsl.components.common.resolver import Resolver
 from tfx.orchestration.data_types import RuntimeParameter
 from tfx.types import Artifact, BaseChannel
 
-from components.earlier_statistics import EarlierStatistics
-from components.latest_blessed import LatestBlessed
-from components.previous import Previous
-from components.warm_base import WarmBase
-from pipelines.schemas import pin_schema
+from components.resolvers import EarlierStatistics, LatestBlessed, Previous, WarmBase
+from recsys.errors import RecsysError
 
 
 class Platform(Protocol):
@@ -95,3 +93,35 @@ class LocalPlatform:
 
 
 LOCAL: Platform = LocalPlatform()
+
+
+# --- committed schemas, pinned by their content
+
+
+def pin_schema(schema: Path, root: Path) -> Path:
+    """Copies a schema to a path that changes with its content, and returns that.
+
+    The cache key of TFX's ImportSchemaGen has the path of the file, not what is in
+    it: with the file itself an edited schema would never be read.
+
+    Args:
+        schema: A TFDV schema as text.
+        root: Folder of everything that a run writes.
+
+    Raises:
+        RecsysError: The file can't be read.
+    """
+    try:
+        content = schema.read_bytes()
+    except OSError as error:
+        raise RecsysError(
+            "R243",
+            f"{str(schema)!r} must be a committed TFDV schema.",
+            "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove that"
+            " key to infer the schema from the data.",
+            error.strerror,
+        ) from None
+    pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / schema.name
+    pinned.parent.mkdir(parents=True, exist_ok=True)
+    pinned.write_bytes(content)
+    return pinned

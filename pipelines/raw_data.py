@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfx.components.example_validator.component import ExampleValidator
+from tfx.components.schema_gen.component import SchemaGen
+from tfx.components.schema_gen.import_schema_gen.component import ImportSchemaGen
+from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
 from tfx.dsl.components.base.base_node import BaseNode
+from tfx.dsl.components.common.resolver import Resolver
 from tfx.proto import transform_pb2
 from tfx.types import BaseChannel
 
 from components.data_gate import DataGate
+from components.drift_validator import DriftLimits, DriftValidator
 from components.entity_gen import EntityGen, EntitySource
 from components.interaction_gen import InteractionGen
-from pipelines.platforms import Platform
-from pipelines.validation import Validated, validate
+from pipelines.platforms import LOCAL, Platform
 from recsys.config import Config, InteractionsConfig, canonical_json
 from recsys.data.entities import EntityConfig, feature_settings, id_column
 from recsys.data.event_times import PLACE, TIME
@@ -95,7 +101,7 @@ class RawData:
     @property
     def examples(self) -> dict[str, BaseChannel]:
         """What was read, by source."""
-        return given(
+        return present(
             items=self.items and self.items.examples,
             users=self.users and self.users.examples,
             interactions=self.interactions.outputs["examples"],
@@ -109,7 +115,7 @@ class RawData:
     @property
     def graphs(self) -> dict[str, BaseChannel]:
         """The graphs of the features, by the names of the inputs that take them."""
-        return given(
+        return present(
             item_graph=_of_features(self.items, "transform_graph"),
             user_graph=_of_features(self.users, "transform_graph"),
         )
@@ -117,15 +123,15 @@ class RawData:
     @property
     def tokens(self) -> dict[str, BaseChannel]:
         """The token rows, by the names of the inputs that take them."""
-        return given(
+        return present(
             item_tokens=_of_features(self.items, "transformed_examples"),
             user_tokens=_of_features(self.users, "transformed_examples"),
         )
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What a bundle tells of its raw data, by the steps that read it."""
-        told: dict[str, Any] = {}
+        """What a bundle records of its raw data, by the inputs of the exporter."""
+        inputs: dict[str, Any] = {}
         readers = {
             "interactions": self.interactions,
             "items": self.items and self.items.gen,
@@ -133,9 +139,9 @@ class RawData:
         }
         for what, reader in readers.items():
             if reader is not None:
-                told[f"{what}_letters"] = reader.outputs["dead_letters"]
-                told[f"{what}_digest"] = reader.exec_properties["files_digest"]
-        return told
+                inputs[f"{what}_letters"] = reader.outputs["dead_letters"]
+                inputs[f"{what}_digest"] = reader.exec_properties["files_digest"]
+        return inputs
 
 
 def read_raw(config: Config, platform: Platform) -> RawData:
@@ -153,7 +159,7 @@ def read_raw(config: Config, platform: Platform) -> RawData:
     users = None if data.users is None else _entities("users", data.users, config, platform)
     gate = DataGate(
         interaction_validation=valid.validation,
-        **given(
+        **present(
             item_validation=items and items.valid.validation,
             user_validation=users and users.valid.validation,
         ),
@@ -167,8 +173,8 @@ def read_raw(config: Config, platform: Platform) -> RawData:
     return raw
 
 
-def given(**channels: BaseChannel | None) -> dict[str, Any]:
-    """Returns those that are there: TFX takes no None for an optional input."""
+def present(**channels: BaseChannel | None) -> dict[str, Any]:
+    """Returns the channels that are not None, which TFX takes for no optional input."""
     return {name: channel for name, channel in channels.items() if channel is not None}
 
 
@@ -177,7 +183,7 @@ def _letters(
 ) -> dict[str, BaseChannel]:
     return {
         "interaction_letters": interactions.outputs["dead_letters"],
-        **given(item_letters=items and items.letters, user_letters=users and users.letters),
+        **present(item_letters=items and items.letters, user_letters=users and users.letters),
     }
 
 
@@ -242,3 +248,89 @@ def _interactions_digest(source: InteractionsConfig, segments: Path) -> str:
     if has_spans(source):
         return window_digest(source, segments)
     return files_digest(match_files(source, "interactions"))
+
+
+# --- the steps that validate one kind of data: statistics, schema, anomalies, drift, skew
+
+
+@dataclasses.dataclass(frozen=True)
+class Validated:
+    """What validates one kind of data.
+
+    Attributes:
+        steps: The steps, in their order.
+        schema: The schema, committed or inferred.
+        validation: The `Validation` artifact, for the gate and the report.
+    """
+
+    steps: list[BaseNode]
+    schema: BaseChannel
+    validation: BaseChannel
+
+
+def validate(
+    what: str,
+    examples: BaseChannel,
+    config: Config,
+    ids: Sequence[str],
+    moving: Sequence[str] = (),
+    platform: Platform = LOCAL,
+) -> Validated:
+    """Returns the steps that validate `examples`.
+
+    Args:
+        what: `interactions`, `items` or `users`.
+        examples: The data.
+        config: The whole config.
+        ids: Columns whose drift is measured without a limit.
+        moving: Columns that are not compared, as their values move with time.
+        platform: What runs the steps.
+
+    Raises:
+        RecsysError: The config names a folder of schemas that lacks this one.
+    """
+    suffix = what.capitalize()
+    statistics_gen = StatisticsGen(examples=examples).with_id(f"StatisticsGen.{suffix}")
+    statistics = statistics_gen.outputs["statistics"]
+    schema = _schema(what, statistics, config, platform)
+    validator = ExampleValidator(statistics=statistics, schema=schema.outputs["schema"]).with_id(
+        f"ExampleValidator.{suffix}"
+    )
+    earlier = platform.earlier_statistics(what, statistics)
+    limits = DriftLimits(
+        what=what,
+        max_drift=config.data.gate.max_drift,
+        max_skew=config.data.gate.max_skew,
+        ids=tuple(ids),
+        moving=tuple(moving),
+    )
+    drift = DriftValidator(
+        statistics=statistics,
+        schema=schema.outputs["schema"],
+        anomalies=validator.outputs["anomalies"],
+        **_earlier_inputs(earlier),
+        config=canonical_json(limits),
+        code=code_fingerprint("components.drift_validator"),
+    ).with_id(f"DriftValidator.{suffix}")
+    steps = [statistics_gen, schema, validator, *([earlier] if earlier else []), drift]
+    return Validated(steps, schema.outputs["schema"], drift.outputs["validation"])
+
+
+def _earlier_inputs(earlier: Resolver | None) -> dict[str, BaseChannel]:
+    """Returns the statistics that today's are compared with, as inputs."""
+    if earlier is None:
+        return {}
+    return {f"{key}_statistics": earlier.outputs[key] for key in ("accepted", "trained")}
+
+
+def _schema(
+    what: str, statistics: BaseChannel, config: Config, platform: Platform
+) -> SchemaGen | ImportSchemaGen:
+    """Returns the step that infers the schema, or that reads the committed one."""
+    suffix, folder = what.capitalize(), config.data.gate.schema_dir
+    if folder is None:
+        # A shape would be read as a promise: equally many categories in each row, for ever.
+        schema_gen = SchemaGen(statistics=statistics, infer_feature_shape=False)
+        return schema_gen.with_id(f"SchemaGen.{suffix}")
+    file = platform.schema_file(Path(folder) / f"{what}.pbtxt", Path(config.root))
+    return ImportSchemaGen(schema_file=str(file)).with_id(f"ImportSchemaGen.{suffix}")

@@ -59,14 +59,16 @@ def find_orphans(store: mlmd.MetadataStore, pipeline: str | None = None) -> Orph
         pipeline: Name of the pipeline that counts; None: every one, where the store
             belongs to the root.
     """
-    dead = [one for one in _executions(store, pipeline) if _is_orphan(one)]
+    dead = [execution for execution in _executions(store, pipeline) if _is_orphan(execution)]
     dead.sort(key=lambda execution: execution.id)
     ids = [execution.id for execution in dead]
     events = store.get_events_by_execution_ids(ids) if ids else []
     made = sorted({event.artifact_id for event in events if event.type in _MADE})
     # What is live was published, by whomever: it isn't theirs alone.
     artifacts = [
-        one for one in store.get_artifacts_by_id(made) if one.state in (Artifact.PENDING, 0)
+        artifact
+        for artifact in store.get_artifacts_by_id(made)
+        if artifact.state in (Artifact.PENDING, 0)
     ]
     runs = {
         context.id: context
@@ -104,8 +106,8 @@ def cancel(store: mlmd.MetadataStore, pipeline: str) -> None:
     orphans = find_orphans(store, pipeline)
     for execution in orphans.executions:
         execution.last_known_state = Execution.CANCELED
-    for one in (*orphans.executions, *orphans.runs):
-        one.custom_properties[ENDED].string_value = STOPPED
+    for entry in (*orphans.executions, *orphans.runs):
+        entry.custom_properties[ENDED].string_value = STOPPED
     if orphans.executions:
         store.put_contexts(orphans.runs)
         store.put_executions(orphans.executions)
@@ -113,8 +115,8 @@ def cancel(store: mlmd.MetadataStore, pipeline: str) -> None:
 
 def mark_runs(store: mlmd.MetadataStore, run_ids: Collection[str]) -> None:
     """Marks the contexts of killed runs, also of those that ended between two steps."""
-    found = [store.get_context_by_type_and_name(_RUN, run_id) for run_id in run_ids]
-    contexts = [context for context in found if context is not None]
+    known = [store.get_context_by_type_and_name(_RUN, run_id) for run_id in run_ids]
+    contexts = [context for context in known if context is not None]
     for context in contexts:
         context.custom_properties[ENDED].string_value = KILLED
     if contexts:
@@ -250,22 +252,22 @@ def record_killed(root: Path) -> list[str]:
 
 def _record(folder: Path) -> bool:
     try:
-        told = read_steps(folder)
+        started = read_steps(folder)
         last = (folder / STEPS).stat().st_mtime
-        RunRecord(folder).end(_result(told, last))
+        RunRecord(folder).end(_result(started, last))
     except (OSError, ValueError, MissingError) as error:
         logging.warning("The record of the killed run %s is not whole: %s", folder.name, error)
         return False
     return True
 
 
-def _result(told: RecordedSteps, last: float) -> dict[str, object]:
-    n_done, n_all = len(told.steps), len(told.planned)
-    step = told.planned[n_done] if n_done < n_all else None
+def _result(record: RecordedSteps, last: float) -> dict[str, object]:
+    n_done, n_all = len(record.steps), len(record.planned)
+    step = record.planned[n_done] if n_done < n_all else None
     where = f" in {step}" if step else ""
-    started = told.started if told.started is not None else last
+    started = record.started if record.started is not None else last
     return {
-        "name": told.name,
+        "name": record.name,
         "started": started,
         "seconds": round(max(0.0, last - started), 1),
         "state": KILLED,

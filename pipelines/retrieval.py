@@ -102,7 +102,7 @@ def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipe
 
 def _encoder(config: Config, raw: RawData, vocabularies: BaseNode) -> BaseNode:
     """Returns the step that writes the data folder."""
-    examples = {name: one for name, one in raw.examples.items() if name != "users"}
+    examples = {name: channel for name, channel in raw.examples.items() if name != "users"}
     return InteractionEncoder(
         **examples,
         **raw.tokens,
@@ -155,7 +155,7 @@ def _pusher(config: Config, **inputs: BaseChannel) -> BaseNode:
 
 
 def _reporter(config: Config, platform: Platform, raw: RawData, **inputs: BaseChannel) -> BaseNode:
-    """Returns the step that tells people of it all."""
+    """Returns the step that writes the report."""
     return Reporter(
         **raw.letters,
         **inputs,

@@ -135,7 +135,9 @@ def summarize(executions: Mapping[str, Execution], history: History) -> dict[str
     }
 
 
-def told(executions: Mapping[str, Execution], history: History, root: Path) -> dict[str, Any]:
+def steps_record(
+    executions: Mapping[str, Execution], history: History, root: Path
+) -> dict[str, Any]:
     """Returns what `run.json` holds of the steps that ended well, be they all or a few.
 
     Args:
@@ -143,20 +145,20 @@ def told(executions: Mapping[str, Execution], history: History, root: Path) -> d
         history: Where their outputs are looked up.
         root: Paths are given from here.
     """
-    found: dict[str, Any] = {"rejected": _rejected(executions, history)}
-    found |= told_of_data(executions, history)
+    result: dict[str, Any] = {"rejected": _rejected(executions, history)}
+    result |= data_record(executions, history)
     if "Trainer" in executions:
         training = _folder(executions, history, "Trainer", "model") / "training.json"
-        found["carried"] = json.loads(training.read_text()).get("warm_start")
+        result["carried"] = json.loads(training.read_text()).get("warm_start")
     if "RetrievalEvaluator" in executions:
         folder = _folder(executions, history, "RetrievalEvaluator", "evaluation")
-        found |= _measured(json.loads((folder / _EVALUATION).read_text()))
+        result |= _measured(json.loads((folder / _EVALUATION).read_text()))
     if "Pusher" in executions:
         pushed = _pushed(executions, history)
-        found |= {"pushed": pushed["destination"], "not_pushed": pushed.get("reason")}
+        result |= {"pushed": pushed["destination"], "not_pushed": pushed.get("reason")}
     if "Reporter" in executions:
-        found["report"] = Path(os.path.relpath(_report(executions, history), root)).as_posix()
-    return found
+        result["report"] = Path(os.path.relpath(_report(executions, history), root)).as_posix()
+    return result
 
 
 def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,28 +169,28 @@ def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
         "against": {
-            name: one.get(verdict.get("metric"))
-            for name, one in (evaluation.get("comparisons") or {}).items()
+            name: comparison.get(verdict.get("metric"))
+            for name, comparison in (evaluation.get("comparisons") or {}).items()
         },
     }
 
 
 def _rejected(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
     """Returns the rows read, rejected and left out as duplicates of each kind of data."""
-    found = {}
+    counts = {}
     for step, what in _READERS.items():
         if step in executions:
             file = _folder(executions, history, step, "dead_letters") / "summary.json"
             summary = json.loads(file.read_text())
-            found[what] = {name: summary.get(name) for name in _COUNTED}
-    return found
+            counts[what] = {name: summary.get(name) for name in _COUNTED}
+    return counts
 
 
 def _pushed(executions: Mapping[str, Execution], history: History) -> dict[str, str | None]:
     """Returns `destination`, and the `reason` where there is none."""
     file = _folder(executions, history, "Pusher", "pushed") / "pushed.json"
-    told: dict[str, str | None] = json.loads(file.read_text())
-    return told
+    push: dict[str, str | None] = json.loads(file.read_text())
+    return push
 
 
 def _report(executions: Mapping[str, Execution], history: History) -> Path:
@@ -207,16 +209,16 @@ _VALIDATOR = "DriftValidator."
 _MOST = 20
 
 
-def told_of_data(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
+def data_record(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
     """Returns `spans`, where the source has any, and `anomalies`.
 
     Args:
         executions: The execution of each step that ended well.
         history: Where their outputs are looked up.
     """
-    found: dict[str, Any] = {"anomalies": list(_anomalies(executions, history))[:_MOST]}
+    record: dict[str, Any] = {"anomalies": list(_anomalies(executions, history))[:_MOST]}
     spans = _spans(executions, history)
-    return found if spans is None else {**found, "spans": spans}
+    return record if spans is None else {**record, "spans": spans}
 
 
 def output_folder(
@@ -237,13 +239,13 @@ def _spans(executions: Mapping[str, Execution], history: History) -> list[dict[s
     # What was new to an earlier run, and is read from the cache now, is new no more.
     is_cached = reader.last_known_state == Execution.CACHED
     spans = [
-        {**one, **({"new": False, "late": False} if is_cached else {})}
-        for one in json.loads(file.read_text())
+        {**span, **({"new": False, "late": False} if is_cached else {})}
+        for span in json.loads(file.read_text())
     ]
     return [
-        one
-        for one in spans
-        if one.get("new") or one.get("late") or one.get("state") not in _AS_EVER
+        span
+        for span in spans
+        if span.get("new") or span.get("late") or span.get("state") not in _AS_EVER
     ]
 
 
@@ -253,11 +255,12 @@ def _anomalies(executions: Mapping[str, Execution], history: History) -> Iterato
         if not step.startswith(_VALIDATOR):
             continue
         file = output_folder(executions, history, step, "validation") / "validation.json"
-        found = json.loads(file.read_text())
-        for one in found.get("anomalies") or []:
-            text = f"{one.get('column') or one.get('split')}: {one.get('text')}"
-            yield {"of": found["what"], "kind": "schema", "text": text}
-        for one in found.get("comparisons") or []:
-            if one.get("exceeds"):
-                text = f"{one['column']}: {one['value']:.3g} is more than {one['limit']:.3g}"
-                yield {"of": found["what"], "kind": one["kind"], "text": text}
+        validation = json.loads(file.read_text())
+        for anomaly in validation.get("anomalies") or []:
+            text = f"{anomaly.get('column') or anomaly.get('split')}: {anomaly.get('text')}"
+            yield {"of": validation["what"], "kind": "schema", "text": text}
+        for distance in validation.get("comparisons") or []:
+            if distance.get("exceeds"):
+                value, limit = f"{distance['value']:.3g}", f"{distance['limit']:.3g}"
+                text = f"{distance['column']}: {value} is more than {limit}"
+                yield {"of": validation["what"], "kind": distance["kind"], "text": text}

@@ -21,11 +21,11 @@ from tfx.orchestration.portable import inputs_utils, launcher, runtime_parameter
 from tfx.proto.orchestration import pipeline_pb2
 
 from components.pusher import DESTINATION, WITHDRAWN
-from pipelines.failure import as_recsys_error, stopped_error
 from pipelines.history import History
 from pipelines.metadata_store import claim_name
 from pipelines.recovery import cancel, clear_up
-from pipelines.run_record import Recorder, new_run_id, summarize, told
+from pipelines.run_errors import as_recsys_error, stopped_error
+from pipelines.run_record import Recorder, new_run_id, steps_record, summarize
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
 from recsys.runs.lock import RunLock, run_lock
@@ -187,20 +187,20 @@ class Runner(local_dag_runner.LocalDagRunner):
     ) -> dict[str, Any]:
         """Writes the record of the run; returns the summary of one that ended well."""
         if error is not None:
-            run.recorder.end(lambda: self._told(ended, run), error, self.step, state)
+            run.recorder.end(lambda: self._record(ended, run), error, self.step, state)
             return {}
-        index = run.recorder.end(lambda: self._told(ended, run))
+        index = run.recorder.end(lambda: self._record(ended, run))
         with run.connection as handle:
             history = History(handle.store, run.name)
             executions = {step: history.execution(id_) for step, id_ in ended.items()}
             return {**summarize(executions, history), "index": index and str(index)}
 
-    def _told(self, ended: dict[str, int], run: _Run) -> dict[str, Any]:
+    def _record(self, ended: dict[str, int], run: _Run) -> dict[str, Any]:
         """Returns what the record holds of the steps that ended well."""
         with run.connection as handle:
             history = History(handle.store, run.name)
             executions = {step: history.execution(id_) for step, id_ in ended.items()}
-            return told(executions, history, self._root)
+            return steps_record(executions, history, self._root)
 
     def _run_step(self, node: pipeline_pb2.PipelineNode, run: _Run) -> int:
         """Runs a step and returns the id of its execution."""
@@ -247,9 +247,14 @@ class Runner(local_dag_runner.LocalDagRunner):
             resolved = inputs_utils.resolve_input_artifacts(
                 pipeline_node=node, metadata_handle=handle
             )
-            now = {key: tuple(one.id for one in some) for key, some in resolved[0].items()}
-            found = history.output(last, "pushed").custom_properties
-            pushed, withdrawn = found[DESTINATION].string_value, found[WITHDRAWN].int_value
+            now = {
+                key: tuple(artifact.id for artifact in some) for key, some in resolved[0].items()
+            }
+            properties = history.output(last, "pushed").custom_properties
+            pushed, withdrawn = (
+                properties[DESTINATION].string_value,
+                properties[WITHDRAWN].int_value,
+            )
             same = now == history.inputs(last).artifacts
         if not pushed:
             # What was rolled back may have been brought back since.

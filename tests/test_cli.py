@@ -177,7 +177,7 @@ def test_the_stages_run_under_the_backend_that_they_need(monkeypatch, capsys, tm
         tunes.append("MALLOC_TRIM_THRESHOLD_" in environment)
         return {"out": "x"}
 
-    monkeypatch.setattr("recsys.cli.stages.run_stage", record)
+    monkeypatch.setattr("recsys.system.process.run_stage", record)
     common = ["--config", str(small_config(tmp_path)), "--set", "train.epochs=3", "--out", "o"]
     assert run_main("train", "--data", "d", *common) == 0
     assert run_main("export", "--data", "d", "--model", "m", *common) == 0

@@ -71,7 +71,7 @@ def stage(monkeypatch):
             return {"evaluation": str(file), "metrics": {"recall@5": 0.5}, **RESULT}
 
     started = Stage()
-    monkeypatch.setattr("recsys.cli.stages.run_stage", started)
+    monkeypatch.setattr("recsys.system.process.run_stage", started)
     return started
 
 

@@ -16,8 +16,8 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
-from pipelines.failure import as_recsys_error, stopped_error
 from pipelines.recovery import ENDED
+from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
 from recsys.runs.lock import LOCK_NAME, run_lock
@@ -131,5 +131,5 @@ def test_a_full_disk_is_told_with_its_place_and_room_whoever_met_it(tmp_path):
 def test_what_nobody_can_explain_on_a_full_disk_is_told_as_that(tmp_path, monkeypatch):
     rolled_back = mlmd.errors.InternalError("cannot commit - no transaction is active")
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R600"
-    monkeypatch.setattr("pipelines.failure.free_bytes", lambda _: 4096)
+    monkeypatch.setattr("pipelines.run_errors.free_bytes", lambda _: 4096)
     assert as_recsys_error(rolled_back, "Step", tmp_path).code == "R603"

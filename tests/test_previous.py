@@ -9,7 +9,7 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 from tfx.types.standard_artifacts import Examples
 
 from components.artifacts import Vocabularies
-from components.previous import PreviousStrategy
+from components.resolvers import PreviousStrategy
 
 pytestmark = pytest.mark.pipeline
 

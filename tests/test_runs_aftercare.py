@@ -15,7 +15,7 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
 from pipelines import aftercare
 from pipelines.aftercare import after_run, tell_of_killed
 from pipelines.recovery import record_killed
-from pipelines.run_record import told_of_data
+from pipelines.run_record import data_record
 from recsys.config import Config
 from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord
@@ -149,10 +149,10 @@ def test_spans_that_were_simply_read_are_left_out(tmp_path, is_cached):
     ]
     state = Execution.CACHED if is_cached else Execution.COMPLETE
     read = step(tmp_path, "InteractionGen", "dead_letters", "spans.json", spans, state)
-    told = told_of_data({"InteractionGen": read}, History(tmp_path))
+    told = data_record({"InteractionGen": read}, History(tmp_path))
     # What was new to the run that read it is new no more to one that takes it from the cache.
     assert [one["name"] for one in told["spans"]] == (["2"] if is_cached else ["2", "3"])
-    assert "spans" not in told_of_data({}, History(tmp_path))
+    assert "spans" not in data_record({}, History(tmp_path))
 
 
 def test_what_breaks_a_schema_or_moved_too_far_is_told(tmp_path):
@@ -164,7 +164,7 @@ def test_what_breaks_a_schema_or_moved_too_far_is_told(tmp_path):
     }
     name = "DriftValidator.Interactions"
     validated = step(tmp_path, name, "validation", "validation.json", found, Execution.COMPLETE)
-    assert told_of_data({name: validated}, History(tmp_path))["anomalies"] == [
+    assert data_record({name: validated}, History(tmp_path))["anomalies"] == [
         {"of": "interactions", "kind": "schema", "text": "train: No examples."},
         {"of": "interactions", "kind": "drift", "text": "rating: 0.31 is more than 0.1"},
     ]

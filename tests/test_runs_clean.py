@@ -18,7 +18,7 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
-from pipelines.known import read_known
+from pipelines.metadata_store import read_known
 from pipelines.recovery import sweep_artifacts, sweep_records
 from recsys.cli import main
 from recsys.config import Config

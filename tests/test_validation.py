@@ -21,11 +21,11 @@ from tfx.orchestration.pipeline import Pipeline
 from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
-from components.comparators import Limits, compare
 from components.data_gate import DataGate
+from components.drift_validator import Limits, compare
 from pipelines.freeze_schemas import committable, freeze_schemas
+from pipelines.raw_data import validate
 from pipelines.runner import Runner
-from pipelines.validation import validate
 from recsys.config import Config, canonical_json
 from recsys.data.examples import write_examples
 from recsys.errors import RecsysError

@@ -9,7 +9,7 @@ from ml_metadata.proto import metadata_store_pb2 as pb
 from tfx.types.standard_artifacts import Model, ModelBlessing
 
 from components.artifacts import CURRENT_MODEL, InteractionData
-from components.warm_base import WarmBaseStrategy
+from components.resolvers import WarmBaseStrategy
 
 pytestmark = pytest.mark.pipeline
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from recsys.cli.follow import RunView
 from recsys.cli.terminal import Console
@@ -22,7 +22,7 @@ from recsys.config import Config, canonical_json, with_mesh
 from recsys.config_file import default_config_path, load_config
 from recsys.errors import RecsysError
 from recsys.system import events
-from recsys.system.process import run_stage, stage_environment
+from recsys.system.process import run_stage, run_stage_with_config, stage_environment
 from recsys.visible import visible
 
 _POLL_S = 0.1
@@ -88,26 +88,23 @@ def config_of(path: Path | None, overrides: Sequence[str]) -> Config:
 
 
 def run_process(
-    module: str, keras_backend: str, config: Config | None, words: Sequence[str]
+    module: str, backend: Literal["jax", "tensorflow"], config: Config | None, words: Sequence[str]
 ) -> dict[str, Any]:
     """Runs `python -m module [--config FILE] words` and returns its result.
 
     Args:
         module: A module whose `__main__` calls `recsys.system.process.stage_main`.
-        keras_backend: What Keras runs on there.
+        backend: What Keras runs on there.
         config: Written as a file for it, overrides applied; None: it gets no such file.
         words: More of the command line.
 
     Raises:
         RecsysError: The process failed; what it said is in a file, whose name is shown.
     """
-    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch, stage_log(module) as log:
-        if config is not None:
-            # JSON is YAML.
-            resolved = Path(scratch) / "config.yaml"
-            resolved.write_text(canonical_json(config), encoding="utf-8")
-            words = ["--config", str(resolved), *words]
-        return run_stage(module, words, stage_environment(keras_backend), log)
+    with stage_log(module) as log:
+        if config is None:
+            return run_stage(module, words, stage_environment(backend), log)
+        return run_stage_with_config(module, canonical_json(config), words, backend, log)
 
 
 def _words(folders: Mapping[str, Path | None]) -> list[str]:

@@ -12,12 +12,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from recsys.errors import RecsysError
 from recsys.system.disk_space import free_there
@@ -83,6 +85,32 @@ def run_stage(
     except RecsysError as error:
         raise StoppedError(passed_on[0]) from error
     raise StoppedError(passed_on[0])
+
+
+def run_stage_with_config(
+    module: str,
+    config: str,
+    arguments: Sequence[str],
+    backend: Literal["jax", "tensorflow"],
+    log: IO[bytes] | None = None,
+) -> dict[str, Any]:
+    """Runs `python -m module --config FILE arguments` and returns its result.
+
+    Args:
+        module: As for `run_stage`.
+        config: The stage's part of the config, as JSON.
+        arguments: More of the command line.
+        backend: What Keras runs on there.
+        log: File for its stderr; this process's own by default.
+
+    Raises:
+        RecsysError: As for `run_stage`.
+    """
+    with tempfile.TemporaryDirectory(prefix="recsys-stage-") as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(config, encoding="utf-8")
+        words = ["--config", str(file), *arguments]
+        return run_stage(module, words, stage_environment(backend), log)
 
 
 def stage_result(

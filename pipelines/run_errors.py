@@ -1,4 +1,4 @@
-"""What a step that failed is told as."""
+"""The errors of a step that failed and of a run that was stopped."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def as_recsys_error(error: BaseException, step: str, root: Path | None = None) -
 
 
 def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
-    """Returns what to tell of a run that somebody asked to stop."""
-    said = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
+    """Returns the error of a run that was asked to stop."""
+    errors = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
     where = f" in {step}" if step else ""
-    more = f" {said[0].rule}" if said else ""
+    more = f" {errors[0].rule}" if errors else ""
     return RecsysError(
         "R606",
         f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}",
@@ -63,12 +63,12 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
     )
 
 
-def _full(found: re.Match[str], root: Path | None) -> RecsysError:
+def _full(match: re.Match[str], root: Path | None) -> RecsysError:
     """Returns the error of a full disk, with the file that the text names near by, if any."""
-    near = found.string[max(0, found.start() - 300) : found.end() + 300]
+    near = match.string[max(0, match.start() - 300) : match.end() + 300]
     named = [path for path in _NAMED.findall(near) if Path(path).parent.is_dir()]
     place = root if root is not None and not named else None
-    error = OSError(errno.ENOSPC, found[0], named[0] if named else None)
+    error = OSError(errno.ENOSPC, match[0], named[0] if named else None)
     return storage_error(error, place)
 
 
