@@ -146,17 +146,14 @@ def _print_metrics(console: Console, evaluated: Evaluated) -> None:
 def _metrics_table(evaluated: Evaluated) -> Table:
     """Returns the metrics of everything that was measured, at the cut-off that decides."""
     table = _table(_title(evaluated), "metric")
-    for key in evaluated.subjects:
+    for key in evaluated.systems:
         table.add_column(_name(key), justify="right", no_wrap=True)
     k = evaluated.deciding.partition("@")[2]
     for name in evaluated.metrics:
         if not evaluated.is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
             table.add_row(
                 name,
-                *(
-                    _four_decimals(evaluated.figure(subject, name))
-                    for subject in evaluated.subjects
-                ),
+                *(_four_decimals(evaluated.figure(system, name)) for system in evaluated.systems),
             )
     return table
 
@@ -169,7 +166,7 @@ def _title(evaluated: Evaluated) -> str:
 
 
 def _differences_table(evaluated: Evaluated) -> Table:
-    """Returns how far the model's deciding metric lies from that of each other subject."""
+    """Returns how far the model's deciding metric lies from that of each other system."""
     table = _table("", "against")
     for heading in ("difference", evaluated.interval_name()):
         table.add_column(Text(heading), justify="right")

@@ -1,1 +1,1 @@
-"""How good a model is: queries, exact ranks, metrics, baselines, and the verdict."""
+"""Evaluation: queries, exact ranks, metrics, baselines, and the decision."""

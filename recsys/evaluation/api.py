@@ -100,7 +100,7 @@ def _stage(
     metrics: Iterable[Any] | None,
     k: Sequence[int] | None,
 ) -> EvaluateStage:
-    """Returns the config with what was asked for; rules on what isn't measured are dropped."""
+    """Returns the config with the requested options; drops rules on unmeasured metrics."""
     stage = stage_of(config, EvaluateStage) if isinstance(config, Config) else config
     stage = stage or EvaluateStage()
     chosen = {"baselines": baselines, "metrics": metrics, "k": k}

@@ -1,4 +1,4 @@
-"""Whether a model may be pushed: the intervals against what the config asks for, in words."""
+"""Decides whether a model may be pushed: compares intervals with the config's thresholds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BLESSED_TITLE = "the last blessed model"
 
 @dataclasses.dataclass(frozen=True)
 class RuleOutcome:
-    """One threshold, and what became of it.
+    """The outcome of one threshold.
 
     Attributes:
         metric: The metric.
         slice: The slice; None: all queries.
         against: `floor`, a baseline, or `blessed_model`.
         value: The model's figure; None where there is none.
-        other: That of what it is compared with; None for a floor.
+        other: The figure of the other system; None for a floor.
         least: Lowest value, or lowest ratio to the other's.
         relative: The ratio of the two, less 1; None where there is none.
         interval: The interval of the figure, or of the relative difference.
@@ -68,7 +68,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What a verdict rests on.
+    """The figures that a decision is based on.
 
     Attributes:
         means: The figures of the model, of every baseline and of the last blessed model.
@@ -89,12 +89,12 @@ class Evidence:
     titles: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def title(self, system: str) -> str:
-        """Returns what a baseline, or the last blessed model, is called in a sentence."""
+        """Returns the name of a baseline, or of the last blessed model, for a sentence."""
         return _BLESSED_TITLE if system == BLESSED else self.titles.get(system, system)
 
 
 def judge(config: BlessConfig, evidence: Evidence) -> Decision:
-    """Returns the verdict on the model.
+    """Returns the decision on the model.
 
     A threshold is reached if the lower end of the interval reaches it. One that can't be
     judged, for want of users, of a slice or of a baseline, is not reached. Without any
@@ -232,7 +232,7 @@ def _strongest_title(baseline: str, evidence: Evidence) -> str:
 
 
 def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
-    """Returns which keys push such a model all the same; nothing pushes one that finds nothing."""
+    """Returns the keys that would bless such a model; none does if its metric is 0."""
     if not ruling.value:
         return ""
     keys = ["bless.sure_loss=allow"] if lost else []
@@ -249,7 +249,7 @@ def _subject(key: Key) -> str:
 
 
 def _too_few(key: Key, evidence: Evidence) -> bool:
-    """Returns whether the users of a slice are too few for an interval to be trusted."""
+    """Returns whether a slice has too few users for a reliable interval."""
     return key.slice is not None and evidence.means.users_of(key) < evidence.small_slice
 
 
@@ -314,7 +314,7 @@ def _sentence(
 
 
 def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome | None:
-    """Returns the comparison that people ask for first.
+    """Returns the most important comparison.
 
     That with `first`; with the strongest baseline; with what is served; else any.
     """

@@ -1,8 +1,7 @@
 """The embeddings of a bundle, from a process that runs its SavedModel.
 
-TensorFlow takes longer to start than to answer (12 s of a core), and an evaluation never
-imports it: one process is started for all that is asked of a bundle. Both sides exchange
-files.
+Starting TensorFlow costs 12 s of a core, more than the embeddings do, and an evaluation
+never imports it: one process serves all requests to a bundle. Both sides exchange files.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 class BundleProcess:
-    """A bundle that can be asked for embeddings of queries; ends with this object.
+    """Computes query embeddings of a bundle in a process that ends with this object.
 
     Starting it doesn't wait: TensorFlow is loaded while this process does something else.
 

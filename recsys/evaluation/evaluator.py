@@ -1,4 +1,4 @@
-"""From the held-out events to the figures, the examples and the decision.
+"""Evaluates systems on held-out events: figures, examples and the decision.
 
 Exact over the full catalogue, for every held-out event, beside the baselines and the last
 blessed model on the same queries.
@@ -54,7 +54,7 @@ _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_mom
 
 @dataclasses.dataclass(frozen=True)
 class _Questions:
-    """The queries of one protocol, and what was left out of them.
+    """The queries of one protocol, and the number of excluded ones.
 
     Attributes:
         queries: Those that are ranked.
@@ -74,7 +74,7 @@ class Evaluator:
     """Measures systems on the held-out events of a data folder.
 
     Attributes:
-        stage: What is measured, and what the model must reach.
+        stage: The metrics and the thresholds.
         data: The data folder.
         progress: Is called with the name of a system, the queries done, and all.
     """
@@ -202,7 +202,7 @@ class Evaluator:
     def _baselines(
         self, case: Case, chosen: Sequence[Baseline]
     ) -> tuple[dict[str, Measured], dict[str, str]]:
-        """Returns the baselines as they were measured, and why some could not be."""
+        """Returns the measured baselines, and why others could not be measured."""
         config = self.stage.evaluate
         data = BaselineData(
             train=self.data.store.train,
@@ -228,9 +228,9 @@ class Evaluator:
         return measured, left_out
 
     def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
-        """Returns the figures under the protocol that doesn't decide, by its name.
+        """Returns the figures under the other protocol, by its name.
 
-        The two say different things of data that are split by time alone.
+        The two differ only for data that are split by time.
         """
         if self.data.store.split.split != "time":
             return {}
@@ -283,7 +283,7 @@ class Evaluator:
         return make_slices(case.queries, known)
 
     def _exposure(self, model: Measured) -> dict[str, Any] | None:
-        """Returns what is recommended at the deciding cut-off; None without lists."""
+        """Returns the exposure of items at the deciding cut-off; None without lists."""
         if self.stage.evaluate.sampled_negatives is not None:
             return None
         digits = re.search(r"@(\d+)$", self.stage.bless.metric)
@@ -293,7 +293,7 @@ class Evaluator:
         return exposure(times[is_item], self.data.items.row_counts[is_item], k)
 
     def _descriptions(self) -> dict[str, Any]:
-        """Returns what people call the metrics and the baselines, and what the former mean."""
+        """Returns the titles of metrics and baselines, and the meanings of metrics."""
         config = self.stage.evaluate
         return {
             "metrics": {metric.name: metric.describe() for metric in config.metrics},

@@ -1,4 +1,4 @@
-"""Recommendations for a few users, and what is recommended beside what is popular."""
+"""Recommendations for a few users, and the exposure of items by popularity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example_users(
     *,
     mask_seen: bool = True,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns recommendations as of the cut, beside the history before it.
+    """Returns recommendations as of the cut, with the history before it.
 
     Args:
         wanted: Ids of users; empty: the three users known to training with the
@@ -37,7 +37,7 @@ def example_users(
         data: The data folder.
         model: The model.
         blessed: The last blessed model, if there is one.
-        mask_seen: Whether what a user did before is left out.
+        mask_seen: Whether items of the user's history are excluded.
 
     Returns:
         The users with `history`, `recommended`, of the latter what turned out to be right

@@ -1,4 +1,4 @@
-"""From what was measured of each system to the figures of `evaluation.json`."""
+"""Computes the figures of `evaluation.json` from the measurements of each system."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Figures:
 
     Args:
         stage: The cut-offs, the thresholds and how intervals are made.
-        case: What was measured on.
+        case: The shared inputs of the measurements.
         measured: The model, each baseline and, under `blessed_model`, the last blessed
             model, as they were measured.
-        slices: Parts that figures are given for.
+        slices: The slices of queries and positives.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Figures:
         return [self._slice(part) for part in self._slices]
 
     def never_found(self, kind: str, name: str, repeats: Repeats, note: str) -> dict[str, Any]:
-        """Returns the slice of positives that no list can hold: every figure of it is 0.
+        """Returns the slice of positives that no list can contain: all its figures are 0.
 
         Args:
             kind: What it was cut by.

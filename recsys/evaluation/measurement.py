@@ -1,4 +1,4 @@
-"""One system measured: its ranks, its lists, and the metrics of each query."""
+"""Measures one system: ranks, top lists, and the metrics of each query."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from recsys.ragged import RaggedRows
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is the same for all systems that are measured.
+    """The inputs that all measured systems share.
 
     Attributes:
-        queries: Who asks what, and what was right.
-        items: What is known of the items.
+        queries: The queries with their positives.
+        items: Popularity and features of the items.
         ks: Cut-offs, ascending.
-        metrics: What is computed.
-        mask_seen: Whether what a user did before is left out of the list.
+        metrics: The metrics to compute.
+        mask_seen: Whether items of the user's history are left out of the list.
         sampled_negatives: Items that a list is drawn from; None: all.
         seed: Seed of that draw.
     """
@@ -53,7 +53,7 @@ class Case:
 
     @functools.cached_property
     def popularity_before(self) -> np.ndarray:
-        """How popular is what each query's user did before `[queries]`."""
+        """Mean popularity of the items in each query's history `[queries]`."""
         return popularity_before(self.queries.seen, self.items)
 
     @property
@@ -64,7 +64,7 @@ class Case:
         return tuple(metric for metric in self.metrics if not metric.needs_lists)
 
     def lists(self, ranking: Ranking, which: np.ndarray | None = None) -> RankedLists:
-        """Returns what metrics are computed from.
+        """Returns the inputs of the metrics.
 
         Args:
             ranking: The ranks and lists of a system.
@@ -88,7 +88,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of one system.
+    """The measurements of one system.
 
     Attributes:
         ranking: Ranks of the positives, and the lists.
@@ -113,7 +113,7 @@ def measure(
 
     Args:
         scorer: Its scores.
-        case: What it is measured on.
+        case: The shared inputs.
         is_candidate: Which item rows it can recommend `[item rows]` bool; None: all items.
         progress: Is called with the number of queries done, and with that of all.
 

@@ -1,4 +1,4 @@
-"""What people call a metric or a baseline, of whichever version an evaluation is."""
+"""Titles of metrics and baselines, for evaluations of any version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recsys.errors import UsageError
 
 
 def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
-    """Returns what a baseline is called: as the evaluation says, or as its class does."""
+    """Returns the title of a baseline, from the evaluation or else from its class."""
     described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
     return str(described.get(name) or _of_class("baseline", name, "title") or name)
 

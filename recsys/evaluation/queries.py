@@ -1,4 +1,4 @@
-"""The queries of an evaluation: who asks when, knowing what, and what was right.
+"""The queries of an evaluation: user, time, known history, and positives.
 
 A held-out event may repeat an item that its user had seen before. A model that leaves out
 what users have seen, as the served one does by default, can never give it: such events are
@@ -30,8 +30,8 @@ class Queries:
     Attributes:
         user: Evaluation user of each query `[n]`, an index into `store.eval_users`.
         user_row: Row of that user `[n]` int32, of its own or shared with others.
-        seen: What the user did before the query, item rows, the oldest first.
-        positives: What the user did then, item rows, each once.
+        seen: Items of the user before the query, item rows, the oldest first.
+        positives: Held-out items of the query, item rows, each once.
         idle_s: Time since the user's last event before the query `[n]` int64 [s]; -1 for
             a user without one, or where nobody asked.
     """
@@ -61,7 +61,7 @@ class Queries:
 
 
 def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
-    """Returns the protocol that is asked by: the one chosen, or the one that fits the split.
+    """Returns the protocol of the queries: the one chosen, or the one that fits the split.
 
     Raises:
         UsageError: Each moment was chosen, and nothing says that held-out events come after
@@ -318,5 +318,5 @@ _MEANINGS: dict[Split, str] = {
 
 
 def meaning_of(split: Split) -> str:
-    """Returns the sentence on what figures of held-out events mean."""
+    """Returns a sentence on the meaning of the figures under a split."""
     return _MEANINGS[split]

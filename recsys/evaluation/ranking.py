@@ -25,7 +25,7 @@ from recsys.ragged import RaggedRows
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-    """What is known of the ranked lists.
+    """Ranks of the positives, and the top lists.
 
     Attributes:
         ranks: Rank of each positive `[positives]` int64, from 1: 1 + the number of ranked

@@ -75,7 +75,7 @@ def rank_scores(
 
 
 class _Job(NamedTuple):
-    """What is ranked, and how it is cut.
+    """The inputs of a ranking, and their partition into blocks and tiles.
 
     Attributes:
         k: Length of the top lists.
@@ -148,7 +148,7 @@ def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> Ran
 
 
 def _pairs(job: _Job, block: slice, out: RankResults) -> tuple[Pairs, Pairs]:
-    """Returns what is hidden and what is counted for; notes how many items are ranked."""
+    """Returns the pairs to mask and the positives; records the number of ranked items."""
     n_rows, wanted = len(job.is_candidate), _keys(job, job.positives, block)
     hidden = np.unique(_keys(job, job.seen, block))
     hidden = hidden[job.is_candidate[hidden % n_rows]]
@@ -238,7 +238,7 @@ class Pairs(NamedTuple):
 
 
 class BlockResult(NamedTuple):
-    """What all devices found together.
+    """The merged results of all devices for a block.
 
     Attributes:
         before: Items that come before each positive `[positives]` int32.

@@ -41,7 +41,7 @@ def rank_products(
         positives: Item rows of each query, int32 and int64.
         seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
-        progress: Is told after each job how many queries are done.
+        progress: Called after each job with the number of finished queries.
     """
     n_queries, done = len(positives), 0
     out = RankResults.empty(len(positives.rows), n_queries, k)
@@ -74,7 +74,7 @@ def rank_scores(
         positives: Item rows of each query, int32 and int64.
         seen: Item rows of each query that are left out; a positive among them ranks last.
         k: Length of the top lists, at most the number of candidates.
-        progress: Is told after each block how many queries are done.
+        progress: Called after each block with the number of finished queries.
 
     Raises:
         RecsysError: A score is NaN (R405), or there are others than asked for (R410).
@@ -99,7 +99,7 @@ def rank_scores(
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """Gives a thread for each core; whatever ends the work drops the jobs that wait."""
+    """Yields a thread pool with a thread for each core; an error cancels waiting jobs."""
     pool = ThreadPoolExecutor(_cores())
     try:
         yield pool

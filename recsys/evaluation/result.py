@@ -1,4 +1,4 @@
-"""The results of an evaluation and of a comparison, which show themselves."""
+"""The results of an evaluation and of a comparison, with tables for notebooks."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class Shown:
 
 
 class EvaluationResult(Shown):
-    """What an evaluation measured, and what it decided.
+    """The figures and the decision of an evaluation.
 
     Args:
-        content: What `evaluation.json` holds, see docs/architecture.md.
+        content: The content of `evaluation.json`, see docs/architecture.md.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -119,7 +119,7 @@ class EvaluationResult(Shown):
         return ["metric", "model", confidence, *self._others()]
 
     def rows(self) -> list[list[str]]:
-        """Returns a row for each metric whose figures tell most."""
+        """Returns a row for each of the most important metrics."""
         metrics = self.content["metrics"]
         names = [name for name in metrics if name.partition("@")[0] in _SHOWN]
         if self.content["verdict"].get("metric") not in [*names, None]:
@@ -163,7 +163,7 @@ class EvaluationResult(Shown):
 
 
 class Comparison(Shown):
-    """Two models on the same queries, A and B: which is better, by metric, and how surely.
+    """Compares two models, A and B, on the same queries: differences with intervals.
 
     Both are resampled with the same users (the paired bootstrap), so that what makes all
     models good or bad on a user is no part of the interval.
@@ -245,7 +245,7 @@ def four_decimals(value: float | None) -> str:
 
 
 def measured_on(evaluation: Mapping[str, Any]) -> str:
-    """Returns on what an evaluation was made: queries, users and items."""
+    """Returns the size of an evaluation: queries, users and items."""
     sampled = evaluation.get("sampled_negatives")
     among = f"{count(sampled)} random items" if sampled else f"{count(evaluation['candidates'])}"
     queries = counted(evaluation["queries"], "query", "queries")

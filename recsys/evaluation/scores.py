@@ -1,4 +1,4 @@
-"""What scores the items of a query, and the checks that all scores are numbers.
+"""Scorers of items for queries, and the checks that all scores are numbers.
 
 A NaN compares false and would rank silently, so every score is checked.
 """
@@ -89,7 +89,7 @@ def check_products(
 
 
 def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
-    """Returns what a scorer gave as float32, every row of it in one piece.
+    """Returns a scorer's result as float32 with contiguous rows.
 
     Args:
         scores: The scores of a block of queries `[block, item rows]`.
@@ -112,7 +112,7 @@ def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
 
 
 def check_scores(not_a_number: np.ndarray, first: int) -> None:
-    """Makes sure that a scorer gave numbers.
+    """Checks that all scores are numbers.
 
     Args:
         not_a_number: An item row whose score is NaN `[queries]`, or -1.

@@ -159,7 +159,7 @@ class UserMeans:
         return interval(self._samples[key], self._confidence)
 
     def lowest_margin(self, key: Key, other: str, ratio: float) -> float | None:
-        """Returns the lower end of the interval of: the mean, less `ratio` times the other's.
+        """Returns the lower end of the interval of the mean minus `ratio` times the other's.
 
         None where too few users have a value.
         """

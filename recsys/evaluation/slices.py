@@ -52,7 +52,7 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What the data tell of users and items.
+    """Properties of users and items that slices are made by.
 
     Attributes:
         is_trained: Whether each query's user has training events `[queries]` bool.

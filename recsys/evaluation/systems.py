@@ -32,7 +32,7 @@ from recsys.models.saved import check_probe, read_probe
 
 @dataclasses.dataclass(frozen=True)
 class SystemEmbeddings:
-    """A model in its own rows.
+    """The embeddings of a model, indexed by its own rows.
 
     Attributes:
         items: Vocabulary of its items.
@@ -52,7 +52,7 @@ def check_numbers(name: str, *embeddings: np.ndarray) -> None:
     """Checks that embeddings `[n, dim]` are finite.
 
     Args:
-        name: Whose they are, for the message.
+        name: The system, for the message.
         *embeddings: The embeddings.
 
     Raises:
@@ -170,7 +170,7 @@ class System:
 
     Args:
         name: What people call it.
-        towers: What it computes, in its own rows.
+        embeddings: What it computes, in its own rows.
         data: The data folder.
 
     Attributes:
@@ -183,20 +183,22 @@ class System:
             the data hold out (R411).
     """
 
-    def __init__(self, name: str, towers: SystemEmbeddings, data: Data) -> None:
-        self.name, self._data, self._embed = name, data, towers.queries
-        self.history: int = towers.history
+    def __init__(self, name: str, embeddings: SystemEmbeddings, data: Data) -> None:
+        self.name, self._data, self._embed = name, data, embeddings.queries
+        self.history: int = embeddings.history
         """Items of a history that it reads, the newest ones."""
-        if towers.items.split != data.items.split:
-            raise _of_another_split(name, towers.items.split, data.items.split)
-        if towers.items.cut > data.store.cut:
-            raise _has_seen_the_answers(name, towers.items.cut, data.store.cut)
-        self._own_row = _translation(data.items, towers.items)
-        known = towers.items.has_id()
+        if embeddings.items.split != data.items.split:
+            raise _of_another_split(name, embeddings.items.split, data.items.split)
+        if embeddings.items.cut > data.store.cut:
+            raise _has_seen_the_answers(name, embeddings.items.cut, data.store.cut)
+        self._own_row = _translation(data.items, embeddings.items)
+        known = embeddings.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
         if not self.is_candidate.any():
-            raise _of_other_items(name, towers.items, data.items)
-        of_rows = towers.candidates if self._own_row is None else towers.candidates[self._own_row]
+            raise _of_other_items(name, embeddings.items, data.items)
+        of_rows = (
+            embeddings.candidates if self._own_row is None else embeddings.candidates[self._own_row]
+        )
         of_rows[~self.is_candidate] = 0.0
         self.candidates: np.ndarray = of_rows
 
@@ -229,7 +231,7 @@ class System:
 
 
 def open_system(model: Any, data: Data, name: str | None = None) -> System:
-    """Opens what is to be measured.
+    """Opens a system to be measured.
 
     Args:
         model: A model folder (`model.json`), a bundle (`manifest.json`), a trained model as

@@ -1,4 +1,4 @@
-"""Ranks and top lists by the C kernels, a job of queries at a time.
+"""Ranks and top lists by the C kernels, one job of queries at a time.
 
 `rank_queries` looks at every item in float32. `RoundedItems` finds the best items by a
 rough look in 8 bits and an exact one at few of them: the same answer, to the last bit, and
@@ -41,7 +41,7 @@ class _RankJob(ctypes.Structure):
 
 
 class RankResults(NamedTuple):
-    """What jobs write, each for its own queries.
+    """Output arrays; each job writes the part of its own queries.
 
     Attributes:
         ranks: Rank of each positive `[positives]` int64, from 1.
@@ -156,7 +156,7 @@ class _TopJob(ctypes.Structure):
 
 
 class TopResults(NamedTuple):
-    """What jobs write, each for its own queries.
+    """Output arrays; each job writes the part of its own queries.
 
     Attributes:
         top: Best item rows of each query `[queries, k]` int32, then 0.
@@ -217,7 +217,7 @@ class RoundedItems:
             raise ValueError(f"[{n_rows}, {dim}] embeddings can't be rounded")
 
     def takes(self, k: int) -> bool:
-        """Returns whether it is worth to look for the best `k` here."""
+        """Returns whether searching the best `k` here is worthwhile."""
         return 0 < k * _SHARE <= len(self._table)
 
     def allowing(self, allowed: np.ndarray | None) -> np.ndarray:

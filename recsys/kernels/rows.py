@@ -1,4 +1,4 @@
-"""Row operations on tables, by the C kernels: what is read and updated of a batch.
+"""Row operations of the C kernels: lookups and updates of a batch.
 
 A lookup list is three arrays of one length n: `rows` int32 (row of the table; one
 outside of it is skipped: it adds zero and is not updated), `bag` int32 (the output or

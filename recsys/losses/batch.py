@@ -1,4 +1,4 @@
-"""What losses share: which candidates repeat an item, and the weighted mean over a batch.
+"""Shared by losses: repeated candidates, known items, and weights of the batch mean.
 
 Items are found among the candidates by a sort and a binary search, in memory that grows
 with the numbers of candidates and of items, not with their product.

@@ -1,4 +1,4 @@
-"""The sampled softmax as it is written down, for every backend."""
+"""Reference implementation of the sampled softmax, for every backend."""
 
 from __future__ import annotations
 

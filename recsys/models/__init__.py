@@ -1,6 +1,6 @@
-"""Retrieval models, and the folder that a trained one is kept in.
+"""Retrieval models, and the folder of a trained model.
 
-`RetrievalModel` is what a model is to the pipeline; `TwoTower` is one.
+`RetrievalModel` is the base class; `TwoTower` is the built-in model.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""One digest for what a model folder computes with, to tell whether two are the same.
+"""Digest of everything a model folder computes with, to compare two models.
 
-Left out is what tells of the training alone: times, attempts, paths, versions.
+Facts of the training alone are left out: times, attempts, paths, versions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the items of a history to one vector: weighted by their places, or by attention.
+"""Encoders of a history into one vector, by position weights or by attention.
 
 Self-attention: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; its
 layers are normalised before each part (pre-norm), which trains without a warm-up (Xiong et

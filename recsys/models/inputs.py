@@ -1,4 +1,4 @@
-"""From the rows of users and items to what a model reads.
+"""Builds the inputs of a model from the rows of users and items.
 
 A row is an address: it may be that of a user or an item that training never saw. Such
 a one has no trained embedding, and its features all the same.
@@ -19,7 +19,7 @@ from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class ModelInputs:
-    """What is known of users and items, by row.
+    """Vocabularies and features of users and items, by row.
 
     Attributes:
         users: Vocabulary of the users.

@@ -55,7 +55,7 @@ class Linear(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Norm(keras.layers.Layer):
-    """Layer normalisation of the last axis (Ba et al., 2016), reckoned in float32."""
+    """Layer normalisation of the last axis (Ba et al., 2016), computed in float32."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs, autocast=False)
@@ -102,7 +102,7 @@ class Dropout:
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Tower(keras.layers.Layer):
-    """Maps what is known of one side to a vector; replicated on every device.
+    """Maps the features of one side to a vector; replicated on every device.
 
     Args:
         widths: Hidden widths [floats]; empty for a linear layer, None for no layer: the

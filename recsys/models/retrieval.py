@@ -1,4 +1,4 @@
-"""What a retrieval model is to the pipeline: queries, candidates, and how they are compared.
+"""The base class of retrieval models: queries, candidates, and their similarity.
 
 Inputs are rows of tables, never ids; `RetrievalModel.inputs` lists them:
 

@@ -1,4 +1,4 @@
-"""How many numbers the towers hold, tables apart: their weights, and a step's activations."""
+"""Counts the weights of the towers, without tables, and the activations of a step."""
 
 from __future__ import annotations
 

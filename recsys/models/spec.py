@@ -1,4 +1,4 @@
-"""What a retrieval model is, apart from its weights: its config, and the sizes of its tables."""
+"""The spec of a retrieval model: its config, and the sizes of its tables."""
 
 from __future__ import annotations
 

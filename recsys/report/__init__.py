@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that says what came of it, verdict first.
+"""The report of a run: one HTML file with its results, the decision first.
 
 `write_report` is imported when it is asked for: a page of statistics doesn't need it.
 """

@@ -1,4 +1,4 @@
-"""What the report reads, and how it says that something isn't there."""
+"""The inputs of the report, and the error for missing ones."""
 
 from __future__ import annotations
 

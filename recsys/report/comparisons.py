@@ -26,7 +26,7 @@ _DRAWN = ("recall", "ndcg")
 
 @dataclasses.dataclass(frozen=True)
 class Rival:
-    """One thing that the model is compared with.
+    """One system that the model is compared with.
 
     Attributes:
         name: What it is called.
@@ -49,7 +49,7 @@ class Rival:
 
 @dataclasses.dataclass(frozen=True)
 class Against:
-    """All of them.
+    """The comparisons with all other systems.
 
     Attributes:
         metric: The deciding metric.
@@ -76,7 +76,7 @@ class OverK:
 
 
 def read_against(artifacts: Artifacts) -> Against:
-    """Returns how the model does against each other subject."""
+    """Returns the comparison of the model with each other system."""
     evaluated = Evaluated.of(artifacts)
     differences = {
         other: evaluated.difference(other, evaluated.deciding) for other in evaluated.others
@@ -141,9 +141,7 @@ def draw_over_k(evaluated: Evaluated) -> OverK:
     """Returns the pictures of the metrics over their cut-off; none where there is only one."""
     ks = cut_offs(evaluated.metrics)
     pictures = [_picture(evaluated, name, ks) for name in _DRAWN if _is_drawn(evaluated, name, ks)]
-    keys = [
-        (evaluated.name(subject), key(evaluated.style(subject))) for subject in evaluated.subjects
-    ]
+    keys = [(evaluated.name(system), key(evaluated.style(system))) for system in evaluated.systems]
     return OverK(keys, pictures)
 
 
@@ -153,8 +151,8 @@ def _is_drawn(evaluated: Evaluated, family: str, ks: Iterable[int]) -> bool:
 
 def _picture(evaluated: Evaluated, family: str, ks: Sequence[int]) -> Picture:
     series = [
-        Series(evaluated.style(subject), *_points(evaluated, subject, family, ks))
-        for subject in evaluated.subjects
+        Series(evaluated.style(system), *_points(evaluated, system, family, ks))
+        for system in evaluated.systems
     ]
     title = f"{evaluated.title(family)}@k"
     caption = _caption(evaluated, family, title, ks)
@@ -163,11 +161,11 @@ def _picture(evaluated: Evaluated, family: str, ks: Sequence[int]) -> Picture:
 
 
 def _points(
-    evaluated: Evaluated, subject: str, family: str, ks: Sequence[int]
+    evaluated: Evaluated, system: str, family: str, ks: Sequence[int]
 ) -> tuple[list[tuple[float, float | None]], list[tuple[float, float, float]]]:
-    figures = [(k, evaluated.figure(subject, f"{family}@{k}")) for k in ks]
+    figures = [(k, evaluated.figure(system, f"{family}@{k}")) for k in ks]
     points = [(float(k), value if is_number(value) else None) for k, value in figures]
-    if subject != MODEL:
+    if system != MODEL:
         return points, []
     ends = [(k, evaluated.interval(f"{family}@{k}")) for k in ks]
     return points, [(float(k), *both) for k, both in ends if both is not None]

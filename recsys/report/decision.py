@@ -30,7 +30,7 @@ FLOOR = "floor"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One rule of the config and what became of it.
+    """One rule of the config and its outcome.
 
     Attributes:
         text: The rule and its figures, a sentence.
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The first thing that a reader wants to know.
+    """The decision as the report shows it.
 
     Attributes:
         state: `good`, `bad` or `unknown`.
@@ -87,7 +87,7 @@ def read_verdict(artifacts: Artifacts) -> Verdict:
 
 
 def _loss(artifacts: Artifacts) -> str:
-    """Returns that the strongest baseline is surely better; empty where it isn't."""
+    """Returns a warning if the strongest baseline is significantly better; else empty."""
     evaluated = Evaluated.of(artifacts)
     strongest = evaluated.strongest_baseline()
     if strongest is None or evaluated.difference(strongest, evaluated.deciding).outcome != "worse":

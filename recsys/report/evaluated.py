@@ -1,4 +1,4 @@
-"""`evaluation.json` as the parts of the report read it: who was measured, and how well."""
+"""`evaluation.json` as the parts of the report read it: the systems and their figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MANY_REPEATS = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far the model lies from another one in one metric, relative to that one.
+    """Relative difference of the model from another system in one metric.
 
     Attributes:
         relative: (model - other) / other; None where the other has nothing.
@@ -46,7 +46,7 @@ class Difference:
 
 
 class Evaluated:
-    """What was measured, on all queries or on a slice of them.
+    """The figures of all systems, on all queries or on a slice of them.
 
     Args:
         part: `evaluation.json`, or its part with `metrics`, `baselines` and the like.
@@ -81,16 +81,16 @@ class Evaluated:
 
     @classmethod
     def of(cls, artifacts: Artifacts) -> Evaluated:
-        """Returns what was measured on all queries."""
+        """Returns the figures on all queries."""
         return cls(artifacts.evaluated(), artifacts.bless().get("metric"))
 
     @property
-    def subjects(self) -> list[str]:
+    def systems(self) -> list[str]:
         """Keys of the model and of all that it is compared with."""
         return [MODEL, *self.others]
 
     def figure(self, key: str, metric: str) -> Any:
-        """Returns the figure of a subject; None where there is none."""
+        """Returns the figure of a system; None where there is none."""
         return self._figures.get(key, {}).get(metric)
 
     def interval(self, metric: str) -> tuple[float, float] | None:
@@ -135,12 +135,12 @@ class Evaluated:
         return metric_title(metric, self.part)
 
     def is_beyond(self, metric: str) -> bool:
-        """Returns whether a metric tells of the lists, so that nobody can say what is better."""
+        """Returns whether a metric describes the lists, without a better direction."""
         return self.description(metric)["better"] is None
 
     def name(self, key: str) -> str:
         """Returns what a system is called at the head of a column."""
-        return subject_name(key, self.part)
+        return system_name(key, self.part)
 
     def long_name(self, key: str) -> str:
         """Returns what a system is called in a sentence."""
@@ -193,7 +193,7 @@ def style_of(key: str) -> int:
     return _STYLES.index(key) if key in _STYLES else len(_STYLES) - 1
 
 
-def subject_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
+def system_name(key: str, evaluation: Mapping[str, Any] | None = None) -> str:
     """Returns what a system is called at the head of a column."""
     return _OWN_NAMES.get(key) or baseline_title(key, evaluation)
 

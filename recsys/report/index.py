@@ -23,7 +23,7 @@ from recsys.report.evaluated import (
     includes_repeats,
     metric_title,
     style_of,
-    subject_name,
+    system_name,
 )
 from recsys.report.page import read_part, render
 from recsys.report.runs import RUNS, read_result, read_steps
@@ -258,19 +258,19 @@ def _history(newest: Run, runs: Sequence[Run]) -> Histories:
     k = newest.metric.partition("@")[2] or "10"
     names = dict.fromkeys([newest.metric, f"ndcg@{k}", "mrr", f"coverage@{k}"])
     pictures = [_picture(name, shown) for name in names if len(_measured(name, shown)) > 1]
-    drawn = [subject for subject in _DRAWN if _has(subject, newest.metric, shown)]
-    keys = [(subject_name(subject), key(style_of(subject))) for subject in drawn]
+    drawn = [system for system in _DRAWN if _has(system, newest.metric, shown)]
+    keys = [(system_name(system), key(style_of(system))) for system in drawn]
     return Histories(newest.name, keys, pictures)
 
 
 def _picture(metric: str, runs: Sequence[Run]) -> Picture:
     series = [
         Series(
-            style_of(subject),
-            [(float(x), _value(run, subject, metric)) for x, run in enumerate(runs)],
-            _intervals(metric, runs) if subject == MODEL else [],
+            style_of(system),
+            [(float(x), _value(run, system, metric)) for x, run in enumerate(runs)],
+            _intervals(metric, runs) if system == MODEL else [],
         )
-        for subject in _DRAWN
+        for system in _DRAWN
     ]
     values = _measured(metric, runs)
     title = metric_title(metric)
@@ -294,13 +294,13 @@ def _words(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _value(run: Run, subject: str, metric: str) -> float | None:
-    value = run.measured.figure(subject, metric) if run.measured else None
+def _value(run: Run, system: str, metric: str) -> float | None:
+    value = run.measured.figure(system, metric) if run.measured else None
     return value if is_number(value) else None
 
 
-def _has(subject: str, metric: str, runs: Sequence[Run]) -> bool:
-    return any(_value(run, subject, metric) is not None for run in runs)
+def _has(system: str, metric: str, runs: Sequence[Run]) -> bool:
+    return any(_value(run, system, metric) is not None for run in runs)
 
 
 def _measured(metric: str, runs: Sequence[Run]) -> list[float]:

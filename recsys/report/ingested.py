@@ -1,4 +1,4 @@
-"""What came in: rows, spans, the split, vocabularies and features."""
+"""The ingested data: rows, spans, the split, vocabularies and features."""
 
 from __future__ import annotations
 

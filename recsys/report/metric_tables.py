@@ -62,7 +62,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Several metrics of the same subjects.
+    """Several metrics of the same systems.
 
     Attributes:
         rows: The metrics.
@@ -84,7 +84,7 @@ class Table:
 
 
 def tabulate(evaluated: Evaluated, names: Iterable[str], *, is_chosen: bool) -> Table:
-    """Returns the metrics `names` of all subjects; with `is_chosen` one of them decides."""
+    """Returns the metrics `names` of all systems; with `is_chosen` one of them decides."""
     strongest = evaluated.strongest()
     rows = [_row(evaluated, name, strongest, is_chosen=is_chosen) for name in names]
     return Table(

@@ -1,4 +1,4 @@
-"""What the pages have in common: templates, style, and parts that may be missing."""
+"""Rendering of pages: templates, style, and parts that may be missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run did, step by step, and where the model comes from."""
+"""The steps of the run, and the provenance of the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from recsys.data.vocabulary import Vocabulary
 from recsys.formats import count, counted, duration, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
-from recsys.report.evaluated import subject_name
+from recsys.report.evaluated import system_name
 from recsys.report.runs import RecordedSteps, Step, read_steps
 from recsys.source_version import version_text
 
@@ -175,7 +175,7 @@ class Steps:
     Attributes:
         summary: How many ran and how many were cached, and how long that took.
         rows: The steps, in order.
-        evaluation: What the evaluation spent on each subject.
+        evaluation: What the evaluation spent on each system.
         damaged: That lines of the record are damaged; empty where none is.
     """
 
@@ -224,4 +224,4 @@ def _evaluation(artifacts: Artifacts) -> list[tuple[str, str]]:
     except MissingError:
         return []
     spent = seconds.items() if isinstance(seconds, dict) else ()
-    return [(subject_name(str(key)), duration(value)) for key, value in spent if is_number(value)]
+    return [(system_name(str(key)), duration(value)) for key, value in spent if is_number(value)]

@@ -1,4 +1,4 @@
-"""What is recommended: to example users, beside an item, and by popularity."""
+"""Recommendations: for example users, neighbours of items, and exposure by popularity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from recsys.formats import ABSENT, count, counted, is_number, score, share
 from recsys.report.artifacts import Artifacts, MissingError, read_table
 from recsys.report.charts import Picture, draw_cloud
-from recsys.report.evaluated import subject_name
+from recsys.report.evaluated import system_name
 
 _SHOWN_HISTORY = 10
 _SHOWN_RECOMMENDED = 10
@@ -252,7 +252,7 @@ class Bin:
     Attributes:
         name: Their training events.
         items: How many items.
-        bars: Their share of the training events and of each subject's recommendations.
+        bars: Their share of the training events and of each system's recommendations.
     """
 
     name: str
@@ -335,7 +335,7 @@ def _bar_name(key: str) -> str:
         return "of the training events"
     if key == _RECOMMENDED:
         return "of the model's lists"
-    return f"of the lists of {subject_name(key.removesuffix(_SHARES))}"
+    return f"of the lists of {system_name(key.removesuffix(_SHARES))}"
 
 
 def _bin(bin_: Mapping[str, Any], keys: Sequence[str]) -> Bin:

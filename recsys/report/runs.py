@@ -64,7 +64,7 @@ class RunRecord:
         self._append({**named, "seconds": round(seconds, 3), "started": started})
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Writes what came of the run; strict JSON, whole or not at all.
+        """Writes the result of the run: strict JSON, atomically.
 
         Raises:
             OSError: The file can't be written.
@@ -98,7 +98,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps:
-    """What `steps.jsonl` tells of a run.
+    """The content of the `steps.jsonl` of a run.
 
     Attributes:
         name: Name of the pipeline.

@@ -1,4 +1,4 @@
-"""The spans of a night: those that are new, late, empty, set aside or missing."""
+"""The spans of a run: new, late, empty, set aside or missing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHOWN_SPANS = 31
 
 
 def spans_of(spans: Any) -> dict[str, list[str]] | None:
-    """Returns the names of the spans by what is to be told of them; None without spans.
+    """Returns the names of the notable spans by kind; None without spans.
 
     Args:
         spans: As `run.json` has them, see docs/architecture.md.
@@ -37,7 +37,7 @@ def spans_of(spans: Any) -> dict[str, list[str]] | None:
 
 
 def spans_in_words(spans: Mapping[str, Sequence[str]] | None) -> list[str]:
-    """Returns what is to be said of the spans of a run, a phrase each."""
+    """Returns a phrase for each notable kind of spans."""
     if spans is None:
         return []
     new = spans["new"]

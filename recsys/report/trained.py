@@ -1,4 +1,4 @@
-"""How the training went, and what it took over from an earlier model."""
+"""The training: its figures, its curves, and the state taken from an earlier model."""
 
 from __future__ import annotations
 

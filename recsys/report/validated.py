@@ -1,4 +1,4 @@
-"""What the data looks like, and how far it lies from earlier data."""
+"""Statistics of the data, and distances from earlier data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dated data, cut into what was known on the morning after each night.
+"""Backtest: replays dated data as the nightly runs would have seen them.
 
 The good rows of a source are typed once, as the pipeline types them, and written again as
 Parquet: a folder for each span of the interactions, and the items and users that have been
@@ -60,7 +60,7 @@ _Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """Everything that happened, by span, and who was heard of when.
+    """The events by span, and the spans in which users and items first appear.
 
     Attributes:
         days: First day of each span, in order; the first one holds all that came before it.
@@ -80,7 +80,7 @@ class Replay:
 
         Args:
             config: Whose `data` is read.
-            period: What a night stands for.
+            period: Period that one simulated night covers.
             n_nights: Nights; the newest ones, and what came before them is in the span of
                 the first one. None: half of the periods that there are.
         """
@@ -110,7 +110,7 @@ class Replay:
         return _write(self.events[night], span_file(out, self.days[night]))
 
     def write_entities(self, out: Path, night: int) -> None:
-        """Writes the items and users that somebody had to do with until a night ended."""
+        """Writes the items and users that have events up to the end of a night."""
         for what, table in self.entities.items():
             name = "item_id" if what == "items" else "user_id"
             heard = pa.chunked_array([e[name].combine_chunks() for e in self.events[: night + 1]])
@@ -215,7 +215,7 @@ def _write(table: pa.Table, file: Path) -> Path:
 # --- the systems compared: a model trained anew, and one left as it was
 
 class Arms:
-    """The two other arms of a simulation.
+    """The two comparison models of a backtest: trained anew each night, and frozen.
 
     Args:
         config: The config of the nights.
@@ -294,7 +294,7 @@ class Journal:
 
     Args:
         out: Folder of the simulation; made where there is none.
-        plan: What it simulates. Another one can't go on in the same folder.
+        plan: Settings of the simulation. Other settings need another folder.
 
     Raises:
         RecsysError: The folder holds another simulation, or something else.
@@ -320,7 +320,7 @@ class Journal:
         """The nights that ended, in order."""
 
     def add(self, night: Mapping[str, Any]) -> None:
-        """Writes down a night; it is on the disk on return."""
+        """Records a night; it is synced to disk on return."""
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(night) + "\n")
             file.flush()

@@ -1,4 +1,4 @@
-"""What a backtest found, arm against arm with intervals, and its page."""
+"""Results of a backtest: comparisons of the arms with intervals, and their page."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def write_page(out: Path, name: str, metric: str, nights: Nights, index: Path) -
         out: Folder of the simulation.
         name: Name of the pipeline.
         metric: The metric that decides.
-        nights: What came of each night.
+        nights: The result of each night.
         index: The page of the pipeline's own runs.
     """
     file = out / PAGE
@@ -145,7 +145,7 @@ def _facts(nights: Nights) -> list[tuple[str, str]]:
 
 
 def _compared(comparison: Mapping[str, Any] | None) -> str:
-    """Returns a ratio as what it differs from 1 by."""
+    """Returns a ratio as a relative difference from 1."""
     if comparison is None:
         return ABSENT
     if comparison["interval"] is None:

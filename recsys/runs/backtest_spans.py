@@ -50,20 +50,20 @@ def _periods(start: dt.date, last: dt.date, period: Period) -> Iterator[dt.date]
 # --- broken spans: cut off, of other columns, or full of rubbish
 
 def _truncate(file: Path) -> None:
-    """Cuts a file off in the middle, as an upload that was."""
+    """Truncates a file in the middle, like an interrupted upload."""
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
 
 
 def _rename_column(file: Path) -> None:
-    """Gives the users' column another name, as a release of somebody else's code does."""
+    """Renames the column of users, like an upstream schema change."""
     table = pq.read_table(file)
     names = ["uid" if name == "user_id" else name for name in table.column_names]
     pq.write_table(table.rename_columns(names), file)
 
 
 def _spoil_rows(file: Path) -> None:
-    """Makes the times of a third of the rows lie in 1970, as a unit that changed does."""
+    """Moves the times of a third of the rows to 1970, like a changed time unit."""
     table = pq.read_table(file)
     times = table["timestamp"].to_numpy().copy()
     times[np.arange(len(times)) % 3 == 0] //= 1_000_000
@@ -80,7 +80,7 @@ BREAKS: dict[str, Callable[[Path], None]] = {
 
 
 def draw_broken(n_nights: int, n_broken: int, seed: int) -> dict[int, str]:
-    """Returns which nights' spans arrive broken, and how; never the first or the last one.
+    """Draws the nights whose spans arrive broken, and how; never the first or last one.
 
     They lie apart, so that each is repaired before the next.
     """

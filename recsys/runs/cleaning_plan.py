@@ -1,4 +1,4 @@
-"""The plan of a cleaning: what goes and what stays, each with its size and the reason."""
+"""The plan of a cleaning: what is removed and what is kept, with sizes and reasons."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EXAMPLES = "Examples"
 
 @dataclasses.dataclass(frozen=True)
 class Thing:
-    """One thing on the disk.
+    """A file or a folder to remove or to keep.
 
     Attributes:
         kind: What it is.
         path: Where it lies.
-        why: Why it goes, or stays; a phrase.
+        why: Why it is removed, or kept; a phrase.
         size: What its removal frees [bytes].
         artifact: Its id in ML Metadata; None where it has none there.
         name: Type of the artifact, or what people call the thing.
@@ -56,11 +56,11 @@ class Thing:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a cleaning does.
+    """What a cleaning removes and keeps.
 
     Attributes:
-        goes: What is removed.
-        stays: What isn't.
+        goes: Removed things.
+        stays: Kept things.
     """
 
     goes: list[Thing]
@@ -79,7 +79,7 @@ class Plan:
 
 
 def with_sizes(things: Iterable[Thing]) -> list[Thing]:
-    """Returns the things with what their removal frees, the largest first."""
+    """Returns the things with the bytes that their removal frees, the largest first."""
     measured = [dataclasses.replace(thing, size=own_size(thing.path)) for thing in things]
     return sorted(measured, key=lambda thing: (-thing.size, str(thing.path)))
 
@@ -90,7 +90,7 @@ def tree_size(path: Path) -> int:
 
 
 def own_size(path: Path) -> int:
-    """Returns the same without files that have a name elsewhere too: they would stay."""
+    """Returns `tree_size` without files that have a hard link elsewhere."""
     return sum(status.st_size for status, n_names in _inodes(path) if n_names >= status.st_nlink)
 
 
@@ -120,7 +120,7 @@ def _files(path: Path) -> Iterator[str]:
 def plan_artifacts(
     known: Known, reasons: Mapping[int, str], folder: Path, *, reports_stay: Collection[int]
 ) -> tuple[list[Thing], list[Thing]]:
-    """Returns the artifacts that go and those that stay.
+    """Returns the artifacts to remove and those to keep.
 
     Args:
         known: All that is known of the pipeline.
@@ -177,7 +177,7 @@ def is_below(path: Path, folder: Path) -> bool:
 
 
 def _sharing(goes: Iterable[Thing], stays: Iterable[Thing]) -> set[Thing]:
-    """Returns those of `goes` that lie above, below or at something that stays."""
+    """Returns those of `goes` whose path contains, or is in, a path that is kept."""
     kept = {thing.path for thing in stays}
     above = {folder for path in kept for folder in path.parents}
     return {

@@ -1,4 +1,4 @@
-"""What a bundle's manifest tells of its origin, so that a copy elsewhere still tells.
+"""The lineage in a bundle's manifest, so that a copy elsewhere still has it.
 
 Nothing of it depends on where or when it was made: the same data, commit and config give
 the same manifest, by which what was rolled back is known again.
@@ -26,7 +26,7 @@ _OF_BASE = ("fingerprint", "cut", "trained_until", "steps_before", "warm_starts"
 
 
 def describe_source(letters: Path, digest: str) -> dict[str, Any]:
-    """Returns what is told of one kind of raw data.
+    """Returns the lineage of one kind of raw data.
 
     Args:
         letters: Folder of its dead letters, with the counts.

@@ -38,7 +38,7 @@ _LOCAL = (
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """A process that holds a lock, so named that no other is taken for it.
+    """Identity of a process that holds a lock, distinct from all other processes.
 
     Containers have equal pids and may have equal host names, and pids come again: so the
     kernel's boot, the namespace of the pid and the moment of the process's start belong
@@ -208,7 +208,7 @@ class RunLock:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Gives signs of life while it is open, and gives the lock back at the end."""
+        """Touches the lock while it is open, and releases it at the end."""
         self._thread.start()
         try:
             yield
@@ -266,7 +266,7 @@ def run_lock(root: Path) -> Iterator[RunLock]:
 
 
 def refuse_if_held(root: Path) -> None:
-    """Refuses at once, before the seconds of a start, where the lock's holder is seen to live.
+    """Raises early, before the slow imports of a run, if the lock's holder is alive.
 
     Raises:
         BusyError: Another run holds it (R601).
@@ -312,7 +312,7 @@ def _flocked(descriptor: int, root: Path) -> bool:
 
 
 def _is_dead(owner: Owner, root: Path) -> bool:
-    """Returns whether who signed the file on a shared file system lives no more."""
+    """Returns whether the holder of a lock on a shared file system is dead."""
     if not owner.boot:
         return True  # Of an older version, which never took its name back.
     lives = owner.lives()

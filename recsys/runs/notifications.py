@@ -1,4 +1,4 @@
-"""Sends the summary of a night to a webhook: bounded, retried, and without telling its URL.
+"""Sends the summary of a run to a webhook, with retries and a time limit.
 
 The URL of a webhook is a secret: whoever knows it can write there. It comes from the
 environment, and of it the host alone is ever shown.
@@ -36,7 +36,7 @@ _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 
 class _AgainError(Exception):
-    """An attempt failed, and another one may not, `after_s` seconds later at the soonest."""
+    """An attempt failed; another one may succeed after at least `after_s` seconds."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -44,15 +44,15 @@ class _AgainError(Exception):
 
 
 class _RefusedError(Exception):
-    """An attempt failed, and so would every other one."""
+    """An attempt failed permanently."""
 
 
 def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
-    """Tells the webhook of a night; a webhook that fails is no failure of the run.
+    """Sends a run's summary to the webhook; a failure doesn't fail the run.
 
     Args:
         night: Its summary.
-        config: Who is told, and of what.
+        config: The webhook, and the states to report.
 
     Returns:
         `host`, `sent`, `attempts` and `error`, without a secret; None where nobody is to
@@ -137,7 +137,7 @@ def _within(timeout_s: float, url: str, body: bytes) -> None:
 
 
 def _told(error: Exception) -> Exception:
-    """Returns an error whose text holds nothing of the URL."""
+    """Returns an error whose text doesn't contain the URL."""
     if isinstance(error, _AgainError | _RefusedError):
         return error
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

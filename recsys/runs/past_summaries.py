@@ -63,7 +63,7 @@ def _read(folder: Path, root: Path) -> dict[str, Any]:
 
 
 def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
-    """Returns what is known of a run that has left no result."""
+    """Returns the partial result of a run without `run.json`."""
     recorded = read_steps(folder)
     n_done, n_all = len(recorded.steps), len(recorded.planned)
     step = recorded.planned[n_done] if n_done < n_all else None

@@ -1,7 +1,7 @@
-"""Removes what a plan says, so that a kill at any moment leaves nothing half there.
+"""Removes the files of a plan, so that a kill at any moment leaves no partial folder.
 
-Each thing is renamed out of sight first; what is in the folder of such things is debris
-that the next cleaning removes.
+Each thing is first renamed into a hidden folder; the next cleaning removes leftovers
+there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def remove(
 
     Args:
         root: Folder of everything that the runs write; links that lead to it are followed.
-        things: What goes.
-        tell: Is told of each thing that is gone.
+        things: The things to remove.
+        tell: Called with each removed thing.
 
     Returns:
         What was removed, and what could not be, with the reason.

@@ -1,4 +1,4 @@
-"""Which artifacts have to stay, and why: what a resolver, a rollback or a rerun will look for.
+"""Retention: the artifacts that resolvers, rollbacks and reruns still need, with reasons.
 
 The rules mirror the resolvers of `components`: a resolver sees live artifacts only, so
 what it reasons with has to stay live with what it returns.
@@ -24,7 +24,7 @@ _NEWEST_BLESSED = 2
 
 
 def needed_artifacts(known: Known, kept_runs: Collection[str], versions: Sequence[Version]) -> dict[int, str]:
-    """Returns the ids of the artifacts that stay, each with the reason, a phrase.
+    """Returns the ids of the artifacts to keep, each with the reason, a phrase.
 
     Args:
         known: All that is known of the pipeline.

@@ -1,4 +1,4 @@
-"""What is known of a root, as retention sees it: artifacts, executions, runs, and what is served.
+"""The records that retention uses: artifacts, executions, runs, and served versions.
 
 ML Metadata is read elsewhere (`pipelines.clean`); from here on it is plain data.
 """
@@ -77,7 +77,7 @@ class PastRun:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """All of one pipeline.
+    """The records of one pipeline.
 
     Attributes:
         runs: Its runs, the oldest first.

@@ -1,4 +1,4 @@
-"""The summary of a night: one JSON object, made of the record of a run.
+"""The summary of a run: one JSON object, made from its record.
 
 docs/runs.md describes it. What is not known is null, so that a reader finds every key.
 """

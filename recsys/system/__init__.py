@@ -1,4 +1,4 @@
-"""Files, processes and signals: what the rest builds on, and nothing about models.
+"""Files, processes and signals; independent of models.
 
 manifest  one JSON file that lists the files of a folder with their sizes and checksums
 """

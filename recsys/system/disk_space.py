@@ -1,4 +1,4 @@
-"""How much room there is where something is written."""
+"""Free disk space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
-    """Returns the bytes that are free where `path` is, or would be; None where that isn't told.
+    """Returns the free bytes on the disk of `path`; None if unknown.
 
     Args:
         path: A file or folder; it need not be there. None: nowhere.
@@ -27,6 +27,6 @@ def free_bytes(path: str | os.PathLike[str] | None) -> int | None:
 
 
 def free_there(path: str | os.PathLike[str] | None) -> str:
-    """Returns the end of a sentence that says how much is free where `path` is, or nothing."""
+    """Returns the free space on the disk of `path` as the end of a sentence; may be empty."""
     free = free_bytes(path)
     return "" if free is None else f"; {free:,} bytes are free there"

@@ -1,4 +1,4 @@
-"""One line of JSON for each thing that happens in a run, for whoever watches it.
+"""Progress events of a run, one line of JSON each.
 
 The parent that shows progress names a file in `RECSYS_EVENTS`; every process of
 the run appends to it. Without the variable nothing is written, so the same code

@@ -1,4 +1,4 @@
-"""Files that may be made in bad faith: no pipe is waited for, no content is without end."""
+"""Reads untrusted files safely: never blocks on pipes, and limits the size."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ PREFIX = "recsys-run-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Makes a temporary folder and removes it; first removes those of killed programs."""
+    """Yields a temporary folder; first removes those of killed programs."""
     parent = Path(tempfile.gettempdir())
     sweep(parent)
     name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
@@ -112,7 +112,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Has this process and those that it starts put their temporary files into `folder`."""
+    """Makes this process and its children create temporary files in `folder`."""
     before = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     try:

@@ -1,4 +1,4 @@
-"""Removing and renaming below a folder, through no link that somebody may have put there.
+"""Removes and renames below a folder without following links inside it.
 
 A path is looked up anew each time that it is used: between a check and a removal a folder
 on the way can become a link to somewhere else. Here every folder on the way is opened by
@@ -22,7 +22,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class HeldFolder:
-    """A folder that is held open, whatever becomes of the path that led to it.
+    """A folder held open by its descriptor, independent of later changes of its path.
 
     That path may have links: whoever named it put them there, and they are followed once.
 

@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, however that one ends.
+"""Ends a child process when its parent ends, for any reason.
 
 A runner whose command was killed, or a stage whose runner was, would go on for hours
 and write beside the run that comes after it. So a child is started by `python -m
@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def as_parent() -> dict[str, str]:
-    """Returns the variables with which a child is started that is to end with this process.
+    """Returns the environment variables for a child that must end with this process.
 
     The kernel counts the end of the thread that starts the child as that of the parent.
     """
@@ -46,7 +46,7 @@ def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Binds this process to the end of the one that named itself in the environment.
+    """Makes this process end when the parent named in the environment ends.
 
     The name is taken out of the environment: it isn't the
     parent of what is started here.

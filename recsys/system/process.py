@@ -1,4 +1,4 @@
-"""Stages that run in a process of their own, and how their errors come back.
+"""Runs stages in processes of their own, and passes their errors back.
 
 Training needs Keras on JAX, export needs Keras on TensorFlow, and importing TFX
 decides for TensorFlow: so each is a process whose environment its parent sets.
@@ -182,7 +182,7 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
 
 
 def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -> RecsysError:
-    """Returns what to tell of a file that couldn't be read or written.
+    """Returns the error of a file that couldn't be read or written.
 
     Args:
         error: What the system said.

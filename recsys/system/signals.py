@@ -1,4 +1,4 @@
-"""A program that is asked to stop by SIGTERM or SIGINT, and ends what it started first."""
+"""Handles SIGTERM and SIGINT: a program first ends what it started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoppedError(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that a signal ended."""
+        """Exit code that a shell expects of a program ended by a signal."""
         return 128 + self.signum
 
 

@@ -134,7 +134,7 @@ def settings_of(config: InteractionsConfig, code: str) -> list[str]:
 
 
 def unread_files(config: InteractionsConfig, cache: Path, code: str) -> list[str]:
-    """Estimates, without reading them, which files of the window a run will read.
+    """Returns the files of the window whose spans aren't cached, which a run will read.
 
     Args:
         config: What to read; its files have spans.

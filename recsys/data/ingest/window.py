@@ -122,7 +122,7 @@ class Digests:
 
 
 def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
-    """Returns a digest of all files of the window; unreadable files are reported.
+    """Returns a digest of all files of the window; an unreadable file counts by its error.
 
     Args:
         config: What to read.

@@ -1,4 +1,4 @@
-"""What a baseline is, and the training events that it learns from."""
+"""The base class of baselines, and the training data that they learn from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 2**22
 
 
 class LeftOutError(Exception):
-    """A baseline can't be had of these data; the text is the reason, a sentence."""
+    """A baseline can't be fitted to these data; the text is the reason, a sentence."""
 
 
 class FittedBaseline(Protocol):
@@ -33,7 +33,7 @@ class FittedBaseline(Protocol):
         """Training events that it learned from."""
 
     def scorer(self, queries: Queries) -> Scorer:
-        """Returns what scores the items for `queries`, each knowing its `seen` alone."""
+        """Returns a scorer of the items for `queries`; it reads only the `seen` of each."""
 
 
 class Baseline(Strict):
@@ -49,17 +49,17 @@ class Baseline(Strict):
         """Learns from training events.
 
         Args:
-            data: What there is to learn from.
+            data: The training data.
 
         Raises:
-            LeftOutError: It can't be had of these data; the text says why.
+            LeftOutError: It can't be fitted to these data; the text says why.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class BaselineData:
-    """What baselines learn from.
+    """The training data of baselines.
 
     Attributes:
         train: Training events.
@@ -103,10 +103,10 @@ def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
 
 
 def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> tuple[Any, int]:
-    """Returns who took what among the newest training events, and how many those are.
+    """Returns the user-item matrix of the newest training events, and their number.
 
     Args:
-        data: What there is.
+        data: The training data.
         most_of_a_user: Events of a user at the most, the newest; None: all.
 
     Returns:

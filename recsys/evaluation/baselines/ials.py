@@ -33,7 +33,7 @@ _MOST_THREADS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What implicit ALS makes small.
+    """The objective that implicit ALS minimises.
 
     The sum over all taken pairs of (score - 1)², `unobserved` times the sum over all
     pairs of score², and, for each vector, its squared length times `regularisation` x
@@ -94,7 +94,7 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
 
 @contextlib.contextmanager
 def _workers() -> Iterator[ThreadPoolExecutor]:
-    """Gives a thread for each core, in which BLAS has no threads of its own.
+    """Yields a thread pool with a thread for each core; BLAS runs single-threaded.
 
     The systems are small: threads within each would wait for each other most of the
     time, and where the machine is busy the products take ten times as long.
@@ -107,7 +107,7 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def _do(pool: ThreadPoolExecutor, work: Callable[[Any], None], parts: Iterable[Any]) -> None:
-    """Does all the work, and raises what a part of it raised."""
+    """Runs all jobs, and raises the first error of a job."""
     for _ in pool.map(work, parts):
         pass
 
@@ -277,7 +277,7 @@ def factorise(taken: Any, objective: Objective, settings: Ials) -> np.ndarray:
 
     Args:
         taken: Who took what `[users, items]`, CSR, each value 1.
-        objective: What is made small.
+        objective: The objective to minimise.
         settings: Length of the vectors, number of sweeps and seed.
     """
     from scipy import sparse

@@ -1,4 +1,4 @@
-"""Item-based nearest neighbours: who took this took that."""
+"""Item-based nearest neighbours."""
 
 from __future__ import annotations
 

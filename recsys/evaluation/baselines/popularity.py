@@ -1,4 +1,4 @@
-"""The same list for everybody: what was taken most, ever or lately."""
+"""Popularity baselines: the most frequent items, of all time or of the last days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DAY_S = 86_400
 
 @dataclasses.dataclass(frozen=True)
 class SameForAll:
-    """A baseline that scores every item the same for all queries.
+    """A baseline whose item scores are the same for all queries.
 
     Attributes:
         scores: Score of each item row `[item rows]` float32.
