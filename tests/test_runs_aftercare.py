@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {"host": "h", "sent": True, "attempts": 1, "error": None}
 
     monkeypatch.setattr(aftercare, "clean_after_run", clean)
-    monkeypatch.setattr(aftercare, "tell", tell)
+    monkeypatch.setattr(aftercare, "send_summary", tell)
     return seen
 
 
@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_is_told_as_such_in_ten_seconds_at_most(tmp_path,
     def tell(night: dict[str, Any], notify: Any) -> None:
         limits.append((night["state"], notify.total_s))
 
-    monkeypatch.setattr(aftercare, "tell", tell)
+    monkeypatch.setattr(aftercare, "send_summary", tell)
     stopped = RecsysError("R606", "The run was stopped.", "Go on.")
     for run_id in (None, RUN):
         night = after_run(config_of(tmp_path), run_id, stopped, "A", "stopped")
@@ -104,7 +104,7 @@ def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
 
 
 def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(aftercare, "tell", lambda *_: 1 / 0)
+    monkeypatch.setattr(aftercare, "send_summary", lambda *_: 1 / 0)
     tell_of_killed(config_of(tmp_path), [RUN, "b"])
 
 
@@ -119,7 +119,7 @@ def test_whatever_goes_wrong_afterwards_is_no_failure_of_the_run(tmp_path, calls
     def fail(*_: Any) -> None:
         raise RuntimeError("no connection")
 
-    monkeypatch.setattr(aftercare, "tell", fail)
+    monkeypatch.setattr(aftercare, "send_summary", fail)
     assert after_run(config_of(tmp_path), None, RecsysError("R201", "No file.", "Mend.")) is None
 
 
