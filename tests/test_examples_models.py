@@ -1,4 +1,10 @@
-"""The examples of a model and a loss of one's own, run."""
+"""The examples of a model and a loss of one's own, and of the whole way in one program, run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from examples import custom_loss, custom_model
 
@@ -10,3 +16,13 @@ def test_the_custom_model_learns():
 
 def test_the_custom_loss_is_a_hinge():
     assert custom_loss.main() == (0.0, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.pipeline
+def test_the_program_recommends_by_its_own_model(tmp_path):
+    command = [sys.executable, "-m", "examples.program", tmp_path]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert "model: Averaged" in done.stdout
+    assert "items for user 'u" in done.stdout
