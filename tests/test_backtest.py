@@ -18,7 +18,7 @@ from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
-from recsys.runs.backtest import Journal, Replay, replay_config, span_file
+from recsys.runs.backtest import BacktestData, BacktestJournal, replay_config, span_file
 from recsys.runs.backtest_page import summarize, write_page
 from recsys.runs.backtest_spans import BREAKS, as_seconds, draw_broken, periods
 
@@ -68,7 +68,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def test_every_good_row_arrives_once_in_the_span_of_its_time(
     config: Config, tmp_path: Path
 ) -> None:
-    replay = Replay.read(config, "month", 4)
+    replay = BacktestData.read(config, "month", 4)
     assert [day.isoformat() for day in replay.days] == [f"2020-{m:02}-01" for m in (9, 10, 11, 12)]
     assert replay.n_rejected == 1
     raw = json.loads(
@@ -89,7 +89,7 @@ def test_every_good_row_arrives_once_in_the_span_of_its_time(
 
 
 def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Path) -> None:
-    replay = Replay.read(config, "month", 12)
+    replay = BacktestData.read(config, "month", 12)
     sizes = []
     for night in range(3):
         replay.write_entities(tmp_path, night)
@@ -101,7 +101,7 @@ def test_the_catalogue_grows_with_what_was_heard_of(config: Config, tmp_path: Pa
 
 
 def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_path: Path) -> None:
-    replay = Replay.read(config, "month", 2)
+    replay = BacktestData.read(config, "month", 2)
     replay.write_span(tmp_path, 1)
     replay.write_entities(tmp_path, 1)
     raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
@@ -146,7 +146,7 @@ def test_broken_spans_lie_apart(n_nights: int, seed: int, data: st.DataObject) -
 
 @pytest.mark.parametrize("kind", sorted(BREAKS))
 def test_a_broken_span_is_not_read_as_a_good_one(kind: str, config: Config, tmp_path: Path) -> None:
-    replay = Replay.read(config, "month", 2)
+    replay = BacktestData.read(config, "month", 2)
     file = replay.write_span(tmp_path, 0)
     BREAKS[kind](file)
     raw = {**config.model_dump(mode="json"), "data": replay_config(config, tmp_path)}
@@ -163,19 +163,22 @@ def test_a_broken_span_is_not_read_as_a_good_one(kind: str, config: Config, tmp_
 
 def test_a_simulation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     out, plan = tmp_path / "out", {"nights": 3}
-    Journal(out, plan).add({"span": "2020-01-01"})
+    BacktestJournal(out, plan).add({"span": "2020-01-01"})
     with (out / "nights.jsonl").open("a") as file:
         file.write('{"span": "2020-0')
-    again = Journal(out, plan)
+    again = BacktestJournal(out, plan)
     assert again.nights == [{"span": "2020-01-01"}]
     again.add({"span": "2020-02-01"})
-    assert [night["span"] for night in Journal(out, plan).nights] == ["2020-01-01", "2020-02-01"]
+    assert [night["span"] for night in BacktestJournal(out, plan).nights] == [
+        "2020-01-01",
+        "2020-02-01",
+    ]
     with pytest.raises(RecsysError, match=r"R911.*another nights"):
-        Journal(out, {"nights": 4})
+        BacktestJournal(out, {"nights": 4})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(RecsysError, match=r"R910.*thesis"):
-        Journal(tmp_path / "other", plan)
+        BacktestJournal(tmp_path / "other", plan)
 
 
 def _night(n: int, warm: float, cold: float, *, base: bool = True) -> dict[str, object]:

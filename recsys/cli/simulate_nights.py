@@ -24,9 +24,9 @@ from recsys.formats import change, count, duration, figure
 from recsys.report.evaluated import MODEL
 from recsys.report.index import INDEX
 from recsys.runs.backtest import (
-    Arms,
-    Journal,
-    Replay,
+    BacktestArms,
+    BacktestData,
+    BacktestJournal,
     read_evaluated,
     replay_config,
     training_facts,
@@ -112,18 +112,18 @@ class _Simulation:
 
     def __init__(self, config: Config, out: Path, options: Options, talk: Console) -> None:
         self._out, self._options, self._talk = out, options, talk
-        self._replay = Replay.read(config, options.by, options.nights)
+        self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay), options)
         self.config = _of_nights(config, out, options)
         self._broken = draw_broken(len(self._replay), options.broken, options.seed)
-        self._arms = Arms(self.config, out)
+        self._arms = BacktestArms(self.config, out)
         plan = {
             "config": json.loads(canonical_json(self.config)),
             "options": dataclasses.asdict(options),
             "spans": [day.isoformat() for day in self._replay.days],
             "code": code_fingerprint("recsys.train", config=[self.config]),
         }
-        self.journal = Journal(out, plan)
+        self.journal = BacktestJournal(out, plan)
 
     def run(self) -> None:
         """Replays the nights that have not been yet."""

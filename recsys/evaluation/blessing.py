@@ -104,11 +104,11 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
         config: The thresholds.
         evidence: The figures.
     """
-    rules = [ruling for rule in config.all_rules() for ruling in _rulings(rule, evidence)]
+    rules = [ruling for rule in config.all_rules() for ruling in _outcomes(rule, evidence)]
     strongest = _strongest(config, evidence)
     if strongest is not None:
         alone = evidence.n_sampled is None and all(ruling.passed for ruling in rules)
-        rules += _of_strongest(config, strongest, evidence, is_alone=alone)
+        rules += _strongest_outcome(config, strongest, evidence, is_alone=alone)
     reasons = [ruling.text for ruling in rules]
     if strongest is None:
         reasons.append(_NO_BASELINE)
@@ -125,26 +125,26 @@ def judge(config: BlessConfig, evidence: Evidence) -> Decision:
     return Decision(blessed, _sentence(blessed, rules, reasons, evidence), reasons, rules)
 
 
-def _rulings(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
+def _outcomes(rule: BlessRule, evidence: Evidence) -> Iterator[RuleOutcome]:
     key = Key(MODEL, rule.metric, rule.slice)
     if rule.at_least:
-        yield _of_floor(key, rule.at_least, evidence)
+        yield _floor_outcome(key, rule.at_least, evidence)
     others: list[tuple[str, float]] = list(rule.over.items())
     if evidence.has_blessed:
         others.append((BLESSED, rule.over_blessed))
     for other, ratio in others:
         if ratio:
-            yield _of_ratio(key, other, ratio, evidence)
+            yield _ratio_outcome(key, other, ratio, evidence)
 
 
-def _of_floor(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
+def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     value, interval = evidence.means.mean(key), evidence.means.interval(key)
     if _too_few(key, evidence):
         interval = None
     passed = interval is not None and interval[0] >= least - _ROUNDING
     required = f"the {least:.4g} asked for"
     if value is None or interval is None:
-        text = f"{_subject(key)} can't be judged: {_lack(key, value, evidence)}"
+        text = f"{_subject(key)} can't be judged: {_missing_reason(key, value, evidence)}"
     else:
         text = (
             f"{_subject(key)} is {value:.4f} ({_confidence(evidence.confidence)} interval"
@@ -155,7 +155,7 @@ def _of_floor(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
     )
 
 
-def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
+def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(system=other))
     difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
@@ -169,10 +169,11 @@ def _of_ratio(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOut
     if other in evidence.left_out:
         text = f"{name} was not measured: {evidence.left_out[other]}"
     elif difference is None or margin is None or value is None or theirs is None:
-        text = f"{_subject(key)} can't be compared with {name}: {_lack(key, value, evidence)}"
+        why = _missing_reason(key, value, evidence)
+        text = f"{_subject(key)} can't be compared with {name}: {why}"
     else:
         relative, interval = difference.relative, difference.interval
-        required = f"the {_asked(ratio)} asked for"
+        required = f"the {_as_difference(ratio)} asked for"
         words = _reached(passed, value >= ratio * theirs, required)
         shown = _difference(difference, evidence.confidence)
         text = f"{_subject(key)} is {value:.4f}, that of {name} {theirs:.4f}: {shown}, {words}"
@@ -190,7 +191,7 @@ def _strongest(config: BlessConfig, evidence: Evidence) -> str | None:
     return max(known, key=lambda name: known[name], default=None)
 
 
-def _of_strongest(
+def _strongest_outcome(
     config: BlessConfig, other: str, evidence: Evidence, *, is_alone: bool
 ) -> Iterator[RuleOutcome]:
     """Yields the ruling on the strongest baseline, if the config asks for one.
@@ -208,7 +209,7 @@ def _of_strongest(
     if not least and not refuses_loss:
         return
     key = Key(MODEL, config.metric)
-    ruling = _of_ratio(key, other, least, evidence)
+    ruling = _ratio_outcome(key, other, least, evidence)
     difference = evidence.means.difference(key, other)
     ends = None if difference is None else difference.difference_interval
     text = ruling.text
@@ -216,7 +217,7 @@ def _of_strongest(
         lost = ends[1] < -_ROUNDING and refuses_loss
         passed = ruling.passed and not lost
         seemingly = ruling.value >= least * ruling.other
-        reached = _reached(passed, seemingly, f"the {_asked(least)} asked for")
+        reached = _reached(passed, seemingly, f"the {_as_difference(least)} asked for")
         words = "surely worse" if lost else reached if least else "not surely worse"
         text = (
             f"{_subject(key)} is {ruling.value:.4f}, that of {_strongest_title(other, evidence)},"
@@ -253,7 +254,7 @@ def _too_few(key: Key, evidence: Evidence) -> bool:
     return key.slice is not None and evidence.means.users_of(key) < evidence.small_slice
 
 
-def _lack(key: Key, value: float | None, evidence: Evidence) -> str:
+def _missing_reason(key: Key, value: float | None, evidence: Evidence) -> str:
     if value is not None:
         return f"{counted(evidence.means.users_of(key), 'user is', 'users are')} too few"
     return "no query has a value" if key.slice is None else "these data have no such slice"
@@ -285,7 +286,7 @@ def _confidence(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _asked(ratio: float) -> str:
+def _as_difference(ratio: float) -> str:
     """Returns a ratio of the config as a difference, `−10.0 %`."""
     return _plain(change(ratio - 1))
 
@@ -308,7 +309,7 @@ def _sentence(
     what = f"{size} {chosen.metric}{where} over {other}"
     ends = _plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0
-    requirement = "" if blessed else f", {_asked(chosen.least)} was asked for"
+    requirement = "" if blessed else f", {_as_difference(chosen.least)} was asked for"
     requirement = ", surely worse" if is_loss else requirement
     return f"{what}, {_confidence(confidence)} interval {ends}{requirement}; {decision}"
 

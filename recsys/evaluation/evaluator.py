@@ -53,7 +53,7 @@ _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_mom
 
 
 @dataclasses.dataclass(frozen=True)
-class _Questions:
+class _ProtocolQueries:
     """The queries of one protocol, and the number of excluded ones.
 
     Attributes:
@@ -152,7 +152,7 @@ class Evaluator:
     def _masks_seen(self) -> bool:
         return self.stage.repeats == "exclude"
 
-    def _questions(self, kind: Protocol) -> _Questions:
+    def _questions(self, kind: Protocol) -> _ProtocolQueries:
         """Returns the queries that can be ranked, and how many can't."""
         config = self.stage.evaluate
         queries = make_queries(self.data.store, kind, config.max_queries, config.seed)
@@ -180,7 +180,7 @@ class Evaluator:
                 "Evaluate with a larger catalogue, or set repeats to include.",
                 f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
             )
-        return _Questions(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
+        return _ProtocolQueries(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
 
     def _case(self, queries: Queries, model: System) -> Case:
         config = self.stage.evaluate
@@ -248,7 +248,7 @@ class Evaluator:
         }
         return {protocol: part}
 
-    def _counts(self, questions: _Questions) -> dict[str, Any]:
+    def _counts(self, questions: _ProtocolQueries) -> dict[str, Any]:
         queries, repeats = questions.queries, questions.repeats
         is_item, rows = self.data.catalogue.is_item, queries.positives.rows
         return {

@@ -141,9 +141,9 @@ def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> Ran
         waiting.append((block, run(block, *_pairs(job, block, out))))
         # The devices work on it while the results of the block before are taken.
         if len(waiting) > 1:
-            _take(job, *waiting.pop(0), out, progress)
+            _store_block(job, *waiting.pop(0), out, progress)
     for block, result in waiting:
-        _take(job, block, result, out, progress)
+        _store_block(job, block, result, out, progress)
     return out
 
 
@@ -170,7 +170,7 @@ def _pairs_of(keys: np.ndarray, n_rows: int, beyond: int) -> Pairs:
     return Pairs(_padded(query, size, 0), _padded(row, size, 0, beyond))
 
 
-def _take(
+def _store_block(
     job: _Job, block: slice, result: BlockResult, out: RankResults, progress: Progress
 ) -> None:
     positives, n = job.positives.part(block), block.stop - block.start

@@ -59,7 +59,7 @@ _Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class BacktestData:
     """The events by span, and the spans in which users and items first appear.
 
     Attributes:
@@ -75,7 +75,7 @@ class Replay:
     n_rejected: int
 
     @classmethod
-    def read(cls, config: Config, period: Period, n_nights: int | None) -> Replay:
+    def read(cls, config: Config, period: Period, n_nights: int | None) -> BacktestData:
         """Reads the data of a config.
 
         Args:
@@ -214,7 +214,7 @@ def _write(table: pa.Table, file: Path) -> Path:
 
 # --- the systems compared: a model trained anew, and one left as it was
 
-class Arms:
+class BacktestArms:
     """The two comparison models of a backtest: trained anew each night, and frozen.
 
     Args:
@@ -289,7 +289,7 @@ def training_facts(model: Path) -> dict[str, Any]:
 _PLAN, _NIGHTS = "plan.json", "nights.jsonl"
 
 
-class Journal:
+class BacktestJournal:
     """The nights of one simulation.
 
     Args:

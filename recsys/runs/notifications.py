@@ -133,10 +133,10 @@ def _within(timeout_s: float, url: str, body: bytes) -> None:
     if not outcome:
         raise _AgainError(f"no answer within {timeout_s:.3g} s")
     if outcome[0] is not None:
-        raise _told(outcome[0]) from None
+        raise _redacted(outcome[0]) from None
 
 
-def _told(error: Exception) -> Exception:
+def _redacted(error: Exception) -> Exception:
     """Returns an error whose text doesn't contain the URL."""
     if isinstance(error, _AgainError | _RefusedError):
         return error

@@ -35,7 +35,7 @@ def needed_artifacts(known: Known, kept_runs: Collection[str], versions: Sequenc
     reasons: dict[int, str] = {}
     for id_, why in _roots(known, kept_runs, versions):
         reasons.setdefault(id_, why)
-    _close(known, reasons)
+    _add_dependencies(known, reasons)
     return {id_: why for id_, why in reasons.items() if id_ in known.artifacts}
 
 
@@ -96,7 +96,7 @@ def _newest_of_a_kind(known: Known) -> Iterator[tuple[int, str]]:
         yield verdict.id, "it is the data that was accepted last"
 
 
-def _close(known: Known, reasons: dict[int, str]) -> None:
+def _add_dependencies(known: Known, reasons: dict[int, str]) -> None:
     """Adds what the artifacts in `reasons` are looked up by, until nothing is missing."""
     links = _links(known)
     waiting = list(reasons)

@@ -74,7 +74,7 @@ class NewRows:
     ) -> None:
         self._rows = rows
         self._tokens = _Tokens(features, rows, survivors.chunk)
-        self._reckon(survivors)
+        self._compute(survivors)
 
     @property
     def neighbours(self) -> int:
@@ -90,7 +90,7 @@ class NewRows:
         vectors[some] = (has[some] @ self._weighted) / total[some, None]
         return vectors.astype(np.float32)
 
-    def _reckon(self, survivors: Survivors) -> None:
+    def _compute(self, survivors: Survivors) -> None:
         n_tokens, dim = len(self._tokens), int(survivors.vectors.shape[1])
         sums, counts, mean = np.zeros((n_tokens, dim)), np.zeros(n_tokens), np.zeros(dim)
         for start in range(0, len(survivors.rows), survivors.chunk):

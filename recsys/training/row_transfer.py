@@ -41,7 +41,7 @@ def transfer_rows(
             `chunk_rows` in a chunk.
     """
     value = variable.value
-    put, on_all = _putter(value.sharding)
+    put, on_all = _row_writer(value.sharding)
     n = min(chunk_rows(variable), table.rows)
     width = int(variable.shape[1])
     for rows, values in chunks:
@@ -53,25 +53,25 @@ def transfer_rows(
     variable.assign(value)
 
 
-def _putter(sharding: Any) -> tuple[Callable[..., jax.Array], Callable[[np.ndarray], Any]]:
+def _row_writer(sharding: Any) -> tuple[Callable[..., jax.Array], Callable[[np.ndarray], Any]]:
     """Returns what puts values at places, and what brings both to all devices."""
     if not isinstance(sharding, NamedSharding):
-        return _put_local, jnp.asarray
+        return _write_local, jnp.asarray
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
 
     def on_all(array: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(array.shape, everywhere, lambda index: array[index])
 
-    return _put_on_mesh(sharding), on_all
+    return _write_on_mesh(sharding), on_all
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put_local(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
+def _write_local(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
     return value.at[places].set(rows.astype(value.dtype), mode="drop")
 
 
 @functools.lru_cache(maxsize=16)
-def _put_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
+def _write_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
     row_axis, column_axis = (*sharding.spec, None, None)[:2]
 
     def own(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:

@@ -80,7 +80,7 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
     with _workers() as pool:
         values, basis = np.linalg.eigh(_gram(others, pool))
         basis = basis.astype(np.float32)
-        turned = _turn(others, basis, pool)
+        turned = _rotated(others, basis, pool)
         diagonal = objective.unobserved * np.maximum(values, 0.0)
 
         def solve_block(rows: np.ndarray) -> None:
@@ -88,7 +88,7 @@ def solve(taken: Any, others: np.ndarray, n_others: int, objective: Objective) -
             step = _few if n_taken[rows[-1]] <= dim else _many
             out[rows] = step(taken, rows, turned, weights) @ basis.T
 
-        _do(pool, solve_block, _blocks(n_taken, dim))
+        _run_jobs(pool, solve_block, _blocks(n_taken, dim))
     return out
 
 
@@ -106,7 +106,7 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def _do(pool: ThreadPoolExecutor, work: Callable[[Any], None], parts: Iterable[Any]) -> None:
+def _run_jobs(pool: ThreadPoolExecutor, work: Callable[[Any], None], parts: Iterable[Any]) -> None:
     """Runs all jobs, and raises the first error of a job."""
     for _ in pool.map(work, parts):
         pass
@@ -124,14 +124,14 @@ def _gram(vectors: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
     return total
 
 
-def _turn(vectors: np.ndarray, basis: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
+def _rotated(vectors: np.ndarray, basis: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
     """Returns the vectors in another basis `[n, dim]` float32."""
     turned = np.empty_like(vectors)
 
     def turn_part(part: slice) -> None:
         turned[part] = vectors[part] @ basis
 
-    _do(pool, turn_part, _parts(len(vectors)))
+    _run_jobs(pool, turn_part, _parts(len(vectors)))
     return turned
 
 
