@@ -17,13 +17,14 @@ import functools
 import hashlib
 import importlib.util
 import sys
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from recsys.contents import contents_of
-from recsys.registry import modules_of
+from recsys.registry import modules_of, registered_in
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("recsys", "components", "pipelines")
@@ -36,6 +37,7 @@ _BY_HAND = ("recsys.config_file",)
 """Modules that read a whole config where a person starts a stage. A component hands its
 stage the part that it runs by, which is a parameter of its own."""
 _TEMPLATE = ".jinja"
+_MAIN = "__main__"
 
 
 def code_fingerprint(*modules: str, config: Sequence[Any] = (), root: Path = _ROOT) -> str:
@@ -53,22 +55,120 @@ def code_fingerprint(*modules: str, config: Sequence[Any] = (), root: Path = _RO
         the distributions that they import.
     """
     named = modules_of(*config)
-    plugins = {name.split(".")[0] for name in named} - {*_PACKAGES}
-    ours = [name for name in named if name.split(".")[0] not in plugins]
-    files, foreign = _closure([*modules, *ours], root)
+    plugins = _plugin_closure({name.split(".")[0] for name in named} - {*_PACKAGES}, root)
+    ours = [name for name in named if name.split(".")[0] in _PACKAGES]
+    files, foreign = _closure([*modules, *ours, *plugins.ours], root)
     sources = [(file.relative_to(root).as_posix(), file) for file in files]
-    sources += [source for plugin in plugins for source in _plugin_sources(plugin)]
+    sources += plugins.sources.items()
     digest = hashlib.sha256(f"python {sys.version_info[:2]}".encode())
     for name, file in sorted(sources):
         digest.update(name.encode() + b"\0")
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    for line in _versions(foreign | plugins):
+    for line in [*_versions(foreign | plugins.foreign), *plugins.definitions]:
         digest.update(line.encode() + b"\0")
     return digest.hexdigest()
 
 
+class _Plugins(NamedTuple):
+    """What plugins run.
+
+    Attributes:
+        sources: Their files, by a name that is the same on every machine.
+        ours: Modules of ours that they import.
+        foreign: Top-level names of the other packages that they import, and their own.
+        definitions: Code of what a notebook defines, which has no file.
+    """
+
+    sources: dict[str, Path]
+    ours: set[str]
+    foreign: set[str]
+    definitions: list[str]
+
+
+def _plugin_closure(packages: set[str], root: Path) -> _Plugins:
+    """Returns what top-level packages run, and those beside them that no distribution has."""
+    plugins = _Plugins({}, set(), set(), [])
+    installed = {*sys.stdlib_module_names, *_providers()}
+    waiting = [*packages]
+    while waiting:
+        package = waiting.pop()
+        plugins.foreign.add(package)
+        if package == _MAIN and not hasattr(sys.modules[_MAIN], "__file__"):
+            plugins.definitions.extend(_definitions(vars(sys.modules[_MAIN])))
+        for name, path in _plugin_sources(package):
+            plugins.sources[name] = path
+            for module in _imported_by(name, path, root):
+                top = module.split(".")[0]
+                if top in _PACKAGES:
+                    plugins.ours.add(module)
+                elif top in installed:
+                    plugins.foreign.add(top)
+                elif top not in plugins.foreign:
+                    waiting.append(top)
+    return plugins
+
+
+def _imported_by(name: str, path: Path, root: Path) -> list[str]:
+    """Returns the modules that a file of a plugin imports; none, if it isn't Python."""
+    if path.suffix != ".py":
+        return []
+    module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    try:
+        return list(_imports(path, module, root))
+    except SyntaxError:  # A template, say; whoever imports it learns of it.
+        return []
+
+
+def _definitions(names: dict[str, Any]) -> Iterator[str]:
+    """Yields the code of the classes that a notebook registers, and of what they use of it.
+
+    Args:
+        names: What the notebook defines.
+    """
+    waiting: list[Any] = [*registered_in(_MAIN)]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, type):
+            if value.__module__ == _MAIN:
+                yield from (f"{value.__name__}.{k} = {_text(v)}" for k, v in vars(value).items())
+                waiting += [*value.__bases__, *vars(value).values()]
+        elif isinstance(value, (staticmethod, classmethod)):
+            waiting.append(value.__func__)
+        elif isinstance(value, property):
+            waiting += [value.fget, value.fset]
+        elif isinstance(value, types.FunctionType):
+            if value.__module__ == _MAIN:
+                yield f"{value.__name__} {_text(value.__defaults__)}"
+                waiting.append(value.__code__)
+        elif isinstance(value, types.CodeType):
+            used = [name for name in value.co_names if name in names]
+            yield f"{value.co_name} {value.co_code.hex()} {value.co_names}"
+            yield _text(value.co_consts)
+            yield from (f"{name} = {_text(names[name])}" for name in used)
+            waiting += [*(names[name] for name in used), *value.co_consts]
+
+
+def _text(value: Any) -> str:
+    """Returns a constant as text that is the same in each process; of others the type alone."""
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_text, value))}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    is_constant = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+    return repr(value) if is_constant else type(value).__name__
+
+
 def _plugin_sources(package: str) -> Iterator[tuple[str, Path]]:
     """Yields name and path of all files of a top-level package, or of a single module."""
+    if package == _MAIN:  # A script.
+        file = getattr(sys.modules[_MAIN], "__file__", None)
+        if file is not None:
+            yield f"{_MAIN}.py", Path(file)
+        return
     spec = importlib.util.find_spec(package)
     if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
         return
@@ -203,16 +303,42 @@ class _Import(NamedTuple):
 
 @functools.cache
 def _statements(source: bytes) -> tuple[_Import, ...]:
-    """Returns the imports of a source, wherever in it, but for those of type checkers alone."""
+    """Returns the imports of a source, wherever in it, but for those of type checkers alone.
+
+    Of our modules also what is taken from them by a dot, as `recsys.losses.Bpr`.
+    """
     imports: list[_Import] = []
+    modules: dict[str, str] = {}
+    dotted: set[tuple[str, ...]] = set()
     for node in _run(ast.parse(source)):
         if isinstance(node, ast.Import):
             imports += [_Import(alias.name) for alias in node.names]
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                modules[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
             bound = tuple(alias.asname or alias.name for alias in node.names)
             imports.append(_Import(node.module or "", node.level, names, bound))
+            if not node.level:
+                modules.update(zip(bound, (f"{node.module}.{name}" for name in names), strict=True))
+        elif isinstance(node, ast.Attribute):
+            dotted.add(_parts(node))
+    for first, *rest in sorted(dotted - {()}):
+        module = modules.get(first, "")
+        if module.split(".")[0] in _PACKAGES:
+            for name in rest[:2]:
+                imports.append(_Import(module, 0, (name,), (name,)))
+                module = f"{module}.{name}"
     return tuple(imports)
+
+
+def _parts(node: ast.AST) -> tuple[str, ...]:
+    """Returns the names of `a.b.c`; none where it doesn't begin with a name."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    above = _parts(node.value) if isinstance(node, ast.Attribute) else ()
+    return (*above, node.attr) if above and isinstance(node, ast.Attribute) else ()
 
 
 def _run(tree: ast.AST) -> Iterator[ast.AST]:

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 import pydantic
 from pydantic_core import core_schema
 
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 
 ENTRY_POINTS = "recsys.plugins"
 HOMES = {
@@ -178,11 +178,14 @@ def load_plugins(modules: Iterable[str]) -> None:
             raise UsageError("R108", "A plugin is the name of a module.", "Correct it.", module)
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except RecsysError:
+            raise
+        except Exception as error:
             raise UsageError(
                 "R108",
-                f"The plugin {module!r} must be importable where recsys runs: {error}.",
-                "Install its package into this environment, or correct the name.",
+                f"The plugin {module!r} must be importable where recsys runs:"
+                f" {type(error).__name__}: {error}.",
+                "Install its package into this environment, or correct the name or the module.",
                 module,
             ) from error
 
@@ -328,6 +331,11 @@ def plugins_needed(plugins: tuple[str, ...], *parts: Any) -> tuple[str, ...]:
     """
     known = {__name__.split(".")[0], *(plugin.split(".")[0] for plugin in plugins)}
     return (*plugins, *(m for m in modules_of(*parts) if m.split(".")[0] not in known))
+
+
+def registered_in(module: str) -> list[type]:
+    """Returns the classes that a module registered."""
+    return [cls for cls in _registered.values() if cls.__module__ == module]
 
 
 def _choices(annotation: Any) -> Iterator[Choice]:

@@ -116,6 +116,14 @@ def test_a_plugin_that_is_no_module_is_refused(module):
         registry.load_plugins([module])
 
 
+@pytest.mark.parametrize("source", ["def (", "raise ValueError('no')", "1 / 0", "import nowhere"])
+def test_a_plugin_that_fails_on_import_is_named(tmp_path, monkeypatch, source):
+    (tmp_path / "failing_plugin.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"R108.*failing_plugin"):
+        registry.load_plugins(["failing_plugin"])
+
+
 def test_an_entry_point_registers(tmp_path):
     (tmp_path / "entry_plugin.py").write_text(SOURCE.format(name="of_entry"))
     info = tmp_path / "entry_plugin-1.0.dist-info"

@@ -28,7 +28,8 @@ HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "softmax")
 """Kernels that XLA calls: `RECSYS_HANDLER` in the sources."""
 SELF_CHECKS = ("rows", "update", "softmax", "rank", "rank_top")
 """Sources that check themselves: `RECSYS_SELF_CHECK`."""
-_AVX2 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+# abm is lzcnt, which other processors take for another instruction, without a fault.
+_AVX2 = {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _AVX512 = {*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VARIANTS = {
     "avx512vnni": {*_AVX512, "avx512_vnni"},
