@@ -15,7 +15,7 @@ PROGRAM = """
     import jax
     import numpy as np
     from recsys.evaluation.ranking import DotProducts, rank
-    from recsys.ragged import Ragged
+    from recsys.ragged import RaggedRows
 
     random = np.random.default_rng(0)
     query = random.normal(size=(150, 40)).astype(np.float32)
@@ -24,7 +24,7 @@ PROGRAM = """
     candidates[2500:5000] = candidates[:2500]
     bias = random.choice([0, 0.5, -np.inf], 5003).astype(np.float32)
     lists = [random.integers(0, 5003, n).astype(np.int32) for n in random.integers(0, 40, 300)]
-    positives, seen = Ragged.of(lists[:150]), Ragged.of(lists[150:])
+    positives, seen = RaggedRows.of(lists[:150]), RaggedRows.of(lists[150:])
     is_candidate = random.random(5003) < 0.9
 
     class Products:
