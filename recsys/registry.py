@@ -285,6 +285,16 @@ class Choice:
         return config_type(self.kind, name)
 
 
+class Named(NamedTuple):
+    """Marks a config field that is the name alone of a registered class.
+
+    Attributes:
+        kind: What is named, a key of `HOMES`.
+    """
+
+    kind: str
+
+
 def modules_of(*parts: Any) -> list[str]:
     """Returns the modules of all classes that parts of a config choose.
 
@@ -338,10 +348,10 @@ def registered_in(module: str) -> list[type]:
     return [cls for cls in _registered.values() if cls.__module__ == module]
 
 
-def _choices(annotation: Any) -> Iterator[Choice]:
+def _choices(annotation: Any) -> Iterator[Choice | Named]:
     """Yields the choices in a type, that of the entries of a tuple among them."""
     for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
-        yield from [part] if isinstance(part, Choice) else _choices(part)
+        yield from [part] if isinstance(part, (Choice, Named)) else _choices(part)
 
 
 def _chosen_modules(kind: str, chosen: Any) -> list[str]:

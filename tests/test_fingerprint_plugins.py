@@ -64,6 +64,18 @@ def test_what_a_plugin_imports_changes_its_key(plugin, file, is_run):
     assert (key() != before) == is_run
 
 
+def test_a_row_optimizer_of_a_plugin_is_covered_and_its_plugin_kept(forget):
+    @registry.register_row_optimizer("of_plugin")
+    class Optimizer:
+        """A row optimizer."""
+
+    Optimizer.__module__ = "some_plugin.optimizers"
+    config = TrainConfig(table_optimizer="of_plugin")
+    assert "some_plugin.optimizers" in registry.modules_of(config)
+    plugins = ("some_plugin", "another_plugin")
+    assert registry.plugins_of(plugins, config) == ("some_plugin",)
+
+
 def key_of_notebook(monkeypatch, source):
     """Returns the key of the loss `of_main` that a notebook defines."""
     notebook = types.ModuleType("__main__")

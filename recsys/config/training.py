@@ -17,7 +17,7 @@ from pydantic import (
 from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
-from recsys.registry import Choice, get, names
+from recsys.registry import Choice, Named, get, names
 from recsys.strict import Share, Strict
 
 
@@ -30,7 +30,7 @@ def _registered(name: str) -> str:
     return name
 
 
-RowOptimizerName = Annotated[str, AfterValidator(_registered)]
+RowOptimizerName = Annotated[str, AfterValidator(_registered), Named("row_optimizer")]
 
 
 class HardNegativesConfig(Strict):
