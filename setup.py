@@ -23,7 +23,7 @@ STARTER = {
 # -ffast-math. Two flags only say that nobody reads errno or the trap flags.
 FLAGS = (
     "-std=gnu11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
-    "-pthread", "-fvisibility=hidden", "-g0",
+    "-pthread", "-fvisibility=hidden", "-fno-wrapv", "-g0",
 )  # fmt: skip
 # recsys.kernels.VARIANTS says which processor can run which.
 LEVELS = {

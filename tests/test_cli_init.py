@@ -39,7 +39,7 @@ def test_the_data_come_with_their_licence(tmp_path):
     assert not filecmp.dircmp(folder, ROOT / "data" / "ml-latest-small").left_only
 
 
-@pytest.mark.parametrize("taken", ["recsys.yaml", "schema.json", "data/ml-latest-small/x"])
+@pytest.mark.parametrize("taken", ["recsys.yaml", "schema.json", "data", "data/ml-latest-small/x"])
 def test_nothing_is_overwritten(tmp_path, taken):
     path = tmp_path / taken
     path.parent.mkdir(parents=True, exist_ok=True)

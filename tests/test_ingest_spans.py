@@ -666,8 +666,7 @@ _NIGHT = """
 import os, sys
 from pathlib import Path
 import apache_beam as beam
-from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.windowed import ingest_spans
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 config, out, root, call = sys.argv[1:]
 calls, sync = [0], os.fsync
 def killed(descriptor):
@@ -677,7 +676,9 @@ def killed(descriptor):
     sync(descriptor)
 os.fsync = killed
 source = InteractionSource.model_validate_json(config)
-ingest_spans(source, out + "/examples", out + "/letters", beam.Pipeline(), Path(root), "code")
+ingest_interactions(
+    source, out + "/examples", out + "/letters", beam.Pipeline(), Path(root), "code"
+)
 print(calls[0])
 """
 

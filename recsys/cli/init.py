@@ -34,7 +34,9 @@ def init(folder: Path) -> list[Path]:
         folder / "schemas" / schemas.name: schemas,
         folder / "schema.json": None,
     }
+    folders = {parent for target in targets for parent in target.parents}
     taken = [str(target) for target in targets if target.exists()]
+    taken += [str(path) for path in folders if path.exists() and not path.is_dir()]
     if taken:
         raise UsageError(
             "R111",

@@ -17,6 +17,7 @@ import functools
 import os
 import platform
 import threading
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from recsys.errors import RecsysError, UsageError
@@ -117,7 +118,8 @@ def built() -> dict[str, Path]:
     """Returns the libraries that this processor can run, by variant, the fastest first."""
     features, folder = _processor_features(), Path(__file__).parent
     variants = (variant for variant, needed in VARIANTS.items() if needed <= features)
-    return {variant: path for variant in variants for path in folder.glob(f"_{variant}.*so")}
+    paths = {name: folder / f"_{name}{EXTENSION_SUFFIXES[0]}" for name in variants}
+    return {variant: path for variant, path in paths.items() if path.exists()}
 
 
 @functools.cache

@@ -85,16 +85,20 @@ def ingest(
     _refuse_foreign(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    replaced = temporary.with_name(f"{temporary.name}-replaced")
     before = previous.folder if isinstance(previous, Data) else previous
     run = _Ingestion(data, temporary, PipelineOptions(list(beam_args)))
     try:
         with _shown(progress):
             run.run(None if before is None else Path(before), cache)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(replaced)
         temporary.rename(final)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
+        for folder in (temporary, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
     return Data(final)
 
 
