@@ -17,7 +17,13 @@ from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.raw_features import RawFeatures
 from recsys.config import ItemsConfig, TrainConfig, TrainStage, TwoTowerConfig, UsersConfig
-from recsys.data.entities import example_columns, id_column, parse_entities, raw_columns
+from recsys.data.entities import (
+    example_columns,
+    feature_settings,
+    id_column,
+    parse_entities,
+    raw_columns,
+)
 from recsys.data.examples import write_examples
 from recsys.data.histories import serving_histories
 from recsys.data.ingest.data_folder import Transformed, write_user_features
@@ -63,12 +69,7 @@ def transform(config, rows, folder):
             for name, value in row.items()
         }  # fmt: skip
 
-    columns = example_columns(config)
-    parts = [
-        {"column": columns[feature.name], "feature": feature.model_dump(mode="json")}
-        for feature in config.features
-    ]
-    custom = {"id": id_column(config), "features": parts}
+    custom = feature_settings(config)
     metadata = dataset_metadata.DatasetMetadata(schema_utils.schema_from_feature_spec(spec))
     with tft_beam.Context(temp_dir=str(folder / "scratch")), beam.Pipeline() as pipeline:
         data = pipeline | beam.Create([as_row(row) for row in rows.to_pylist()])
