@@ -28,6 +28,12 @@ from recsys.errors import RecsysError, UsageError
 ALL = ["--rows", "users=1e9", "--rows", "items=1e8", "--rows", "tags=1000"]
 
 
+@pytest.fixture(autouse=True)
+def no_width_of_a_terminal(monkeypatch):
+    """Whoever starts the tests may have told the width of a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def plan(*arguments):
     """Runs the command in this process and returns its exit code."""
     with pytest.raises(SystemExit) as caught:

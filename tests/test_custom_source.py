@@ -95,7 +95,7 @@ class AccessLog(TextSource):
     """Web server logs in the common format."""
 
     title = "an access log"
-    extensions = (".log",)
+    extensions = (".access",)
 
     def column_names(self, file):
         return ["host", "time", "path"]
@@ -116,7 +116,7 @@ class AccessLog(TextSource):
 
 @pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
 def test_a_format_of_lines_needs_to_know_no_more_than_lines(tmp_path, piece_bytes):
-    path = tmp_path / "web.log"
+    path = tmp_path / "web.access"
     line = 'h{0} - - [10/Oct/2023:13:55:36 +0000] "GET /item/{0} HTTP/1.1" 200 1'
     path.write_text("\n".join([line.format(1), "damage", line.format(2), ""]))
     pieces = plan_pieces(SourceConfig(files=str(path)), "interactions", ["path"], piece_bytes)

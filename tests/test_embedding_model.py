@@ -320,6 +320,7 @@ def test_counts_begin_again_with_each_epoch():
 
 def test_a_count_goes_on_past_what_float32_tells_apart():
     count = ExactCount(name="n")
+    count.build()
     for n in (2**24, 1, 2**30 - 1, 2**30 - 1, 2):
         count.update_state(n)
     assert int(count.high) * 2**30 + int(count.low) == 2**24 + 1 + 2**31

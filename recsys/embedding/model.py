@@ -108,6 +108,12 @@ class SparseModel(keras.Model):
         self.unknown_ids.build()
         self.exchange_overflows.build()
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a model that was loaded; Keras does so for its own `compile` alone."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
     # --- one step
 
     def train_step(self, state: Any, data: Any = None) -> Any:

@@ -97,7 +97,6 @@ def status() -> KernelStatus:
     return state
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """Returns the library, for callers other than XLA.
 
@@ -111,7 +110,12 @@ def library() -> ctypes.CDLL:
             f"The C kernels can't be had here: {state.reason}.",
             "Ask recsys.kernels.status() first.",
         )
-    return ctypes.CDLL(str(state.path))
+    return _opened(state.path)
+
+
+@functools.cache
+def _opened(path: Path | None) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
 
 
 def built() -> dict[str, Path]:
