@@ -423,7 +423,7 @@ def test_activations_bound_what_a_pooling_and_its_gradients_need(overrides):
     spec = model_spec(chosen, dataclasses.replace(ROWS, widths={}))
     model, n = TwoTower(spec), 64
     model.build()
-    variables = model.pooling.trainable_variables
+    variables = model.encoder.trainable_variables
 
     def total(values, items, rows):
         with keras.StatelessScope(list(zip(variables, values, strict=True))):

@@ -145,7 +145,7 @@ def test_a_sequence_knows_its_order_and_attention_the_places_alone():
 
 
 def test_no_item_of_a_sequence_sees_a_newer_one():
-    block = build(**BARE, **POOLINGS["one block"]).pooling.blocks[0]
+    block = build(**BARE, **POOLINGS["one block"]).encoder.blocks[0]
     call = jax.jit(lambda x, mask: block(x, x, mask))
     x = np.random.default_rng(1).normal(size=(1, HISTORY, DIM)).astype(np.float32)
     older = np.arange(HISTORY)[:, None] <= np.arange(HISTORY)[None, :]
