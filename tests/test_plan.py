@@ -427,7 +427,7 @@ def test_activations_bound_what_a_pooling_and_its_gradients_need(overrides):
 
     def total(values, items, rows):
         with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return jax.numpy.square(model.pooling(items, rows, training=True)).sum()
+            return jax.numpy.square(model.encoder(items, rows, training=True)).sum()
 
     values = [variable.value for variable in variables]
     items, rows = np.ones((n, 50, spec.config.dim), np.float32), np.ones((n, 50), np.int32)

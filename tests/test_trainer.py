@@ -179,7 +179,10 @@ def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tm
     def run(name, kill_after=-1):
         words = [sys.executable, SCRIPT, folder, tmp_path / name, tmp_path / f"{name}.npz"]
         done = subprocess.run(
-            [*map(str, words), str(kill_after)], env={**os.environ}, timeout=300, check=False
+            [*map(str, words), str(kill_after)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            timeout=300,
+            check=False,
         )
         return done.returncode
 
