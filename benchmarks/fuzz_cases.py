@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzz_worker import CRASH, Example, Finding, broken, require, require_harmless
 from recsys.cli import main
 from recsys.config import Config, InteractionsConfig
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.data.dead_letters import count_reasons
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece

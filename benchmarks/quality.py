@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.measure import ROOT, module, options_of, print_line, run, watch, words_of
 from benchmarks.public_splits import LOADERS, Csr, Split, write_data_folder
 from recsys.config import TrainStage
-from recsys.config_file import load_stage
+from recsys.config.load import load_stage
 from recsys.data.event_log import newest_first
 from recsys.models import load_model
 from recsys.models.inference import embed_queries

@@ -20,7 +20,7 @@ from ml_metadata.proto import metadata_store_pb2 as proto
 from pipelines.metadata_store import open_store, read_known, with_password
 from pipelines.recovery import sweep_empty
 from recsys.config import Config
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import RecsysError
 from recsys.report.index import write_index
 from recsys.runs.cleaning_plan import (

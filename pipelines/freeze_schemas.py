@@ -13,7 +13,7 @@ from tensorflow_metadata.proto.v0 import schema_pb2
 from pipelines.history import History
 from pipelines.metadata_store import open_store
 from recsys.config import Config
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import RecsysError
 from recsys.system.process import stage_main
 

@@ -21,7 +21,7 @@ from tfx.types import Artifact, BaseChannel, Channel
 from tfx.types.standard_artifacts import Model, ModelBlessing
 
 from recsys.config import Config, InteractionsConfig, SourceConfig
-from recsys.config.keep import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.data.sources.files import is_remote, patterns
 from recsys.errors import UsageError
 

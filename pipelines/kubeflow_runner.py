@@ -21,7 +21,7 @@ from components import artifacts
 from pipelines.kubeflow_platform import OUR_TYPES, KubeflowPlatform, for_kubeflow
 from pipelines.retrieval import create_pipeline
 from recsys.config import Config
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
 from recsys.system.process import stage_main

@@ -11,7 +11,7 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.metadata_store import DATABASE_NAME, open_store, read_known
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.runs.lineage import find_bundle, trace
 from recsys.system.process import stage_main
 

@@ -25,7 +25,7 @@ if __package__ in (None, ""):
 
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_errors import stopped_error
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.data.source_check import check_sources
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events

@@ -20,7 +20,7 @@ from ml_metadata.proto import metadata_store_pb2
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from recsys.config import Config
-from recsys.config.metadata import MysqlConfig
+from recsys.config.operation import MysqlConfig
 from recsys.errors import RecsysError, UsageError
 from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun, State
 

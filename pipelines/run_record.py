@@ -17,7 +17,7 @@ from pipelines.history import History
 from recsys.errors import RecsysError
 from recsys.report.index import write_index
 from recsys.report.runs import RUNS, RunRecord
-from recsys.source_version import source_version
+from recsys.system.source_version import source_version
 
 _T = TypeVar("_T")
 

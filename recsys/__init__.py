@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recsys import models as models
     from recsys.bundles.exporting import export
     from recsys.config import Config, RetrievalConfig, TrainConfig, TwoTowerConfig
-    from recsys.config_file import load_config
+    from recsys.config.load import load_config
     from recsys.data.dataset import Data, open_data
     from recsys.data.features import Feature
     from recsys.data.ingest.standalone import ingest

@@ -33,7 +33,7 @@ _NAMES = ("recsys.report",)
 are imported: whoever imports a name runs the module that defines it, and not the others.
 So are packages with lazy contents."""
 _LAZY = b"lazy_contents(__name__, __file__)"
-_BY_HAND = ("recsys.config_file",)
+_BY_HAND = ("recsys.config.load",)
 """Modules that read a whole config where a person starts a stage. A component hands its
 stage the part that it runs by, which is a parameter of its own."""
 _TEMPLATE = ".jinja"

@@ -20,14 +20,14 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainStage, parse_mesh
-from recsys.config_file import load_stage
+from recsys.config.load import load_stage
 from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.source_version import source_version
 from recsys.system.process import stage_main
+from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
 from recsys.training.earlier_model import (
     TrainingState,

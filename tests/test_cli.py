@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from recsys import __version__
-from recsys.cli import app as app_module
-from recsys.cli import main
+from recsys.cli import commands, main
 from recsys.cli.recommend import serving_folder
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import RecsysError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +76,7 @@ def test_the_page_names_every_option():
     sections = dict(
         re.findall(r"^## recsys ([\w-]+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     )
-    for command in app_module.typer.main.get_command(app_module.app).commands.values():
+    for command in typer.main.get_command(commands.app).commands.values():
         for parameter in command.params:
             for name in parameter.opts:
                 if name.startswith("-"):
@@ -118,10 +118,10 @@ def test_a_failure_that_is_not_the_users_exits_with_1(capsys, tmp_path):
 
 
 def test_an_unforeseen_error_is_one_sentence_and_its_traceback_a_file(capsys, monkeypatch):
-    def boom():
+    def boom(*_):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("recsys.config.json_schema", boom)
+    monkeypatch.setattr("recsys.config.Config.model_json_schema", boom)
     assert run_main("schema") == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("[R900] ")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.cli import main
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.data.inspect.dialect import understand
 from recsys.data.inspect.names import name_score, shown
 from recsys.data.inspect.profile import DistinctCount

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.cli import main
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
 from recsys.data.source_check import check_sources
 from recsys.data.sources.pieces import plan_pieces, read_piece

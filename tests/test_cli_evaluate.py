@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recsys.cli import main
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 
 CONFIG = (
     "name: small\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from recsys import config_file
 from recsys.cli.init import init
-from recsys.config_file import default_config_path, load_config
+from recsys.config import load as config_file
+from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from recsys.cli import main
 from recsys.cli.plan import parse_bytes
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.table_rows import count_raw, find_rows, parse_rows
 from recsys.data.vocabulary import Vocabulary

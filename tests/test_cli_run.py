@@ -15,7 +15,7 @@ import pytest
 from report_evaluation import evaluation
 from rich.console import Console
 
-from recsys.cli import main, pipeline, stages
+from recsys.cli import main, stages
 from recsys.cli import run as run_module
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.run import show_result
@@ -103,7 +103,7 @@ def test_a_note_is_said_at_once(is_terminal):
 def test_what_is_said_last_is_shown_and_a_reader_that_is_there_already_keeps_it(
     monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(stages, "_POLL_S", 60.0)  # Nothing is read before the end.
+    monkeypatch.setattr(stages, "POLL_S", 60.0)  # Nothing is read before the end.
     with stages._followed():
         note("The last word.")
         assert "The last word." in capsys.readouterr().err.splitlines()  # the log's
@@ -229,9 +229,13 @@ def child(tmp_path, monkeypatch):
     return write
 
 
+def quiet():
+    return RunView(Console(file=io.StringIO()))
+
+
 def follow_child(tmp_path):
     log = new_log(tmp_path / "root")
-    return log, lambda: follow(["planted_runner", "a", "b"], log, Console(file=io.StringIO()))
+    return log, lambda: follow(["planted_runner", "a", "b"], log, quiet())
 
 
 def test_a_child_gives_its_summary_and_its_words_go_to_the_log(child, tmp_path):
@@ -316,7 +320,7 @@ GRANDCHILD = """
 def test_nothing_that_a_child_started_outlives_it(child, tmp_path):
     child(GRANDCHILD + "    emit('finished', summary={'blessed': True})")
     pids = tmp_path / "pids"
-    follow(["planted_runner", str(pids)], new_log(tmp_path), Console(file=io.StringIO()))
+    follow(["planted_runner", str(pids)], new_log(tmp_path), quiet())
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
@@ -334,7 +338,7 @@ def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum,
         f"signal.signal({int(signum)}, signal.SIG_DFL)\n"
         "from recsys.cli import follow; follow._GRACE_S = 0.3\n"
         "follow.follow(['planted_runner', sys.argv[1]], follow.new_log(Path(sys.argv[2])),"
-        " Console(file=io.StringIO()))"
+        " follow.RunView(Console(file=io.StringIO())))"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(pids), str(tmp_path)], stderr=subprocess.PIPE, text=True
@@ -486,13 +490,13 @@ def test_the_modules_of_the_pipeline_are_found_by_entry_points_or_the_sentence_s
     monkeypatch, tmp_path
 ):
     commands = ("run", "clean", "freeze-schema", "lineage")
-    assert [pipeline.pipeline_module(name) for name in commands] == [
+    assert [stages.pipeline_module(name) for name in commands] == [
         "pipelines.local_runner", "pipelines.clean", "pipelines.freeze_schemas", "pipelines.lineage"
     ]  # fmt: skip
-    monkeypatch.setattr(pipeline, "_CHECKOUT", tmp_path)
-    monkeypatch.setattr(pipeline.metadata, "entry_points", lambda group: ())
+    monkeypatch.setattr(stages, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(stages.metadata, "entry_points", lambda group: ())
     with pytest.raises(UsageError, match=r"R901.*recsys\.pipelines.*pipeline"):
-        pipeline.pipeline_module("run")
-    entry = metadata.EntryPoint("run", "their_runner:main", pipeline.GROUP)
-    monkeypatch.setattr(pipeline.metadata, "entry_points", lambda group: (entry,))
-    assert pipeline.pipeline_module("run") == "their_runner"
+        stages.pipeline_module("run")
+    entry = metadata.EntryPoint("run", "their_runner:main", stages.GROUP)
+    monkeypatch.setattr(stages.metadata, "entry_points", lambda group: (entry,))
+    assert stages.pipeline_module("run") == "their_runner"

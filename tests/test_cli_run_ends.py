@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from recsys.cli import main
-from recsys.cli.follow import follow, new_log
+from recsys.cli.follow import RunView, follow, new_log
 from recsys.errors import RecsysError
 from recsys.runs.lock import run_lock
 from recsys.system.files import PREFIX
@@ -28,7 +28,7 @@ def followed(tmp_path, monkeypatch):
     def run(body):
         (tmp_path / "modules" / "planted_end.py").write_text(f"import os, sys\n{body}\n")
         log = new_log(tmp_path / "root")
-        return follow(["planted_end"], log, Console(file=io.StringIO()))
+        return follow(["planted_end"], log, RunView(Console(file=io.StringIO())))
 
     return run
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import ConfigError
 
 PLAIN = """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig
-from recsys.config_file import default_config_path
+from recsys.config.load import default_config_path
 from recsys.data.interactions import (
     BAD_ITEM,
     BAD_USER,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recsys.config import Config
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.data.interactions import interaction_columns
 from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError

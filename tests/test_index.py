@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("faiss", reason="needs FAISS")
 
-from recsys.config.index import IndexConfig
+from recsys.config.serving import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.serving import ranker as exact_module

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import recsys
-from recsys.config_file import default_config_path, load_config
-from recsys.distribution import NAME, install_extra
-from recsys.doctor import EXACT_SET, WIDE_SET
+from recsys.config.load import default_config_path, load_config
+from recsys.distribution import EXACT_SET, NAME, WIDE_SET, install_extra
 from recsys.kernels import VARIANTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +118,7 @@ def test_the_overrides_are_the_sets_that_the_doctor_explains():
     expected = [
         f"{name}=={version} ; python_version {guard}"
         for wheel_set, guard in ((WIDE_SET, "< '3.12'"), (EXACT_SET, ">= '3.12'"))
-        for name, version in wheel_set.versions.items()
+        for name, version in wheel_set.items()
     ]
     assert sorted(guarded) == sorted(expected)
 

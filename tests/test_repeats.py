@@ -20,7 +20,7 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.config_file import load_config, load_stage
+from recsys.config.load import load_config, load_stage
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.training_events import training_events

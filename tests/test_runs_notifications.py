@@ -15,7 +15,7 @@ import pytest
 from webhook_server import Server
 
 from recsys.cli import main
-from recsys.config.notify import NotifyConfig
+from recsys.config.operation import NotifyConfig
 from recsys.report.runs import RunRecord
 from recsys.runs import notifications
 from recsys.runs.past_summaries import read_summaries

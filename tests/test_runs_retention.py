@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config.keep import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.runs.cleaning_plan import GONE, Thing, own_size, plan_artifacts, plan_files, tree_size
 from recsys.runs.removal import remove
 from recsys.runs.retention import kept_runs, needed_artifacts, records_since

@@ -17,7 +17,7 @@ from components import artifacts
 from pipelines import kubeflow_entrypoint, kubeflow_runner
 from pipelines.kubeflow_platform import addressed, for_kubeflow, mounted
 from pipelines.retrieval import create_pipeline
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import UsageError
 
 pytestmark = pytest.mark.pipeline

@@ -13,7 +13,7 @@ from ml_metadata.proto import metadata_store_pb2
 from pipelines import metadata_store as ours
 from pipelines.metadata_store import claim_name
 from recsys.config import canonical_json
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import ConfigError, RecsysError
 
 PASSWORD = "correct-horse"  # noqa: S105

@@ -20,7 +20,7 @@ from ml_metadata.metadata_store import metadata_store
 from ml_metadata.proto import metadata_store_pb2
 
 from pipelines.metadata_store import check_metadata, claim_name, open_store, with_password
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import RecsysError
 
 BASE = Path(os.environ.get("RECSYS_TEST_MARIADB", "/"))

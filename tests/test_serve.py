@@ -24,7 +24,7 @@ import requesting
 
 from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
-from recsys.config.index import IndexConfig
+from recsys.config.serving import IndexConfig
 from recsys.serving.index_build import build
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.errors import UsageError
 from recsys.synth import SynthSummary, synthesize
 from recsys.synth import write as synth_write

@@ -23,7 +23,7 @@ from tower_models import (
 )
 
 from recsys.config import LEARNED_TEMPERATURE, TwoTowerConfig
-from recsys.config.model import SequenceConfig
+from recsys.config.architecture import SequenceConfig
 from recsys.embedding import SGD
 from recsys.models import ModelSpec, TwoTower, model_tables
 

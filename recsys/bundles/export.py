@@ -31,9 +31,8 @@ from recsys.bundles.parity_reference import Reference, raw_probes
 from recsys.bundles.raw_features import RawFeatures
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
 from recsys.bundles.variables import filled_later
-from recsys.commit import commit_folder
 from recsys.config import ExportConfig, ExportStage, TrainStage
-from recsys.config_file import load_stage
+from recsys.config.load import load_stage
 from recsys.data.histories import ServingHistories, serving_histories
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
@@ -45,6 +44,7 @@ from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
 from recsys.models.spec import Side
 from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
+from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
 from recsys.system.events import emit
 from recsys.system.process import stage_main

@@ -9,7 +9,7 @@ from typing import Any
 from recsys import registry
 from recsys.config import Repeats
 from recsys.registry import Choice
-from recsys.source_version import version_text
+from recsys.system.source_version import version_text
 
 
 def model_card(

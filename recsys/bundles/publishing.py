@@ -27,8 +27,8 @@ from recsys.bundles.versions import (
     versions,
     withdrawn_folders,
 )
-from recsys.commit import commit_folder
 from recsys.errors import RecsysError, UsageError
+from recsys.system.commit import commit_folder
 from recsys.system.held_folder import HeldFolder
 
 _LOCK = ".lock"

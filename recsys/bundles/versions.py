@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from recsys.bundles.bundle import manifest_digest
-from recsys.commit import commit_file
 from recsys.errors import RecsysError
+from recsys.system.commit import commit_file
 from recsys.system.files import read_plain
 
 LEDGER = ".versions.json"

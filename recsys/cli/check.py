@@ -17,7 +17,7 @@ from rich.text import Text
 
 from recsys.cli.terminal import Console, fitted_console, titled_table
 from recsys.config import GateConfig, write_feature
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.data.inspect.config_text import config_text
 from recsys.data.inspect.findings import Findings
 from recsys.data.inspect.names import shown

@@ -13,6 +13,7 @@ from recsys.cli import stages
 from recsys.cli.evaluate import WIDTH, new_table, print_repeats
 from recsys.cli.terminal import fitted_console
 from recsys.config import EvaluateStage, stage_of
+from recsys.config.load import load_config
 from recsys.evaluation.api import comparison_stage
 from recsys.evaluation.result import Comparison, EvaluationResult
 
@@ -44,7 +45,7 @@ def compare(
         `difference_interval`, `relative`, `interval`, `better` (`a`, `b` or null) and
         `text`.
     """
-    config = stages.config_of(config_path, overrides)
+    config = load_config(config_path, overrides)
     two = comparison_stage(stage_of(config, EvaluateStage))
     config = config.model_copy(update={"evaluate": two.evaluate, "bless": two.bless})
     with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:

@@ -13,6 +13,7 @@ from rich.text import Text
 from recsys.cli import stages
 from recsys.cli.terminal import Console, fitted_console, titled_table
 from recsys.config import Config, canonical_json
+from recsys.config.load import load_config
 from recsys.errors import UsageError
 from recsys.evaluation.result import EvaluationResult, Shown
 from recsys.report.evaluated import repeats_in_words
@@ -46,7 +47,7 @@ def evaluate(
         RecsysError: The stage failed.
     """
     subject = _one_of(measured, model)
-    config = stages.config_of(config_path, overrides)
+    config = load_config(config_path, overrides)
     result = stages.evaluate(config, data, subject, out, against)
     report = _report(config, data, subject, out)
     result = {**result, "report": str(report)}

@@ -7,31 +7,30 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, visible
 from recsys.system.process import storage_error
-from recsys.visible import visible
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Ends the program with one sentence if its block raises an error.
 
-    The exit code is the error's own, and 1 for an error that nobody foresaw; the
-    traceback of such a one goes to a file whose path the sentence names.
+    The exit code is the error's own, and 1 for an error that nobody foresaw, whose
+    traceback goes to a file that the sentence names.
     """
     try:
         yield
     except RecsysError as error:
-        print_error(str(error))
-        sys.exit(error.exit_code)
+        failure = error
     except OSError as error:
-        print_error(str(storage_error(error)))
-        sys.exit(1)
+        failure = storage_error(error)
     except Exception as error:  # noqa: BLE001 the last stop before the user
-        print_error(str(unforeseen(error)))
-        sys.exit(1)
+        failure = _unforeseen(error)
+    else:
+        return
+    print_error(str(failure))
+    sys.exit(failure.exit_code)
 
 
 def print_error(sentence: str) -> None:
@@ -40,26 +39,15 @@ def print_error(sentence: str) -> None:
     print(f"{red}{visible(sentence)}{plain}", file=sys.stderr, flush=True)
 
 
-def unforeseen(error: Exception) -> RecsysError:
-    """Returns what to tell of a bug, after its traceback is written to a file."""
-    path = _write_traceback(error)
+def _unforeseen(error: Exception) -> RecsysError:
+    """Returns the error of a bug, whose traceback is written to a file."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="recsys-", suffix=".log", delete=False, errors="backslashreplace"
+    ) as file:
+        file.writelines([" ".join(sys.argv), "\n\n", *traceback.format_exception(error)])
     return RecsysError(
         "R900",
         "The program met an error that it has no sentence for.",
-        f"Please report it with {path}.",
+        f"Please report it with {file.name}.",
         error,
     )
-
-
-def _write_traceback(error: Exception) -> Path:
-    with tempfile.NamedTemporaryFile(
-        "w",
-        prefix="recsys-",
-        suffix=".log",
-        delete=False,
-        encoding="utf-8",
-        errors="backslashreplace",
-    ) as file:
-        file.write(f"{' '.join(sys.argv)}\n\n")
-        file.writelines(traceback.format_exception(error))
-    return Path(file.name)

@@ -10,28 +10,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from recsys.cli.failure import print_error
 from recsys.cli.terminal import Console
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.disk_space import free_bytes
 from recsys.system.files import scratch_folder
 from recsys.system.parent import as_parent, child_command
 from recsys.system.process import storage_error
 from recsys.system.signals import StoppedError, signals_raised
-from recsys.visible import visible
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
 _QUIET_S = 30.0
+POLL_S = 0.1
+_GRACE_S = 30.0  # A training saves where it is.
+_LEAST_FREE_BYTES = 1 << 20
+"""Where fewer bytes are free a child may not have been able to say what went wrong."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunView:
@@ -53,25 +56,42 @@ class RunView:
         self.error: RecsysError | None = None
         self.run_id: str | None = None
         self._console = console
-        self._bar = _bar(console) if console.is_terminal else None
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self._steps: list[str] = []
         self._n_finished = 0
         self._spoke = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
-            self._start("Starting")  # importing TFX takes seconds
+        self._bar.start()
+        self._start("Starting")  # importing TFX takes seconds
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar:
+    def __exit__(self, *_: object) -> None:
+        if not self._bar.disable:  # Else it would print an empty line.
             self._bar.stop()
+
+    def show_all(self, reader: events.EventReader, is_over: Callable[[], object]) -> None:
+        """Shows new events until it is over, the last ones too.
+
+        Args:
+            reader: Reads the events.
+            is_over: Says whether no more will come; waits a little if not.
+        """
+        while True:
+            is_last = is_over()
+            for event in reader:
+                self.show(event)
+            if is_last:
+                return
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows one event; one of a kind that this version doesn't know is left out."""
@@ -94,16 +114,14 @@ class RunView:
                 self.summary = event["summary"]
 
     def _start(self, step: str) -> None:
-        if self._bar:
-            self._clear_bar()
-            self._bar.add_task(step, total=None, text="")
+        self._clear_bar()
+        self._bar.add_task(step, total=None, text="")
 
     def _advance(self, event: dict[str, Any]) -> None:
         done, total, text = event.get("done"), event.get("total"), event.get("text") or ""
-        if self._bar:
-            for task in self._bar.task_ids:
-                self._bar.update(task, completed=done, total=total, text=text)
-        elif time.monotonic() - self._spoke > _QUIET_S:
+        for task in self._bar.task_ids:
+            self._bar.update(task, completed=done, total=total, text=text)
+        if self._bar.disable and time.monotonic() - self._spoke > _QUIET_S:
             share = f"{done / total:.0%}  " if done is not None and total else ""
             self._say(Text(f"  {event['step']}  {share}{text}"))
 
@@ -111,6 +129,9 @@ class RunView:
         self._clear_bar()
         self._n_finished += 1
         mark, colour = _MARKS[event["state"]]
+        outcome, reason = event["state"], event.get("reason")
+        if reason and outcome != "failed":  # The run's error says why it failed.
+            outcome = reason if reason.startswith(outcome) else f"{outcome}: {reason}"
         width = max(map(len, [*self._steps, event["step"]]))
         self._say(
             Text.assemble(
@@ -118,45 +139,17 @@ class RunView:
                 f" {self._n_finished:>2}/{max(len(self._steps), self._n_finished)}",
                 f"  {event['step']:<{width}}",
                 f"  {event['seconds']:>7.1f} s",
-                f"  {_outcome(event['state'], event.get('reason') or '')}",
+                f"  {outcome}",
             )
         )
 
     def _clear_bar(self) -> None:
-        if self._bar:
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
+        for task in self._bar.task_ids:
+            self._bar.remove_task(task)
 
     def _say(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
         self._spoke = time.monotonic()
-
-
-def _outcome(state: str, reason: str) -> str:
-    if state == "failed" or not reason:  # the run's error says why it failed
-        return state
-    return reason if reason.startswith(state) else f"{state}: {reason}"
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-        console=console,
-        transient=True,
-    )
-
-
-# --- x
-
-_POLL_S = 0.1
-_GRACE_S = 30.0  # A training saves where it is.
-_ROOM_FOR_WORDS = 1 << 20
-"""Bytes; where fewer are free a child may not have been able to say what went wrong."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def new_log(root: Path) -> Path:
@@ -178,9 +171,7 @@ def new_log(root: Path) -> Path:
     return path
 
 
-def follow(
-    words: Sequence[str], log: Path, console: Console, view: RunView | None = None
-) -> dict[str, Any]:
+def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
     """Runs `python -m words` and shows its events until it ends.
 
     SIGINT, SIGTERM and SIGHUP end the child with all its processes and then this
@@ -189,8 +180,7 @@ def follow(
     Args:
         words: Module and arguments of the child.
         log: File for its stdout and stderr.
-        console: Where the progress goes.
-        view: Shows the events there, and keeps what they brought; None: one of its own.
+        view: Shows the events.
 
     Returns:
         The summary that the child gave with its `finished` event.
@@ -198,17 +188,23 @@ def follow(
     Raises:
         RecsysError: The child failed.
     """
-    view = view or RunView(console)
     try:
         with (
             scratch_folder() as folder,
             signals_raised(_STOP_SIGNALS),
-            _child(words, log, folder / "events.jsonl") as (child, reader),
+            _child(words, log, folder / "events.jsonl") as child,
             view,
         ):
-            _watch(child, reader, view)
+
+            def is_over() -> bool:
+                time.sleep(POLL_S)
+                return child.poll() is not None
+
+            view.show_all(events.EventReader(folder / "events.jsonl"), is_over)
     except StoppedError as stopped:
-        _leave(stopped, log)
+        print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
+        print(f"Log: {visible(str(log))}", file=sys.stderr)
+        sys.exit(stopped.exit_code)
     except OSError as error:
         raise storage_error(error, log.parent) from None
     if child.returncode == 0 and view.summary is not None:
@@ -216,7 +212,7 @@ def follow(
     print(f"Log: {visible(str(log))}", file=sys.stderr)
     raise (
         view.error
-        or _no_room(log)
+        or _full_disk(log)
         or RecsysError(
             "R903",
             "The process of the pipeline must end with a result.",
@@ -226,33 +222,22 @@ def follow(
     )
 
 
-def _no_room(log: Path) -> RecsysError | None:
-    """Returns what is wrong where a child couldn't even say so: there is no room for a word."""
+def _full_disk(log: Path) -> RecsysError | None:
+    """Returns the error of a child that couldn't even write one, for lack of space."""
     for place in (log.parent, Path(tempfile.gettempdir())):
         free = free_bytes(place)
-        if free is not None and free < _ROOM_FOR_WORDS:
+        if free is not None and free < _LEAST_FREE_BYTES:
             return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place)))
     return None
 
 
-def _watch(child: subprocess.Popen[bytes], reader: events.EventReader, view: RunView) -> None:
-    while True:
-        is_over = child.poll() is not None
-        for event in reader:
-            view.show(event)
-        if is_over:
-            return
-        time.sleep(_POLL_S)
-
-
 @contextmanager
-def _child(
-    words: Sequence[str], log: Path, event_file: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], events.EventReader]]:
+def _child(words: Sequence[str], log: Path, event_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Starts the child in a session of its own; at the end no process of it is left.
 
     Nor is any where this process is killed: the child ends with it.
     """
+    roots = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         **as_parent(),
@@ -260,7 +245,7 @@ def _child(
         "PYTHONUNBUFFERED": "1",
         # A module in the current folder must not stand in for one of ours.
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join(_import_roots()),
+        "PYTHONPATH": os.pathsep.join(filter(None, roots)),
     }
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -272,15 +257,9 @@ def _child(
             start_new_session=True,
         )
     try:
-        yield child, events.EventReader(event_file)
+        yield child
     finally:
         _end_group(child)
-
-
-def _import_roots() -> list[str]:
-    ours = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH", "")
-    return [ours, *(part for part in inherited.split(os.pathsep) if part)]
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
@@ -288,10 +267,11 @@ def _end_group(child: subprocess.Popen[bytes]) -> None:
     for stop_signal in _STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        _signal_group(child, signum)
         deadline = time.monotonic() + _GRACE_S
-        while _signal_group(child, 0) and time.monotonic() < deadline:
+        is_there = _signal_group(child, signum)
+        while is_there and time.monotonic() < deadline:
             time.sleep(0.02)
+            is_there = _signal_group(child, 0)
     child.wait()
 
 
@@ -303,9 +283,3 @@ def _signal_group(child: subprocess.Popen[bytes], signum: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _leave(stopped: StoppedError, log: Path) -> NoReturn:
-    print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
-    print(f"Log: {visible(str(log))}", file=sys.stderr)
-    sys.exit(stopped.exit_code)

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from recsys.config import json_schema
-from recsys.config_file import DEFAULT_NAME
+from recsys.config import Config
+from recsys.config.load import DEFAULT_NAME
 from recsys.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -47,7 +47,7 @@ def init(folder: Path) -> list[Path]:
     for target, source in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         if source is None:
-            target.write_text(json.dumps(json_schema(), indent=1) + "\n")
+            target.write_text(json.dumps(Config.model_json_schema(), indent=1) + "\n")
         elif source.is_dir():
             shutil.copytree(source, target)
         else:

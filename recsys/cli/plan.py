@@ -19,7 +19,7 @@ from rich.text import Text
 from recsys.cli.failure import print_error
 from recsys.cli.terminal import fitted_console, plain_size, titled_table
 from recsys.config import with_mesh
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.data.table_rows import TableRows, find_rows, parse_rows
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import ABSENT

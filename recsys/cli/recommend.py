@@ -15,11 +15,10 @@ from rich.text import Text
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER
 from recsys.bundles.versions import latest
 from recsys.cli.terminal import Console
-from recsys.config_file import default_config_path, load_config
-from recsys.errors import UsageError
+from recsys.config.load import default_config_path, load_config
+from recsys.errors import UsageError, visible
 from recsys.formats import counted, duration
 from recsys.serving.recommendations import Recommendations, load_bundle
-from recsys.visible import visible
 
 if TYPE_CHECKING:
     from recsys.serving.batch_file import Answered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -13,10 +14,9 @@ from rich.text import Text
 
 from recsys.cli.evaluate import print_repeats
 from recsys.cli.follow import RunView, follow, new_log
-from recsys.cli.pipeline import pipeline_module, require_pipeline
-from recsys.cli.terminal import Console, fitted_console, plain_size
-from recsys.config import Config
-from recsys.config_file import default_config_path, load_config
+from recsys.cli.stages import pipeline_module, require_pipeline
+from recsys.cli.terminal import Console, fitted_console, plain_size, titled_table
+from recsys.config.load import default_config_path, load_config
 from recsys.errors import BusyError, RecsysError
 from recsys.formats import change, change_span, span
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated
@@ -25,7 +25,7 @@ from recsys.runs.past_summaries import read_summary
 from recsys.runs.summary import run_summary
 
 _WIDTH = 100  # Where there is no terminal.
-_RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics")
+_RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics", "night")
 
 
 def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
@@ -42,44 +42,28 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
     started = time.monotonic()
     path = path or default_config_path()
     config = load_config(path, overrides)
+    root = Path(config.root)
     require_pipeline()
-    refuse_if_held(Path(config.root))
-    log = new_log(Path(config.root))
+    refuse_if_held(root)
+    log = new_log(root)
     words = [pipeline_module("run"), str(path)]
     words += [word for override in overrides for word in ("--set", override)]
-    console = Console(stderr=True)
-    view = RunView(console)
+    view = RunView(Console(stderr=True))
+    result: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)
     try:
-        summary = follow(words, log, console, view)
+        summary = follow(words, log, view)
     except RecsysError as error:
         if as_json and not isinstance(error, BusyError):
-            seconds = round(time.monotonic() - started, 1)
-            print(json.dumps(_failed(config, error, seconds, view.run_id)))
+            # By its id: a clock that was set back makes earlier runs look like later ones.
+            failed = {"name": config.name, "state": "failed", "error": str(error)}
+            night = view.run_id and read_summary(root, view.run_id)
+            result["night"] = night or run_summary(None, failed, root)
+            print(json.dumps({**result, "seconds": round(time.monotonic() - started, 1)}))
         raise
     seconds = round(time.monotonic() - started, 1)
     show_result(fitted_console(_WIDTH, stderr=as_json), summary, seconds, log)
     if as_json:
-        result = {key: summary.get(key) for key in _RESULT_KEYS}
-        print(json.dumps({**result, "seconds": seconds, "night": summary.get("night")}))
-
-
-def _failed(
-    config: Config, error: RecsysError, seconds: float, run_id: str | None
-) -> dict[str, Any]:
-    """Returns what `--json` tells of a run that failed: no figures, and its summary.
-
-    Args:
-        config: The config of the run.
-        error: Why it failed.
-        seconds: How long it took [s].
-        run_id: Id of the run; None where it failed before it had one. The clock decides nothing:
-            one that was set back makes earlier runs look like later ones.
-    """
-    root = Path(config.root)
-    known_error = {"name": config.name, "state": "failed", "error": str(error)}
-    night = run_id and read_summary(root, run_id)
-    keys: dict[str, Any] = dict.fromkeys(_RESULT_KEYS)
-    return {**keys, "seconds": seconds, "night": night or run_summary(None, known_error, root)}
+        print(json.dumps({**{key: summary.get(key) for key in result}, "seconds": seconds}))
 
 
 # --- the tables that it ends with
@@ -103,19 +87,23 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
     verdict = evaluation.get("verdict") or {}
     console.print()
     if evaluation["metrics"]:
-        _print_metrics(console, Evaluated(evaluation, verdict.get("metric")))
+        evaluated = Evaluated(evaluation, verdict.get("metric"))
+        console.print(_metrics_table(evaluated))
+        if evaluated.others:
+            _print_differences(console, evaluated)
         print_repeats(console, evaluation)
-        _print_meaning(console, evaluation)
+        if (evaluation.get("split") or {}).get("split", "time") != "time":
+            # What the split makes of the figures: they aren't those of a served model.
+            console.print(Text(str(evaluation.get("meaning") or "")), soft_wrap=True)
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
     for example in evaluation.get("examples") or []:
         console.print(_recommendations_table(example))
     _print_verdict(console, summary, verdict)
-    for name in ("bundle", "report", "index"):
-        if summary.get(name):
-            _print_line(console, name, summary[name])
-    _print_line(console, "log", str(log))
-    _print_line(console, "seconds", f"{seconds:.1f}")
+    files = {name: summary.get(name) for name in ("bundle", "report", "index")}
+    for name, value in {**files, "log": str(log), "seconds": f"{seconds:.1f}"}.items():
+        if value:
+            console.print(Text(f"{name:<8} {value}"), soft_wrap=True)
 
 
 def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
@@ -127,47 +115,32 @@ def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
     return evaluation
 
 
-def _print_meaning(console: Console, evaluation: dict[str, Any]) -> None:
-    """Prints what the split makes of the figures, where they aren't those of a served model."""
-    if (evaluation.get("split") or {}).get("split", "time") != "time":
-        console.print(Text(str(evaluation.get("meaning") or "")), soft_wrap=True)
-
-
-def _print_metrics(console: Console, evaluated: Evaluated) -> None:
-    console.print(_metrics_table(evaluated))
-    if evaluated.others:
-        ends = evaluated.interval(evaluated.deciding)
-        value = _four_decimals(evaluated.figure(MODEL, evaluated.deciding))
-        shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
-        console.print(Text(f"{evaluated.deciding} is {value}{shown}", "bold"), soft_wrap=True)
-        console.print(_differences_table(evaluated))
-
-
 def _metrics_table(evaluated: Evaluated) -> Table:
     """Returns the metrics of everything that was measured, at the cut-off that decides."""
-    table = _table(_title(evaluated), "metric")
+    sampled = evaluated.part.get("sampled_negatives")
+    title = "Metrics, over the whole catalogue"
+    if sampled:
+        title = f"Metrics, among {sampled:,} random items: they decide nothing"
+    table = titled_table(title)
+    table.add_column("metric")
     for key in evaluated.systems:
         table.add_column(_name(key), justify="right", no_wrap=True)
     k = evaluated.deciding.partition("@")[2]
     for name in evaluated.metrics:
         if not evaluated.is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
-            table.add_row(
-                name,
-                *(_four_decimals(evaluated.figure(system, name)) for system in evaluated.systems),
-            )
+            figures = (evaluated.figure(system, name) for system in evaluated.systems)
+            table.add_row(name, *map(_four_decimals, figures))
     return table
 
 
-def _title(evaluated: Evaluated) -> str:
-    sampled = evaluated.part.get("sampled_negatives")
-    if sampled:
-        return f"Metrics, among {sampled:,} random items: they decide nothing"
-    return "Metrics, over the whole catalogue"
-
-
-def _differences_table(evaluated: Evaluated) -> Table:
-    """Returns how far the model's deciding metric lies from that of each other system."""
-    table = _table("", "against")
+def _print_differences(console: Console, evaluated: Evaluated) -> None:
+    """Prints the deciding metric, and how far it lies from that of each other system."""
+    ends = evaluated.interval(evaluated.deciding)
+    value = _four_decimals(evaluated.figure(MODEL, evaluated.deciding))
+    shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
+    console.print(Text(f"{evaluated.deciding} is {value}{shown}", "bold"), soft_wrap=True)
+    table = Table()
+    table.add_column("against")
     for heading in ("difference", evaluated.interval_name()):
         table.add_column(Text(heading), justify="right")
     for key in evaluated.others:
@@ -175,7 +148,7 @@ def _differences_table(evaluated: Evaluated) -> Table:
         style = _OUTCOMES.get(apart.outcome, "")
         figures = (change(apart.relative), change_span(apart.interval))
         table.add_row(_name(key), *(Text(text, style) for text in figures))
-    return table
+    console.print(table)
 
 
 def _name(key: str) -> Text:
@@ -187,7 +160,8 @@ def _four_decimals(value: Any) -> str:
 
 
 def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
-    table = _table("Embedding tables", "table")
+    table = titled_table("Embedding tables")
+    table.add_column("table")
     for heading in ("rows", "padded", "dim", "split by", "shards", "a device", "its slots"):
         table.add_column(heading, justify="right")
     for part in sharding:
@@ -205,27 +179,16 @@ def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
 
 
 def _recommendations_table(example: dict[str, Any]) -> Table:
-    title = f"User {example['user_id']}  (★: held out, unseen by the model)"
-    table = _table(title, "did before, newest first")
-    table.add_column("is recommended")
-    for column in table.columns:
-        column.no_wrap, column.ratio = True, 1
+    table = titled_table(f"User {example['user_id']}  (★: held out, unseen by the model)")
+    for heading in ("did before, newest first", "is recommended"):
+        table.add_column(heading, no_wrap=True, ratio=1)
     history = [item["title"] for item in example["history"][:_SHOWN_ITEMS]]
     recommended = [
         f"{'★' if item['held_out'] else ' '} {item['title']}"
         for item in example["recommended"][:_SHOWN_ITEMS]
     ]
-    for row in range(max(len(history), len(recommended))):
-        # Text, because a title such as "[REC]" is no markup.
-        table.add_row(
-            *(Text(side[row] if row < len(side) else "") for side in (history, recommended))
-        )
-    return table
-
-
-def _table(title: str, first: str) -> Table:
-    table = Table(title=Text(title) if title else None, title_justify="left", title_style="bold")
-    table.add_column(first)
+    for titles in itertools.zip_longest(history, recommended, fillvalue=""):
+        table.add_row(*map(Text, titles))  # Text, because a title such as "[REC]" is no markup.
     return table
 
 
@@ -236,14 +199,9 @@ def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str,
         console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
         console.print(Text(str(summary.get("not_pushed") or "")), soft_wrap=True)
     else:
-        console.print(
-            Text("The model is refused: nothing is pushed, the served one stays.", "bold yellow")
-        )
+        sentence = "The model is refused: nothing is pushed, the served one stays."
+        console.print(Text(sentence, "bold yellow"))
     if verdict.get("sentence"):
         console.print(Text(str(verdict["sentence"]), "bold"), soft_wrap=True)
     for reason in verdict.get("reasons") or []:
         console.print(Text(f"  {reason}"), soft_wrap=True)
-
-
-def _print_line(console: Console, name: str, value: str) -> None:
-    console.print(Text(f"{name:<8} {value}"), soft_wrap=True)

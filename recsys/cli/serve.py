@@ -8,10 +8,9 @@ from pathlib import Path
 
 from recsys.bundles.bundle import MANIFEST
 from recsys.cli.recommend import serving_folder
-from recsys.config_file import default_config_path, load_config
+from recsys.config.load import default_config_path, load_config
 from recsys.distribution import install_extra
-from recsys.errors import UsageError
-from recsys.visible import visible
+from recsys.errors import UsageError, visible
 
 
 def serve(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from recsys.cli import stages
-from recsys.cli.follow import follow, new_log
-from recsys.cli.pipeline import pipeline_module, require_pipeline
-from recsys.cli.terminal import Console
+from recsys.cli.follow import RunView, follow, new_log
+from recsys.cli.stages import pipeline_module, require_pipeline
+from recsys.cli.terminal import Console, titled_table
 from recsys.config import Config, canonical_json
+from recsys.config.load import load_config
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.formats import change, count, duration, figure
@@ -87,31 +85,28 @@ def simulate(
             fails is part of the simulation.
     """
     require_pipeline()
-    talk = Console(stderr=True)
-    config = stages.config_of(path, overrides)
-    _refuse_other_splits(config)
-    simulation = _Simulation(config, out.resolve(), options, talk)
+    config = load_config(path, overrides)
+    if config.data.split != "time":
+        raise UsageError(
+            "R915",
+            "Nights are simulated of data that are split by time.",
+            "Name timestamps in data.interactions.columns.timestamp, and set data.split to time.",
+            config.data.split,
+        )
+    simulation = _Simulation(config, out.resolve(), options)
     simulation.run()
-    page = simulation.write_page()
-    nights = simulation.journal.nights
+    page, nights = simulation.write_page(), simulation.journal.nights
     _show(Console(stderr=as_json), simulation.config.bless.metric, nights, page)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    **summarize(nights),
-                    "page": str(page),
-                    "nights_file": str(simulation.journal.file),
-                }
-            )
-        )
+        files = {"page": str(page), "nights_file": str(simulation.journal.file)}
+        print(json.dumps({**summarize(nights), **files}))
 
 
 class _Simulation:
     """A simulation on its way."""
 
-    def __init__(self, config: Config, out: Path, options: Options, talk: Console) -> None:
-        self._out, self._options, self._talk = out, options, talk
+    def __init__(self, config: Config, out: Path, options: Options) -> None:
+        self._out, self._options, self._talk = out, options, Console(stderr=True)
         self._replay = BacktestData.read(config, options.by, options.nights)
         _check(len(self._replay), options)
         self.config = _of_nights(config, out, options)
@@ -127,16 +122,16 @@ class _Simulation:
 
     def run(self) -> None:
         """Replays the nights that have not been yet."""
-        done = len(self.journal.nights)
+        done, n_nights = len(self.journal.nights), len(self._replay)
         if self._replay.n_rejected:
             self._talk.print(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:
-            self._talk.print(f"Goes on after night {done} of {len(self._replay)}.")
-        for number in range(done, len(self._replay)):
+            self._talk.print(f"Goes on after night {done} of {n_nights}.")
+        for number in range(done, n_nights):
             night = self._night(number)
             self.journal.add(night)
             self.write_page()
-            self._talk.print(Text(_line(night, number, len(self._replay))), soft_wrap=True)
+            self._talk.print(Text(_line(night, number, n_nights)), soft_wrap=True)
 
     def write_page(self) -> Path:
         """Writes the page of the nights so far; returns its path."""
@@ -147,38 +142,36 @@ class _Simulation:
     def _night(self, number: int) -> dict[str, Any]:
         """Lets the span of a night arrive, and runs what runs at night."""
         started = time.monotonic()
-        night = {
-            "span": self._replay.days[number].isoformat(),
-            "events": self._replay.events[number].num_rows,
-            "broken": self._broken.get(number),
-            "repaired": self._arrive(number),
-        }
-        night |= self._run()
-        return {**night, "seconds": round(time.monotonic() - started, 1)}
-
-    def _arrive(self, number: int) -> list[str]:
-        """Writes the files of a night; returns the days of the spans that came again, whole."""
-        before = number - 1
-        repaired = [before] if before in self._broken else []
-        for span in repaired:
+        repaired = [number - 1] if number - 1 in self._broken else []
+        for span in repaired:  # It comes again, whole.
             self._replay.write_span(self._out, span)
         file = self._replay.write_span(self._out, number)
         if number in self._broken:
             BREAKS[self._broken[number]](file)
         self._replay.write_entities(self._out, number)
-        return [self._replay.days[span].isoformat() for span in repaired]
+        night = {
+            "span": self._replay.days[number].isoformat(),
+            "events": self._replay.events[number].num_rows,
+            "broken": self._broken.get(number),
+            "repaired": [self._replay.days[span].isoformat() for span in repaired],
+            **self._run(),
+        }
+        return {**night, "seconds": round(time.monotonic() - started, 1)}
 
     def _run(self) -> dict[str, Any]:
         """Runs the pipeline and the other arms; a run that fails is what came of the night."""
         config = self._out / "config.yaml"
         config.write_text(json.dumps(json.loads(canonical_json(self.config)), indent=1))
-        quiet = Console(quiet=True)
-        log = new_log(Path(self.config.root))
+        view, log = RunView(Console(quiet=True)), new_log(Path(self.config.root))
         try:
-            summary = follow([pipeline_module("run"), str(config)], log, quiet)
+            summary = follow([pipeline_module("run"), str(config)], log, view)
         except RecsysError as error:
             return {"state": "failed", "error": str(error)}
-        warm = self._measured(summary)
+        metric = self.config.bless.metric
+        evaluation = read_evaluated(Path(summary["evaluation"]), metric)
+        ends = evaluation.interval(metric)
+        warm = {"value": evaluation.figure(MODEL, metric), "interval": ends and list(ends)}
+        warm |= training_facts(Path(summary["model"]))
         model = Path(summary["model"])
         last = self.journal.nights[-1] if self.journal.nights else {}
         if str(model) == last.get("model"):
@@ -187,13 +180,6 @@ class _Simulation:
         self._arms.freeze(model)
         others = self._arms.measure(Path(summary["data"])) if self._options.arms else {}
         return {"state": state, "model": str(model), WARM: warm, **others}
-
-    def _measured(self, summary: dict[str, Any]) -> dict[str, Any]:
-        metric = self.config.bless.metric
-        evaluation = read_evaluated(Path(summary["evaluation"]), metric)
-        ends = evaluation.interval(metric)
-        value = {"value": evaluation.figure(MODEL, metric), "interval": ends and list(ends)}
-        return {**value, **training_facts(Path(summary["model"]))}
 
 
 def _of_nights(config: Config, out: Path, options: Options) -> Config:
@@ -206,17 +192,6 @@ def _of_nights(config: Config, out: Path, options: Options) -> Config:
     raw |= {"root": str(out / "run"), "name": config.name}
     raw["warm_start"] = raw["warm_start"] or {}
     return Config.model_validate_json(json.dumps(raw))
-
-
-def _refuse_other_splits(config: Config) -> None:
-    """Raises UsageError if there are no nights: data aren't split by time."""
-    if config.data.split != "time":
-        raise UsageError(
-            "R915",
-            "Nights are simulated of data that are split by time.",
-            "Name timestamps in data.interactions.columns.timestamp, and set data.split to time.",
-            config.data.split,
-        )
 
 
 def _check(n_spans: int, options: Options) -> None:
@@ -249,7 +224,7 @@ def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
 
 def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page: Path) -> None:
     summary = summarize(nights)
-    table = Table(title=Text(f"{metric} over {len(nights)} nights", "bold"), title_justify="left")
+    table = titled_table(f"{metric} over {len(nights)} nights")
     table.add_column("warm against")
     for name in ("difference", "95 % interval", "nights"):
         table.add_column(name, justify="right")
@@ -269,6 +244,4 @@ def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page:
     for state, n in summary["states"].items():
         console.print(f"{state}: {n}")
     console.print(Text(f"page     {page}"), soft_wrap=True)
-    console.print(
-        f"seconds  {summary['seconds']}  ({dt.timedelta(seconds=round(summary['seconds']))})"
-    )
+    console.print(f"seconds  {summary['seconds']}  ({duration(summary['seconds'])})")

@@ -1,31 +1,39 @@
 """`recsys train`, `evaluate` and `export`: one stage each, without TFX.
 
 A stage runs in a process of its own, with the Keras backend that it needs, as
-the pipeline's components start it.
+the pipeline's components start it. So do the commands that need the pipeline, whose modules
+are entry points of the group `recsys.pipelines`:
+
+    [project.entry-points."recsys.pipelines"]
+    run = "pipelines.local_runner:main"
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
-from recsys.cli.follow import RunView
+from recsys.cli.follow import POLL_S, RunView
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json, with_mesh
-from recsys.config_file import default_config_path, load_config
-from recsys.errors import RecsysError
+from recsys.config.load import load_config
+from recsys.distribution import install_extra
+from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.process import run_stage, run_stage_with_config, stage_environment
-from recsys.visible import visible
 
-_POLL_S = 0.1
+GROUP = "recsys.pipelines"
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def train(
@@ -33,25 +41,17 @@ def train(
     overrides: Sequence[str],
     data: Path,
     out: Path,
-    checkpoints: Path | None = None,
-    processes: int = 1,
-    base: Path | None = None,
-    mesh: str | None = None,
+    checkpoints: Path | None,
+    processes: int,
+    base: Path | None,
+    mesh: str | None,
 ) -> dict[str, Any]:
-    """Trains on the data folder `data` and writes the model folder `out`; shows how it goes.
+    """Trains on the data folder `data`, writes the model folder `out`, and shows progress.
 
-    Args:
-        path: Config file; the one of the shipped data by default.
-        overrides: `a.b=value` each.
-        data: Data folder of an InteractionEncoder.
-        out: Model folder to write.
-        checkpoints: Folder of the checkpoints; `checkpoints` beside `out` by default.
-        processes: Processes on this machine.
-        base: Model folder that it goes on from.
-        mesh: The devices as a grid, as `data=4,model=2`; that of the config by default.
+    The other arguments are the options of the command; the result is what it prints.
     """
-    config = with_mesh(config_of(path, overrides), mesh)
-    words = _words({"--data": data, "--out": out, "--checkpoints": checkpoints, "--base": base})
+    config = with_mesh(load_config(path, overrides), mesh)
+    words = _words(data=data, out=out, checkpoints=checkpoints, base=base)
     with _followed():
         return run_process("recsys.train", "jax", config, [*words, "--processes", str(processes)])
 
@@ -68,7 +68,7 @@ def evaluate(
         out: Evaluation folder to write.
         blessed: Model folder or bundle to compare with.
     """
-    words = _words({"--data": data, "--model": model, "--out": out, "--blessed": blessed})
+    words = _words(data=data, model=model, out=out, blessed=blessed)
     with _followed():
         return run_process("recsys.evaluate", "jax", config, words)
 
@@ -77,14 +77,8 @@ def export(
     path: Path | None, overrides: Sequence[str], model: Path, data: Path, out: Path
 ) -> dict[str, Any]:
     """Exports the model folder `model`, with the histories of `data`, as the bundle `out`."""
-    words = _words({"--model": model, "--data": data, "--out": out})
-    config = config_of(path, overrides)
-    return run_process("recsys.bundles.export", "tensorflow", config, words)
-
-
-def config_of(path: Path | None, overrides: Sequence[str]) -> Config:
-    """Returns the config at `path`, that of the shipped data by default, with overrides."""
-    return load_config(path or default_config_path(), overrides)
+    words = _words(model=model, data=data, out=out)
+    return run_process("recsys.bundles.export", "tensorflow", load_config(path, overrides), words)
 
 
 def run_process(
@@ -99,17 +93,77 @@ def run_process(
         words: More of the command line.
 
     Raises:
-        RecsysError: The process failed; what it said is in a file, whose name is shown.
+        RecsysError: The process failed; its output is in a file, whose name is shown.
     """
-    with stage_log(module) as log:
-        if config is None:
-            return run_stage(module, words, stage_environment(backend), log)
-        return run_stage_with_config(module, canonical_json(config), words, backend, log)
+    with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as log:
+        try:
+            if config is None:
+                result = run_stage(module, words, stage_environment(backend), log.file)
+            else:
+                text = canonical_json(config)
+                result = run_stage_with_config(module, text, words, backend, log.file)
+        except RecsysError:
+            print(f"Log: {visible(log.name)}", file=sys.stderr)
+            raise
+    Path(log.name).unlink()
+    return result
 
 
-def _words(folders: Mapping[str, Path | None]) -> list[str]:
+def require_pipeline() -> None:
+    """Raises UsageError, which says how to install it, if TFX is not installed."""
+    if importlib.util.find_spec("tfx") is None:
+        raise UsageError(
+            "R901",
+            "`recsys run` needs the extra `pipeline`.",
+            install_extra("pipeline"),
+        )
+
+
+def pipeline_module(command: str) -> str:
+    """Returns the module that runs a command of the pipeline.
+
+    The entry points of a checkout that holds this file come before those of what is
+    installed, which may be older.
+
+    Args:
+        command: `run`, `clean`, `freeze-schema` or `lineage`.
+
+    Raises:
+        UsageError: Nothing that is installed runs it.
+    """
+    project = _CHECKOUT / "pyproject.toml"
+    if project.is_file():
+        entries = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"][GROUP]
+    else:
+        entries = {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
+    if command not in entries:
+        raise UsageError(
+            "R901",
+            f"`recsys {command}` needs the entry point {command!r} of the group {GROUP!r}.",
+            install_extra("pipeline"),
+            sorted(entries),
+        )
+    return str(entries[command]).partition(":")[0]
+
+
+def call_pipeline(command: str, words: Sequence[str], config: Config | None = None) -> Any:
+    """Runs a command of the pipeline in a process of its own and returns its result.
+
+    Args:
+        command: As for `pipeline_module`.
+        words: Command line of the module.
+        config: Handed on as a file, `--config FILE`; None: the words name one, or none.
+
+    Raises:
+        RecsysError: TFX or the module is missing, or the process failed.
+    """
+    require_pipeline()
+    return run_process(pipeline_module(command), "jax", config, words)
+
+
+def _words(**folders: Path | None) -> list[str]:
     """Returns options with their folders; those of None are left out."""
-    named = {option: folder for option, folder in folders.items() if folder is not None}
+    named = {f"--{name}": folder for name, folder in folders.items() if folder is not None}
     return [word for option, path in named.items() for word in (option, str(path.resolve()))]
 
 
@@ -130,32 +184,9 @@ def _followed() -> Iterator[None]:
     ):
         file = Path(folder) / "events.jsonl"
         os.environ[events.ENVIRONMENT_VARIABLE] = str(file)
-        pool.submit(_follow, events.EventReader(file), view, is_over)
+        pool.submit(view.show_all, events.EventReader(file), lambda: is_over.wait(POLL_S))
         try:
             yield
         finally:
             is_over.set()
             del os.environ[events.ENVIRONMENT_VARIABLE]
-
-
-def _follow(reader: events.EventReader, view: RunView, is_over: threading.Event) -> None:
-    while not is_over.wait(_POLL_S):
-        _show_new(reader, view)
-    _show_new(reader, view)
-
-
-def _show_new(reader: events.EventReader, view: RunView) -> None:
-    for event in reader:
-        view.show(event)
-
-
-@contextmanager
-def stage_log(module: str) -> Iterator[IO[bytes]]:
-    """Yields a log file for a stage; it stays, and is named, if the stage fails."""
-    with tempfile.NamedTemporaryFile(prefix=f"{module}-", suffix=".log", delete=False) as file:
-        try:
-            yield file.file
-        except RecsysError:
-            print(f"Log: {visible(file.name)}", file=sys.stderr)
-            raise
-    Path(file.name).unlink()

@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from recsys.errors import visible
 from recsys.formats import size
-from recsys.visible import visible
 
 
 class Console(rich.console.Console):

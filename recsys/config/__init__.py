@@ -1,7 +1,7 @@
 """The one config of a run: typed, strict, complete.
 
 `Config` nests a part for each stage; a function takes the part that it needs.
-`recsys.config_file` reads one.
+`recsys.config.load` reads one.
 """
 
 from typing import TYPE_CHECKING
@@ -9,136 +9,55 @@ from typing import TYPE_CHECKING
 from recsys.contents import lazy_contents
 
 if TYPE_CHECKING:
-    from recsys.config.data import (
-        MOST_SKIPPED,
-        RESERVED_FEATURE_NAMES,
-        CsvFormat,
-        DataConfig,
-        EventSource,
-        Files,
-        GateConfig,
-        InteractionColumns,
-        InteractionsConfig,
-        ItemColumns,
-        ItemsConfig,
-        ListOfEvents,
-        SourceConfig,
-        TimestampUnit,
-        UserColumns,
-        UsersConfig,
-        VocabulariesConfig,
-        VocabularyConfig,
-        read_feature,
-        write_feature,
-    )
-    from recsys.config.evaluate_stage import EvaluateStage
-    from recsys.config.evaluation import (
-        BASELINES,
-        METRICS,
-        BlessConfig,
-        BlessRule,
-        EvaluateConfig,
-    )
-    from recsys.config.export import ExportConfig, ExportStage
-    from recsys.config.keep import KeepConfig
-    from recsys.config.mesh import LayoutRules, MeshConfig, parse_mesh
-    from recsys.config.metadata import MetadataConfig, MysqlConfig, MysqlSslConfig
-    from recsys.config.model import (
-        LEARNED_TEMPERATURE,
-        AttentionConfig,
-        Dropout,
-        MeanConfig,
-        RetrievalConfig,
-        SequenceConfig,
-        TwoTowerConfig,
-    )
-    from recsys.config.notify import NotifyConfig
-    from recsys.config.run import (
-        BeamConfig,
-        Config,
-        PushConfig,
-        StageT,
-        json_schema,
-        stage_of,
-        with_mesh,
-    )
-    from recsys.config.split import Order, Split
-    from recsys.config.train_stage import TrainStage
-    from recsys.config.training import (
-        CheckpointConfig,
-        HardNegativesConfig,
-        ScheduleConfig,
-        TrainConfig,
-        ValidationConfig,
-    )
-    from recsys.config.warm_start import WarmStartConfig
-    from recsys.strict import Name, Repeats, Share, Strict, canonical_json
-
-__all__ = [
-    "BASELINES",
-    "LEARNED_TEMPERATURE",
-    "METRICS",
-    "MOST_SKIPPED",
-    "RESERVED_FEATURE_NAMES",
-    "AttentionConfig",
-    "BeamConfig",
-    "BlessConfig",
-    "BlessRule",
-    "CheckpointConfig",
-    "Config",
-    "CsvFormat",
-    "DataConfig",
-    "Dropout",
-    "EvaluateConfig",
-    "EvaluateStage",
-    "EventSource",
-    "ExportConfig",
-    "ExportStage",
-    "Files",
-    "GateConfig",
-    "HardNegativesConfig",
-    "InteractionColumns",
-    "InteractionsConfig",
-    "ItemColumns",
-    "ItemsConfig",
-    "KeepConfig",
-    "LayoutRules",
-    "ListOfEvents",
-    "MeanConfig",
-    "MeshConfig",
-    "MetadataConfig",
-    "MysqlConfig",
-    "MysqlSslConfig",
-    "Name",
-    "NotifyConfig",
-    "Order",
-    "PushConfig",
-    "Repeats",
-    "RetrievalConfig",
-    "ScheduleConfig",
-    "SequenceConfig",
-    "Share",
-    "SourceConfig",
-    "Split",
-    "StageT",
-    "Strict",
-    "TimestampUnit",
-    "TrainConfig",
-    "TrainStage",
-    "TwoTowerConfig",
-    "UserColumns",
-    "UsersConfig",
-    "ValidationConfig",
-    "VocabulariesConfig",
-    "VocabularyConfig",
-    "WarmStartConfig",
-    "canonical_json",
-    "json_schema",
-    "parse_mesh",
-    "read_feature",
-    "stage_of",
-    "with_mesh",
-    "write_feature",
-]
+    from recsys.config.architecture import LEARNED_TEMPERATURE as LEARNED_TEMPERATURE
+    from recsys.config.architecture import AttentionConfig as AttentionConfig
+    from recsys.config.architecture import MeanConfig as MeanConfig
+    from recsys.config.architecture import RetrievalConfig as RetrievalConfig
+    from recsys.config.architecture import SequenceConfig as SequenceConfig
+    from recsys.config.architecture import TwoTowerConfig as TwoTowerConfig
+    from recsys.config.data import MOST_SKIPPED as MOST_SKIPPED
+    from recsys.config.data import RESERVED_FEATURE_NAMES as RESERVED_FEATURE_NAMES
+    from recsys.config.data import CsvFormat as CsvFormat
+    from recsys.config.data import DataConfig as DataConfig
+    from recsys.config.data import EventSource as EventSource
+    from recsys.config.data import Files as Files
+    from recsys.config.data import GateConfig as GateConfig
+    from recsys.config.data import InteractionColumns as InteractionColumns
+    from recsys.config.data import InteractionsConfig as InteractionsConfig
+    from recsys.config.data import ItemColumns as ItemColumns
+    from recsys.config.data import ItemsConfig as ItemsConfig
+    from recsys.config.data import ListOfEvents as ListOfEvents
+    from recsys.config.data import Order as Order
+    from recsys.config.data import SourceConfig as SourceConfig
+    from recsys.config.data import Split as Split
+    from recsys.config.data import TimestampUnit as TimestampUnit
+    from recsys.config.data import UserColumns as UserColumns
+    from recsys.config.data import UsersConfig as UsersConfig
+    from recsys.config.data import VocabulariesConfig as VocabulariesConfig
+    from recsys.config.data import VocabularyConfig as VocabularyConfig
+    from recsys.config.data import read_feature as read_feature
+    from recsys.config.data import write_feature as write_feature
+    from recsys.config.evaluation import BASELINES as BASELINES
+    from recsys.config.evaluation import BlessConfig as BlessConfig
+    from recsys.config.evaluation import BlessRule as BlessRule
+    from recsys.config.evaluation import EvaluateConfig as EvaluateConfig
+    from recsys.config.evaluation import EvaluateStage as EvaluateStage
+    from recsys.config.run_config import Config as Config
+    from recsys.config.run_config import stage_of as stage_of
+    from recsys.config.run_config import with_mesh as with_mesh
+    from recsys.config.serving import ExportConfig as ExportConfig
+    from recsys.config.serving import ExportStage as ExportStage
+    from recsys.config.training import HardNegativesConfig as HardNegativesConfig
+    from recsys.config.training import LayoutRules as LayoutRules
+    from recsys.config.training import MeshConfig as MeshConfig
+    from recsys.config.training import TrainConfig as TrainConfig
+    from recsys.config.training import TrainStage as TrainStage
+    from recsys.config.training import ValidationConfig as ValidationConfig
+    from recsys.config.training import WarmStartConfig as WarmStartConfig
+    from recsys.config.training import parse_mesh as parse_mesh
+    from recsys.strict import Repeats as Repeats
+    from recsys.strict import Share as Share
+    from recsys.strict import Strict as Strict
+    from recsys.strict import canonical_json as canonical_json
 
 __getattr__, __dir__ = lazy_contents(__name__, __file__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
@@ -9,22 +10,31 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import core_schema
 
 from recsys import registry
-from recsys.config.split import Order, Split, misfits_of_interactions, misfits_of_split, refuse
-from recsys.config.time_format import check_time_format
+from recsys.config.time_format import time_pattern
 from recsys.strict import Share, Strict
 
+Split = Literal["time", "last_out", "random", "given"]
+"""How the positives are split into those trained on and those held out."""
+Order = Literal["time", "file", "none"]
+"""What orders the events: timestamps, their places in the files, or nothing."""
+_SPAN = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(:\d+)?\}")
+
+
+def refuse(*rules: tuple[Any, str]) -> None:
+    """Raises ValueError with the first sentence whose rule is broken.
+
+    Args:
+        *rules: Whether each is broken, and what to say then.
+    """
+    for is_broken, sentence in rules:
+        if is_broken:
+            raise ValueError(sentence)
+
+
 # Tables and inputs of the model that aren't features of an item.
-RESERVED_FEATURE_NAMES = {
-    "users",
-    "items",
-    "user_row",
-    "history",
-    "id_row",
-    "item_row",
-    "log_q",
-    "weight",
-    "known",
-}
+RESERVED_FEATURE_NAMES = frozenset(
+    ("users", "items", "user_row", "history", "id_row", "item_row", "log_q", "weight", "known")
+)
 
 
 Files = str | tuple[str, ...]
@@ -195,40 +205,58 @@ class InteractionsConfig(EventSource):
     `gate.max_rejected_share`: end the run, or be left out of it, and reported."""
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
-        if bool(self.files) == (self.query is not None):
-            raise ValueError("exactly one of files and query must be given")
-        return self
-
-    @model_validator(mode="after")
-    def _events_of_lists_are_read(self) -> Self:
-        events = self.explode
-        names = self.columns.model_dump().values()
-        if events is not None and not any(
-            name == events.column or str(name).startswith(f"{events.column}.") for name in names
-        ):
-            raise ValueError(
-                f"explode names {events.column!r}, of which columns must read something: the item"
-                f" is {events.column!r} itself, or a field as '{events.column}.id'"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_known_time_format(self) -> Self:
+    def _keys_fit_each_other(self) -> Self:
+        columns, events, has_part = self.columns, self.explode, self.columns.part is not None
+        read = [str(name) for name in columns.model_dump().values()]
+        parts = set(self.train_parts) & set(self.eval_parts)
+        refuse(
+            (
+                bool(self.files) == (self.query is not None),
+                "exactly one of files and query must be given",
+            ),
+            (
+                events and not any(f"{name}.".startswith(f"{events.column}.") for name in read),
+                f"explode names {events and events.column!r}, of which columns must read"
+                " something: the column itself where an event is a plain value, or a field of it"
+                " as 'column.id'",
+            ),
+            (
+                self.positive_at_least is not None and columns.rating is None,
+                "positive_at_least needs columns.rating",
+            ),
+            (
+                self.positive_events and columns.event is None,
+                "positive_events needs columns.event",
+            ),
+            (
+                self.order is not None and columns.timestamp is not None,
+                "order says what takes the place of timestamps, and columns.timestamp names"
+                " them: leave out one of the two",
+            ),
+            (
+                self.order == "file" and self.query is not None,
+                "order: file needs files: the rows that a query returns have no order",
+            ),
+            (
+                self.eval_files and self.query is not None,
+                "eval_files needs files: name the part of a query's rows by columns.part",
+            ),
+            (
+                self.eval_files and has_part,
+                "eval_files and columns.part both name the held-out rows: leave out one of the two",
+            ),
+            (
+                has_part and not (self.train_parts and self.eval_parts),
+                "columns.part needs a value or more in each of train_parts and eval_parts",
+            ),
+            (
+                has_part and parts,
+                f"train_parts and eval_parts both name {', '.join(map(repr, sorted(parts)))}: a"
+                " row is of one part",
+            ),
+        )
         if self.timestamp_format is not None:
-            check_time_format(self.timestamp_format)
-        return self
-
-    @model_validator(mode="after")
-    def _rules_have_their_columns(self) -> Self:
-        for rule, column in (("positive_at_least", "rating"), ("positive_events", "event")):
-            if getattr(self, rule) not in (None, ()) and getattr(self.columns, column) is None:
-                raise ValueError(f"{rule} needs columns.{column}")
-        return self
-
-    @model_validator(mode="after")
-    def _order_and_parts_fit(self) -> Self:
-        refuse(misfits_of_interactions(self))
+            time_pattern(self.timestamp_format)
         return self
 
     @property
@@ -237,39 +265,10 @@ class InteractionsConfig(EventSource):
         return "time" if self.columns.timestamp is not None else self.order or "none"
 
 
-_OLD_DEFAULTS: dict[str, Any] = {
-    "separator": "|",
-    "format": None,
-    "min_count": 1,
-    "max_tokens": 8,
-    "hash_buckets": None,
-    "buckets": 10,
-}
-"""Options that configs of earlier versions hold for every kind of feature."""
-
-
-class FeatureChoice(registry.Choice):
-    """Marks a field that is a feature, whose type is chosen by `kind`."""
-
-    def __init__(self) -> None:
-        super().__init__("feature", key="kind")
-
-    def read(self, value: Any) -> Any:
-        """Returns the feature that `name`, `column`, `kind` and its options make.
-
-        Raises:
-            ValueError: The kind is none that is registered, or has other options.
-        """
-        cls = self.config_of(value) if isinstance(value, dict) else None
-        if cls is not None:
-            old = {k: v for k, v in _OLD_DEFAULTS.items() if k not in cls.model_fields}
-            value = {k: v for k, v in value.items() if k not in old or v != old[k]}
-        return super().read(value)
-
-
-write_feature = FeatureChoice().write
+_FEATURE = registry.Choice("feature", key="kind")
+write_feature = _FEATURE.write
 """Returns a feature as a map of its options, fit for JSON."""
-read_feature = FeatureChoice().read
+read_feature = _FEATURE.read
 """Returns the feature (`recsys.data.features.Feature`) that a map of its options makes."""
 
 
@@ -287,7 +286,7 @@ class ItemsConfig(SourceConfig):
 
     columns: ItemColumns
     """Which column holds what."""
-    features: tuple[Annotated[Any, FeatureChoice()], ...] = ()
+    features: tuple[Annotated[Any, _FEATURE], ...] = ()
     """Features of the item tower; each has `name`, `column`, `kind` and the options of its
     kind: [features.md](features.md#kinds)."""
 
@@ -304,7 +303,7 @@ class UsersConfig(SourceConfig):
 
     columns: UserColumns
     """Which column holds what."""
-    features: Annotated[tuple[Annotated[Any, FeatureChoice()], ...], Field(min_length=1)]
+    features: Annotated[tuple[Annotated[Any, _FEATURE], ...], Field(min_length=1)]
     """Features of the user tower, as `items.features`."""
 
 
@@ -366,15 +365,54 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _split_can_be_made(self) -> Self:
-        refuse(misfits_of_split(self))
+        source, split = self.interactions, self.split
+        names_parts = source.columns.part is not None or bool(source.eval_files)
+        listed = (source.files, source.eval_files)
+        files = [file for part in listed for file in ((part,) if isinstance(part, str) else part)]
+        spans = [file for file in files if _SPAN.search(file)]
+        refuse(
+            (
+                split == "time" and source.ordered_by != "time",
+                "split: time needs interactions.columns.timestamp: name the column of the times,"
+                " or set data.split to last_out, random or given, which need none",
+            ),
+            (
+                split == "last_out" and source.ordered_by == "none",
+                "split: last_out needs an order: name interactions.columns.timestamp, or set"
+                " interactions.order to file where rows stand in the order in which things"
+                " happened; without an order, set data.split to random",
+            ),
+            (
+                split == "given" and not names_parts,
+                "split: given needs interactions.columns.part or interactions.eval_files",
+            ),
+            (
+                split != "given" and names_parts,
+                "interactions.columns.part and interactions.eval_files need split: given; leave"
+                f" them out to split by {split}",
+            ),
+            (
+                split != "time" and spans,
+                f"split: {split} can't go with spans {spans[:1]}: a window of nights is split by"
+                " time; set data.split to time, or name the files without {SPAN} or a date",
+            ),
+            *(
+                (
+                    getattr(self.vocabulary, name).evict_after_days and source.ordered_by != "time",
+                    f"vocabulary.{name}.evict_after_days needs interactions.columns.timestamp:"
+                    " without times nobody knows how long an id has not been seen; leave it out",
+                )
+                for name in ("users", "items")
+            ),
+        )
         return self
 
     @model_validator(mode="after")
     def _feature_names_are_free(self) -> Self:
         sides = [side for side in (self.items, self.users) if side is not None]
         names = [feature.name for side in sides for feature in side.features]
-        twice = {name for name in names if names.count(name) > 1}
-        taken = sorted(twice | (set(names) & RESERVED_FEATURE_NAMES))
-        if taken:
-            raise ValueError(f"a feature needs a name of its own; these are taken: {taken}")
+        taken = {name for name in names if names.count(name) > 1} | RESERVED_FEATURE_NAMES
+        taken_here = sorted(taken.intersection(names))
+        if taken_here:
+            raise ValueError(f"a feature needs a name of its own; these are taken: {taken_here}")
         return self

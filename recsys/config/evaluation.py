@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from recsys.registry import Choice, name_of
-from recsys.strict import Share, Strict
+from recsys.registry import Choice, Plugins, name_of
+from recsys.strict import Repeats, Share, Strict
 
 BASELINES = ("popularity", "recent_popularity", "item_knn", "ials")
 METRICS = (
@@ -125,26 +125,42 @@ class BlessConfig(Thresholds):
         return (BlessRule(metric=self.metric, **own), *self.rules)
 
 
-def check_rules(evaluate: EvaluateConfig, bless: BlessConfig) -> None:
-    """Raises ValueError if a rule names what isn't measured, or two contradict each other."""
-    computed = evaluate.deciding_keys
-    seen: set[tuple[str, str | None]] = set()
-    for rule in bless.all_rules():
-        if rule.metric not in computed:
-            raise ValueError(
-                f"bless.metric must be one of {', '.join(computed)}; received {rule.metric!r}"
-            )
-        absent = [name for name, ratio in rule.over.items() if ratio]
-        absent = [name for name in absent if name not in evaluate.baseline_names]
-        if absent:
-            raise ValueError(
-                f"bless.over names {', '.join(absent)}, which evaluate.baselines doesn't hold"
-            )
-        key = (rule.metric, rule.slice)
-        if key in seen:
-            where = f" of the slice {rule.slice!r}" if rule.slice else ""
-            raise ValueError(
-                f"two rules of bless decide on {rule.metric}{where}, and may contradict each"
-                " other: write all thresholds into one"
-            )
-        seen.add(key)
+class EvaluateStage(Strict):
+    """The parts of a config that the evaluation needs."""
+
+    plugins: Plugins = ()
+    """Modules that register models, losses, metrics and other classes which the other keys
+    name; they are imported before the rest is read."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """The evaluation over the whole catalogue."""
+    bless: BlessConfig = BlessConfig()
+    """What a model must reach to be pushed."""
+    report_users: tuple[str, ...] = ()
+    """Ids of users whose recommendations are shown; empty: three are chosen."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen. `exclude`: they are in no list of that
+    user, and what is taken again is no answer of a query; `include`: they are items like
+    others. Validation, evaluation and the defaults of what serves go by it."""
+
+    @model_validator(mode="after")
+    def _rules_can_be_judged(self) -> Self:
+        computed, measured = self.evaluate.deciding_keys, self.evaluate.baseline_names
+        rules = self.bless.all_rules()
+        for place, rule in enumerate(rules):
+            if rule.metric not in computed:
+                raise ValueError(
+                    f"bless.metric must be one of {', '.join(computed)}; received {rule.metric!r}"
+                )
+            absent = [name for name, ratio in rule.over.items() if ratio and name not in measured]
+            if absent:
+                raise ValueError(
+                    f"bless.over names {', '.join(absent)}, which evaluate.baselines doesn't hold"
+                )
+            earlier = [(other.metric, other.slice) for other in rules[:place]]
+            if (rule.metric, rule.slice) in earlier:
+                where = f" of the slice {rule.slice!r}" if rule.slice else ""
+                raise ValueError(
+                    f"two rules of bless decide on {rule.metric}{where}, and may contradict each"
+                    " other: write all thresholds into one"
+                )
+        return self

@@ -52,11 +52,6 @@ def time_pattern(format_: str) -> str:
     return rf"^\s*{pattern}\s*$"
 
 
-def check_time_format(format_: str) -> None:
-    """Raises ValueError if a format can't be read, as `time_pattern`."""
-    time_pattern(format_)
-
-
 def _part(part: str) -> str:
     if part.isspace():
         return r"\s+"

@@ -1,4 +1,4 @@
-"""The training loop: the loss, the negatives, the optimizers, the checkpoints."""
+"""The training: loss, negatives, optimizers, checkpoints, devices, warm start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pydantic import (
     model_validator,
 )
 
+from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
-from recsys.registry import Choice, Named, get, names
-from recsys.strict import Share, Strict
+from recsys.registry import Choice, Named, Plugins, get, names
+from recsys.strict import Repeats, Share, Strict
 
 
 def _registered(name: str) -> str:
@@ -152,3 +153,80 @@ class TrainConfig(Strict):
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
             raise ValueError("hard_negatives.after_epochs must be fewer than epochs")
         return self
+
+
+LayoutRules = dict[str, tuple[str | None, ...]]
+
+
+class MeshConfig(Strict):
+    """The devices as a grid of two axes."""
+
+    data: PositiveInt
+    """Parts that a batch is split into; each holds a copy of all tables and weights."""
+    model: PositiveInt = 1
+    """Devices that share each copy: tables are split over them, and what `layout` says."""
+
+    @property
+    def n_devices(self) -> int:
+        """Devices of the grid."""
+        return self.data * self.model
+
+
+def parse_mesh(text: str) -> MeshConfig:
+    """Returns the mesh that a command line names, as `data=4,model=2`.
+
+    Raises:
+        UsageError: The text names no mesh.
+    """
+    try:
+        axes = (part.partition("=") for part in text.split(","))
+        return MeshConfig(**{name.strip(): int(size) for name, _, size in axes})
+    except (ValueError, TypeError):
+        raise UsageError(
+            "R313",
+            "A mesh must name the sizes of its axes, data and model.",
+            "Write for example data=4,model=2.",
+            text,
+        ) from None
+
+
+class WarmStartConfig(Strict):
+    """A training that starts from an earlier model, and not from the beginning."""
+
+    epochs: PositiveInt = 3
+    """Passes over the training positives of a run that starts from an earlier model, in
+    place of `train.epochs`."""
+    new_rows: Literal["neighbours", "mean", "initial"] = "neighbours"
+    """What ids that the earlier model didn't have start from: `neighbours`, the mean of the
+    ids that share features with them; `mean`, that of all ids; `initial`, as in a first
+    training."""
+    changed: Literal["refuse", "cold"] = "refuse"
+    """What happens where the earlier model is of another width, other features or towers:
+    `refuse` stops the run and says what differs; `cold` trains from the beginning."""
+
+
+class TrainStage(Strict):
+    """The parts of a config that training needs."""
+
+    plugins: Plugins = ()
+    """Modules that register models, losses, metrics and other classes which the other keys
+    name; they are imported before the rest is read."""
+    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = TwoTowerConfig()
+    """The model: the two towers, or a model of a plugin, `{type: name, …}`."""
+    train: TrainConfig = TrainConfig()
+    """The training loop."""
+    mesh: MeshConfig | None = None
+    """The devices of a training as a grid of `data` × `model`; `null`: one axis of all
+    devices, `devices`, which batch and tables share."""
+    layout: LayoutRules = Field(default={})
+    """Dense weights and activations that are split over the devices: a path, or a regex
+    of paths, to the axis of the mesh that splits each dimension, or `null`; as
+    `keras.distribution.LayoutMap` has them. `user_tower/dense/kernel: [null, model]` splits
+    a weight, `user_tower/dense/output: [data, model]` what a layer returns. What no rule
+    names is on all devices."""
+    warm_start: WarmStartConfig | None = None
+    """How a training goes on from the last good model; `null`: each begins anew."""
+    repeats: Repeats = "exclude"
+    """What becomes of items that a user has seen. `exclude`: they are in no list of that
+    user, and what is taken again is no answer of a query; `include`: they are items like
+    others. Validation, evaluation and the defaults of what serves go by it."""

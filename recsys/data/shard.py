@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.commit import commit_folder
 from recsys.data.event_log import COLUMNS, EventShard
 from recsys.errors import RecsysError
+from recsys.system.commit import commit_folder
 
 PARTS = ("train", "eval")
 """The parts of a store: events before the cut, and from it on."""

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.commit import commit_text
 from recsys.data.event_log import EventLog
 from recsys.data.shard import (
     PARTS,
@@ -34,6 +33,7 @@ from recsys.data.shard import (
 from recsys.data.split_rule import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
+from recsys.system.commit import commit_text
 from recsys.system.files import DAMAGE, read_json
 
 MANIFEST = "store.json"

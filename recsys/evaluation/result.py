@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.commit import commit_text
 from recsys.evaluation.naming import baseline_title, metric_description
 from recsys.evaluation.significance import BLESSED
 from recsys.formats import change, change_span, count, counted, span
+from recsys.system.commit import commit_text
 
 EVALUATION = "evaluation.json"
 COMPARISON = "comparison.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.config import EvaluateStage
-from recsys.config_file import load_stage
+from recsys.config.load import load_stage
 from recsys.evaluation import api
 from recsys.system import events
 

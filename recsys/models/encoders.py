@@ -60,7 +60,7 @@ class HistoryEncoder(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-@register_encoder("mean", config="recsys.config.model:MeanConfig")
+@register_encoder("mean", config="recsys.config.architecture:MeanConfig")
 @keras.saving.register_keras_serializable(package="recsys")
 class PlaceWeights(HistoryEncoder):
     """Weighs the entries of a history by their place in it, the newest first.
@@ -79,7 +79,7 @@ class PlaceWeights(HistoryEncoder):
         return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
 
 
-@register_encoder("attention", config="recsys.config.model:AttentionConfig")
+@register_encoder("attention", config="recsys.config.architecture:AttentionConfig")
 @keras.saving.register_keras_serializable(package="recsys")
 class AttentionPooling(HistoryEncoder):
     """Weighs the items of a history by what they are and by their place.
@@ -213,7 +213,7 @@ class AttentionBlock(keras.layers.Layer):
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-@register_encoder("sequence", config="recsys.config.model:SequenceConfig")
+@register_encoder("sequence", config="recsys.config.architecture:SequenceConfig")
 @keras.saving.register_keras_serializable(package="recsys")
 class SequenceEncoder(HistoryEncoder):
     """Returns the state of a history's newest item, which has seen all the older ones.

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from recsys.config.model import LEARNED_TEMPERATURE
+from recsys.config.architecture import LEARNED_TEMPERATURE
 
 _EPSILON = 1e-6
 

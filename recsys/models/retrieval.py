@@ -25,7 +25,7 @@ import keras
 from keras import ops
 
 from recsys import registry
-from recsys.config.model import RetrievalConfig
+from recsys.config.architecture import RetrievalConfig
 from recsys.data.dataset import Data, DataSpec
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import PositiveInt
 
-from recsys.config.model import RetrievalConfig, TwoTowerConfig
+from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.dataset import DataSpec, FeatureTable
 from recsys.errors import UsageError

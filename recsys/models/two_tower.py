@@ -12,13 +12,13 @@ import keras
 from keras import ops
 
 from recsys import registry
-from recsys.config.model import RetrievalConfig, TwoTowerConfig
+from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower
 from recsys.models.retrieval import RetrievalModel, Tensors
 
 
-@registry.register_model("two_tower", config="recsys.config.model:TwoTowerConfig")
+@registry.register_model("two_tower", config="recsys.config.architecture:TwoTowerConfig")
 class TwoTower(RetrievalModel):
     """A user tower and an item tower that share the item table."""
 

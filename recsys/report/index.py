@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from recsys.commit import commit_text
 from recsys.formats import change, count, counted, duration, figure, is_number, moment, span
 from recsys.report.artifacts import MissingError
 from recsys.report.charts import Lines, Picture, Series
@@ -29,6 +28,7 @@ from recsys.report.page import read_part, render
 from recsys.report.runs import RUNS, read_result, read_steps
 from recsys.report.scales import key
 from recsys.report.spans import spans_in_words, spans_of
+from recsys.system.commit import commit_text
 
 _MADE = ("Trainer", "RetrievalEvaluator")
 

@@ -15,7 +15,7 @@ from recsys.formats import count, counted, duration, is_number, size
 from recsys.report.artifacts import Artifacts, MissingError, read_json
 from recsys.report.evaluated import system_name
 from recsys.report.runs import RecordedSteps, Step, read_steps
-from recsys.source_version import version_text
+from recsys.system.source_version import version_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.commit import commit_text
 from recsys.formats import is_number
 from recsys.report.artifacts import MissingError, read_json
+from recsys.system.commit import commit_text
 
 RUNS = "runs"
 STEPS = "steps.jsonl"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from recsys.commit import commit_file
+from recsys.system.commit import commit_file
 from recsys.config import Config, ItemsConfig, write_feature
 from recsys.data.entities import (
     EntityConfig,
@@ -40,14 +40,14 @@ from recsys.runs.backtest_spans import Period, as_seconds, periods
 import json
 import shutil
 import tempfile
-from recsys.commit import commit_folder
+from recsys.system.commit import commit_folder
 from recsys.config import BlessConfig, Config, EvaluateStage, TrainStage, canonical_json, stage_of
 from recsys.system.process import run_stage, stage_environment
 from recsys.report.artifacts import read_json
 from recsys.report.evaluated import BLESSED, Evaluated
 import os
 from collections.abc import Mapping
-from recsys.commit import commit_text
+from recsys.system.commit import commit_text
 from recsys.errors import RecsysError
 
 LANDING = "landing"

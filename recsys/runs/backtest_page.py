@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from recsys.commit import commit_text
+from recsys.system.commit import commit_text
 from recsys.formats import ABSENT, change, count, counted, duration, figure, share, span
 from recsys.report.evaluated import metric_title
 from recsys.report.page import render

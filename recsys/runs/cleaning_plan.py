@@ -14,7 +14,7 @@ from recsys.runs.retention import ALWAYS, REPORT
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from recsys.bundles.versions import versions, withdrawn_folders
-from recsys.config.keep import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.runs.retention_facts import PastRun, Version
 from collections.abc import Sequence
 from recsys.data.ingest.cache import sweep

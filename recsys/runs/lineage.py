@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from recsys.data.vocabulary import Vocabulary
-from recsys.source_version import source_version
+from recsys.system.source_version import source_version
 from collections.abc import Iterator
 from recsys.bundles.bundle import MANIFEST
 from recsys.runs.retention_facts import Artifact, Execution, Known

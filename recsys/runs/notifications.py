@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import tenacity
 
-from recsys.config.notify import NotifyConfig
+from recsys.config.operation import NotifyConfig
 from recsys.runs.summary import one_line
 
 _LONGEST_ANSWER = 64 << 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from recsys.runs.retention_facts import Known, Version
 from collections.abc import Sequence
-from recsys.config.keep import KeepConfig
+from recsys.config.operation import KeepConfig
 from recsys.runs.retention_facts import Known, PastRun
 
 ALWAYS = ("ModelBlessing", "PushedModel")

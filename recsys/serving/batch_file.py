@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.bundles.signatures import SOURCES
-from recsys.commit import commit_file
 from recsys.data import dead_letters
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.retriever import RankedRows, Retriever
 from recsys.serving.users_file import UsersFile
+from recsys.system.commit import commit_file
 
 SCHEMA = pa.schema(
     [

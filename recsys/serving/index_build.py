@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from recsys.config.index import IndexConfig
+from recsys.config.serving import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex, Tell, learn_lists, write_index

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from recsys.commit import commit_folder, commit_text
 from recsys.errors import RecsysError
+from recsys.system.commit import commit_folder, commit_text
 from recsys.training import checksums
 from recsys.training.checksums import DamageError as DamageError
 

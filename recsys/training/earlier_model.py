@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from recsys.commit import commit_text
 from recsys.config import TrainStage
 from recsys.data.training_events import KeptEvents, KeptShard
 from recsys.embedding.layout import tables_of
@@ -21,6 +20,7 @@ from recsys.embedding.table import Table
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.saved import write_variable
+from recsys.system.commit import commit_text
 from recsys.system.files import DAMAGE, read_json
 from recsys.training import checksums
 from recsys.training.run_state import moments_of, seeds_of

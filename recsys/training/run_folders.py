@@ -21,11 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from recsys.commit import commit_text
 from recsys.config import TrainStage
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
+from recsys.system.commit import commit_text
 from recsys.system.held_folder import HeldFolder
 
 _OTHERS = 2

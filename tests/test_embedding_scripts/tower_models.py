@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from recsys.config import TwoTowerConfig
-from recsys.config.model import SequenceConfig
+from recsys.config.architecture import SequenceConfig
 from recsys.models import ModelSpec, TwoTower, model_tables
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13

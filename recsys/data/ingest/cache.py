@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recsys.commit import commit_folder
 from recsys.data.shard import describe
+from recsys.system.commit import commit_folder
 from recsys.system.held_folder import HeldFolder
 
 MANIFEST = "manifest.json"

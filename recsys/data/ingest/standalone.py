@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recsys.config import Config, DataConfig
-from recsys.config_file import load_config
+from recsys.config.load import load_config
 from recsys.data.dataset import FACTS, Data
 from recsys.data.dead_letters import check_rejected
 from recsys.data.entities import EntityConfig

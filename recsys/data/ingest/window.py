@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.commit import commit_text
 from recsys.config import InteractionsConfig
 from recsys.data.ingest.cache import key_of
 from recsys.data.sources.files import (
@@ -22,6 +21,7 @@ from recsys.data.sources.files import (
 )
 from recsys.data.sources.spans import day_name, span_pattern
 from recsys.errors import RecsysError, UsageError
+from recsys.system.commit import commit_text
 
 _DIGESTS = "digests.json"
 _SETTLED_NS = 2_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recsys.visible import visible
+from recsys.errors import visible
 
 _WORDS = {
     "user": "session sessionid sid user users uid userid customer customers client visitor "

@@ -10,17 +10,18 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 from pydantic.fields import FieldInfo
 
-from recsys.config import Config, StageT, Strict, stage_of
-from recsys.config_yaml import NotPlain, YamlProblem, parse_yaml
+from recsys.config.run_config import Config, StageT, stage_of
+from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError
 from recsys.registry import Choice
+from recsys.strict import Strict
 from recsys.system.files import open_regular
 
 DEFAULT_NAME = "recsys.yaml"
@@ -39,13 +40,14 @@ _PATH_KEYS = (
     ("metadata", "mysql", "ssl", "cert"),
     ("metadata", "mysql", "ssl", "key"),
 )
+StrictT = TypeVar("StrictT", bound=Strict)
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """Reads, overrides and checks a config file.
 
     Args:
-        path: A YAML file.
+        path: A YAML file; None: `recsys.yaml` of the current folder, else the shipped one.
         overrides: `a.b=value` each; the value is YAML.
 
     Returns:
@@ -54,27 +56,15 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     Raises:
         ConfigError: The file can't be read, is no YAML, or breaks the schema.
     """
-    path = Path(path)
+    path = Path(path or default_config_path())
     raw = _read_yaml(path)
     _anchor_paths(raw, path.resolve().parent)
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for override in overrides:
-        _apply_override(changed, override)
-    _anchor_paths(changed, Path.cwd())
-    _merge(raw, changed)
-    _rename(raw)
-    try:
-        # Strict JSON mode: lists become tuples, "4" never becomes 4.
-        return Config.model_validate_json(json.dumps(raw))
-    except pydantic.ValidationError as error:
-        raise _as_config_error(path, error, raw) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            "R103",
-            f"Config {str(path)!r} must hold only text, numbers, lists and maps.",
-            "Quote dates and other special YAML values.",
-            str(error),
-        ) from None
+        _apply_override(changes, override)
+    _anchor_paths(changes, Path.cwd())
+    _merge(raw, changes)
+    return _validated(Config, raw, path)
 
 
 def load_stage(path: Path, kind: type[StageT]) -> StageT:
@@ -89,13 +79,9 @@ def load_stage(path: Path, kind: type[StageT]) -> StageT:
         ConfigError: As `load_config`.
     """
     raw = _read_yaml(path)
-    _rename(raw)
-    if not set(raw) <= set(kind.model_fields):
-        return stage_of(load_config(path), kind)
-    try:
-        return kind.model_validate_json(json.dumps(raw))
-    except pydantic.ValidationError as error:
-        raise _as_config_error(path, error, raw) from None
+    if set(raw) <= set(kind.model_fields):
+        return _validated(kind, raw, path)
+    return stage_of(load_config(path), kind)
 
 
 def default_config_path() -> Path:
@@ -106,7 +92,7 @@ def default_config_path() -> Path:
     Raises:
         ConfigError: There is neither (R101).
     """
-    shipped = Path(__file__).resolve().parent.parent / "configs" / "movielens_small.yaml"
+    shipped = Path(__file__).resolve().parents[2] / "configs" / "movielens_small.yaml"
     for path in (Path(DEFAULT_NAME), shipped):
         if path.exists():
             return path
@@ -118,11 +104,10 @@ def default_config_path() -> Path:
     )
 
 
-def _read_text(path: Path) -> str:
-    """Returns the text of a regular file; a pipe or a device may never end."""
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            return file.read(_LONGEST_BYTES + 1).decode("utf-8")
+        with open_regular(path) as file:  # A pipe or a device may never end.
+            text = file.read(_LONGEST_BYTES + 1).decode("utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             "R101",
@@ -130,25 +115,14 @@ def _read_text(path: Path) -> str:
             "Name an existing YAML file, as in configs/movielens_small.yaml.",
             getattr(error, "strerror", None) or str(error),
         ) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
     try:
         raw = parse_yaml(text)
-    except NotPlain as problem:
-        raise ConfigError(
-            "R103",
-            f"Config {str(path)!r}{problem.place} must hold only text, numbers, lists and maps.",
-            "Quote dates and other special YAML values.",
-            problem.problem,
-        ) from None
     except YamlProblem as problem:
         raise ConfigError(
             "R102",
-            f"Config {str(path)!r}{problem.place} must be YAML.",
-            "Check the keys, the indentation, the quotes and the colons there.",
-            problem.problem,
+            f"Config {str(path)!r}{problem.place} must be YAML of text, numbers, lists and maps.",
+            "Check the keys, the indentation, the quotes and the colons there; quote dates.",
+            str(problem),
         ) from None
     if not isinstance(raw, dict):
         raise ConfigError(
@@ -161,24 +135,25 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _anchor_paths(raw: dict[str, Any], folder: Path) -> None:
-    for keys in _PATH_KEYS:
+    """Makes the paths of a raw config absolute, from `folder` on."""
+    for *keys, last in _PATH_KEYS:
         part: Any = raw
-        for key in keys[:-1]:
+        for key in keys:
             part = part.get(key) if isinstance(part, dict) else None
-        if isinstance(part, dict) and keys[-1] in part:
-            part[keys[-1]] = _anchored(part[keys[-1]], folder)
+        if isinstance(part, dict) and last in part:
+            part[last] = _anchored(part[last], folder)
 
 
 def _anchored(value: Any, folder: Path) -> Any:
     """Returns a path, or each of several, from `folder` on; `gs://…` stays."""
     if isinstance(value, list):
-        return [_anchored(one, folder) for one in value]
+        return [_anchored(path, folder) for path in value]
     if not isinstance(value, str) or "://" in value:
         return value
     return os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
 
 
-def _apply_override(changed: dict[str, Any], override: str) -> None:
+def _apply_override(changes: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(re.fullmatch(r"\w+", key) for key in keys):
@@ -192,9 +167,9 @@ def _apply_override(changed: dict[str, Any], override: str) -> None:
         value = parse_yaml(text)
     except YamlProblem as problem:
         raise ConfigError(
-            "R104", f"The value of --set {path} must be YAML: {problem.problem}.", "Quote it.", text
+            "R104", f"The value of --set {path} must be YAML: {problem}.", "Quote it.", text
         ) from None
-    part = changed
+    part = changes
     for key in keys[:-1]:
         part = part.setdefault(key, {})
         if not isinstance(part, dict):
@@ -207,48 +182,44 @@ def _apply_override(changed: dict[str, Any], override: str) -> None:
     part[keys[-1]] = value
 
 
-def _merge(raw: dict[str, Any], changed: Mapping[str, Any]) -> None:
-    for key, value in changed.items():
+def _merge(raw: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
         if isinstance(value, dict) and isinstance(raw.get(key), dict):
             _merge(raw[key], value)
         else:
             raw[key] = value
 
 
-def _rename(raw: dict[str, Any]) -> None:
-    """Writes `evaluate.mask_seen` of earlier versions as `repeats`; both are refused."""
-    evaluate = raw.get("evaluate")
-    if not isinstance(evaluate, dict) or "repeats" in raw:
-        return
-    if isinstance(evaluate.get("mask_seen"), bool):
-        raw["repeats"] = "exclude" if evaluate["mask_seen"] else "include"
-        raw["evaluate"] = {key: evaluate[key] for key in evaluate if key != "mask_seen"}
+def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
+    """Returns the config that raw values make.
 
-
-def _as_config_error(
-    path: Path, error: pydantic.ValidationError, raw: Mapping[str, Any]
-) -> ConfigError:
-    problems = error.errors(include_url=False)
-    first, where = problems[0], _config_path(problems[0], raw)
-    more = _more(problems, raw)
+    Raises:
+        ConfigError: They break the schema.
+    """
+    try:
+        # Strict JSON mode: lists become tuples, "4" never becomes 4.
+        return kind.model_validate_json(json.dumps(raw))
+    except pydantic.ValidationError as error:
+        problems = error.errors(include_url=False)
+    first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
         allowed = _allowed_keys(first["loc"][:-1], raw)
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
-        return ConfigError(
+        raise ConfigError(
             "R105",
             f"Config {str(path)!r}: there is no key {where!r}{more}.",
             f"{hint}Allowed here: {', '.join(allowed)}.",
             _shown_input(first),
         )
     if first["type"] == "missing":
-        return ConfigError(
+        raise ConfigError(
             "R106",
             f"Config {str(path)!r}: the key {where!r} is required{more}.",
             "Add it; configs/movielens_small.yaml shows every key in use.",
         )
     subject = f"{where!r}: " if where else ""
-    return ConfigError(
+    raise ConfigError(
         "R107",
         f"Config {str(path)!r}: {subject}{_expected(first)}{more}.",
         f"Correct {where or 'it'} in the file, or with --set.",
@@ -256,17 +227,14 @@ def _as_config_error(
     )
 
 
-def _more(problems: Sequence[Any], raw: Mapping[str, Any]) -> str:
+def _more(problems: list[Any], raw: dict[str, Any]) -> str:
     """Returns the other problems of a config in brackets: a few, and how many more."""
-    others: dict[str, str] = {}
-    for problem in problems[1:]:
-        others.setdefault(_config_path(problem, raw), _expected(problem))
-    others.pop(_config_path(problems[0], raw), None)
-    if not others:
-        return ""
-    shown = [f"{where}: {expected}" for where, expected in others.items()][:_MOST_PROBLEMS]
-    n_left = len(others) - len(shown)
-    return f" (also {'; '.join(shown)}{f'; and {n_left} more problems' if n_left else ''})"
+    others = {_config_path(problem, raw): _expected(problem) for problem in reversed(problems)}
+    del others[_config_path(problems[0], raw)]
+    shown = [f"{where}: {expected}" for where, expected in reversed(others.items())]
+    if len(shown) > _MOST_PROBLEMS:
+        shown[_MOST_PROBLEMS:] = [f"and {len(shown) - _MOST_PROBLEMS} more problems"]
+    return f" (also {'; '.join(shown)})" if shown else ""
 
 
 def _expected(problem: Any) -> str:
@@ -290,7 +258,7 @@ def _config_path(problem: Any, raw: Any) -> str:
     return ".".join(keys)
 
 
-def _shown_input(problem: Mapping[str, Any]) -> Any:
+def _shown_input(problem: Any) -> Any:
     """Returns what was received, but for what may be a password: it would go into a log."""
     key = str(problem["loc"][-1]).lower()
     return "(not shown)" if "password" in key else problem["input"]
@@ -298,26 +266,16 @@ def _shown_input(problem: Mapping[str, Any]) -> Any:
 
 def _allowed_keys(location: tuple[int | str, ...], raw: Any) -> list[str]:
     """Returns the keys allowed in the part of the config `raw` at `location`."""
-    kind: Any = Config
+    kind: type[Strict] | None = Config
     choice: Choice | None = None
     for key in location:
-        raw = _at(raw, key)
-        if isinstance(key, str) and isinstance(kind, type) and issubclass(kind, Strict):
+        raw = raw[key]
+        if isinstance(key, str) and kind is not None:
             field = kind.model_fields[key]
-            choice, kind = _choice(field), part_of(field, raw)
+            choice, kind = choice_of(field), part_of(field, raw)
         elif choice is not None:
-            kind = choice.config_of(raw)
-        else:
-            kind = _strict_part(kind)
+            kind = _strict_part(choice.config_of(raw))
     return sorted([*(kind.model_fields if kind else ()), *([choice.key] if choice else ())])
-
-
-def _at(raw: Any, key: int | str) -> Any:
-    """Returns what stands at a key of a map or a list; None where nothing does."""
-    try:
-        return raw[key]
-    except (LookupError, TypeError):
-        return None
 
 
 def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
@@ -327,24 +285,21 @@ def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
         field: The key.
         raw: What stands there in a file, which chooses the type of some parts.
     """
-    choice = _choice(field)
+    choice = choice_of(field)
     if choice is None:
         return _strict_part(field.annotation)
     return _strict_part(choice.config_of(raw if isinstance(raw, dict) else {}))
 
 
-def _choice(field: FieldInfo) -> Choice | None:
+def choice_of(field: FieldInfo) -> Choice | None:
     """Returns what chooses the class of a field, or of the elements of its list."""
-    marks = [*field.metadata]
-    for part in getattr(field.annotation, "__args__", ()):
-        marks += getattr(part, "__metadata__", ())
+    parts = getattr(field.annotation, "__args__", ())
+    marks = [*field.metadata, *(m for part in parts for m in getattr(part, "__metadata__", ()))]
     return next((mark for mark in marks if isinstance(mark, Choice)), None)
 
 
 def _strict_part(kind: Any) -> type[Strict] | None:
-    if isinstance(kind, type) and issubclass(kind, Strict):
-        return kind
-    for part in getattr(kind, "__args__", ()):
+    for part in (kind, *getattr(kind, "__args__", ())):
         if isinstance(part, type) and issubclass(part, Strict):
             return part
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from recsys import __version__
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("recsys", "components", "pipelines")
 _TIMEOUT_S = 10.0
 

@@ -1,0 +1,296 @@
+"""`recsys runs`, `lineage` and `clean`: what came of past runs, and what stays of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from recsys.bundles.bundle import manifest_digest, read_manifest
+from recsys.cli.stages import call_pipeline
+from recsys.cli.terminal import Console, fitted_console, plain_size, titled_table
+from recsys.config.load import load_config
+from recsys.formats import (
+    change,
+    change_span,
+    count,
+    counted,
+    duration,
+    figure,
+    is_number,
+    moment,
+    span,
+)
+from recsys.report.spans import spans_in_words
+from recsys.runs.past_summaries import read_summaries
+from recsys.system.source_version import version_text
+
+_WIDTH = 130  # Where there is no terminal.
+_COLOURS = {"blessed": "green", "refused": "yellow", "failed": "red", "interrupted": "red"}
+_DATABASE = "metadata.sqlite"
+_SHOWN_FILES = 10
+_GONE = "no longer there"
+
+
+# --- runs
+
+
+def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) -> None:
+    """Prints the newest runs under a root.
+
+    Args:
+        config: Config of the runs; None: the default one.
+        root: Folder of the runs, instead of the config's.
+        most: How many, at the most.
+        as_json: Print one line of JSON.
+    """
+    folder = root or Path(load_config(config).root)
+    nights, damaged = read_summaries(folder, most)
+    if as_json:
+        listed = [{"record": record, "why": why} for record, why in damaged]
+        print(json.dumps({"root": str(folder), "runs": nights, "damaged": listed}))
+        return
+    console = fitted_console(_WIDTH)
+    if nights:
+        console.print(_runs_table(folder, nights))
+    else:
+        console.print(Text(f"No run has left a record in {folder}."), soft_wrap=True)
+    for record, why in damaged:
+        console.print(Text(f"{record} can't be read: {why}", "yellow"), soft_wrap=True)
+
+
+def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
+    table = titled_table(f"Runs in {folder}")
+    for heading in ("run", "took", "verdict", "metric", "on the last blessed", "rows", "spans"):
+        table.add_column(heading)
+    several = len({night["name"] for night in nights}) > 1
+    for night in nights:
+        started, data = night["started"], night["data"]
+        cells = [
+            started[:16].replace("T", " ") if started else str(night["run"]),
+            duration(night["seconds"]),
+            _verdict(night),
+            *_metric_and_change(night),
+            f"{count(data['read'])}\n{count(data['rejected'])} rejected"
+            if is_number(data["read"])
+            else "",
+            "\n".join(spans_in_words(data["spans"])),
+        ]
+        cells[0] += f"\n{night['name']}" if several else ""
+        # Text, because what comes from data is no markup.
+        row = [Text(cell) for cell in cells]
+        row[2].stylize(_COLOURS.get(night["state"], ""))
+        table.add_row(*row)
+    return table
+
+
+def _verdict(night: Mapping[str, Any]) -> str:
+    state = str(night["state"])
+    step = f" in {night['step']}" if night["step"] else ""
+    if night["metrics"] is not None:
+        version = f", version {night['version']}" if night["version"] is not None else ""
+        return f"{state}{version}\n{'warm' if night['carried'] else 'cold'} start"
+    if state == "failed":
+        code = str(night["error"] or "").partition("]")[0].lstrip("[")
+        return f"failed{step}{f', {code}' if code else ''}"
+    return f"{state}{step}" if state in ("running", "interrupted") else state
+
+
+def _metric_and_change(night: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the deciding metric, and its change from the last blessed model."""
+    metric = (night["metrics"] or {}).get(night["deciding"])
+    blessed = (night["against"] or {}).get("blessed_model") or {}
+    value = apart = ""
+    if metric:
+        ends = f"\n{span(metric['interval'])}" if metric["interval"] else ""
+        value = f"{night['deciding']} {figure(metric['value'])}{ends}"
+    if is_number(blessed.get("relative")):
+        ends = f"\n{change_span(blessed['interval'])}" if blessed["interval"] else ""
+        apart = f"{change(blessed['relative'])}{ends}"
+    return value, apart
+
+
+# --- clean
+
+
+def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: bool) -> int:
+    """Shows what goes and what stays, and removes what goes where `apply` is set.
+
+    Returns:
+        The exit code: 1 where something could not be removed.
+
+    Raises:
+        RecsysError: A run holds the root, or it can't be read.
+    """
+    config = load_config(path, overrides)
+    done = call_pipeline("clean", ["--apply"] if apply else [], config)
+    if as_json:
+        print(json.dumps({"root": config.root, **done}))
+        return 1 if done["failed"] else 0
+    console, root = fitted_console(_WIDTH), Path(config.root)
+    if done["stays"]:
+        console.print(_files_table(f"Stays in {root}", root, _grouped(done["stays"])))
+    if done["goes"]:
+        title = "Removed" if done["applied"] else "Would go"
+        console.print(_files_table(f"{title} from {root}", root, done["goes"]))
+    for file, why in done["failed"]:
+        console.print(Text(f"{file} could not be removed: {why}", "red"), soft_wrap=True)
+    things = f"{counted(len(done['goes']), 'thing', 'things')}, {plain_size(done['freed'])}"
+    kept = f"{plain_size(done['kept'])} stay."
+    if not done["goes"]:
+        hint = " `keep` in the config says what may: nothing, as it is."
+        sentence = f"Nothing is to be removed; {kept}{'' if config.keep.is_set else hint}"
+    elif done["applied"]:
+        sentence = f"Removed: {things}; {kept}"
+    else:
+        sentence = f"A dry run: {things} would go. To remove them: the same command with --apply."
+    console.print(Text(sentence, "bold"), soft_wrap=True)
+    return 1 if done["failed"] else 0
+
+
+def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what stays, things of one name and reason on one line, the largest first."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for thing in things:
+        group = groups.setdefault((thing["name"], thing["why"]), {**thing, "size": 0, "n": 0})
+        group["size"] += thing["size"]
+        group["n"] += 1
+    return sorted(groups.values(), key=lambda group: -group["size"])
+
+
+def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
+    table = titled_table(title)
+    table.add_column("what")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    table.add_column("why")
+    for thing in things:
+        path, more = Path(thing["path"]), thing.get("n", 1) - 1
+        where = str(path.relative_to(root)) if root in path.parents else str(path)
+        if more:
+            where += f" and {more:,} more"
+        size = plain_size(thing["size"])
+        table.add_row(Text(thing["name"]), size, Text(where), Text(thing["why"]))
+    return table
+
+
+# --- lineage
+
+
+def lineage(bundle: Path, config: Path | None, root: Path | None, *, as_json: bool) -> None:
+    """Prints where a bundle comes from: what its manifest tells, and what ML Metadata adds.
+
+    Args:
+        bundle: A bundle, wherever it lies.
+        config: Config of the run that made it.
+        root: Its folder; by default the one that the bundle lies in, if it does.
+        as_json: Print one line of JSON.
+
+    Raises:
+        RecsysError: There is no bundle.
+    """
+    manifest = read_manifest(bundle)
+    metadata, why = _metadata(bundle, config, root)
+    keys = ("name", "code", "versions", "config", "counts", "metrics", "lineage")
+    origin = {
+        "bundle": str(bundle),
+        "digest": manifest_digest(bundle),
+        **{key: manifest.get(key) for key in keys},
+        "metadata": metadata,
+        "no_metadata": why,
+    }
+    if as_json:
+        print(json.dumps(origin))
+        return
+    console = Console()
+    for name, text in _lines(origin):
+        console.print(Text.assemble((f"{name:<11} ", "bold"), text), soft_wrap=True)
+
+
+def _metadata(
+    bundle: Path, config: Path | None, root: Path | None
+) -> tuple[dict[str, Any] | None, str | None]:
+    """Returns what ML Metadata knows, or why nothing is known."""
+    where = root or next(
+        (folder for folder in bundle.resolve().parents if (folder / _DATABASE).is_file()), None
+    )
+    if config is None and where is None:
+        return None, "the bundle lies outside of its run's folder; --root DIR names that"
+    if importlib.util.find_spec("tfx") is None:
+        return None, "the extra `pipeline` isn't installed"
+    words = ["--bundle", str(bundle.resolve())]
+    words += ["--config", str(config)] if config else ["--root", str(where)]
+    known = call_pipeline("lineage", words)["found"]
+    return (known, None) if known else (None, f"{config or where} knows no such bundle")
+
+
+def _lines(origin: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    known, counts = origin["lineage"] or {}, origin["counts"] or {}
+    source, evaluation = known.get("source") or {}, known.get("evaluation") or {}
+    yield "bundle", f"{origin['bundle']}, digest {_short(origin['digest'])}"
+    yield "name", str(origin["name"])
+    yield from _data(known.get("data") or {})
+    yield "code", _short(origin["code"])
+    for stage in ("training", "export"):
+        yield "commit", f"{stage}: {version_text(source.get(stage))}"
+    yield "versions", ", ".join(f"{n} {v}" for n, v in (origin["versions"] or {}).items())
+    for name, digest in (known.get("vocabulary") or {}).items():
+        yield "vocabulary", f"{name}: {count(counts.get(name))}, {_short(digest)}"
+    yield "model", _short(known.get("model"))
+    yield "warm start", _base(known.get("base"))
+    if evaluation:
+        yield "evaluation", str(evaluation.get("sentence"))
+    if origin["metadata"] is None:
+        yield "steps", f"not known: {origin['no_metadata']}"
+    else:
+        yield from _steps(origin["metadata"])
+
+
+def _data(data: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for what, source in data.items():
+        files, counts = source.get("files") or [], source.get("counts") or {}
+        more = f" and {len(files) - _SHOWN_FILES} more" if len(files) > _SHOWN_FILES else ""
+        rows = f"{count(counts.get('read'))} rows, {count(counts.get('rejected'))} rejected"
+        names = ", ".join(files[-_SHOWN_FILES:])
+        yield "data", f"{what}: {names}{more}; {rows}; digest {_short(source.get('digest'))}"
+        if counts.get("split", "time") != "time":
+            yield "", f"split: {counts['split']}"
+        elif counts.get("cut") is not None:
+            yield "", f"split at {moment(counts['cut'])}"
+        spans = source.get("spans") or []
+        read = [part["name"] for part in spans if part.get("state") in ("read", "reused")]
+        others = [f"; {part['name']} {part['state']}" for part in spans if part["name"] not in read]
+        if spans:
+            ends = f"{read[0]} … {read[-1]}" if read else "none"
+            yield "spans", f"{len(read)} read ({ends}){''.join(others)}"
+
+
+def _base(base: Mapping[str, Any] | None) -> str:
+    if base is None:
+        return "none: trained from the beginning"
+    return (
+        f"from the model {_short(base.get('fingerprint'))}, trained on events until"
+        f" {moment(base.get('trained_until'))}; {count(base.get('warm_starts'))} such starts"
+        " since it was trained from the beginning"
+    )
+
+
+def _steps(metadata: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for step in metadata["steps"]:
+        gone = [Path(o["path"]).parent.name for o in step["outputs"] if not o["is_there"]]
+        missing = f"; {', '.join(gone)}: {_GONE}" if gone else ""
+        digest = f"; files {_short(step['files_digest'])}" if step["files_digest"] else ""
+        yield step["step"], f"run {step['run']}; code {_short(step['code'])}{digest}{missing}"
+    for place, model in enumerate(metadata["models"]):
+        what = "started from" if place else "its model"
+        there = "" if model["is_there"] else f" ({_GONE})"
+        yield "models", f"{what}: {model['path']}{there}, of run {model['run']}"
+
+
+def _short(digest: Any) -> str:
+    return str(digest)[:16] if digest else "–"

@@ -1,0 +1,86 @@
+"""The whole config, made of the parts that the stages need.
+
+A step is cached by the sources that it runs: so each stage's part is in a module of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Self, TypeVar
+
+from pydantic import model_validator
+
+from recsys.config.data import DataConfig, refuse
+from recsys.config.evaluation import EvaluateStage
+from recsys.config.operation import (
+    BeamConfig,
+    KeepConfig,
+    MetadataConfig,
+    NotifyConfig,
+    PushConfig,
+)
+from recsys.config.serving import ExportStage
+from recsys.config.training import TrainStage, parse_mesh
+from recsys.registry import plugins_of
+
+StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
+
+
+class Config(TrainStage, EvaluateStage, ExportStage):
+    """Everything that a run needs to know."""
+
+    root: str
+    """Folder of everything that a run writes."""
+    data: DataConfig
+    """From raw files to the interaction store."""
+    push: PushConfig = PushConfig()
+    """The serving folder."""
+    beam: BeamConfig = BeamConfig()
+    """How Beam runs."""
+    metadata: MetadataConfig = MetadataConfig()
+    """Where ML Metadata is kept."""
+    keep: KeepConfig = KeepConfig()
+    """What of earlier runs stays on the disk."""
+    notify: NotifyConfig = NotifyConfig()
+    """Whom a run tells of what came of it."""
+
+    @model_validator(mode="after")
+    def _parts_fit_the_data(self) -> Self:
+        split, order = self.data.split, self.data.interactions.ordered_by
+        is_unordered = split == "random" or (split == "given" and order == "none")
+        sides = (self.data.items, self.data.users)
+        features = [feature.name for side in sides if side for feature in side.features]
+        unknown = [name for name in self.evaluate.slices if name not in features]
+        refuse(
+            (
+                self.warm_start is not None and split != "time",
+                f"warm_start needs data.split: time; with {split} an earlier model may have been"
+                " trained on what is held out now: leave warm_start out",
+            ),
+            (
+                self.evaluate.query == "each_moment" and is_unordered,
+                "evaluate.query: each_moment needs held-out events that come after what is known;"
+                f" with data.split: {split} nothing says that they do: leave it out, or set at_cut",
+            ),
+            (
+                self.model.history_of == "past" and order == "none",
+                "model.history_of: past needs an order of the events, and data.interactions has"
+                " none: leave it out, or set others",
+            ),
+            (
+                unknown,
+                "evaluate.slices must be features of items or users"
+                f" ({', '.join(features) or 'there are none'}); received {unknown[:1]}",
+            ),
+        )
+        return self
+
+
+def stage_of(config: Config, kind: type[StageT]) -> StageT:
+    """Returns the parts of `config` that the stage `kind` needs, with the plugins they name."""
+    parts = {name: getattr(config, name) for name in kind.model_fields}
+    return kind(**{**parts, "plugins": plugins_of(config.plugins, *parts.values())})
+
+
+def with_mesh(config: Config, mesh: str | None) -> Config:
+    """Returns the config with the mesh that a command line names, if it names one."""
+    return config if mesh is None else config.model_copy(update={"mesh": parse_mesh(mesh)})
