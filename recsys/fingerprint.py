@@ -7,7 +7,7 @@ that the component may run, and stays when any other does.
 What a component may run is what its modules import, wherever in them, and what these
 import in turn; the modules of the classes that its config names; and, of a plugin's class,
 all sources of the plugin's top-level package. Of some packages that would be too much: see
-`_NAMES` and `_BY_HAND`.
+`_LAZY` and `_BY_HAND`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from recsys.registry import modules_of, registered_in
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("recsys", "components", "pipelines")
-_NAMES = ("recsys.report",)
-"""Packages that pass on names of their modules, which define and do nothing more when they
-are imported: whoever imports a name runs the module that defines it, and not the others.
-So are packages with lazy contents."""
 _LAZY = b"lazy_contents(__name__, __file__)"
+"""In packages that pass on names of their modules, and do nothing more when they are imported:
+whoever imports a name runs the module that defines it, and not the others."""
 _BY_HAND = ("recsys.config.load",)
 """Modules that read a whole config where a person starts a stage. A component hands its
 stage the part that it runs by, which is a parameter of its own."""
@@ -259,7 +257,7 @@ def _passes_on(package: str, root: Path) -> bool:
     file = _source(package, root)
     if package.split(".")[0] not in _PACKAGES or file is None or file.name != "__init__.py":
         return False
-    return package in _NAMES or _LAZY in file.read_bytes()
+    return _LAZY in file.read_bytes()
 
 
 def _homes(package: str, names: Iterable[str], root: Path) -> Iterator[str]:

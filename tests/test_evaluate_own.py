@@ -16,7 +16,7 @@ from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.metrics.metric import Items, RankedLists
 from recsys.models import load_model
 from recsys.registry import register_baseline
-from recsys.report import write_report
+from recsys.report.write import write_report
 
 OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
 

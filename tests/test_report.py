@@ -10,14 +10,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_evaluation import TITLES, evaluation, metrics, slice_of
 from report_run import CONFIG, GROWTH, VALIDATION, Run, Text, text_of
 
+from recsys.data.catalogue import FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
-from recsys.report import write_report
+from recsys.report.spans import spans_in_words, spans_of
+from recsys.report.write import write_report
 
 SCRIPT = "<script>alert('pwned')</script>"
 
@@ -288,7 +291,7 @@ def test_a_glance_leads_to_data_vocabulary_training_and_run(run: Run) -> None:
     assert "Vocabularies 12 new users (3 evicted) diff" in text
     assert "Training 2,040 steps on 2 devices in 1 min 2 s" in text
     shutil.rmtree(run.dead_letters["items"])
-    assert "rows read, 13 rejected" not in text_of(run.report())
+    assert "Data 100,836 rows read, 12 rejected" in text_of(run.report())
 
 
 def test_data_is_counted_and_dead_letters_are_shown(run: Run) -> None:
@@ -361,6 +364,68 @@ def test_the_growth_of_a_vocabulary_is_shown(run: Run) -> None:
     assert "new alice, bob below min count eve" in text
 
 
+def span(day: int, state: str = "reused", **more: Any) -> dict[str, Any]:
+    """Returns a span of `spans.json`."""
+    usual = {"name": f"2026-01-{day:02}", "state": state, "rows": 1200, "rejected": 0}
+    return {**usual, "new": False, "late": False, "reason": None, **more}
+
+
+def test_the_newest_spans_are_shown_and_every_odd_one(run: Run) -> None:
+    spans = [span(1, "set_aside", rejected=400, reason=SCRIPT), *map(span, range(2, 40))]
+    spans.append(span(40, "read", new=True))
+    run.write_json(run.dead_letters["interactions"] / "spans.json", spans)
+    page = run.report()
+    text = text_of(page)
+    assert "40 spans; new: 2026-01-40; set aside: 2026-01-01." in text
+    rows = page.partition('id="spans"')[2].partition("</table>")[0].split("<tr>")[2:]
+    assert len(rows) == 32
+    assert text_of(f"<tr>{rows[0]}".partition("</tbody>")[0]) == "2026-01-40 new, read 1,200"
+    assert text_of(f"<tr>{rows[1]}") == "2026-01-39 read before 1,200"
+    assert '<span class="badge warn">set aside</span>' in rows[-1]
+    assert "400" in rows[-1]
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize("content", ["{", "[3]", '{"a": 1}'])
+def test_damaged_spans_are_said_in_words(run: Run, content: str) -> None:
+    (run.dead_letters["interactions"] / "spans.json").write_text(content)
+    assert "Spans This part can't be shown" in text_of(run.report())
+
+
+def test_many_spans_of_a_kind_are_counted() -> None:
+    spans = [span(day, "read", new=True, late=day < 5) for day in range(1, 8)]
+    assert spans_in_words(spans_of(spans)) == ["7 new", "late: 2026-01-01, 2026-01-02 and 2 more"]
+    assert spans_in_words(None) == []
+
+
+def test_what_was_carried_over_is_shown_by_table(run: Run) -> None:
+    rows = {"rows": 100, "kept": 90, "new": 8, "reset": 2, "neighbours": 6, "dropped": 1}
+    warm_start = {
+        "base": "/models/7", "trained_until": 1_769_904_000, "steps_before": 4800,
+        "warm_starts": 3, "carried": {SCRIPT: rows},
+    }  # fmt: skip
+    run.retrain(warm_start=warm_start)
+    page = run.report()
+    text = text_of(page)
+    assert "went on from /models/7 which was trained on events until 2026-02-01" in text
+    assert "steps before 4,800 warm starts since the last beginning 3" in text
+    assert "</script> 90 90.0 % 8 2 6 1" in text
+    assert "<script" not in page
+    run.retrain(warm_start=None, cold="Too new.")
+    assert "Too new." in section(run.report(), "training")
+
+
+def test_the_features_are_counted(run: Run) -> None:
+    bags = np.array([[0, 0], [1, 2], [0, 0], [3, 0]], np.int32)
+    save_features([FeatureBags("genres", 5, bags)], run.data / "catalogue")
+    plan = FeatureBags("plan", 3, np.array([[0], [0]], np.int32))
+    save_features([plan], run.data / "user_features")
+    text = text_of(section(run.report(), "data").join(["<div>", "</div>"]))
+    assert "items genres 4 66.7 % 1.5 users plan 2 0.0 % 0.0" in plain(text)
+    (run.data / "catalogue" / "genres.npy").write_bytes(b"x")
+    assert "The feature genres can't be read" in text_of(run.report())
+
+
 def test_training_and_tables_are_shown(run: Run) -> None:
     page = run.report()
     text = text_of(page)
@@ -376,9 +441,7 @@ def test_training_and_tables_are_shown(run: Run) -> None:
 
 
 def test_without_a_validation_the_loss_is_drawn_alone(run: Run) -> None:
-    path = run.model / "training.json"
-    training = json.loads(path.read_text())
-    run.write_json(path, {**training, "validation": [], "best_step": None})
+    run.retrain(validation=[], best_step=None)
     part = section(run.report(), "training")
     assert (part.count("<svg"), part.count('width="990"'), part.count('class="ring"')) == (2, 1, 0)
 
@@ -625,15 +688,11 @@ def test_nothing_at_all_still_gives_a_report(tmp_path: Path) -> None:
 
 
 def test_losses_that_are_no_numbers_are_said_and_not_drawn(run: Run) -> None:
-    path = run.model / "training.json"
-    training = json.loads(path.read_text())
-    training["curve"][3]["loss"] = float("nan")
-    run.write_json(path, training)
+    run.retrain(curve=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": float("nan")}])
     page = run.report()
     assert "1 of the recorded losses are no numbers" in text_of(page)
     assert "nan" not in "".join(re.findall(r"<svg.*?</svg>", page, re.S))
-    training["curve"] = []
-    run.write_json(path, training)
+    run.retrain(curve=[])
     assert "The training left no loss curve." in text_of(run.report())
 
 

@@ -1,4 +1,7 @@
-"""Large pictures as SVG: no script, and colours that the page's style sheet decides.
+"""Charts as SVG: no script, and colours that the page's style sheet decides.
+
+Every series has a dash and a mark of its own, so that colour alone never tells two apart; the
+classes `s0` … `s5` take both from the style sheet.
 
 Measured against matplotlib 3.10 (`svg.fonttype: none`): importing it takes 1.7 s of a core and
 a chart of six series 104 ms and 17 KB, an interval in a table's row 15 ms and 2.3 KB. Here a
@@ -11,47 +14,92 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 
 from recsys.formats import count
-from recsys.report.scales import N_STYLES, Scale, decades, mark, ticks
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """One picture.
-
-    Attributes:
-        title: What it shows; may be empty.
-        wide: It for a desktop, as SVG.
-        narrow: It for a phone.
-        caption: It in words.
-    """
-
-    title: str
-    wide: Markup
-    narrow: Markup
-    caption: str
-
 
 Tick = tuple[float, str]
-
+Size = tuple[int, int]
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 14, 42
 _Y_TICKS = 5
 
 
+def picture(
+    title: str, caption: str, draw: Callable[[Size], Markup], wide: Size, narrow: Size
+) -> dict[str, Any]:
+    """Returns a chart for desktops and for phones, with its `title` and `caption`."""
+    return {"title": title, "caption": caption, "wide": draw(wide), "narrow": draw(narrow)}
+
+
+# --- scales and ticks
+
+
 @dataclasses.dataclass(frozen=True)
-class Frame:
-    """A picture's size and its two axes.
+class Scale:
+    """Turns numbers into places along one side of a chart.
 
     Attributes:
-        width: Width of the picture [pixels].
-        height: Height of the picture [pixels].
-        x: The axis across.
-        y: The axis up.
+        low: The number at `start`.
+        high: The number at `end`, another one than `low`.
+        start: First place [pixels].
+        end: Last place [pixels]; before `start` for an axis that points up.
+        is_log: Whether equal ratios are equally far apart; the numbers are positive then.
     """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def at(self, value: float) -> float:
+        """Returns the place of `value` [pixels], to a tenth."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return round(self.start + (self.end - self.start) * (value - low) / (high - low), 1)
+
+    def holds(self, value: float) -> bool:
+        """Returns whether `value` lies on the scale."""
+        return self.low <= value <= self.high
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Returns round numbers in equal steps that enclose `low` … `high`; two at least."""
+    if high <= low:
+        pad = abs(high) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / about
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def decades(high: float) -> list[float]:
+    """Returns 1, 10, 100, … up to the first that reaches `high`; two at least."""
+    n = max(1, math.ceil(math.log10(max(high, 1.0)) - 1e-9))
+    return [10.0**i for i in range(n + 1)]
+
+
+def named(places: Sequence[float]) -> list[Tick]:
+    """Returns places with their numbers as text, all with as many decimals."""
+    texts = [f"{place:g}" for place in places]
+    if any("e" in text for text in texts):
+        return list(zip(places, texts, strict=True))
+    decimals = max(len(text.partition(".")[2]) for text in texts)
+    return [(place, f"{place:.{decimals}f}") for place in places]
+
+
+# --- frames
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    """A chart's size [pixels] and its two axes."""
 
     width: int
     height: int
@@ -60,36 +108,24 @@ class Frame:
 
     @classmethod
     def around(
-        cls, x: tuple[float, float], y: Iterable[float], size: tuple[int, int], *, log_x: bool
-    ) -> tuple[Frame, list[Tick]]:
-        """Returns a frame whose axis up holds all of `y`, and the ticks of that axis.
-
-        Args:
-            x: First and last number across.
-            y: Numbers that must be within; one at least.
-            size: Width and height [pixels].
-            log_x: Whether the axis across is logarithmic.
-        """
-        values = list(y)
+        cls, x: tuple[float, float], y: Iterable[float], size: Size, *, log_x: bool = False
+    ) -> tuple[_Frame, list[Tick]]:
+        """Returns a frame whose axis up holds all of `y`, and the ticks of that axis."""
+        values, (width, height) = list(y), size
         places = ticks(min(values), max(values), _Y_TICKS)
-        width, height = size
-        high = x[1] if x[1] > x[0] else x[0] + 1.0
-        frame = cls(
-            width,
-            height,
-            Scale(x[0], high, LEFT, width - RIGHT, log_x),
-            Scale(places[0], places[-1], height - BOTTOM, TOP),
-        )
-        return frame, named(places)
+        end = x[1] if x[1] > x[0] else x[0] + 1.0
+        across = Scale(x[0], end, LEFT, width - RIGHT, log_x)
+        up = Scale(places[0], places[-1], height - BOTTOM, TOP)
+        return cls(width, height, across, up), named(places)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Returns the place of the data point (x, y) [pixels]."""
         return self.x.at(x), self.y.at(y)
 
     def axes(
-        self, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick], x_name: str, drop: int = 0
+        self, x_ticks: Iterable[Tick], y_ticks: Iterable[Tick], x_name: str, drop: int = 0
     ) -> str:
-        """Returns the lines of `y_ticks`, the names of all ticks, and that of the axis across.
+        """Returns lines across at `y_ticks`, and the names of all ticks and of the axis.
 
         Args:
             x_ticks: Places across that have a name.
@@ -97,77 +133,57 @@ class Frame:
             x_name: What is across.
             drop: How much lower the names across stand, to leave room for marks [pixels].
         """
-        return "".join([self._up(y_ticks), self._across(x_ticks, drop), self._name(x_name)])
-
-    def drawn(self, content: str, says: str, kind: str = "") -> Markup:
-        """Returns the whole picture.
-
-        Args:
-            content: SVG elements.
-            says: The picture in words.
-            kind: Further class of the picture.
-        """
-        return Markup(  # noqa: S704 - numbers, and text that `label` and this escaped
-            f'<svg class="picture {kind}" viewBox="0 0 {self.width} {self.height}"'
-            f' width="{self.width}" height="{self.height}" role="img"'
-            f' aria-label="{escape(says)}">{content}</svg>'
-        )
-
-    def _up(self, y_ticks: Sequence[Tick]) -> str:
-        end = self.width - RIGHT
-        parts = []
-        for tick, text in y_ticks:
-            y = self.y.at(tick)
-            parts.append(f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y}" y2="{y}"/>')
-            parts.append(label(LEFT - 6, y + 4, "end", text))
+        end, base = self.width - RIGHT, self.height - BOTTOM
+        parts = [
+            f'<line class="grid" x1="{LEFT}" x2="{end}" y1="{y}" y2="{y}"/>'
+            + _label(LEFT - 6, y + 4, "end", text)
+            for y, text in ((self.y.at(tick), text) for tick, text in y_ticks)
+        ]
+        parts += [
+            _label(x, base + 16 + drop, "end" if x > end - 20 else "middle", text)
+            for x, text in ((self.x.at(tick), text) for tick, text in x_ticks)
+        ]
+        if x_name:
+            parts.append(_label((LEFT + end) / 2, base + 35, "middle", x_name))
         return "".join(parts)
 
-    def _across(self, x_ticks: Sequence[Tick], drop: int) -> str:
-        y = self.height - BOTTOM + 16 + drop
-        end = self.width - RIGHT
-        return "".join(
-            label(x, y, "end" if x > end - 20 else "middle", text)
-            for x, text in ((self.x.at(tick), text) for tick, text in x_ticks)
-        )
-
-    def _name(self, x_name: str) -> str:
-        if not x_name:
-            return ""
-        middle = (LEFT + self.width - RIGHT) / 2
-        return label(middle, self.height - BOTTOM + 35, "middle", x_name)
+    def drawn(self, content: str, says: str, kind: str = "") -> Markup:
+        """Returns the whole chart; `says` is the chart in words."""
+        return _svg(f"picture {kind}", (self.width, self.height), content, says)
 
 
-def named(places: Sequence[float]) -> list[Tick]:
-    """Returns places with their numbers as text, all with as many decimals."""
-    decimals = max(len(f"{place:g}".partition(".")[2]) for place in places)
-    if any("e" in f"{place:g}" for place in places):
-        return [(place, f"{place:g}") for place in places]
-    return [(place, f"{place:.{decimals}f}") for place in places]
+def _svg(kind: str, size: Size, content: str, says: str = "") -> Markup:
+    width, height = size
+    role = f'role="img" aria-label="{escape(says)}"' if says else 'aria-hidden="true"'
+    return Markup(  # noqa: S704 - numbers, and text that `_label` and this escape
+        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f" {role}>{content}</svg>"
+    )
 
 
-def label(x: float, y: float, anchor: str, text: str, kind: str = "label") -> str:
-    """Returns a text of a picture.
-
-    Args:
-        x: Place across [pixels].
-        y: Place down of the base line [pixels].
-        anchor: `start`, `middle` or `end`: which part of the text is at `x`.
-        text: The text, as it is read.
-        kind: Its class.
-    """
+def _label(x: float, y: float, anchor: str, text: str, kind: str = "label") -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+# --- lines with a mark and a dash each
+
+_R = 3.6
+_CROSS = "M{0:g} {1:g}l6.4 6.4m0 -6.4l-6.4 6.4"
+_CORNERS: dict[int, tuple[tuple[float, float], ...]] = {
+    2: ((0, -1.2), (1.15, 0.9), (-1.15, 0.9)),
+    3: ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+    5: ((0, 1.2), (1.15, -0.9), (-1.15, -0.9)),
+}
+N_STYLES = 6
 _CAP = 3.0
 _ROOM_FOR_MARKS = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """One line.
 
     Attributes:
-        style: Which mark and dash it has, see `keys`.
+        style: Which mark and dash it has, see `key`.
         points: Places across and values; a value of None breaks the line.
         intervals: Place across, low end and high end of each whisker.
     """
@@ -176,67 +192,71 @@ class Series:
     points: Sequence[tuple[float, float | None]]
     intervals: Sequence[tuple[float, float, float]] = ()
 
-    def values(self) -> Iterable[float]:
-        """Yields every number that must be within the picture."""
-        yield from (y for _, y in self.points if y is not None)
-        for _, low, high in self.intervals:
-            yield from (low, high)
+    def values(self) -> list[float]:
+        """Returns every number that must be within the chart."""
+        ends = [end for _, *both in self.intervals for end in both]
+        return [y for _, y in self.points if y is not None] + ends
 
 
-@dataclasses.dataclass(frozen=True)
-class Lines:
-    """What to draw.
+def key(style: int) -> Markup:
+    """Returns a sample of the series `style`, for a legend."""
+    line = f'<path class="stroke" d="M1 6h32"/><g class="mark">{_mark(style, 17, 6)}</g>'
+    return _svg("key-sample", (34, 12), f'<g class="series s{style % N_STYLES}">{line}</g>')
 
-    Attributes:
+
+def draw_lines(
+    series: Sequence[Series],
+    x_ticks: Sequence[Tick],
+    says: str,
+    size: Size,
+    *,
+    x_name: str = "",
+    log_x: bool = False,
+    margin: float = 0.0,
+    events: Sequence[tuple[float, str]] = (),
+) -> Markup:
+    """Returns a chart of lines; empty where no series has a number.
+
+    Args:
         series: The lines; the first is drawn on top.
         x_ticks: Places across that have a name.
+        says: The chart in words.
+        size: Width and height [pixels].
         x_name: What is across.
-        says: The picture in words.
         log_x: Whether the axis across is logarithmic.
         margin: Room before the first and after the last place across, in its numbers.
+        events: Places across with a word, such as `failed`, whose first letter marks them.
     """
-
-    series: Sequence[Series]
-    x_ticks: Sequence[Tick]
-    x_name: str
-    says: str
-    log_x: bool = False
-    margin: float = 0.0
-
-    def draw(self, width: int, height: int, over: Sequence[tuple[float, str]] = ()) -> Markup:
-        """Returns the picture; empty where no series has a number.
-
-        Args:
-            width: Its width [pixels].
-            height: Its height [pixels].
-            over: Places across with a word, such as `failed`, whose first letter marks them.
-        """
-        values = [value for series in self.series for value in series.values()]
-        if not values:
-            return Markup()
-        places = [x for series in self.series for x, _ in series.points] + [x for x, _ in over]
-        ends = (min(places) - self.margin, max(places) + self.margin)
-        size = (width, height)
-        frame, y_ticks = Frame.around(ends, [0.0, *values], size, log_x=self.log_x)
-        drop = _ROOM_FOR_MARKS if over else 0
-        drawn = [frame.axes(self.x_ticks, y_ticks, self.x_name, drop)]
-        drawn += [_series(frame, series) for series in reversed(self.series)]
-        drawn += [_word(frame, x, text) for x, text in over]
-        return frame.drawn("".join(drawn), self.says)
+    values = [value for one in series for value in one.values()]
+    if not values:
+        return Markup()
+    places = [x for one in series for x, _ in one.points] + [x for x, _ in events]
+    ends = (min(places) - margin, max(places) + margin)
+    frame, y_ticks = _Frame.around(ends, [0.0, *values], size, log_x=log_x)
+    drawn = [frame.axes(x_ticks, y_ticks, x_name, _ROOM_FOR_MARKS if events else 0)]
+    drawn += [_series(frame, one) for one in reversed(series)]
+    drawn += [
+        f'<g class="event {escape(word)}">'
+        f"{_label(frame.x.at(x), frame.y.start + 15, 'middle', word[:1].upper(), 'letter')}</g>"
+        for x, word in events
+    ]
+    return frame.drawn("".join(drawn), says)
 
 
-def _series(frame: Frame, series: Series) -> str:
-    parts = [_error_bar(frame, *interval) for interval in series.intervals]
-    parts += [f'<polyline class="stroke" points="{path}"/>' for path in _paths(frame, series)]
-    marks = "".join(mark(series.style, *frame.at(x, y)) for x, y in series.points if y is not None)
-    body = "".join(parts)
-    return f'<g class="series s{series.style % N_STYLES}">{body}<g class="mark">{marks}</g></g>'
+def _series(frame: _Frame, series: Series) -> str:
+    whiskers = "".join(_error_bar(frame, *interval) for interval in series.intervals)
+    lines = "".join(
+        f'<polyline class="stroke" points="{path}"/>' for path in _paths(frame, series.points)
+    )
+    marks = "".join(_mark(series.style, *frame.at(x, y)) for x, y in series.points if y is not None)
+    kind = f"series s{series.style % N_STYLES}"
+    return f'<g class="{kind}">{whiskers}{lines}<g class="mark">{marks}</g></g>'
 
 
-def _paths(frame: Frame, series: Series) -> Iterable[str]:
+def _paths(frame: _Frame, points: Sequence[tuple[float, float | None]]) -> Iterator[str]:
     """Yields the places of each stretch of points without a gap."""
     stretch: list[str] = []
-    for x, y in [*series.points, (0.0, None)]:
+    for x, y in [*points, (0.0, None)]:
         if y is not None:
             stretch.append("{},{}".format(*frame.at(x, y)))
             continue
@@ -245,62 +265,62 @@ def _paths(frame: Frame, series: Series) -> Iterable[str]:
         stretch = []
 
 
-def _error_bar(frame: Frame, x: float, low: float, high: float) -> str:
+def _error_bar(frame: _Frame, x: float, low: float, high: float) -> str:
     across, top = frame.at(x, high)
-    bottom = frame.y.at(low)
+    bottom, cap = frame.y.at(low), f"{across - _CAP:g}"
     return (
-        f'<path class="whisker" d="M{across} {top}V{bottom}M{across - _CAP:g} {top}h{2 * _CAP:g}'
-        f'M{across - _CAP:g} {bottom}h{2 * _CAP:g}"/>'
+        f'<path class="whisker" d="M{across} {top}V{bottom}M{cap} {top}h{2 * _CAP:g}'
+        f'M{cap} {bottom}h{2 * _CAP:g}"/>'
     )
 
 
-def _word(frame: Frame, x: float, text: str) -> str:
-    """Returns a mark under the axis: the first letter of what happened there."""
-    across, y = frame.x.at(x), frame.y.start + 15
-    letter = label(across, y, "middle", text[:1].upper(), "letter")
-    return f'<g class="event {text}">{letter}</g>'
+def _mark(style: int, x: float, y: float) -> str:
+    style %= N_STYLES
+    if style == 0:
+        return _dot(x, y, _R)
+    if style == 1:
+        side = 2 * _R - 0.8
+        return (
+            f'<rect x="{x - side / 2:g}" y="{y - side / 2:g}" width="{side:g}" height="{side:g}"/>'
+        )
+    if style in _CORNERS:
+        corners = (f"{x + _R * dx:.1f},{y + _R * dy:.1f}" for dx, dy in _CORNERS[style])
+        return f'<polygon points="{" ".join(corners)}"/>'
+    return f'<path d="{_CROSS.format(x - 3.2, y - 3.2)}"/>'
 
+
+def _dot(x: float, y: float, r: float, kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<circle{named} cx="{x:g}" cy="{y:g}" r="{r:g}"/>'
+
+
+# --- one curve over the steps of a training
 
 Point = tuple[float, float]
-
 _MOST_POINTS = 300
 
 
-def draw_curve(
-    points: Sequence[Point], width: int, height: int, says: str, best: float | None = None
-) -> Markup:
-    """Returns the picture of `points` (step, value), sorted by step; empty for none.
+def draw_curve(points: Sequence[Point], size: Size, says: str, best: float | None = None) -> Markup:
+    """Returns the chart of `points` (step, value), sorted by step; empty for none.
 
     Args:
         points: Finite numbers.
-        width: Width of the picture [pixels].
-        height: Height of the picture [pixels].
-        says: The picture in words.
+        size: Width and height [pixels].
+        says: The chart in words.
         best: A step to mark.
     """
     if not points:
         return Markup()
     thinned = thin_out(points, _MOST_POINTS)
     end = max(thinned[-1][0], 1.0)
-    frame, y_ticks = Frame.around(
-        (0.0, end), (value for _, value in thinned), (width, height), log_x=False
-    )
-    x_ticks = [
-        (tick, count(tick))
-        for tick in ticks(0.0, end, max(4, width // 140))
-        if tick <= end and tick == int(tick)
-    ]
-    path = " ".join(f"{x},{y}" for x, y in (frame.at(*point) for point in thinned))
-    x, y = frame.at(*thinned[-1])
-    marks = f'<circle class="dot" cx="{x}" cy="{y}" r="3.5"/>'
-    marks += "".join(_ring(frame, point) for point in points if point[0] == best)
-    line = f'<polyline class="line" points="{path}"/>'
-    return frame.drawn(f"{frame.axes(x_ticks, y_ticks, 'step')}{line}{marks}", says)
-
-
-def _ring(frame: Frame, point: Point) -> str:
-    x, y = frame.at(*point)
-    return f'<circle class="ring" cx="{x}" cy="{y}" r="7"/>'
+    frame, y_ticks = _Frame.around((0.0, end), (value for _, value in thinned), size)
+    steps = ticks(0.0, end, max(4, size[0] // 140))
+    x_ticks = [(step, count(step)) for step in steps if step <= end and step == int(step)]
+    path = " ".join("{},{}".format(*frame.at(*point)) for point in thinned)
+    parts = [frame.axes(x_ticks, y_ticks, "step"), f'<polyline class="line" points="{path}"/>']
+    parts.append(_dot(*frame.at(*thinned[-1]), 3.5, "dot"))
+    parts += [_dot(*frame.at(*point), 7, "ring") for point in points if point[0] == best]
+    return frame.drawn("".join(parts), says)
 
 
 def thin_out(points: Sequence[Point], at_most: int) -> list[Point]:
@@ -309,12 +329,14 @@ def thin_out(points: Sequence[Point], at_most: int) -> list[Point]:
         return list(points)
     inner = points[1:-1]
     stretch = math.ceil(len(inner) / (at_most - 2))
+    parts = (inner[i : i + stretch] for i in range(0, len(inner), stretch))
     means = [
-        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part))
-        for part in (inner[i : i + stretch] for i in range(0, len(inner), stretch))
+        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts
     ]
     return [points[0], *means, points[-1]]
 
+
+# --- clouds of dots
 
 _STRIP = 22
 """Room for the counts of 0, which a logarithm can't show [pixels]."""
@@ -323,68 +345,59 @@ _LEAST_R, _MOST_R = 2.0, 7.0
 
 
 def draw_cloud(
-    points: Sequence[tuple[float, float]],
-    size: tuple[int, int],
+    points: Sequence[Point],
+    size: Size,
     names: tuple[str, str],
     says: str,
     slope: float | None = None,
 ) -> Markup:
-    """Returns the picture of `points`; empty for none.
+    """Returns the chart of `points`; empty for none.
 
     Points that would lie upon each other are one dot, the larger the more they are.
 
     Args:
         points: Counts across and up, none negative.
-        size: Width and height of the picture [pixels].
+        size: Width and height [pixels].
         names: What is across, and what is up.
-        says: The picture in words.
+        says: The chart in words.
         slope: Draws the line up = slope × across.
     """
     if not points:
         return Markup()
-    width, height = size
-    x_ticks = decades(max(x for x, _ in points))
-    y_ticks = decades(max(y for _, y in points))
-    frame = Frame(
-        width,
-        height,
-        Scale(1.0, x_ticks[-1], LEFT + _STRIP, width - RIGHT, is_log=True),
-        Scale(1.0, y_ticks[-1], height - BOTTOM - _STRIP, TOP + 12, is_log=True),
-    )
-    drawn = [_axes(frame, x_ticks, y_ticks, names)]
-    if slope:
-        drawn.append(_line(frame, slope))
-    drawn.append(f'<g class="cloud">{"".join(_dots(frame, points))}</g>')
-    return frame.drawn("".join(drawn), says, "scatter")
+    (width, height), zero = size, size[1] - BOTTOM
+    x_ticks, y_ticks = (decades(max(counts)) for counts in zip(*points, strict=True))
+    across = Scale(1.0, x_ticks[-1], LEFT + _STRIP, width - RIGHT, is_log=True)
+    up = Scale(1.0, y_ticks[-1], zero - _STRIP, TOP + 12, is_log=True)
+    frame = _Frame(width, height, across, up)
+    parts = [
+        frame.axes(_short(x_ticks), _short(y_ticks), names[0]),
+        f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{zero}" y2="{zero}"/>',
+        _label(LEFT - 6, zero + 4, "end", "0"),
+        _label(LEFT, zero + 16, "middle", "0"),
+        _label(0, 10, "start", names[1]),
+        _slope(frame, slope) if slope else "",
+        f'<g class="cloud">{"".join(_dots(frame, points))}</g>',
+    ]
+    return frame.drawn("".join(parts), says, "scatter")
 
 
-def _axes(
-    frame: Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], names: tuple[str, str]
-) -> str:
-    zero = frame.height - BOTTOM
-    up: list[Tick] = [(tick, _short(tick)) for tick in y_ticks]
-    across: list[Tick] = [(tick, _short(tick)) for tick in x_ticks]
-    return "".join(
-        [
-            frame.axes(across, up, names[0]),
-            f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{zero}" y2="{zero}"/>',
-            label(LEFT - 6, zero + 4, "end", "0"),
-            label(LEFT, zero + 16, "middle", "0"),
-            label(0, 10, "start", names[1]),
-        ]
-    )
+def _short(places: Iterable[float]) -> list[Tick]:
+    """Names powers of ten so that they fit beside an axis: `1,000`, `100 k`, `10 M`."""
+    return [
+        (
+            tick,
+            f"{tick / 1e6:,.0f} M"
+            if tick >= 1e7
+            else f"{tick / 1e3:,.0f} k"
+            if tick >= 1e4
+            else count(tick),
+        )
+        for tick in places
+    ]
 
 
-def _short(tick: float) -> str:
-    """Returns a power of ten so that it fits beside an axis: `1,000`, `100 k`, `10 M`."""
-    for unit, name in ((1e6, "M"), (1e3, "k")):
-        if tick >= 10 * unit:
-            return f"{tick / unit:,.0f} {name}"
-    return count(tick)
-
-
-def _dots(frame: Frame, points: Iterable[tuple[float, float]]) -> Iterable[str]:
-    """Yields a dot for each cell of the picture that holds a point."""
+def _dots(frame: _Frame, points: Iterable[Point]) -> Iterator[str]:
+    """Yields a dot for each cell of the chart that holds a point."""
     cells = collections.Counter(
         (
             round((frame.x.at(x) if x >= 1 else LEFT) / _CELL),
@@ -398,11 +411,106 @@ def _dots(frame: Frame, points: Iterable[tuple[float, float]]) -> Iterable[str]:
         yield f'<circle cx="{x * _CELL:g}" cy="{y * _CELL:g}" r="{r:.1f}"/>'
 
 
-def _line(frame: Frame, slope: float) -> str:
+def _slope(frame: _Frame, slope: float) -> str:
     """Returns the part of the line that lies within the axes."""
-    first = max(1.0, 1.0 / slope)
-    last = min(frame.x.high, frame.y.high / slope)
+    first, last = max(1.0, 1.0 / slope), min(frame.x.high, frame.y.high / slope)
     if last <= first:
         return ""
     (x1, y1), (x2, y2) = frame.at(first, slope * first), frame.at(last, slope * last)
     return f'<line class="even" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>'
+
+
+# --- small charts for the rows of a table
+
+_ROW: Size = (150, 18)
+_PAD = 7
+_MIDDLE = 9
+_WIDEST = 3.0
+
+
+class Estimate(NamedTuple):
+    """A figure and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def shared_range(estimates: Iterable[Estimate], also: Iterable[float] = (0.0,)) -> Scale:
+    """Returns one scale for charts that stand below each other.
+
+    It holds every figure, and an interval as far as it is not many times wider than the
+    figures are apart: an interval without bounds would leave the others no room.
+
+    Args:
+        estimates: What is drawn.
+        also: Numbers that must be within, such as 0.
+    """
+    shown = list(estimates)
+    values = [estimate.value for estimate in shown] + list(also)
+    low, high = min(values), max(values)
+    widths = sorted(estimate.high - estimate.low for estimate in shown)
+    room = max(high - low, widths[len(widths) // 2] if widths else 0.0) * _WIDEST or 1.0
+    ends = [end for estimate in shown for end in estimate[1:]]
+    low = min([low, *(max(end, low - room) for end in ends)])
+    high = max([high, *(min(end, high + room) for end in ends)])
+    if high <= low:
+        low, high = low - 1.0, high + 1.0
+    return Scale(low, high, _PAD, _ROW[0] - _PAD)
+
+
+def draw_whisker(
+    estimate: Estimate,
+    scale: Scale,
+    says: str,
+    zero: float | None = 0.0,
+    least: float | None = None,
+) -> Markup:
+    """Returns an interval; an end beyond the scale is an arrow.
+
+    Args:
+        estimate: What is drawn.
+        scale: Where a number lies, see `shared_range`.
+        says: The chart in words.
+        zero: Where the thin line stands that means no difference; None for none. An interval
+            that lies on one side of it has the colour of that.
+        least: Where the dashed line stands that must be reached; None for none.
+    """
+    parts = [
+        f'<line class="{kind}" x1="{scale.at(x)}" x2="{scale.at(x)}" y1="0" y2="{_ROW[1]}"/>'
+        for kind, x in (("zero", zero), ("least", least))
+        if x is not None and scale.holds(x)
+    ]
+    _, low, high = estimate
+    side = "level"
+    if zero is not None and not low <= zero <= high:
+        side = "better" if low > zero else "worse"
+    return _svg(
+        "interval",
+        _ROW,
+        f'{"".join(parts)}<g class="{side}">{_interval(estimate, scale)}</g>',
+        says,
+    )
+
+
+def _interval(estimate: Estimate, scale: Scale) -> str:
+    """Returns the whisker and its dot; an arrow at an end, or alone, for what lies beyond."""
+    value, low, high = estimate
+    if low > scale.high or high < scale.low:
+        return _arrow(scale, way=1 if low > scale.high else -1)
+    first, last = scale.at(max(low, scale.low)), scale.at(min(high, scale.high))
+    cap = '<path class="whisker" d="M{} {}v8"/>'
+    parts = [
+        f'<path class="whisker" d="M{first} {_MIDDLE}H{last}"/>',
+        _arrow(scale, way=-1) if low < scale.low else cap.format(first, _MIDDLE - 4),
+        _arrow(scale, way=1) if high > scale.high else cap.format(last, _MIDDLE - 4),
+        _dot(scale.at(value), _MIDDLE, 3.5, "dot") if scale.holds(value) else "",
+    ]
+    return "".join(parts)
+
+
+def _arrow(scale: Scale, way: int) -> str:
+    tip = (scale.end if way > 0 else scale.start) + 5 * way
+    back = tip - 6 * way
+    corners = f"{tip:g},{_MIDDLE} {back:g},{_MIDDLE - 4.5:g} {back:g},{_MIDDLE + 4.5:g}"
+    return f'<polygon class="arrow" points="{corners}"/>'

@@ -1,10 +1,9 @@
-"""`evaluation.json` as the parts of the report read it: the systems and their figures."""
+"""`evaluation.json` as the report reads it: the systems and their figures."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from recsys.evaluation.naming import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
@@ -14,35 +13,25 @@ MODEL = "model"
 BLESSED = "blessed_model"
 
 _OWN_NAMES = {MODEL: "model", BLESSED: "last blessed"}
-_LONG_NAMES = {BLESSED: "the last blessed model"}
 _STYLES = (MODEL, "popularity", "recent_popularity", "item_knn", "ials", BLESSED)
 """Whose mark and dash is the first, the second, … in every picture."""
 _MANY_REPEATS = 0.2
 """Share of the held-out events from which on people are told of the other choice."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """Relative difference of the model from another system in one metric.
 
     Attributes:
         relative: (model - other) / other; None where the other has nothing.
         interval: Its interval; None where there is none.
-        is_lower_better: Whether lower values of the metric are better.
+        outcome: `better` or `worse` where the interval is surely so, `level` where it holds
+            0; empty where there is no interval.
     """
 
-    relative: float | None
-    interval: tuple[float, float] | None
-    is_lower_better: bool = False
-
-    @property
-    def outcome(self) -> str:
-        """`better` or `worse` where the interval is surely so, `level` where it holds 0."""
-        if self.interval is None:
-            return ""
-        low, high = self.interval
-        higher, lower = ("worse", "better") if self.is_lower_better else ("better", "worse")
-        return higher if low > 0 else lower if high < 0 else "level"
+    relative: float | None = None
+    interval: tuple[float, float] | None = None
+    outcome: str = ""
 
 
 class Evaluated:
@@ -68,12 +57,8 @@ class Evaluated:
             raise MissingError("The evaluation holds no metrics.")
         self.part = part
         self.metrics: dict[str, Any] = metrics
-        baselines = part.get("baselines")
-        self._figures: dict[str, dict[str, Any]] = {MODEL: metrics}
-        for key, figures in (baselines if isinstance(baselines, dict) else {}).items():
-            if isinstance(figures, dict):
-                self._figures[str(key)] = figures
-        if isinstance(part.get(BLESSED), dict):
+        self._figures = {MODEL: metrics, **(part.get("baselines") or {})}
+        if part.get(BLESSED):
             self._figures[BLESSED] = part[BLESSED]
         self.others = [key for key in self._figures if key != MODEL]
         known = deciding if deciding in metrics else None
@@ -95,36 +80,38 @@ class Evaluated:
 
     def interval(self, metric: str) -> tuple[float, float] | None:
         """Returns the interval of the model's figure; None where there is none."""
-        intervals = self.part.get("intervals")
-        return ends_of(intervals.get(metric)) if isinstance(intervals, dict) else None
+        return ends_of((self.part.get("intervals") or {}).get(metric))
 
-    def strongest(self) -> str | None:
+    def strongest(self, *, of_baselines: bool = False) -> str | None:
         """Returns the key of what does best in the deciding metric, the model left out."""
-        known = [key for key in self.others if is_number(self.figure(key, self.deciding))]
-        return max(known, key=lambda key: self.figure(key, self.deciding), default=None)
-
-    def strongest_baseline(self) -> str | None:
-        """Returns the key of what does best in the deciding metric of the baselines alone."""
-        known = [
-            key
+        known = {
+            key: value
             for key in self.others
-            if key != BLESSED and is_number(self.figure(key, self.deciding))
-        ]
-        return max(known, key=lambda key: self.figure(key, self.deciding), default=None)
+            if is_number(value := self.figure(key, self.deciding))
+            and not (of_baselines and key == BLESSED)
+        }
+        return max(known, key=lambda key: known[key], default=None)
 
     def difference(self, key: str, metric: str) -> Difference:
         """Returns how far the model lies from `key` in `metric`."""
-        comparisons = self.part.get("comparisons")
-        comparison = comparisons.get(key) if isinstance(comparisons, dict) else None
-        if isinstance(comparison, dict) and "relative" not in comparison:
-            comparison = comparison.get(metric)
-        if isinstance(comparison, dict) and is_number(comparison.get("relative")):
-            is_lower = self.description(metric)["better"] == "lower"
-            return Difference(comparison["relative"], ends_of(comparison.get("interval")), is_lower)
+        comparison = (self.part.get("comparisons") or {}).get(key) or {}
+        if "relative" not in comparison:
+            comparison = comparison.get(metric) or {}
+        if is_number(comparison.get("relative")):
+            ends = ends_of(comparison.get("interval"))
+            return Difference(comparison["relative"], ends, self._outcome(metric, ends))
         model, other = self.figure(MODEL, metric), self.figure(key, metric)
         if is_number(model) and is_number(other) and other > 0:
-            return Difference(model / other - 1.0, None)
-        return Difference(None, None)
+            return Difference(model / other - 1.0)
+        return Difference()
+
+    def _outcome(self, metric: str, ends: tuple[float, float] | None) -> str:
+        if ends is None:
+            return ""
+        if ends[0] <= 0 <= ends[1]:
+            return "level"
+        is_lower_better = self.description(metric)["better"] == "lower"
+        return "better" if (ends[0] > 0) != is_lower_better else "worse"
 
     def description(self, metric: str) -> dict[str, Any]:
         """Returns `title`, `meaning` and `better` of a metric, with or without a cut-off."""
@@ -144,12 +131,12 @@ class Evaluated:
 
     def long_name(self, key: str) -> str:
         """Returns what a system is called in a sentence."""
-        return _LONG_NAMES.get(key) or self.name(key)
+        return "the last blessed model" if key == BLESSED else self.name(key)
 
     def style(self, key: str) -> int:
-        """Returns the mark and dash of a system in every picture, see `scales`."""
+        """Returns the mark and dash of a system in every picture, see `charts`."""
         if key in _STYLES:
-            return _STYLES.index(key)
+            return style_of(key)
         own = [other for other in self.others if other not in _STYLES]
         free = [n for n, other in enumerate(_STYLES) if n and other not in self.others]
         return free[own.index(key) % len(free)] if free and key in own else len(_STYLES) - 1
@@ -162,14 +149,6 @@ class Evaluated:
         return f"{100 * confidence:g}\N{NO-BREAK SPACE}% interval"
 
 
-def includes_repeats(part: Mapping[str, Any]) -> bool:
-    """Returns whether what a user had seen could be recommended again.
-
-    Evaluations of earlier versions have `mask_seen` in place of `repeats`.
-    """
-    return part.get("repeats") == "include" or part.get("mask_seen") is False
-
-
 def repeats_in_words(part: Mapping[str, Any]) -> str:
     """Returns what became of events that repeat an item; empty where none does."""
     n_repeated, of_all = part.get("repeated_positives"), part.get("repeated_share")
@@ -179,7 +158,7 @@ def repeats_in_words(part: Mapping[str, Any]) -> str:
     shown_share = f" ({share(of_all)})" if is_number(of_all) else ""
     repeat = "repeats" if n_repeated == 1 else "repeat"
     start = f"{events}{shown_share} {repeat} an item that its user had seen"
-    if includes_repeats(part):
+    if part.get("repeats") == "include":
         return f"{start}: counted like others (repeats: include)."
     queries = counted(part.get("repeat_only_queries"), "query that has", "queries that have")
     text = f"{start}: left out of all figures, with {queries} no other answer (repeats: exclude)."
@@ -209,7 +188,7 @@ def shown(metric: str, value: Any) -> str:
     return share(value) if metric.startswith("coverage@") else figure(value)
 
 
-def cut_offs(metrics: Sequence[str] | Mapping[str, Any]) -> list[int]:
+def cut_offs(metrics: Collection[str]) -> list[int]:
     """Returns the k of the metrics, ascending."""
     suffixes = {name.partition("@")[2] for name in metrics}
     return sorted(int(k) for k in suffixes if k.isdecimal())

@@ -2,93 +2,90 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import hashlib
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pyarrow as pa
 from markupsafe import Markup
 
+from recsys import formats
 from recsys.report.artifacts import MissingError
 
-_FOLDER = Path(__file__).resolve().parent
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_FILTERS = (
+    "count", "counted", "figure", "score", "share", "size", "duration", "moment", "change",
+    "change_span", "span",
+)  # fmt: skip
+_DAMAGED = (
+    LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError,
+    pa.ArrowException, jinja2.TemplateError,
+)  # fmt: skip
+"""What files of another shape than docs/architecture.md gives them lead to."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One part of a page: its content, or why it has none."""
 
     content: Any
     missing: str
 
 
-def read_part(read: Callable[[], Any]) -> Part:
+def read_part(read: Callable[..., Any], *arguments: Any) -> Part:
     """Returns what `read` returns, or why it couldn't, in words."""
     try:
-        return Part(read(), "")
+        return Part(read(*arguments), "")
     except MissingError as missing:
         return Part(None, str(missing))
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        OSError,
-        pa.ArrowException,
-    ) as error:
-        # Files of another shape than docs/architecture.md gives them.
+    except _DAMAGED as error:
         return Part(None, f"This part can't be shown ({type(error).__name__}: {error}).")
 
 
 def render(template: str, **content: Any) -> str:
     """Returns a page, whose text from data is escaped.
 
+    Its Content-Security-Policy allows the style by its hash, and nothing else
+    (https://www.w3.org/TR/CSP3/#framework-directive-source-list).
+
     Args:
         template: File name in `templates/`.
         **content: What the template needs.
     """
-    now = dt.datetime.now(dt.UTC)
     style = style_sheet()
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
-        _environment()
+        templates()
         .get_template(template)
         .render(
             style=style,
-            policy=_policy(style),
-            written=f"{now:%Y-%m-%d %H:%M} UTC",
+            policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none';"
+            " form-action 'none'",
+            written=f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC",
             **content,
         )
     )
 
 
-def _policy(style: str) -> str:
-    """Returns a Content-Security-Policy that allows `style` by its hash, and nothing else.
-
-    Source: https://www.w3.org/TR/CSP3/#framework-directive-source-list
-    """
-    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-
-
 def style_sheet() -> Markup:
     """Returns the style of every page."""
-    text = (_FOLDER / "templates" / "page.css").read_text(encoding="utf-8")
+    text = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
     return Markup(text)  # noqa: S704 - our own file, not data
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
+def templates() -> jinja2.Environment:
+    """Returns the templates, with the filters of `recsys.formats`."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {name: getattr(formats, name) for name in _FILTERS}
+    return environment

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ FORMAT = 1
 
 
 class RunRecord:
-    """Writes the record of one run.
+    """Writes the record of one run. Every method raises OSError where it can't.
 
     Args:
         folder: Folder of the run; made where there is none.
@@ -40,9 +40,6 @@ class RunRecord:
             name: Name of the pipeline.
             steps: Names of its steps, in order.
             started: When [seconds since 1970].
-
-        Raises:
-            OSError: The folder can't be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._append({"name": name, "steps": list(steps), "started": started})
@@ -56,22 +53,17 @@ class RunRecord:
             reason: Why, a sentence.
             seconds: How long it took [s].
             started: When it started [seconds since 1970].
-
-        Raises:
-            OSError: The file can't be written.
         """
-        named = {"step": step, "state": state, "reason": reason}
-        self._append({**named, "seconds": round(seconds, 3), "started": started})
+        line = {"step": step, "state": state, "reason": reason}
+        self._append({**line, "seconds": round(seconds, 3), "started": started})
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Writes the result of the run: strict JSON, atomically.
 
         Raises:
-            OSError: The file can't be written.
             ValueError: `result` holds a number that JSON has no word for.
         """
-        content = {"format": FORMAT, **result}
-        text = json.dumps(content, indent=1, allow_nan=False)
+        text = json.dumps({"format": FORMAT, **result}, indent=1, allow_nan=False)
         commit_text(text + "\n", self.folder / RESULT)
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -132,16 +124,14 @@ def read_steps(folder: Path) -> RecordedSteps:
         raise MissingError("The run left no record of its steps.") from None
     except OSError as error:
         raise MissingError(f"The record of the steps can't be read: {error}.") from None
-    lines = [_parsed(line) for line in text.splitlines()]
-    known = [line for line in lines if line is not None]
-    head = next((line for line in known if "step" not in line), {})
-    planned, started = head.get("steps"), head.get("started")
+    lines = list(_parsed(text))
+    head = next((line for line in lines if "step" not in line), {})
     return RecordedSteps(
         name=str(head.get("name") or ""),
-        planned=[str(name) for name in planned] if isinstance(planned, list) else [],
-        started=started if is_number(started) else None,
-        steps=[_step(line) for line in known if "step" in line],
-        n_damaged=len(lines) - len(known),
+        planned=[str(name) for name in head.get("steps") or []],
+        started=head.get("started"),
+        steps=[_step(line) for line in lines if "step" in line],
+        n_damaged=len(text.splitlines()) - len(lines),
     )
 
 
@@ -159,12 +149,15 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     return result
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
+def _parsed(text: str) -> Iterator[dict[str, Any]]:
+    """Yields the lines that hold a map; a killed run may leave half a line."""
+    for line in text.splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict):
+            yield content
 
 
 def _step(line: Mapping[str, Any]) -> Step:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.formats import counted
-from recsys.report.columns import Column, read_column
+from markupsafe import Markup
+
+from recsys.formats import ABSENT, count, is_number, moment, share
 from recsys.report.page import render
 
+_WIDTH, _HEIGHT = 100, 24
+_GAP = 1
+_SHOWN_CHARACTERS = 60
 _TOP_VALUES = 5
+_TIME = "timestamp"
 
 
 def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str, Any]]) -> None:
@@ -24,18 +29,68 @@ def write_statistics(path: Path, what: str, data_sets: Mapping[str, Mapping[str,
     Raises:
         OSError: The page can't be written.
     """
-    columns: dict[str, dict[str, Column]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     for name, data_set in data_sets.items():
         for column in data_set["columns"]:
             columns.setdefault(column["name"], {})[name] = read_column(column, _TOP_VALUES)
     page = render(
-        "statistics.html.jinja",
-        what=what,
-        names=list(data_sets),
-        rows=[
-            f"{counted(data_set['rows'], 'row', 'rows')} in {name}"
-            for name, data_set in data_sets.items()
-        ],
-        columns=sorted(columns.items()),
+        "statistics.html.jinja", what=what, data_sets=data_sets, columns=sorted(columns.items())
     )
     path.write_text(page, encoding="utf-8", errors="replace")
+
+
+def read_column(column: Mapping[str, Any], n_top: int = 3) -> dict[str, Any]:
+    """Returns one column of `validation.json`, as it is shown.
+
+    Args:
+        column: An entry of `columns`.
+        n_top: How many of the most frequent texts are named.
+    """
+    if column["kind"] == "number":
+        write = moment if column["name"] == _TIME else _plain
+        values = " … ".join(write(column[name]) for name in ("min", "median", "max"))
+        heights, spread = column["bars"], _spread(column)
+    else:
+        top = column.get("top", [])
+        frequent = ", ".join(f"{_shortened(text)} ({share(part)})" for text, part in top[:n_top])
+        values = f"{count(column.get('unique'))} different: {frequent}"
+        heights, spread = [part for _, part in top], ""
+    return {**column, "shown": values, "spread": spread, "chart": _bars(heights)}
+
+
+def _spread(column: Mapping[str, Any]) -> str:
+    """Returns mean, standard deviation and share of zeros; empty for times."""
+    if column["name"] == _TIME or not is_number(column.get("mean")):
+        return ""
+    mean, deviation = (_plain(column[name]) for name in ("mean", "std_dev"))
+    return f"mean {mean}, standard deviation {deviation}, {share(column['zeros'])} zeros"
+
+
+def _plain(value: Any) -> str:
+    """Returns a number as the data has it: whole ones in full, others to six digits."""
+    if not is_number(value):
+        return ABSENT
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+def _bars(counts: Sequence[Any]) -> Markup:
+    """Returns bars as high as `counts`, as SVG; empty where there is nothing to see."""
+    highest = max((value for value in counts if is_number(value)), default=0)
+    if highest <= 0:
+        return Markup()
+    step, bars = _WIDTH / len(counts), []
+    for i, value in enumerate(counts):
+        # What is there is seen, however little it is.
+        high = max(1.0, _HEIGHT * value / highest) if is_number(value) and value > 0 else 0.0
+        bars.append(
+            f'<rect x="{i * step:.1f}" y="{_HEIGHT - high:.1f}"'
+            f' width="{max(step - _GAP, 1):.1f}" height="{high:.1f}"/>'
+        )
+    return Markup(  # noqa: S704 - numbers only
+        f'<svg class="bar-chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}"'
+        f' height="{_HEIGHT}" aria-hidden="true">{"".join(bars)}</svg>'
+    )

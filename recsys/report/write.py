@@ -2,81 +2,65 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from markupsafe import Markup
+
+from recsys.formats import is_number
+from recsys.report import figures, run_figures
 from recsys.report.artifacts import Artifacts
-from recsys.report.comparisons import read_against, read_over_k, read_slices
-from recsys.report.decision import Verdict, read_glance, read_tiles, read_verdict
 from recsys.report.index import INDEX
-from recsys.report.ingested import read_features, read_growths, read_sources, read_split
-from recsys.report.metric_tables import read_beyond, read_metrics, read_other_protocol
-from recsys.report.page import read_part, render
-from recsys.report.provenance import (
-    config_text,
-    read_bundle,
-    read_fingerprints,
-    read_run_steps,
-    read_versions,
-)
-from recsys.report.recommended import (
-    read_exposure,
-    read_neighbours,
-    read_people,
-    read_unknown_people,
-)
+from recsys.report.page import Part, read_part, render, templates
 from recsys.report.spans import read_spans
-from recsys.report.trained import read_carried, read_sharding, read_training
-from recsys.report.validated import copy_pages, read_validations
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
-    "tiles": read_tiles,
-    "glance": read_glance,
-    "metrics": read_metrics,
-    "against": read_against,
-    "over_k": read_over_k,
-    "beyond": read_beyond,
-    "other": read_other_protocol,
-    "slices": read_slices,
-    "exposure": read_exposure,
-    "people": read_people,
-    "unknown_people": read_unknown_people,
-    "neighbours": read_neighbours,
-    "training": read_training,
-    "carried": read_carried,
-    "sharding": read_sharding,
-    "sources": read_sources,
+    "verdict": figures.read_verdict,
+    "tiles": figures.read_tiles,
+    "metrics": figures.read_metrics,
+    "against": figures.read_against,
+    "over_k": figures.read_over_k,
+    "beyond": figures.read_beyond,
+    "other": figures.read_other_protocol,
+    "slices": figures.read_slices,
+    "exposure": figures.read_exposure,
+    "people": figures.read_people,
+    "unknown_people": figures.read_unknown_people,
+    "evaluation_seconds": figures.read_evaluation_seconds,
+    "neighbours": run_figures.read_neighbours,
+    "training": run_figures.read_training,
+    "carried": run_figures.read_carried,
+    "sharding": run_figures.read_sharding,
+    "sources": run_figures.read_sources,
     "spans": read_spans,
-    "split": read_split,
-    "growths": read_growths,
-    "features": read_features,
-    "validations": read_validations,
-    "steps": read_run_steps,
-    "bundle": read_bundle,
-    "versions": read_versions,
-    "fingerprints": read_fingerprints,
+    "split": run_figures.read_split,
+    "growths": run_figures.read_growths,
+    "features": run_figures.read_features,
+    "validations": run_figures.read_validations,
+    "steps": run_figures.read_run_steps,
+    "bundle": run_figures.read_bundle,
+    "versions": run_figures.read_versions,
+    "fingerprints": run_figures.read_fingerprints,
+}
+_SECTIONS = {
+    "metrics.jinja": "Metrics",
+    "slices.jinja": "Slices",
+    "exposure.jinja": "Popularity",
+    "users.jinja": "Users",
+    "neighbours.jinja": "Neighbours",
+    "data.jinja": "Data",
+    "validation.jinja": "Validation",
+    "training.jinja": "Training",
+    "steps.jinja": "Run",
+    "bundle.jinja": "Bundle",
+    "origin.jinja": "Origin",
 }
 
 
-def write_report(
-    out: Path,
-    *,
-    config: dict[str, Any],
-    dead_letters: Mapping[str, Path],
-    data: Path,
-    model: Path,
-    evaluation: Path,
-    bundle: Path | None,
-    pushed: str | None,
-    not_pushed: str | None = None,
-    validation: Path | None = None,
-    vocabularies: Path | None = None,
-    record: Path | None = None,
-) -> Path:
+def write_report(out: Path, **sources: Any) -> Path:
     """Writes `report.html` into the folder `out`.
 
     The page needs no network and no script. What is missing or damaged is said in
@@ -84,52 +68,37 @@ def write_report(
 
     Args:
         out: Folder of the report; made where there is none.
-        config: The run's config as JSON.
-        dead_letters: Folder of the dead letters of `interactions` and of `items`.
-        data: Data folder.
-        model: Model folder.
-        evaluation: Evaluation folder.
-        bundle: Bundle folder; None where none was exported.
-        pushed: Served folder; None where nothing was pushed.
-        not_pushed: Why nothing was, if that is known.
-        validation: Folder of the gate's `verdict.json`; None where nothing was validated.
-        vocabularies: Folder of the vocabularies' `diff.json`; None where there is none.
-        record: Folder of the run's record, `<root>/runs/<run id>`; None where none is kept.
+        **sources: What it is made of, the fields of `Artifacts`.
 
     Returns:
         The path of the page.
     """
-    artifacts = Artifacts(
-        config,
-        dead_letters,
-        data,
-        model,
-        evaluation,
-        bundle,
-        pushed,
-        not_pushed,
-        validation,
-        vocabularies,
-        record,
-    )
-    page = render(
-        "report.html.jinja",
-        name=str(config.get("name") or "unnamed run"),
-        verdict=_verdict(artifacts),
-        config_text=config_text(artifacts),
-        index=_index(record, out),
-        **{name: read_part(functools.partial(read, artifacts)) for name, read in _PARTS.items()},
-    )
+    artifacts = Artifacts(**sources)
+    parts: dict[str, Any] = {name: read_part(read, artifacts) for name, read in _PARTS.items()}
+    parts |= {
+        "name": str(artifacts.config.get("name") or "unnamed run"),
+        "config_text": run_figures.config_text(artifacts),
+        "index": _index(artifacts.record, out),
+        "rows": _rows(parts["sources"]),
+        "titles": {name.removesuffix(".jinja"): title for name, title in _SECTIONS.items()},
+    }
+    sections = {name: read_part(_section, name, parts) for name in ("glance.jinja", *_SECTIONS)}
+    page = render("report.html.jinja", sections=sections, **parts)
     out.mkdir(parents=True, exist_ok=True)
-    copy_pages(artifacts, out)
+    run_figures.copy_pages(artifacts, out)
     path = out / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")
     return path
 
 
-def _verdict(artifacts: Artifacts) -> Verdict:
-    part = read_part(functools.partial(read_verdict, artifacts))
-    return part.content or Verdict("unknown", "No verdict", "", part.missing, [], [])
+def _section(template: str, parts: dict[str, Any]) -> Markup:
+    return Markup(templates().get_template(template).render(parts))  # noqa: S704 - escaped
+
+
+def _rows(sources: Part) -> dict[str, float]:
+    """Returns the rows `read` and `rejected` of all kinds of data that a summary tells of."""
+    known = [source for source in sources.content or [] if is_number(source.get("rejected"))]
+    return {name: sum(source[name] for source in known) for name in ("read", "rejected")}
 
 
 def _index(record: Path | None, out: Path) -> str:

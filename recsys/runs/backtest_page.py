@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
+
 from recsys.system.commit import commit_text
 from recsys.formats import ABSENT, change, count, counted, duration, figure, share, span
 from recsys.report.evaluated import metric_title
 from recsys.report.page import render
-from recsys.report.scales import key
-from recsys.report.charts import Lines, Series
-from recsys.report.charts import Picture
+from recsys.report.charts import Series, Size, draw_lines, key, picture
 from collections.abc import Mapping, Sequence
 import numpy as np
 from recsys.formats import is_number
@@ -121,7 +122,7 @@ def write_page(out: Path, name: str, metric: str, nights: Nights, index: Path) -
         metric=metric_title(metric),
         facts=_facts(nights),
         keys=[(_NAMES[arm], key(style)) for style, arm in enumerate(ARMS)],
-        pictures=[picture for picture in _pictures(metric, nights) if picture.wide],
+        pictures=[one for one in _pictures(metric, nights) if one["wide"]],
         nights=[_row(night) for night in nights],
         index=index.relative_to(out).as_posix(),
     )
@@ -158,7 +159,7 @@ def _part(comparison: Mapping[str, Any] | None) -> str:
     return ABSENT if comparison is None else share(comparison["ratio"])
 
 
-def _pictures(metric: str, nights: Nights) -> list[Picture]:
+def _pictures(metric: str, nights: Nights) -> list[dict[str, Any]]:
     title = metric_title(metric)
     return [
         _picture(title, nights, "value", figure, with_intervals=True),
@@ -174,7 +175,7 @@ def _picture(
     shown: Callable[[Any], str],
     *,
     with_intervals: bool = False,
-) -> Picture:
+) -> dict[str, Any]:
     series = [
         Series(
             style,
@@ -184,9 +185,12 @@ def _picture(
         for style, arm in enumerate(ARMS)
     ]
     caption = f"{title}, night by night: {_ends(nights, name, shown)}."
-    lines = Lines(series, _ticks(nights), "", caption, margin=0.5)
     marks = [(float(x), word) for x, night in enumerate(nights) for word in _marks(night)]
-    return Picture(title, lines.draw(*_WIDE, marks), lines.draw(*_NARROW, marks), caption)
+
+    def draw(size: Size) -> Markup:
+        return draw_lines(series, _ticks(nights), caption, size, margin=0.5, events=marks)
+
+    return picture(title, caption, draw, _WIDE, _NARROW)
 
 
 def _ends(nights: Nights, name: str, shown: Callable[[Any], str]) -> str:

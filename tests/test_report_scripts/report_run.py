@@ -14,8 +14,8 @@ import pyarrow as pa
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.report import write_report
 from recsys.report.runs import RunRecord
+from recsys.report.write import write_report
 
 CONFIG: dict[str, Any] = {
     "name": "movielens-small",
@@ -231,6 +231,11 @@ class Run:
         path = self.evaluation / "evaluation.json"
         content = {**json.loads(path.read_text()), **changed}
         self.write_json(path, {key: value for key, value in content.items() if value is not None})
+
+    def retrain(self, **changed: Any) -> None:
+        """Replaces parts of `training.json`."""
+        path = self.model / "training.json"
+        self.write_json(path, {**json.loads(path.read_text()), **changed})
 
     @staticmethod
     def write_json(path: Path, content: Any) -> None:

@@ -1,0 +1,534 @@
+"""The figures of the evaluation: the decision, metrics, comparisons, slices and examples.
+
+Each `read_…` returns numbers and names; the templates say them in words.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from recsys.formats import (
+    change,
+    change_span,
+    count,
+    counted,
+    ends_of,
+    figure,
+    is_number,
+    share,
+    span,
+)
+from recsys.report.artifacts import Artifacts, MissingError
+from recsys.report.charts import (
+    Estimate,
+    Series,
+    Size,
+    draw_cloud,
+    draw_lines,
+    draw_whisker,
+    key,
+    picture,
+    shared_range,
+)
+from recsys.report.evaluated import (
+    MODEL,
+    Difference,
+    Evaluated,
+    cut_offs,
+    metric_title,
+    repeats_in_words,
+    shown,
+    system_name,
+)
+from recsys.report.page import style_sheet, templates
+
+# --- the decision
+
+
+def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the decision, its rules with those that failed first, and what became of it."""
+    verdict = artifacts.evaluated().get("verdict")
+    if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
+        raise MissingError("The evaluation came to no verdict.")
+    rules = [_rule(rule) for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
+    return {
+        "is_blessed": verdict["blessed"],
+        "sentence": verdict.get("sentence") or "",
+        "rules": sorted(rules, key=lambda rule: rule["passed"]),
+        "reasons": verdict.get("reasons") or [],
+        "pushed": artifacts.pushed,
+        "version": PurePath(artifacts.pushed or "").name,
+        "not_pushed": artifacts.not_pushed or "",
+        "lost": _lost(Evaluated.of(artifacts)),
+    }
+
+
+def _lost(evaluated: Evaluated) -> dict[str, str] | None:
+    """Returns the strongest baseline if it is significantly better; else None."""
+    strongest = evaluated.strongest(of_baselines=True)
+    if strongest is None or evaluated.difference(strongest, evaluated.deciding).outcome != "worse":
+        return None
+    return {"metric": evaluated.title(evaluated.deciding), "to": evaluated.name(strongest)}
+
+
+def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
+    text = rule.get("text") or f"{metric_title(str(rule.get('metric')))}: no words given"
+    row = {"passed": rule.get("passed") is True, "text": text, "picture": ""}
+    is_floor = rule.get("against") == "floor"
+    ends, least = ends_of(rule.get("interval")), rule.get("least")
+    value = rule.get("value" if is_floor else "relative")
+    if ends is None or not is_number(value) or not is_number(least):
+        return row
+    # Of another model it is a ratio that must be reached; the interval is of the difference.
+    threshold, zero = (least, None) if is_floor else (least - 1.0, 0.0)
+    write, write_span = (figure, span) if is_floor else (change, change_span)
+    words = f"{write(value)}, {write_span(ends)}; at least {write(threshold)} asked for"
+    estimate = Estimate(value, *ends)
+    scale = shared_range([estimate], [threshold, 0.0])
+    return row | {"picture": draw_whisker(estimate, scale, words, zero=zero, least=threshold)}
+
+
+def read_tiles(artifacts: Artifacts) -> list[dict[str, Any]]:
+    """Returns the headline figures, the deciding one first."""
+    evaluated = Evaluated.of(artifacts)
+    k = evaluated.deciding.partition("@")[2] or "10"
+    names = dict.fromkeys([evaluated.deciding, f"recall@{k}", f"ndcg@{k}", "mrr", f"coverage@{k}"])
+    return [_tile(evaluated, name) for name in names if name in evaluated.metrics][:4]
+
+
+def _tile(evaluated: Evaluated, name: str) -> dict[str, Any]:
+    tile: dict[str, Any] = {
+        "name": evaluated.title(name),
+        "value": shown(name, evaluated.metrics[name]),
+        "interval": evaluated.interval(name),
+        "decides": name == evaluated.deciding,
+        "difference": Difference(),
+    }
+    other = evaluated.strongest()
+    if name.startswith("coverage@"):
+        return tile | {"coverage_k": name.partition("@")[2]}
+    if other is None:
+        return tile
+    tile |= {"other": evaluated.name(other), "other_figure": evaluated.figure(other, name)}
+    return tile | {"difference": evaluated.difference(other, name)}
+
+
+# --- tables of metrics
+
+_PROTOCOLS = {
+    "each_moment": (
+        "each moment",
+        "every held-out event is predicted from all that its user did before it",
+    ),
+    "at_cut": (
+        "at the cut",
+        "one query a user, from what the user did before the split; all that follows counts",
+    ),
+}
+_ONCE = ("once a user", "one query a user, from the user's training events")
+
+
+def read_metrics(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the metrics under the protocol that the config chose."""
+    evaluated = Evaluated.of(artifacts)
+    return _measured(evaluated, str(evaluated.part.get("query", "each_moment")), is_chosen=True)
+
+
+def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
+    """Returns the metrics under the protocol that the config did not choose.
+
+    None where the data are not split by time: the two protocols say the same there.
+    """
+    evaluation = artifacts.evaluated()
+    if _split(evaluation) != "time":
+        return None
+    chosen = evaluation.get("query", "each_moment")
+    other = "at_cut" if chosen == "each_moment" else "each_moment"
+    if not evaluation.get(other):
+        raise MissingError("The evaluation holds one protocol only.")
+    shared = {name: evaluation.get(name) for name in ("confidence", "descriptions")}
+    evaluated = Evaluated(shared | evaluation[other], artifacts.bless().get("metric"))
+    # The verdict rests on the protocol that the config chose.
+    return _measured(evaluated, other, is_chosen=False)
+
+
+def read_beyond(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the metrics of the lists themselves, at the cut-off that decides if they have it."""
+    evaluated = Evaluated.of(artifacts)
+    names = [name for name in evaluated.metrics if evaluated.is_beyond(name)]
+    if not names:
+        raise MissingError("The evaluation holds no metrics of the lists themselves.")
+    ks = cut_offs(names)
+    wanted = evaluated.deciding.partition("@")[2]
+    k = wanted if wanted.isdecimal() and int(wanted) in ks else str(min(ks, default=""))
+    order = list((evaluated.part.get("descriptions") or {}).get("metrics") or ())
+    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    if order:
+        at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
+    return _table(evaluated, at_k, is_chosen=False)
+
+
+def _measured(evaluated: Evaluated, protocol: str, *, is_chosen: bool) -> dict[str, Any]:
+    part = evaluated.part
+    names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
+    k = evaluated.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
+    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
+    if _split(part) != "time" and protocol == "at_cut":
+        title, meaning = _ONCE
+    everything = _table(evaluated, names, is_chosen=is_chosen) if len(at_k) < len(names) else None
+    return {
+        **part,
+        "is_chosen": is_chosen,
+        "title": title,
+        "protocol_meaning": meaning,
+        "repeats_text": repeats_in_words(part),
+        "table": _table(evaluated, at_k, is_chosen=is_chosen),
+        "all_cut_offs": everything,
+        "deciding": evaluated.title(evaluated.deciding),
+        "n_others": len(evaluated.others),
+    }
+
+
+def _split(evaluation: Mapping[str, Any]) -> str:
+    return str((evaluation.get("split") or {}).get("split", "time"))
+
+
+def _table(evaluated: Evaluated, names: Iterable[str], *, is_chosen: bool) -> dict[str, Any]:
+    """Returns the metrics `names` of all systems; with `is_chosen` one of them decides."""
+    strongest = evaluated.strongest()
+    rows = [_row(evaluated, name, strongest, is_chosen=is_chosen) for name in names]
+    return {
+        "rows": rows,
+        "others": [evaluated.name(other) for other in evaluated.others],
+        "strongest": "" if strongest is None else evaluated.name(strongest),
+        "strongest_is": "" if strongest is None else evaluated.long_name(strongest),
+        "interval_name": evaluated.interval_name(),
+        "has_intervals": any(row["interval"] for row in rows),
+        "has_better": any(cell["is_better"] for row in rows for cell in row["cells"]),
+    }
+
+
+def _row(
+    evaluated: Evaluated, name: str, strongest: str | None, *, is_chosen: bool
+) -> dict[str, Any]:
+    model, described = evaluated.metrics[name], evaluated.description(name)
+    difference = Difference() if strongest is None else evaluated.difference(strongest, name)
+    if evaluated.is_beyond(name):
+        difference = difference._replace(outcome="")
+    figures = {other: evaluated.figure(other, name) for other in evaluated.others}
+    return {
+        "name": evaluated.title(name),
+        "meaning": described["meaning"],
+        "model": shown(name, model),
+        "interval": evaluated.interval(name),
+        "cells": [
+            {
+                "name": evaluated.name(other),
+                "text": shown(name, value),
+                "is_better": _is_better(value, model, described["better"]),
+            }
+            for other, value in figures.items()
+        ],
+        "difference": difference,
+        "decides": is_chosen and name == evaluated.deciding,
+    }
+
+
+def _is_better(value: object, model: object, better: str | None) -> bool:
+    """Returns whether another system's figure beats the model's."""
+    if not (is_number(value) and is_number(model)):
+        return False
+    return (better == "higher" and value > model) or (better == "lower" and value < model)
+
+
+# --- the deciding metric against each system
+
+
+def read_against(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the comparison of the model with each other system."""
+    evaluated = Evaluated.of(artifacts)
+    apart = {other: evaluated.difference(other, evaluated.deciding) for other in evaluated.others}
+    scale = shared_range(estimate for d in apart.values() if (estimate := _estimate(d)))
+    rows: list[dict[str, Any]] = [
+        {
+            "name": evaluated.name(other),
+            "figure": evaluated.figure(other, evaluated.deciding),
+            "difference": difference,
+            "picture": _whisker(difference, scale, f"against {evaluated.long_name(other)}"),
+        }
+        for other, difference in apart.items()
+    ]
+    left_out = evaluated.part.get("baselines_left_out") or {}
+    rows += [{"name": evaluated.name(name), "why_not": why} for name, why in left_out.items()]
+    if not rows:
+        raise MissingError("There is nothing to compare the model with.")
+    title = evaluated.title(evaluated.deciding)
+    return {"metric": title, "interval_name": evaluated.interval_name(), "rows": rows}
+
+
+def _estimate(difference: Difference) -> Estimate | None:
+    """Returns what can be drawn of a difference; None where it has no interval."""
+    if difference.relative is None or difference.interval is None:
+        return None
+    return Estimate(difference.relative, *difference.interval)
+
+
+def _whisker(difference: Difference, scale: Any, against: str) -> Markup:
+    estimate = _estimate(difference)
+    if estimate is None:
+        return Markup()
+    surely = "" if difference.outcome == "level" else f", surely {difference.outcome}"
+    ends = change_span(difference.interval)
+    says = f"{against}: {change(difference.relative)}, interval {ends}{surely}"
+    return draw_whisker(estimate, scale, says)
+
+
+# --- the metrics over the length of the list
+
+_DRAWN = ("recall", "ndcg")
+_OVER_K: tuple[Size, Size] = (480, 260), (330, 230)
+
+
+def read_over_k(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the pictures of the metrics over their cut-off."""
+    return draw_over_k(Evaluated.of(artifacts))
+
+
+def draw_over_k(evaluated: Evaluated) -> dict[str, Any]:
+    """Returns the pictures of the metrics over their cut-off, and the legend.
+
+    Raises:
+        MissingError: The metrics have a single cut-off.
+    """
+    ks = cut_offs(evaluated.metrics)
+    drawn = [
+        family
+        for family in _DRAWN
+        if sum(is_number(evaluated.metrics.get(f"{family}@{k}")) for k in ks) > 1
+    ]
+    if not drawn:
+        raise MissingError("The metrics have a single cut-off, so nothing is drawn over k.")
+    return {
+        "legend": [
+            (evaluated.name(name), key(evaluated.style(name))) for name in evaluated.systems
+        ],
+        "pictures": [_over_k(evaluated, family, ks) for family in drawn],
+    }
+
+
+def _over_k(evaluated: Evaluated, family: str, ks: Sequence[int]) -> dict[str, Any]:
+    series = [_series(evaluated, system, family, ks) for system in evaluated.systems]
+    title, last = f"{evaluated.title(family)}@k", ks[-1]
+    figures = [
+        f"{evaluated.name(name)} {figure(evaluated.figure(name, f'{family}@{last}'))}"
+        for name in evaluated.systems
+    ]
+    beside = f"; {', '.join(figures[1:])}" if figures[1:] else ""
+    caption = f"{title} for k from {ks[0]} to {last}. At {last}: {figures[0]}{beside}."
+    if series[0].intervals:
+        caption += f" Whiskers: {evaluated.interval_name()} of the model."
+    x_ticks = [(float(k), str(k)) for k in ks]
+
+    def draw(size: Size) -> Markup:
+        return draw_lines(series, x_ticks, caption, size, x_name="k", log_x=True)
+
+    return picture(title, caption, draw, *_OVER_K)
+
+
+def _series(evaluated: Evaluated, system: str, family: str, ks: Sequence[int]) -> Series:
+    figures = [(float(k), evaluated.figure(system, f"{family}@{k}")) for k in ks]
+    points = [(k, value if is_number(value) else None) for k, value in figures]
+    ends = [(float(k), evaluated.interval(f"{family}@{k}")) for k in ks if system == MODEL]
+    intervals = [(k, *both) for k, both in ends if both is not None]
+    return Series(evaluated.style(system), points, intervals)
+
+
+def plot_metrics(evaluation: Mapping[str, Any]) -> Plot:
+    """Returns recall and NDCG over their cut-off, of the model and of all it is compared with.
+
+    Args:
+        evaluation: What `evaluation.json` holds.
+
+    Raises:
+        MissingError: The metrics have a single cut-off.
+    """
+    drawn = draw_over_k(Evaluated(evaluation, evaluation["verdict"]["metric"]))
+    return Plot(templates().get_template("plot.jinja").render(over_k=drawn))
+
+
+class Plot(NamedTuple):
+    """Pictures as HTML that needs no script and no network.
+
+    Attributes:
+        html: The pictures with their keys and captions.
+    """
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        """Returns the pictures in a frame of their own, whose style leaves the notebook alone."""
+        page = html.escape(self.page(), quote=True)
+        return f'<iframe srcdoc="{page}" width="100%" height="380" frameborder="0"></iframe>'
+
+    def page(self) -> str:
+        """Returns a page of the pictures."""
+        head = f'<!doctype html><meta charset="utf-8"><style>{style_sheet()}</style>'
+        return f"{head}<body><main>{self.html}</main></body>"
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the page; returns its path."""
+        path = Path(path)
+        path.write_text(self.page(), encoding="utf-8")
+        return path
+
+
+# --- slices
+
+_SMALL_SLICE_USERS = 50
+
+
+def read_slices(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns the deciding metric on each slice, beside the strongest on all queries."""
+    evaluated = Evaluated.of(artifacts)
+    parts = evaluated.part.get("slices")
+    if not parts:
+        raise MissingError("The evaluation holds no slices.")
+    other = evaluated.strongest()
+    limit = evaluated.part.get("small_slice") or _SMALL_SLICE_USERS
+    rows = [_slice(part, evaluated, other) for part in parts]
+    # Small slices, which vary widely, don't stretch the scale of the others.
+    known = [(_estimate(row["difference"]), row["is_small"]) for row in rows]
+    large = [estimate for estimate, is_small in known if estimate and not is_small]
+    scale = shared_range(large or [estimate for estimate, _ in known if estimate])
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if other is not None:
+            against = f"{row['name']}, against {evaluated.long_name(other)}"
+            row["picture"] = _whisker(row["difference"], scale, against)
+        kinds.setdefault(str(row.get("kind") or "other"), []).append(row)
+    return {
+        "metric": evaluated.title(evaluated.deciding),
+        "other": "" if other is None else evaluated.name(other),
+        "other_is": "" if other is None else evaluated.long_name(other),
+        "interval_name": evaluated.interval_name(),
+        "kinds": kinds,
+        "has_small": any(row["is_small"] for row in rows),
+        "limit": limit,
+    }
+
+
+def _slice(part: Mapping[str, Any], evaluated: Evaluated, other: str | None) -> dict[str, Any]:
+    metric = evaluated.deciding
+    own = Evaluated({"descriptions": evaluated.part.get("descriptions"), **part}, metric)
+    return {
+        **part,
+        "name": part["name"],
+        "model": own.figure(MODEL, metric),
+        "other": None if other is None else own.figure(other, metric),
+        "difference": Difference() if other is None else own.difference(other, metric),
+        "is_small": part.get("is_small") is True,
+    }
+
+
+# --- popularity and exposure
+
+_CLOUD: tuple[Size, Size] = (990, 340), (330, 300)
+_SHARES = {"training_share": "of the training events", "recommended_share": "of the model's lists"}
+
+
+def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
+    """Returns how often items are recommended, by how popular they are."""
+    exposure = artifacts.evaluated().get("exposure")
+    if not exposure:
+        raise MissingError("The evaluation doesn't say how often each item is recommended.")
+    points = [(float(x), float(y)) for x, y in exposure.get("points") or []]
+    bins = exposure.get("bins") or []
+    return {
+        "picture": _cloud(points, bins, count(exposure.get("k"))) if points else None,
+        "names": list(_SHARES.values()),
+        "bins": [{**b, "shares": [(_SHARES[name], b[name]) for name in _SHARES]} for b in bins],
+    }
+
+
+def _cloud(
+    points: Sequence[tuple[float, float]], bins: Sequence[Mapping[str, Any]], k: str
+) -> dict[str, Any]:
+    n_items = sum(one["items"] for one in bins)
+    is_whole = len(points) >= n_items
+    which = counted(len(points), "item", "items")
+    if not is_whole:
+        which = f"{count(len(points))} of {count(n_items)} items, the most shown and some others"
+    caption = (
+        f"{which}, each by its training events and by how many lists of {k} it is in; larger"
+        " dots are several items."
+    )
+    slope = None
+    if is_whole:
+        never = sum(y == 0 for _, y in points)
+        caption += f" {count(never)} ({share(never / len(points))}) are in none."
+        events, lists = (sum(axis) for axis in zip(*points, strict=True))
+        slope = lists / events if events > 0 and lists > 0 else None
+    if slope:
+        caption += " On the dashed line items would be recommended as often as they are chosen."
+    names = ("training events", "lists that it is in")
+    return picture(
+        "", caption, lambda size: draw_cloud(points, size, names, caption, slope), *_CLOUD
+    )
+
+
+# --- example users
+
+_SHOWN_ITEMS = 10
+
+
+def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
+    """Returns the example users: what they did, and what is recommended now and before."""
+    examples = artifacts.evaluated().get("examples")
+    if not examples:
+        raise MissingError("The evaluation holds no example users.")
+    return [_person(example) for example in examples]
+
+
+def read_unknown_people(artifacts: Artifacts) -> list[str]:
+    """Returns the users that the config names and the evaluation could not show."""
+    return artifacts.evaluated().get("unknown_report_users") or []
+
+
+def _person(example: Mapping[str, Any]) -> dict[str, Any]:
+    history = example.get("history") or []
+    now, before = (example.get(name) for name in ("recommended", "blessed_recommended"))
+    return {
+        "user_id": example.get("user_id"),
+        "history": history[:_SHOWN_ITEMS],
+        "n_earlier": len(history) - _SHOWN_ITEMS,
+        "now": _recommended(now or [], before),
+        "before": None if before is None else _recommended(before, None),
+        "n_alike": len(_ids(now or []) & _ids(before or [])),
+    }
+
+
+def _recommended(
+    items: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    known = None if others is None else _ids(others)
+    rows = [
+        {**item, "is_new": known is not None and item.get("id") not in known}
+        for item in items[:_SHOWN_ITEMS]
+    ]
+    return {"rows": rows, "n_hits": sum(bool(item.get("held_out")) for item in rows)}
+
+
+def _ids(items: Sequence[Mapping[str, Any]]) -> set[Any]:
+    return {item.get("id") for item in items[:_SHOWN_ITEMS]}
+
+
+def read_evaluation_seconds(artifacts: Artifacts) -> list[tuple[str, Any]]:
+    """Returns what the evaluation spent on each system [s]."""
+    seconds = artifacts.evaluated().get("seconds") or {}
+    return [(system_name(name), value) for name, value in seconds.items()]
