@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.bundles import item_table as of_bundle
-from recsys.bundles.item_table import features_of, write_catalogue
+from recsys.bundles.item_table import read_catalogue, write_catalogue
 from recsys.bundles.signatures import filter_inputs, raw_inputs
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.serving.catalogue_search import ItemFilters, read_features
+from recsys.serving.catalogue_search import ItemFilters
 
 _TOKENS = ["", "Drama", "Sci-Fi", "ü"]
 
@@ -43,7 +43,7 @@ def test_every_item_row_has_a_line_with_the_names_of_its_tokens(tmp_path, monkey
     assert table["title"].to_pylist() == [f"The {id_}" for id_ in ids]
     assert table["genres"].to_pylist() == genres
     assert table["feature_title"].to_pylist() == titles
-    assert features_of(tmp_path) == ["genres", "title"]
+    assert list(read_catalogue(tmp_path, n + 1)) == ["genres", "title"]
 
 
 @given(
@@ -54,7 +54,7 @@ def test_every_item_row_has_a_line_with_the_names_of_its_tokens(tmp_path, monkey
 def test_items_are_allowed_by_each_feature(tmp_path_factory, seed, genres, titles):
     folder = tmp_path_factory.mktemp("any")
     _, of_genres, of_titles = written(folder, 20, seed)
-    filters = ItemFilters(read_features(folder, 21), 21)
+    filters = ItemFilters(read_catalogue(folder, 21), 21)
     wishes = {"only_genres": genres, "only_title": titles}
     inputs = {
         name: np.array([[text.encode() for text in [*texts, ""]]], object)

@@ -11,11 +11,10 @@ pytest.importorskip("faiss", reason="needs FAISS")
 from recsys.config.serving import IndexConfig
 from recsys.errors import RecsysError
 from recsys.ragged import RaggedRows
-from recsys.serving import ranker as exact_module
 from recsys.serving import ranker as ranker_module
 from recsys.serving.ann_index import read_index
 from recsys.serving.index_build import build, choose_effort, judging_queries, recall_of
-from recsys.serving.ranker import ExactItems, Ranker
+from recsys.serving.ranker import Ranker
 
 _N, _DIM, _K = 4000, 16, 20
 
@@ -118,7 +117,7 @@ def test_an_index_that_takes_longer_than_a_look_at_all_is_not_asked(world, built
     items, is_item, queries = world
     index, _ = read_index(built[0], items, is_item)
     by_effort = [Ranker(items, is_item, index, n) for n in (1, index.n_lists // 4)]
-    can_look = ExactItems(items, is_item).is_rounded
+    can_look = Ranker(items, is_item).is_rounded
     assert [one.is_exact for one in by_effort] == [False, can_look]
     all_looked_at = Ranker(items, is_item).best(queries[:50], RaggedRows.empty(50), _K)[0]
     few, many = (recall_of(one.best(queries[:50], RaggedRows.empty(50), _K)[0], all_looked_at)
@@ -131,9 +130,9 @@ def test_the_kernel_and_numpy_rank_alike(world, monkeypatch):
     items, is_item, queries = world
     hidden = RaggedRows.of([np.arange(n, dtype=np.int32) for n in range(50)])
     ranked = Ranker(items, is_item).best(queries[:50], hidden, _K)
-    status = exact_module.kernels.status()
+    status = ranker_module.kernels.status()
     monkeypatch.setattr(
-        exact_module.kernels, "status", lambda: type(status)(None, "none is wished for")
+        ranker_module.kernels, "status", lambda: type(status)(None, "none is wished for")
     )
     other = Ranker(items, is_item).best(queries[:50], hidden, _K)
     np.testing.assert_allclose(ranked[1], other[1], atol=1e-5)
@@ -159,18 +158,16 @@ def test_auto_builds_an_index_where_there_are_too_many_items(world, tmp_path, co
     assert (said is not None, (tmp_path / "index").exists()) == (is_built, is_built)
 
 
-class Blind:
+def blind(queries, effort):
     """Finds one of two best items, however hard it searches."""
-
-    def best(self, queries, k, effort):
-        return np.tile([1, 9], (len(queries), 1))
+    return np.tile([1, 9], (len(queries), 1))
 
 
 def test_an_index_that_finds_too_little_is_refused_with_what_it_found():
     queries, exact = np.zeros((10, 2), np.float32), np.tile([1, 2], (10, 1))
     with pytest.raises(RecsysError, match=r"\[R581\].*95.0%.*0\.5000 at 50 of 100 lists"):
-        choose_effort(Blind(), queries, exact, 100, 0.95)
-    assert choose_effort(Blind(), queries, exact, 100, 0.3) == (1, 0.5)
+        choose_effort(blind, queries, exact, 100, 0.95)
+    assert choose_effort(blind, queries, exact, 100, 0.3) == (1, 0.5)
 
 
 def test_too_few_queries_are_joined_by_such_as_lie_near_items(world):

@@ -11,7 +11,7 @@ import recsys.kernels.ranking
 from recsys import kernels
 from recsys.kernels.ranking import RankResults, RoundedItems, TopResults, rank_queries
 from recsys.ragged import RaggedRows
-from recsys.serving.ranker import ExactItems
+from recsys.serving.ranker import Ranker
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
 
@@ -109,8 +109,8 @@ def test_whoever_is_not_given_up_is_answered_to_the_last_bit(seed, kind, n_queri
     found = by_bytes(query, table, is_item, hidden, k, allowed)
     expected = by_floats(query, table, is_item & allowed, hidden, k)
     assert_same(found, expected, ~found.is_given_up)
-    items = ExactItems(table, is_item)
-    assert_same(items.best(query, hidden, k, allowed), expected)
+    items = Ranker(table, is_item)
+    assert_same(items.exact(query, hidden, k, allowed), expected)
 
 
 @pytest.mark.parametrize("kind", ["normal", "sizes", "half-steps"])
@@ -132,8 +132,8 @@ def test_items_that_are_too_alike_are_left_to_the_other_kernel(kind):
     query, table, is_item, hidden = case(rng, kind, 20, 20_000, 64)
     found = by_bytes(query, table, is_item, hidden, 100)
     assert found.is_given_up.all()
-    items = ExactItems(table, is_item)
-    assert_same(items.best(query, hidden, 100), by_floats(query, table, is_item, hidden, 100))
+    items = Ranker(table, is_item)
+    assert_same(items.exact(query, hidden, 100), by_floats(query, table, is_item, hidden, 100))
 
 
 def test_a_sample_that_is_not_fair_is_noticed():
@@ -143,7 +143,7 @@ def test_a_sample_that_is_not_fair_is_noticed():
     table[best] = 9 + np.abs(table[best])
     is_item, hidden = np.ones(len(table), bool), RaggedRows.empty(9)
     assert by_bytes(query, table, is_item, hidden, 100).is_given_up.all()
-    found = ExactItems(table, is_item).best(query, hidden, 100)
+    found = Ranker(table, is_item).exact(query, hidden, 100)
     assert_same(found, by_floats(query, table, is_item, hidden, 100))
 
 
@@ -169,7 +169,7 @@ def test_items_that_cannot_be_rounded_are_refused_unless_they_are_none(bad):
     table[9, 3] = bad
     with pytest.raises(ValueError, match="rounded"):
         RoundedItems(table, is_item)
-    assert not ExactItems(table, is_item).is_rounded
+    assert not Ranker(table, is_item).is_rounded
 
 
 def test_more_dimensions_than_sums_are_exact_for_are_refused():
@@ -186,11 +186,11 @@ def test_more_dimensions_than_sums_are_exact_for_are_refused():
 def test_one_of_a_few_and_of_many_queries_is_answered_alike_by_any_number_of_threads():
     rng = np.random.default_rng(0)
     query, table, is_item, hidden = case(rng, "normal", 120, 5000, 33)
-    items = ExactItems(table, is_item)
-    whole = items.best(query, hidden, 20)
-    assert_same(items.best(query, hidden, 20, threads=3), whole)
+    items = Ranker(table, is_item)
+    whole = items.exact(query, hidden, 20)
+    assert_same(items.exact(query, hidden, 20, threads=3), whole)
     for start, stop in ((0, 1), (1, 4), (4, 60)):
-        part = items.best(query[start:stop], hidden.part(slice(start, stop)), 20)
+        part = items.exact(query[start:stop], hidden.part(slice(start, stop)), 20)
         assert_same(part, [x[start:stop] for x in whole])
 
 

@@ -23,7 +23,7 @@ from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving import batch_file
-from recsys.serving.batch_file import SCHEMA, recommend_file
+from recsys.serving.batch_file import ENCODED, SCHEMA, recommend_file
 from recsys.serving.users_file import UsersFile
 
 _REPO = Path(__file__).resolve().parent.parent
@@ -42,7 +42,8 @@ class Echo:
         known = [id_.startswith("u") for id_ in ids]
         columns += [known, ["user" if one else "popularity" for one in known]]
         arrays = [pa.array(x, f.type) for x, f in zip(columns, SCHEMA, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        arrays = [x.cast(f.type) for x, f in zip(arrays, ENCODED, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=ENCODED)
 
 
 def quiet(n_users: int, n_bytes: int) -> None:
@@ -260,11 +261,10 @@ def served(tmp_path_factory):
 _ASK = """
 import json, sys
 from pathlib import Path
-from recsys.serving.retriever import query_inputs
-from recsys.serving.saved_model import SavedModelGraph
-graph = SavedModelGraph(Path(sys.argv[1]))
-inputs = query_inputs(graph.signatures, json.loads(sys.argv[2]), is_new_only=True)
-found = graph.ask("recommend", inputs)
+from recsys.serving.retriever import Retriever
+retriever = Retriever.open(Path(sys.argv[1]))
+inputs = retriever.query_inputs(json.loads(sys.argv[2]), exclude_seen=True)
+found = retriever._graph.ask("recommend", inputs)
 print(json.dumps({"source": [s.decode() for s in found["source"]],
                   "ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
                   "scores": found["scores"].tolist(), "known": found["known"].tolist()}))

@@ -6,11 +6,11 @@ import pytest
 
 from recsys.bundles.signatures import NO_SCORE, Input, Signature
 from recsys.data.vocabulary import Vocabulary
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import UsageError
 from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
 from recsys.serving.ranker import Ranker
 from recsys.serving.recommendations import LoadedBundle
-from recsys.serving.retriever import Retriever, open_ranker
+from recsys.serving.retriever import Retriever
 
 _N, _DIM, _K = 40, 8, 5
 _RNG = np.random.default_rng(1)
@@ -42,7 +42,7 @@ class Graph:
         self.signatures = {
             "recommend": Signature({**_INPUTS, "country": _TEXTS}),
             "recommend_filtered": Signature({**_INPUTS, **_FILTERS, "country": _TEXTS}),
-            "prepare_query": Signature(_INPUTS),
+            "prepare_query": Signature({**_INPUTS, "country": _TEXTS}),
             "stored_history": Signature({"user_id": _TEXT}),
         }
 
@@ -110,6 +110,7 @@ def inputs(*users, is_new_only=True, **more):
         "user_id": np.array([user.encode() for user in users], object),
         "history": np.full((len(users), 1), b"", object),
         "exclude_seen": np.full(len(users), is_new_only),
+        "country": np.full((len(users), 1), b"", object),
         **more,
     }
 
@@ -187,15 +188,6 @@ def test_tokens_come_with_those_of_the_most_items_first():
     assert filters.tokens("only_genres", "", 9) == ["b", "a"]
     assert filters.tokens("only_genres", "", 1) == ["b"]
     assert filters.tokens("only_genres", "A", 9) == ["a"]
-
-
-def test_an_index_without_a_way_to_ask_is_refused(tmp_path):
-    (tmp_path / "index").mkdir()
-    signatures = {"recommend": Signature({"user_id": _TEXT})}
-    with pytest.raises(RecsysError, match=r"\[R583\].*prepare_query"):
-        open_ranker(tmp_path, signatures, make_catalogue(), _K)
-    (tmp_path / "index").rmdir()
-    assert open_ranker(tmp_path, signatures, make_catalogue(), _K) is None
 
 
 def ids(answer):

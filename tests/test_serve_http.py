@@ -161,13 +161,13 @@ def test_all_bodies_together_are_limited():
     with Running(limits) as running, running.connect() as connection:
         head = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
         connection.sendall(head + b"Content-Length: 40001\r\n\r\n" + b" " * 40_000)
-        wait_for(lambda: running.app._bodies._held_bytes == 40_000)
+        wait_for(lambda: running.app.bodies.held_bytes == 40_000)
         answer = requesting.post(f"{running.url}/v1/models/m:predict", content=b" " * 20_000)
         assert answer.status_code == 429
         assert running.predict().status_code == 200
         connection.sendall(b" ")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-        wait_for(lambda: running.app._bodies._held_bytes == 0)
+        wait_for(lambda: running.app.bodies.held_bytes == 0)
 
 
 def test_too_many_rows_are_refused(server):
@@ -220,8 +220,8 @@ def test_a_client_that_goes_away_leaves_nothing_behind(fresh):
         connection.sendall(
             b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
         )
-        wait_for(lambda: fresh.app._bodies._held_bytes == 1)
-    wait_for(lambda: fresh.app._bodies._held_bytes == 0)
+        wait_for(lambda: fresh.app.bodies.held_bytes == 1)
+    wait_for(lambda: fresh.app.bodies.held_bytes == 0)
     assert fresh.model.n_asked == 0
 
 
@@ -319,9 +319,9 @@ def test_a_request_in_flight_ends_on_its_version_while_another_is_swapped_in(fre
 
 
 def test_metrics_count_by_route_and_code_and_not_by_path(fresh):
-    fresh.metrics.loaded(3, 1.5)
-    fresh.metrics.serving((2, 3), is_swap=True)
-    fresh.metrics.refused(4)
+    fresh.metrics.loaded(1.5)
+    fresh.metrics.serving(3, 2, is_swap=True)
+    fresh.metrics.refused()
     fresh.predict()
     fresh.predict({})
     for n in range(50):

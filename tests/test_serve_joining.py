@@ -1,6 +1,7 @@
 """Requests that wait are answered together, each as if it were alone."""
 
 import asyncio
+import json
 import sys
 import threading
 from pathlib import Path
@@ -11,12 +12,12 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 sys.path.append(str(Path(__file__).parent / "test_serve_scripts"))
-from serving import FakeRecommender, wait_for
+from serving import wait_for
 
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import PredictRequest
-from recsys.serving.server.micro_batcher import MicroBatcher, ask_together, may_join
+from recsys.serving.server.messages import PredictRequest, answer_together
+from recsys.serving.server.micro_batcher import MicroBatcher
 
 
 class Echo:
@@ -30,6 +31,13 @@ class Echo:
         rows = zip(inputs["id"], inputs["history"], strict=True)
         texts = [b"|".join([id_, *given]) for id_, given in rows]
         return {"text": np.array(texts, object), "seen": inputs["exclude_seen"]}
+
+
+class Odd:
+    """Gives one number for all rows."""
+
+    def ask(self, signature, inputs):
+        return {"total": np.zeros(1)}
 
 
 def question(ids, histories, signature="recommend"):
@@ -48,14 +56,15 @@ def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():
         question([b"b", b"c"], [[b""], [b"u"]]),
         question([b"d"], [[b"a\x00"]]),
     ]
-    found = ask_together(model, some)
+    found = [json.loads(body)["predictions"] for body in answer_together(model, some)]
     assert len(model.asked) == 1
-    assert [one["text"].tolist() for one in found] == [
-        [b"a|x|y|z"],
-        [b"b|||", b"c|u||"],
-        [b"d|a\x00||"],
+    assert found == [
+        [{"text": "a|x|y|z", "seen": True}],
+        [{"text": "b|||", "seen": True}, {"text": "c|u||", "seen": False}],
+        [{"text": "d|a\x00||", "seen": True}],
     ]
-    assert [one["seen"].tolist() for one in found] == [[True], [True, False], [True]]
+    with pytest.raises(ValueError, match="not by row"):
+        answer_together(Odd(), some)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_joined_rows_keep_their_inputs_and_come_back_to_their_request():
     ],
 )
 def test_small_recommendations_alone_are_joined(asked, may):
-    assert may_join(asked) is may
+    assert asked.may_join is may
 
 
 class Threads:
@@ -149,12 +158,3 @@ def test_who_waited_too_long_hears_so_and_costs_nobody_an_answer():
     assert found.status == 503
     wait_for(lambda: threads.work.held == 0)
     threads.work.close()
-
-
-def test_a_model_that_does_not_answer_by_row_is_asked_one_by_one():
-    class Odd(FakeRecommender):
-        def ask(self, signature, inputs):
-            return {"total": np.zeros(1)}
-
-    with pytest.raises(ValueError, match="not by row"):
-        ask_together(Odd(), [question([b"a"], [[b""]])] * 2)

@@ -10,8 +10,8 @@ import pytest
 from recsys.bundles.bundle import verify, write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.errors import RecsysError
-from recsys.serving import pool as pool_module
-from recsys.serving.pool import Pool, VersionWatcher
+from recsys.serving.server import pool as pool_module
+from recsys.serving.server.pool import Pool
 
 
 class FakeModel:
@@ -23,17 +23,19 @@ class FakeModel:
 
 
 class Heard:
+    """Notes what a pool counts."""
+
     def __init__(self):
-        self.loads, self.refusals, self.served, self.swaps = [], [], [], 0
+        self.n_loaded, self.refusals, self.served, self.swaps = 0, 0, [], 0
 
-    def loaded(self, version, seconds):
-        self.loads.append(version)
+    def loaded(self, seconds):
+        self.n_loaded += 1
 
-    def refused(self, version):
-        self.refusals.append(version)
+    def refused(self):
+        self.refusals += 1
 
-    def serving(self, versions, is_swap):
-        self.served.append(versions)
+    def serving(self, newest, n_loaded, is_swap):
+        self.served.append((newest, n_loaded))
         self.swaps += is_swap
 
 
@@ -63,7 +65,7 @@ def heard():
 
 @pytest.fixture
 def pool(folder, heard):
-    return Pool(folder.root, FakeModel, 1, heard)
+    return Pool("m", folder.root, FakeModel, 1, heard)
 
 
 def served(pool):
@@ -85,7 +87,7 @@ def test_the_newest_version_takes_the_place_of_the_one_before(pool, folder, hear
         pool.refresh()
     pool.refresh()
     assert served(pool) == [(2, "b")]
-    assert (heard.loads, heard.served, heard.swaps) == ([1, 2], [(1,), (1, 2), (2,)], 1)
+    assert (heard.n_loaded, heard.served, heard.swaps) == (2, [(1, 1), (2, 2), (2, 1)], 1)
 
 
 def test_a_deleted_newest_version_swaps_back(pool, folder):
@@ -126,7 +128,7 @@ def test_a_damaged_version_is_refused_and_the_one_before_stays(pool, folder, hea
     pool.refresh()
     pool.refresh()
     assert served(pool) == [(1, "a")]
-    assert heard.refusals == [2]  # Once: it is not read again at every look.
+    assert heard.refusals == 1  # Once: it is not read again at every look.
     assert "version 2 refused: [R502]" in caplog.text
     assert pool.failures[2].code == "R502"
     folder.push("c")
@@ -157,7 +159,7 @@ def test_a_refused_version_is_tried_again_later(pool, folder, monkeypatch, heard
     pool.refresh()
     (path / "weights").write_text("a")
     pool.refresh()
-    assert (served(pool), heard.refusals, pool.failures) == ([(1, "a")], [1], {})
+    assert (served(pool), heard.refusals, pool.failures) == ([(1, "a")], 1, {})
 
 
 @pytest.mark.parametrize(
@@ -167,10 +169,10 @@ def test_whatever_a_load_raises_is_a_refusal(folder, heard, error):
     def load(_path):
         raise error
 
-    pool = Pool(folder.root, load, 1, heard)
+    pool = Pool("m", folder.root, load, 1, heard)
     folder.push("a")
     pool.refresh()
-    assert (heard.refusals, pool.failures[1].code) == ([1], getattr(error, "code", "R566"))
+    assert (heard.refusals, pool.failures[1].code) == (1, getattr(error, "code", "R566"))
 
 
 def test_nothing_on_disk_leaves_what_is_loaded(pool, folder, caplog):
@@ -184,13 +186,12 @@ def test_nothing_on_disk_leaves_what_is_loaded(pool, folder, caplog):
 
 
 def test_two_versions_are_kept_where_two_are_wanted(folder, heard):
-    pool = Pool(folder.root, FakeModel, 2, heard)
+    pool = Pool("m", folder.root, FakeModel, 2, heard)
     for content in "abc":
         folder.push(content)
     pool.refresh()
     assert served(pool) == [(2, "b"), (3, "c")]
-    assert heard.loads == [3, 2]  # The newest answers first.
-    assert heard.served == [(3,), (2, 3)]
+    assert heard.served == [(3, 1), (3, 2)]  # The newest answers first.
     folder.push("d")
     pool.refresh()
     assert served(pool) == [(3, "c"), (4, "d")]
@@ -223,15 +224,16 @@ def test_the_old_version_answers_while_the_new_one_loads(folder, heard):
             may_end.wait(10)
         return FakeModel(path)
 
-    pool = Pool(folder.root, load, 1, heard)
-    watcher = VersionWatcher(pool, 0.01)
+    pool = Pool("m", folder.root, load, 1, heard)
+    is_over = threading.Event()
+    watcher = threading.Thread(target=pool.watch, args=(0.01, is_over))
     folder.push("a")
     pool.refresh()
     folder.push("b")
     watcher.start()
     assert has_begun.wait(10)
     assert (served(pool), pool.loading) == ([(1, "a")], 2)
-    assert not watcher.stop(0.05)
+    is_over.set()
     may_end.set()
-    assert watcher.stop(10)
+    watcher.join(10)
     assert served(pool) == [(2, "b")]

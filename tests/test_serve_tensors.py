@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from recsys.bundles.signatures import Input, Signature
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.messages import read_request, write_answer
+from recsys.serving.server.messages import PredictRequest, read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {
@@ -26,18 +26,8 @@ SIGNATURES = {
             "exclude_seen": Input("DT_BOOL", (-1,)),
         }
     ),
-    # The one of TensorFlow Serving's own documentation.
-    "sensors": Signature(
-        {
-            "tag": Input("DT_STRING", (-1,)),
-            "signal": Input("DT_INT32", (-1, 5)),
-            "sensor": Input("DT_FLOAT", (-1, 2, 2)),
-        }
-    ),
     "half_plus_two": Signature({"x": Input("DT_FLOAT", (-1,))}),
-    "any_rank": Signature({"x": Input("DT_INT64", None)}),
-    "small": Signature({"x": Input("DT_UINT8", (-1,))}),
-    "__saved_model_init_op": Signature({}),
+    "deep": Signature({"x": Input("DT_FLOAT", (-1, -1, -1))}),
 }
 
 
@@ -52,31 +42,28 @@ def refused(body, signatures=SIGNATURES, limits=LIMITS):
     return caught.value
 
 
-SENSORS = {
-    "tag": ["foo", "bar"],
-    "signal": [[1, 2, 3, 4, 5], [3, 4, 1, 2, 5]],
-    "sensor": [[[1, 2], [3, 4]], [[4, 5], [6, 8]]],
+QUERIES = {
+    "user_id": ["foo", "bar"],
+    "history": [["a", "b"], ["c", ""]],
+    "exclude_seen": [True, False],
 }
 
 
 @pytest.mark.parametrize("form", ["rows", "columns"])
-def test_the_documented_request_reads_alike_by_row_and_by_column(form):
-    rows = [dict(zip(SENSORS, row, strict=True)) for row in zip(*SENSORS.values(), strict=True)]
-    body = {"instances": rows} if form == "rows" else {"inputs": SENSORS}
-    question = read("sensors", **body)
+def test_a_request_reads_alike_by_row_and_by_column(form):
+    rows = [dict(zip(QUERIES, row, strict=True)) for row in zip(*QUERIES.values(), strict=True)]
+    body = {"instances": rows} if form == "rows" else {"inputs": QUERIES}
+    question = read("recommend", **body)
     assert question.is_by_row == (form == "rows")
-    assert question.inputs["tag"].tolist() == [b"foo", b"bar"]
-    assert question.inputs["signal"].dtype == np.int32
-    assert question.inputs["signal"].tolist() == SENSORS["signal"]
-    assert question.inputs["sensor"].dtype == np.float32
-    assert question.inputs["sensor"].tolist() == SENSORS["sensor"]
+    assert question.inputs["user_id"].tolist() == [b"foo", b"bar"]
+    assert question.inputs["history"].tolist() == [[b"a", b"b"], [b"c", b""]]
+    assert question.inputs["exclude_seen"].dtype == np.bool_
 
 
 def test_one_input_needs_no_name():
     assert read("half_plus_two", instances=[1.0, 2, 5.0]).inputs["x"].tolist() == [1, 2, 5]
     assert read("half_plus_two", inputs=[1.0]).inputs["x"].tolist() == [1]
-    assert read("any_rank", inputs=7).inputs["x"].shape == ()
-    assert read("any_rank", instances=[[[1, 2]], [[3, 4]]]).inputs["x"].shape == (2, 1, 2)
+    assert read("deep", instances=[[[1, 2]], [[3, 4]]]).inputs["x"].shape == (2, 1, 2)
 
 
 def test_the_default_signature_is_asked_where_none_or_an_empty_one_is_named():
@@ -118,9 +105,8 @@ def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
         ('{"instances": []}', "R552", "at least one row"),
         ('{"instances": "a"}', "R552", "at least one row"),
         ('{"instances": null}', "R552", "at least one row"),
-        ('{"signature_name": "no", "instances": ["a"]}', "R553", "'recommend', 'sensors'"),
+        ('{"signature_name": "no", "instances": ["a"]}', "R553", "'recommend', 'serving_default'"),
         ('{"signature_name": 5, "instances": ["a"]}', "R553", "Received: 5"),
-        ('{"signature_name": "__saved_model_init_op", "inputs": {}}', "R553", "signature"),
         ('{"signature_name": ["x"], "inputs": {}}', "R553", "signature"),
         ('{"signature_name": "recommend", "instances": ["u1"]}', "R554", "Row 0"),
         ('{"signature_name": "recommend", "instances": [{"user_id": "u1"}]}', "R554", "'history'"),
@@ -135,17 +121,12 @@ def test_ids_of_any_content_reach_tensorflow_as_they_are(id_):
         ('{"instances": [{"b64": "?"}]}', "R555", "b64"),
         ('{"signature_name": "half_plus_two", "instances": ["1"]}', "R555", "number"),
         ('{"signature_name": "half_plus_two", "instances": [1e39]}', "R555", "float32"),
-        ('{"signature_name": "half_plus_two", "instances": [16777217]}', "R555", "float32"),
         ('{"signature_name": "half_plus_two", "instances": [true]}', "R555", "float32"),
-        ('{"signature_name": "small", "instances": [256]}', "R555", "uint8"),
-        ('{"signature_name": "small", "instances": [-1]}', "R555", "uint8"),
-        ('{"signature_name": "small", "instances": [1.0]}', "R555", "uint8"),
         ('{"instances": [["a"]]}', "R556", "[any]"),
         ('{"inputs": "a"}', "R556", "[any]"),
         ('{"inputs": [[]]}', "R556", "[1, 0]"),
-        ('{"signature_name": "any_rank", "inputs": [[1, 2], [3]]}', "R556", "one length"),
-        ('{"signature_name": "any_rank", "inputs": [[1, 2], 3]}', "R556", "one length"),
-        ('{"signature_name": "any_rank", "inputs": [1, [2]]}', "R555", "int64"),
+        ('{"signature_name": "deep", "inputs": [[[1, 2]], [[3]]]}', "R556", "one length"),
+        ('{"signature_name": "deep", "inputs": [[[1, 2]], 3]}', "R556", "one length"),
     ],
 )
 def test_what_is_wrong_is_said_before_tensorflow_sees_it(body, code, said):
@@ -178,7 +159,7 @@ def test_too_many_rows_or_values_are_too_large(form):
     limits = dataclasses.replace(LIMITS, rows=3, values=8)
     assert read_request(json.dumps({form: ["a"] * 3}).encode(), SIGNATURES, limits)
     assert refused(json.dumps({form: ["a"] * 4}), limits=limits).status == 413
-    body = {"signature_name": "any_rank", form: [[1] * 9]}
+    body = {"signature_name": "deep", form: [[[1] * 9]]}
     assert refused(json.dumps(body), limits=limits).status == 413
 
 
@@ -209,7 +190,7 @@ def read_or_refused(body, signature):
     with contextlib.suppress(HttpError):
         question = read_request(body, SIGNATURES, LIMITS)
         for name, one in SIGNATURES[signature].inputs.items():
-            assert one.shape is None or question.inputs[name].ndim == len(one.shape)
+            assert question.inputs[name].ndim == len(one.shape)
 
 
 @given(st.binary(max_size=60))
@@ -217,34 +198,38 @@ def test_any_bytes_are_read_or_refused(body):
     assert refused(body).status == 400
 
 
+def write(outputs, is_by_row):
+    return write_answer(PredictRequest("recommend", {}, is_by_row), outputs)
+
+
 def test_one_output_has_no_name_and_several_have():
     one = {"y": np.array([3.5, 4, 5.5], np.float32)}
-    assert write_answer(one, is_by_row=True) == b'{"predictions": [3.5, 4.0, 5.5]}'
-    assert write_answer(one, is_by_row=False) == b'{"outputs": [3.5, 4.0, 5.5]}'
+    assert write(one, is_by_row=True) == b'{"predictions": [3.5, 4.0, 5.5]}'
+    assert write(one, is_by_row=False) == b'{"outputs": [3.5, 4.0, 5.5]}'
     two = {"ids": np.array([[b"a", b"b"]], object), "known": np.array([True])}
     expected = {"ids": ["a", "b"], "known": True}
-    assert json.loads(write_answer(two, is_by_row=True)) == {"predictions": [expected]}
+    assert json.loads(write(two, is_by_row=True)) == {"predictions": [expected]}
     expected = {"ids": [["a", "b"]], "known": [True]}
-    assert json.loads(write_answer(two, is_by_row=False)) == {"outputs": expected}
-    assert write_answer({"y": np.array(2, np.int64)}, is_by_row=False) == b'{"outputs": 2}'
+    assert json.loads(write(two, is_by_row=False)) == {"outputs": expected}
+    assert write({"y": np.array(2, np.int64)}, is_by_row=False) == b'{"outputs": 2}'
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3), (2, 3, 0), (2, 3, 4), ()])
 def test_text_of_any_shape_is_nested_as_numbers_are(shape):
     numbers = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     texts = np.vectorize(lambda n: str(n).encode(), otypes=[object])(numbers)
-    found = json.loads(write_answer({"y": texts}, is_by_row=False))["outputs"]
+    found = json.loads(write({"y": texts}, is_by_row=False))["outputs"]
     assert found == np.vectorize(str, otypes=[object])(numbers).tolist()
 
 
 def test_bytes_go_out_in_base64_by_name_or_where_they_are_no_text():
     outputs = {"image_bytes": np.array([b"a"], object), "name": np.array([b"\xff"], object)}
-    found = json.loads(write_answer(outputs, is_by_row=True))["predictions"]
+    found = json.loads(write(outputs, is_by_row=True))["predictions"]
     assert found == [{"image_bytes": {"b64": "YQ=="}, "name": {"b64": "/w=="}}]
 
 
 def test_floats_are_the_shortest_text_that_reads_back():
     values = np.array([0.2, 1e-30, -3.4028235e38, np.nan, np.inf], np.float32)
-    body = write_answer({"y": values}, is_by_row=True)
+    body = write({"y": values}, is_by_row=True)
     assert b"[0.2, 1e-30, -3.4028235e+38, NaN, Infinity]" in body
     np.testing.assert_array_equal(np.float32(json.loads(body)["predictions"]), values)

@@ -32,7 +32,6 @@ from recsys.evaluation.systems import (
     open_system,
 )
 from recsys.models import load_model
-from recsys.serving.embed import Embedder
 
 pytestmark = pytest.mark.slow
 
@@ -281,13 +280,6 @@ def test_a_machine_without_tensorflow_is_told_what_to_install(world, tmp_path, m
         subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
     with pytest.raises(RecsysError, match=r"R610.*exit code 1"):
         subject.embed(pa.array(["u1"]), np.zeros((1, HISTORY), np.int32))
-
-
-def test_a_savedmodel_that_embeds_nothing_is_refused(world, monkeypatch):
-    other = types.SimpleNamespace(signatures={"serving_default": None})
-    monkeypatch.setattr("recsys.serving.embed.load_saved_model", lambda bundle: other)
-    with pytest.raises(RecsysError, match=r"R543.*embed_query.*serving_default"):
-        Embedder(world.bundle)
 
 
 def test_a_process_that_dies_is_told_and_one_that_nobody_needs_ends(world):

@@ -10,8 +10,10 @@ import pyarrow.parquet as pq
 
 from recsys.data.catalogue import Catalogue, FeatureBags
 
-FILE = Path("catalogue") / "items.parquet"
+_FILE = Path("catalogue") / "items.parquet"
 _ROWS = 65_536
+_RENAMED = {"feature_id": "id", "feature_title": "title"}
+"""Features whose names are those of columns of the catalogue's own, by their columns."""
 
 
 def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
@@ -26,36 +28,19 @@ def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
         OSError: The disk is full.
         RecsysError: The names of a feature's tokens are damaged (R230).
     """
-    path = folder / FILE
+    path = folder / _FILE
     path.parent.mkdir(exist_ok=True)
     named = [feature for feature in catalogue.features if feature.tokens is not None]
     tokens = {f.name: pa.array(list(f.tokens or ()), pa.string()) for f in named}
-    names = [pa.field(_column(f.name), pa.list_(pa.string())) for f in named]
+    columns = {feature: column for column, feature in _RENAMED.items()}
+    names = [pa.field(columns.get(f.name, f.name), pa.list_(pa.string())) for f in named]
     schema = pa.schema([("id", pa.string()), ("title", pa.string()), *names])
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(1, max(2, catalogue.n_rows), _ROWS):
             rows = slice(start, start + _ROWS)
-            columns = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
-            columns += [_names(feature, tokens[feature.name], rows) for feature in named]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-
-
-def features_of(bundle: Path) -> list[str]:
-    """Returns the features that the items of a bundle can be filtered by.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: It is damaged.
-    """
-    return [name.removeprefix("feature_") if name in _RENAMED else name
-            for name in pq.read_schema(bundle / FILE).names[2:]]  # fmt: skip
-
-
-_RENAMED = ("feature_id", "feature_title")
-
-
-def _column(feature: str) -> str:
-    return f"feature_{feature}" if f"feature_{feature}" in _RENAMED else feature
+            texts = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
+            bags = [_names(feature, tokens[feature.name], rows) for feature in named]
+            writer.write_batch(pa.RecordBatch.from_arrays([*texts, *bags], schema=schema))
 
 
 def _names(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.Array:
@@ -64,3 +49,19 @@ def _names(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.Array:
     is_there = bags > 0
     offsets = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), tokens.take(pa.array(bags[is_there])))
+
+
+def read_catalogue(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
+    """Returns the names of the tokens of each item row from 1 on, by feature.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is damaged.
+    """
+    table = pq.read_table(bundle / _FILE).drop(["id", "title"])
+    if table.num_columns and len(table) != n_rows - 1:
+        raise ValueError(f"{len(table)} lines for {n_rows} item rows")
+    if not all(pa.types.is_list(field.type) for field in table.schema):
+        raise ValueError(f"no lists of names: {table.schema}")
+    columns = zip(table.column_names, table.columns, strict=True)
+    return {_RENAMED.get(name, name): column.combine_chunks() for name, column in columns}

@@ -28,11 +28,11 @@ class Input:
 
     Attributes:
         dtype: Its type as TensorFlow writes it, `DT_STRING`.
-        shape: Its sizes, -1 for any; None where even their number is open.
+        shape: Its sizes, -1 for any.
     """
 
     dtype: str
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +23,13 @@ from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 from recsys.system.files import read_plain
 
-Tell = Callable[[int, int], None]
-"""Called with the items that have their list, and all of them."""
-
+FOLDER = "index"
+_JSON, _FORMAT, _LONGEST_JSON = "index.json", 1, 1 << 20
 _SAMPLES_OF_A_LIST, _ROUNDS, _SEED = 64, 10, 0
 _BLOCK = 65_536
+
+Tell = Callable[[int, int], None]
+"""Called with the items that have their list, and all of them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +70,10 @@ def learn_lists(
     drawn = np.random.default_rng(_SEED).choice(len(rows), n, replace=False)
     index.train(_floats(embeddings[rows[np.sort(drawn)]]))
     list_of = np.zeros(len(rows), np.int32)
-    for start in range(0, len(rows), _BLOCK):
-        block = slice(start, start + _BLOCK)
+    for block in _blocks(len(rows)):
         list_of[block] = index.quantizer.assign(_floats(embeddings[rows[block]]), 1)[:, 0]
         if report is not None:
-            report(min(start + _BLOCK, len(rows)), len(rows))
+            report(block.stop, len(rows))
     middles = index.quantizer.reconstruct_n(0, n_lists)
     return Lists(middles, faiss.vector_to_array(index.sq.trained), list_of)
 
@@ -99,16 +100,10 @@ class AnnIndex:
         self._index.quantizer.add(_floats(lists.middles))
         faiss.copy_array_to_vector(_floats(lists.ranges), self._index.sq.trained)
         self._index.is_trained = True
-        for start in range(0, len(rows), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            self._add(embeddings[rows[block]], rows[block], lists.list_of[block])
-
-    def _add(self, vectors: np.ndarray, rows: np.ndarray, list_of: np.ndarray) -> None:
-        faiss = _faiss()
-        vectors, ids = _floats(vectors), np.ascontiguousarray(rows, np.int64)
-        places = np.ascontiguousarray(list_of, np.int64)
-        pointers = (faiss.swig_ptr(array) for array in (vectors, ids, places))
-        self._index.add_core(len(ids), *pointers)
+        for block in _blocks(len(rows)):
+            ids = rows[block].astype(np.int64)
+            arrays = _floats(embeddings[ids]), ids, lists.list_of[block].astype(np.int64)
+            self._index.add_core(len(ids), *map(faiss.swig_ptr, arrays))
 
     def search(self, queries: np.ndarray, n: int, effort: int) -> np.ndarray:
         """Returns rows `[queries, n]` int64 of large scores, in no order that counts; -1: none.
@@ -134,23 +129,20 @@ def _floats(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32)
 
 
+def _blocks(n: int) -> Iterator[slice]:
+    for start in range(0, n, _BLOCK):
+        yield slice(start, min(start + _BLOCK, n))
+
+
 def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise RecsysError(
-            "R580",
-            "An approximate index needs FAISS.",
-            f"{install_extra('serve')} Or set export.index.kind to exact and run again:"
-            " recsys run.",
-            str(error),
-        ) from None
+        cure = (
+            f"{install_extra('serve')} Or set export.index.kind to exact and run again: recsys run."
+        )
+        raise RecsysError("R580", "An approximate index needs FAISS.", cure, str(error)) from None
     return faiss
-
-
-FOLDER = "index"
-_JSON, _FORMAT, _LONGEST_JSON = "index.json", 1, 1 << 20
-_ARRAYS = ("middles", "ranges", "list_of")
 
 
 def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
@@ -163,8 +155,8 @@ def write_index(bundle: Path, lists: Lists, fields: dict[str, Any]) -> None:
     """
     folder = bundle / FOLDER
     folder.mkdir()
-    for name in _ARRAYS:
-        np.save(folder / f"{name}.npy", getattr(lists, name))
+    for field in dataclasses.fields(lists):
+        np.save(folder / f"{field.name}.npy", getattr(lists, field.name))
     text = json.dumps({"format": _FORMAT, **fields}, indent=1, sort_keys=True, allow_nan=False)
     (folder / _JSON).write_text(text + "\n", encoding="utf-8")
 
@@ -182,26 +174,28 @@ def read_index(
     Raises:
         RecsysError: FAISS is missing (R580), or the index is damaged (R582).
     """
-    folder = bundle / FOLDER
+    folder, rows = bundle / FOLDER, np.flatnonzero(is_item)
     if not folder.exists():
         return None
     try:
         fields = json.loads(read_plain(folder / _JSON, _LONGEST_JSON))
-        arrays = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in _ARRAYS}
-    except (OSError, ValueError, EOFError, RecursionError) as error:
-        _refuse(bundle, str(error))
-    effort = fields.get("effort") if isinstance(fields, dict) else None
-    if type(effort) is not int or fields.get("format") != _FORMAT:
-        _refuse(bundle, fields)
-    rows, lists = np.flatnonzero(is_item), Lists(**arrays)
-    _check(bundle, lists, len(rows), embeddings.shape[1])
-    if not 1 <= effort <= len(lists.middles):
-        _refuse(bundle, {"effort": effort})
+        names = [field.name for field in dataclasses.fields(Lists)]
+        arrays = {name: np.load(folder / f"{name}.npy", allow_pickle=False) for name in names}
+        lists, effort = Lists(**arrays), fields["effort"]
+        _check(lists, len(rows), embeddings.shape[1])
+        if type(effort) is not int or not 1 <= effort <= len(lists.middles):
+            raise ValueError(f"effort {effort!r}")
+        if fields["format"] != _FORMAT:
+            raise ValueError(f"format {fields['format']!r}")
+    except (OSError, ValueError, TypeError, KeyError, EOFError, RecursionError) as error:
+        rule = f"The folder index of the bundle {str(bundle)!r} must be as the export wrote it."
+        cure = "Export the model again: recsys export."
+        raise RecsysError("R582", rule, cure, str(error)) from None
     return AnnIndex(lists, embeddings, rows), effort
 
 
-def _check(bundle: Path, lists: Lists, n_items: int, dim: int) -> None:
-    """Checks all that FAISS would trust."""
+def _check(lists: Lists, n_items: int, dim: int) -> None:
+    """Checks all that FAISS would trust; raises a ValueError."""
     n_lists = len(lists.middles) if lists.middles.ndim else 0
     expected = {
         "middles": (np.float32, (n_lists, dim)),
@@ -211,17 +205,8 @@ def _check(bundle: Path, lists: Lists, n_items: int, dim: int) -> None:
     for name, (dtype, shape) in expected.items():
         values = getattr(lists, name)
         if values.dtype != dtype or values.shape != shape or not values.size:
-            _refuse(bundle, {name: (str(values.dtype), values.shape), "expected": shape})
+            raise ValueError(f"{name} {values.dtype} {values.shape}, expected {shape}")
         if not np.isfinite(values).all():
-            _refuse(bundle, {name: "not finite"})
+            raise ValueError(f"{name} is not finite")
     if lists.list_of.min() < 0 or lists.list_of.max() >= n_lists:
-        _refuse(bundle, {"list_of": (int(lists.list_of.min()), int(lists.list_of.max()))})
-
-
-def _refuse(bundle: Path, received: Any) -> NoReturn:
-    raise RecsysError(
-        "R582",
-        f"The folder index of the bundle {str(bundle)!r} must be as the export wrote it.",
-        "Export the model again: recsys export.",
-        received,
-    )
+        raise ValueError(f"list_of {lists.list_of.min()} … {lists.list_of.max()}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
+import itertools
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -34,7 +35,7 @@ SCHEMA = pa.schema(
         ("source", pa.string()),
     ]
 )
-"""Of an answer: items the best first, fewer than asked for where the catalogue has no more;
+"""Of the file: items the best first, fewer than asked for where the catalogue has no more;
 whether the data hold the user; what the answer rests on, see `recsys.bundles.signatures`."""
 
 ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), pa.string()))))
@@ -43,25 +44,21 @@ ENCODED = SCHEMA.set(1, pa.field("item_ids", pa.list_(pa.dictionary(pa.int32(), 
 Tell = Callable[[int, int], None]
 """Called with the users that were answered since, and the bytes of the file that are done."""
 
+Answer = Callable[[pa.Array, int], pa.RecordBatch]
+"""Answers user ids with so many items each, in the columns of `ENCODED`; called from
+several threads."""
+
 BLOCK = 8192
 """Users that are answered at a time."""
-
 _MOST_ITEMS = 1 << 20
 """Of a block; their ids fit into one array."""
-
 _AT_ONCE = 2
 """Blocks that are answered at once: what one thread does alone leaves the other cores."""
-
 _MOST_ID_BYTES = 1 << 26
 """Of the ids of a block that Parquet writes once, and numbers for the lists."""
 
 
-Answer = Callable[[pa.Array, int], pa.RecordBatch]
-"""Answers user ids with so many items each, in the columns of `SCHEMA` or `ENCODED`; called
-from several threads."""
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Answered:
     """What became of a file of users.
 
@@ -76,12 +73,12 @@ class Answered:
     """
 
     out: str
-    rejected_file: str | None
-    users: int
-    unknown: int
-    sources: dict[str, int]
-    rejected: int
-    seconds: float
+    rejected_file: str | None = None
+    users: int = 0
+    unknown: int = 0
+    sources: dict[str, int] = dataclasses.field(default_factory=dict)
+    rejected: int = 0
+    seconds: float = 0.0
 
 
 def recommend_file(
@@ -90,7 +87,7 @@ def recommend_file(
     """Answers every user of a file, in its order, and writes `out` in one step.
 
     Args:
-        answer: Answers some of them, as `batch_answer` makes one.
+        answer: Answers some of them, `batch_answer` of a retriever.
         users: The users; any number, a few blocks of them are in memory.
         out: Parquet file to write, or to replace; in the columns of `SCHEMA`.
         k: Items for each.
@@ -101,37 +98,35 @@ def recommend_file(
         UsageError: `out` is a folder (R546), or `k` is out of range (R541).
         RecsysError: Another run writes the same file (R545); or as reading and answering.
     """
-    started = time.monotonic()
-    rejected_file = rejected_name(out)
-    n_users = n_unknown = n_rejected = 0
+    started, done = time.monotonic(), Answered(str(out))
+    rejected_file = out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
     sources: Counter[str] = Counter()
+    size = min(block, max(1, _MOST_ITEMS // k))
     with _replacing(out) as file, _replacing(rejected_file) as other:
         with (
             _writer(file) as writer,
             pq.ParquetWriter(other, dead_letters.SCHEMA) as rejects,
+            closing(_answers(answer, _blocks(users, size), k)) as blocks,
         ):
-            blocks = _blocks(users, min(block, max(1, _MOST_ITEMS // k)))
-            for answers, letters, n_bytes in _answers(answer, blocks, k):
+            for answers, letters, n_bytes in blocks:
                 if letters.num_rows:
                     rejects.write_batch(letters)
-                    n_rejected += letters.num_rows
+                    done.rejected += letters.num_rows
                 if answers.num_rows:
                     writer.write_batch(answers)
-                    n_users += answers.num_rows
-                    n_unknown += pc.sum(pc.invert(answers["known"])).as_py()
+                    done.users += answers.num_rows
+                    done.unknown += pc.sum(pc.invert(answers["known"])).as_py()
                     sources.update(answers["source"].to_pylist())
                 tell(answers.num_rows, n_bytes)
-        _commit(other, rejected_file, is_wanted=n_rejected > 0)
-        _commit(file, out, is_wanted=True)
-    return Answered(
-        out=str(out),
-        rejected_file=str(rejected_file) if n_rejected else None,
-        users=n_users,
-        unknown=n_unknown,
-        sources={name: sources[name] for name in SOURCES if sources[name]},
-        rejected=n_rejected,
-        seconds=time.monotonic() - started,
-    )
+        if done.rejected:
+            _commit(other, rejected_file)
+            done.rejected_file = str(rejected_file)
+        else:
+            rejected_file.unlink(missing_ok=True)  # That of an earlier run.
+        _commit(file, out)
+    done.sources = {name: sources[name] for name in SOURCES if sources[name]}
+    done.seconds = time.monotonic() - started
+    return done
 
 
 def batch_answer(retriever: Retriever, user_ids: pa.Array, k: int) -> pa.RecordBatch:
@@ -186,67 +181,40 @@ def _writer(file: IO[bytes]) -> pq.ParquetWriter:
 
 
 def _answers(
-    answer: Answer, blocks: Iterable[tuple[pa.Array, pa.RecordBatch, int]], k: int
-) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
+    answer: Answer, blocks: Iterator[tuple[pa.Array, pa.RecordBatch, int]], k: int
+) -> Generator[tuple[pa.RecordBatch, pa.RecordBatch, int]]:
     """Yields `blocks` in their order, with answers in place of ids."""
     nobody = pa.RecordBatch.from_pylist([], SCHEMA)
     waiting: deque[tuple[Future[pa.RecordBatch] | None, pa.RecordBatch, int]] = deque()
-
-    def first() -> tuple[pa.RecordBatch, pa.RecordBatch, int]:
-        future, letters, n_bytes = waiting.popleft()
-        return (_encoded(future.result()) if future else nobody), letters, n_bytes
-
     threads = ThreadPoolExecutor(_AT_ONCE)
     try:
-        for ids, letters, n_bytes in blocks:
-            future = threads.submit(answer, ids, k) if len(ids) else None
-            waiting.append((future, letters, n_bytes))
-            if len(waiting) > _AT_ONCE:
-                yield first()
-        while waiting:
-            yield first()
+        for block in itertools.chain(blocks, [None] * _AT_ONCE):
+            if block is not None:
+                ids, letters, n_bytes = block
+                future = threads.submit(answer, ids, k) if len(ids) else None
+                waiting.append((future, letters, n_bytes))
+            if len(waiting) > _AT_ONCE or (block is None and waiting):
+                future, letters, n_bytes = waiting.popleft()
+                yield (future.result() if future else nobody), letters, n_bytes
     finally:
         threads.shutdown(cancel_futures=True)
 
 
-def _encoded(answer: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns an answer in the columns of `ENCODED`."""
-    if answer.schema.equals(ENCODED):
-        return answer
-    return pa.RecordBatch.from_arrays(
-        [column.cast(field.type) for column, field in zip(answer.columns, ENCODED, strict=True)],
-        schema=ENCODED,
-    )
-
-
-def rejected_name(out: Path) -> Path:
-    """Returns where the rows go that are no user id: `recs.rejected.parquet` of `recs.parquet`."""
-    return out.with_name(f"{out.name.removesuffix('.parquet')}.rejected.parquet")
-
-
 def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBatch, int]]:
     """Yields as `users` does, but ids in blocks of `size`, and fewer at the end."""
-    waiting: list[pa.Array] = []
-    none = pa.array([], pa.string())
-    n_waiting = 0
+    waiting = pa.array([], pa.string())
     for ids, letters, n_bytes in users:
-        waiting.append(ids)
-        n_waiting += len(ids)
-        if n_waiting < size:
-            if letters.num_rows or n_bytes:
-                yield none, letters, n_bytes
-            continue
-        joined = pa.concat_arrays(waiting)
-        whole = n_waiting // size * size
-        for start in range(0, whole, size):
-            yield joined.slice(start, size), letters, n_bytes
-            letters, n_bytes = letters.slice(0, 0), 0
-        waiting, n_waiting = [joined.slice(whole)], n_waiting - whole
-    if n_waiting:
-        yield pa.concat_arrays(waiting), dead_letters.dead_letters([], "", [], []), 0
+        waiting = pa.concat_arrays([waiting, ids])
+        while len(waiting) >= size:
+            yield waiting[:size], letters, n_bytes
+            waiting, letters, n_bytes = waiting[size:], letters[:0], 0
+        if letters.num_rows or n_bytes:
+            yield waiting[:0], letters, n_bytes
+    if len(waiting):
+        yield waiting, dead_letters.dead_letters([], "", [], []), 0
 
 
-@contextlib.contextmanager
+@contextmanager
 def _replacing(out: Path) -> Iterator[IO[bytes]]:
     """Opens a file beside `out`, which this process alone writes; gone at the end."""
     if out.is_dir():
@@ -255,50 +223,31 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(out)
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    try:
-        _lock(descriptor, temporary, out)
-        with _removed(descriptor, temporary), os.fdopen(os.dup(descriptor), "wb") as file:
-            file.truncate()
-            yield file
-    finally:
-        os.close(descriptor)
+    # The system frees the lock of a killed process.
+    with os.fdopen(descriptor, "r+b") as file, suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(file, temporary):  # And not renamed meanwhile by who had it.
+            try:
+                file.truncate()
+                yield file
+                return
+            finally:
+                if _is_at(file, temporary):
+                    temporary.unlink()
+    rule = f"One run at a time can write {str(out)!r}."
+    cure = "Wait for the other one, or name another file with --out."
+    raise RecsysError("R545", rule, cure)
 
 
-def _lock(descriptor: int, temporary: Path, out: Path) -> None:
-    """Takes the file for this process; the system frees that of a killed one."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, temporary):  # And not renamed meanwhile by who had it.
-            return
-    raise RecsysError(
-        "R545",
-        f"One run at a time can write {str(out)!r}.",
-        "Wait for the other one, or name another file with --out.",
-    )
-
-
-@contextlib.contextmanager
-def _removed(descriptor: int, temporary: Path) -> Iterator[None]:
-    """Removes the file at the end, unless it got its name."""
-    try:
-        yield
-    finally:
-        if _is_at(descriptor, temporary):
-            temporary.unlink()
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     return False
 
 
-def _commit(file: IO[bytes], out: Path, *, is_wanted: bool) -> None:
+def _commit(file: IO[bytes], out: Path) -> None:
     file.flush()
-    if is_wanted:
-        commit_file(_temporary(out), out)
-    else:
-        out.unlink(missing_ok=True)  # That of an earlier run.
+    commit_file(_temporary(out), out)
 
 
 def _temporary(out: Path) -> Path:

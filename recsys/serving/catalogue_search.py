@@ -15,48 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.bundles.item_table import FILE, features_of
+from recsys.bundles.item_table import read_catalogue
 from recsys.bundles.signatures import Arrays, filter_inputs
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenItems:
-    """The items of each token of a feature.
-
-    Attributes:
-        tokens: Names of the tokens, those of the most items first; and their places.
-        rows: Item rows, token after token `[n]` int32.
-        offsets: First of each token's rows, and the end `[tokens + 1]` int64.
-    """
-
-    tokens: dict[bytes, int]
-    rows: np.ndarray
-    offsets: np.ndarray
-
-    @classmethod
-    def of(cls, column: pa.ListArray) -> TokenItems:
-        """Returns the items of a column of the catalogue, whose first line is row 1."""
-        encoded = column.flatten().dictionary_encode()
-        codes = encoded.indices.to_numpy()
-        counts = np.bincount(codes, minlength=len(encoded.dictionary))
-        place_of = np.empty(len(counts), np.int64)
-        order = np.argsort(-counts, kind="stable")
-        place_of[order] = np.arange(len(counts))
-        lines = pc.list_parent_indices(column).to_numpy()
-        names = [name.encode() for name in encoded.dictionary.take(pa.array(order)).to_pylist()]
-        return cls(
-            dict(zip(names, range(len(names)), strict=True)),
-            (lines[np.argsort(place_of[codes], kind="stable")] + 1).astype(np.int32),
-            np.concatenate([[0], np.cumsum(counts[order])]),
-        )
-
-    def mark(self, name: bytes, mask: np.ndarray) -> None:
-        """Sets the rows of the items with a token in `mask` `[item rows]`."""
-        place = self.tokens.get(name)
-        if place is not None:
-            mask[self.rows[self.offsets[place] : self.offsets[place + 1]]] = True
+from recsys.serving.ranker import best_of
 
 
 class ItemFilters:
@@ -75,14 +38,17 @@ class ItemFilters:
         self._features, self._n_rows = features, n_rows
 
     @functools.cached_property
-    def _items(self) -> dict[str, TokenItems]:
-        features = self.feature_of.items()
-        return {name: TokenItems.of(self._features[feature]) for name, feature in features}
+    def _items(self) -> dict[str, dict[bytes, np.ndarray]]:
+        """The rows of the items of each token by filter, tokens of the most items first."""
+        return {
+            name: _rows_by_token(self._features[feature])
+            for name, feature in self.feature_of.items()
+        }
 
     def tokens(self, name: str, words: str, n: int) -> list[str]:
         """Returns tokens of a filter that hold all `words`, those of the most items first."""
         parts = words.lower().split()
-        names = (token.decode() for token in self._items[name].tokens)
+        names = (token.decode() for token in self._items[name])
         tokens = (token for token in names if all(part in token.lower() for part in parts))
         return list(itertools.islice(tokens, n))
 
@@ -110,24 +76,31 @@ class ItemFilters:
             yield np.array(places), self._allowed(dict(zip(names, filter_, strict=True)))
 
     def _allowed(self, wanted: Mapping[str, frozenset[bytes]]) -> np.ndarray | None:
-        wanted_tokens = {name: tokens for name, tokens in wanted.items() if tokens}
-        if not wanted_tokens:
-            return None
-        allowed = np.ones(self._n_rows, bool)
-        for name, tokens in wanted_tokens.items():
-            mask = np.zeros(self._n_rows, bool)
-            for token in tokens:
-                self._items[name].mark(token, mask)
-            allowed &= mask
+        allowed = None
+        for name, tokens in wanted.items():
+            if tokens:
+                mask = np.zeros(self._n_rows, bool)
+                for token in tokens & self._items[name].keys():
+                    mask[self._items[name][token]] = True
+                allowed = mask if allowed is None else allowed & mask
         return allowed
+
+
+def _rows_by_token(column: pa.ListArray) -> dict[bytes, np.ndarray]:
+    """Returns the item rows of each token of a feature, whose first line is row 1."""
+    encoded = column.flatten().dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(encoded.dictionary))
+    rows = pc.list_parent_indices(column).to_numpy()[np.argsort(codes, kind="stable")] + 1
+    by_code = np.split(rows, np.cumsum(counts)[:-1]) if len(counts) else []
+    names = encoded.dictionary.to_pylist()
+    return {names[c].encode(): by_code[c] for c in np.argsort(-counts, kind="stable").tolist()}
 
 
 _SHOWN_TOKENS = 12
 _BLANK = pa.array([""], pa.large_string())
 _SAMPLE = 200
 """Items that tell whether a feature only repeats the titles."""
-_OWN_COLUMNS = 2
-"""Of the catalogue: `id` and `title`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,29 +127,30 @@ class CatalogueSearch:
         """Reads a bundle, whose files were checked against its manifest.
 
         Raises:
-            RecsysError: It lacks something (R544), or its catalogue is damaged (R583).
+            RecsysError: It lacks something, or is damaged (R544).
         """
         try:
             users = pq.read_table(bundle / "vocabulary" / "users.parquet", columns=["id"])["id"]
             titles = pq.read_table(bundle / "titles.parquet", columns=["title"])["title"]
             items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
             path = bundle / "item_embeddings.npy"
-            embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
             return cls(
                 user_ids=users.combine_chunks().drop_null().cast(pa.large_string()),
                 items=items,
                 titles=pa.concat_arrays([_BLANK, titles.combine_chunks().cast(pa.large_string())]),
-                embeddings=embeddings,
-                features=read_features(bundle, items.n_rows),
+                embeddings=np.load(path, mmap_mode="r", allow_pickle=False),
+                features=read_catalogue(bundle, items.n_rows),
             )
         except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
-            raise RecsysError(
-                "R544",
-                "A bundle that is asked must hold titles.parquet, vocabulary/ and"
-                f" item_embeddings.npy; {str(bundle)!r} doesn't.",
+            rule = (
+                "A bundle that is asked must hold titles.parquet, vocabulary/, catalogue/ and"
+                f" item_embeddings.npy; {str(bundle)!r} doesn't."
+            )
+            cure, received = (
                 "Export the model again: recsys export.",
                 f"{type(error).__name__}: {error}",
-            ) from None
+            )
+            raise RecsysError("R544", rule, cure, received) from None
 
     @functools.cached_property
     def _sorted_users(self) -> pa.Array:
@@ -205,7 +179,7 @@ class CatalogueSearch:
             rows = rows[matches.to_numpy(zero_copy_only=False)]
             texts = texts.filter(matches)
         rows = rows[has_id[rows]]
-        return self.shown(_best(rows, self.items.row_counts[rows], n))
+        return self.shown(best_of(rows, self.items.row_counts[rows], n)[0])
 
     def item_rows(self, ids: Sequence[str]) -> list[int]:
         """Returns the row of each of `ids`; 0 for an id of no item."""
@@ -219,8 +193,8 @@ class CatalogueSearch:
         is_other = self.items.has_id()
         is_other[row] = False
         rows = np.flatnonzero(is_other)
-        best = _best(rows, scores[rows], n)
-        return self.shown(best, scores[best].tolist())
+        best, best_scores = best_of(rows, scores[rows], n)
+        return self.shown(best, best_scores.tolist())
 
     @functools.cached_property
     def _norms(self) -> np.ndarray:
@@ -253,14 +227,6 @@ class CatalogueSearch:
         return items
 
 
-def _best(rows: np.ndarray, scores: np.ndarray, n: int) -> np.ndarray:
-    """Returns the `n` of `rows` with the highest scores, the first rows where they are equal."""
-    if len(rows) > n:
-        least = np.partition(scores, -n)[-n]
-        rows, scores = rows[scores >= least], scores[scores >= least]
-    return rows[np.argsort(-scores, kind="stable")][:n]
-
-
 def _tokens(column: pa.ListArray, row: int) -> list[str]:
     """Returns the names of an item's tokens; line 0 of `column` is row 1."""
     names: list[str] = column[row - 1].as_py() if row else []
@@ -275,20 +241,3 @@ def _repeats(column: pa.ListArray, titles: pa.Array) -> bool:
         for line in lines.tolist()
         for token in column[line].as_py()
     )
-
-
-def read_features(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
-    """Returns the features of the items whose tokens have names; older bundles tell none."""
-    if not (bundle / FILE).exists():
-        return {}
-    names = features_of(bundle)
-    table = pq.read_table(bundle / FILE)
-    columns = [column.combine_chunks() for column in table.columns[_OWN_COLUMNS:]]
-    if len(table) != n_rows - 1 or not all(pa.types.is_list(one.type) for one in columns):
-        raise RecsysError(
-            "R583",
-            f"{str(bundle / FILE)!r} must have a line for each item row, and lists of names.",
-            "Export the model again: recsys export.",
-            str(table.schema),
-        )
-    return dict(zip(names, columns, strict=True))

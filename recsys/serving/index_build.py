@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,102 +16,13 @@ from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex, Tell, learn_lists, write_index
 from recsys.serving.ranker import Ranker
 
-_FEWEST, _SEED = 512, 0
+_FEWEST_QUERIES, _SEED = 512, 0
 _WAY = 0.5
 """Length of the way that a made query lies from its item, as a share of the item's length."""
-
-
-def judging_queries(queries: np.ndarray, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns at least 512 queries `[n, dim]` float32.
-
-    Args:
-        queries: Those of the model `[m, dim]`; all of them are taken. One without a
-            length is none: every item is as good as any other.
-        embeddings: Of each item row `[item rows, dim]`.
-        rows: Rows that are items; where there are too few queries, such as lie near
-            random ones of them are made.
-    """
-    queries = np.asarray(queries, np.float32).reshape(-1, embeddings.shape[1])
-    own = queries[np.abs(queries).max(axis=1, initial=0) > 0]
-    missing = max(0, _FEWEST - len(own))
-    rng = np.random.default_rng(_SEED)
-    near = np.asarray(embeddings[rng.choice(rows, missing)], np.float32)
-    ways = rng.standard_normal(near.shape, np.float32)
-    ways /= np.maximum(np.linalg.norm(ways, axis=1, keepdims=True), 1e-12)
-    lengths = np.linalg.norm(near, axis=1, keepdims=True)
-    return np.concatenate([own, near + np.float32(_WAY) * lengths * ways])
-
-
 _MARGIN_SHARE = 0.2
 """Of what recall may lack: the queries to come aren't those that the effort is chosen by."""
 _MOST_SHARE = 0.5
 """Of all lists; who must look at more than half of the items better looks at all."""
-
-
-class Searched(Protocol):
-    """Finds the best items of queries; the harder the surer."""
-
-    def best(self, queries: np.ndarray, k: int, effort: int) -> np.ndarray:
-        """Returns item rows `[queries, k]`, 0: none."""
-
-
-def choose_effort(
-    searched: Searched,
-    queries: np.ndarray,
-    exact: np.ndarray,
-    n_lists: int,
-    min_recall: float,
-) -> tuple[int, float]:
-    """Returns the lists to look through, and the recall [0..1] on queries held out.
-
-    Every other query chooses, the rest judges.
-
-    Args:
-        searched: The index.
-        queries: `[n, dim]` float32, two at least.
-        exact: Their exact best rows `[n, k]`, 0: none.
-        n_lists: Lists that there are.
-        min_recall: Share of `exact` that must be found [0..1].
-
-    Raises:
-        RecsysError: It isn't, at the highest effort (R581).
-    """
-    wanted = min_recall + _MARGIN_SHARE * (1 - min_recall)
-    effort = 1
-    for effort in _efforts(n_lists):
-        if _recall(searched, queries[::2], exact[::2], effort) >= wanted:
-            break
-    recall = _recall(searched, queries[1::2], exact[1::2], effort)
-    if recall < min_recall:
-        raise RecsysError(
-            "R581",
-            f"The index must find {min_recall:.1%} of the exact best {exact.shape[1]} items.",
-            "Set export.index.kind to exact, export.index.lists lower, or"
-            " export.index.min_recall lower; then run again: recsys run.",
-            f"{recall:.4f} at {effort} of {n_lists} lists",
-        )
-    return effort, recall
-
-
-def recall_of(found: np.ndarray, exact: np.ndarray) -> float:
-    """Returns the share of the rows `exact` `[n, k]`, 0: none, that were `found` `[n, k]`."""
-    hits = sum(
-        len(np.intersect1d(rows, best[best > 0])) for rows, best in zip(found, exact, strict=True)
-    )
-    return hits / max(1, int((exact > 0).sum()))
-
-
-def _recall(searched: Searched, queries: np.ndarray, exact: np.ndarray, effort: int) -> float:
-    return recall_of(searched.best(queries, exact.shape[1], effort), exact)
-
-
-def _efforts(n_lists: int) -> list[int]:
-    """Returns efforts to try, each about a fourth more than the one before."""
-    most = max(1, int(n_lists * _MOST_SHARE))
-    steps = np.unique(np.round(1.25 ** np.arange(64)).astype(int))
-    return [*steps[steps < most].tolist(), most]
-
-
 _LISTS_OF_A_ROOT = 4
 
 
@@ -145,40 +56,98 @@ def build(
     Raises:
         RecsysError: FAISS is missing (R580), or the index finds too little (R581).
     """
-    rows = np.flatnonzero(is_item)
-    if not wants_index(config, len(rows)):
+    rows, started = np.flatnonzero(is_item), time.perf_counter()
+    least = {"auto": config.exact_up_to, "ann": 0}.get(config.kind, len(rows))
+    if len(rows) <= least:
         return None
-    started = time.perf_counter()
-    n_lists = min(config.lists or _default_lists(len(rows)), len(rows))
+    default = max(1, round(_LISTS_OF_A_ROOT * math.sqrt(len(rows))))
+    n_lists = min(config.lists or default, len(rows))
     lists = learn_lists(embeddings, rows, n_lists, report)
     ranker = Ranker(embeddings, is_item, AnnIndex(lists, embeddings, rows))
     judges = judging_queries(queries, embeddings, rows)
-    exact, _ = Ranker(embeddings, is_item).best(judges, RaggedRows.empty(len(judges)), k)
-    effort, recall = choose_effort(_Searched(ranker), judges, exact, n_lists, config.min_recall)
-    fields = {"kind": "ivf-sq8", "items": len(rows), "lists": n_lists, "effort": effort, "k": k}
-    fields |= {"recall": round(recall, 5), "queries": len(judges) // 2}
-    fields["min_recall"] = config.min_recall
+    nothing = RaggedRows.empty(len(judges))
+    exact, _ = Ranker(embeddings, is_item).best(judges, nothing, k)
+
+    def search(some: np.ndarray, effort: int) -> np.ndarray:
+        return ranker.by_index(some, RaggedRows.empty(len(some)), k, effort)[0]
+
+    effort, recall = choose_effort(search, judges, exact, n_lists, config.min_recall)
+    fields = {
+        "kind": "ivf-sq8",
+        "items": len(rows),
+        "lists": n_lists,
+        "effort": effort,
+        "k": k,
+        "recall": round(recall, 5),
+        "queries": len(judges) // 2,
+        "min_recall": config.min_recall,
+    }
     write_index(folder, lists, fields)
     return {**fields, "seconds": round(time.perf_counter() - started, 3)}
 
 
-def wants_index(config: IndexConfig, n_items: int) -> bool:
-    """Returns whether a bundle of so many items gets an index."""
-    if config.kind == "auto":
-        return n_items > config.exact_up_to
-    return config.kind == "ann" and n_items > 0
+def judging_queries(queries: np.ndarray, embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns at least 512 queries `[n, dim]` float32.
+
+    Args:
+        queries: Those of the model `[m, dim]`; all of them are taken. One without a
+            length is none: every item is as good as any other.
+        embeddings: Of each item row `[item rows, dim]`.
+        rows: Rows that are items; where there are too few queries, such as lie near
+            random ones of them are made.
+    """
+    queries = np.asarray(queries, np.float32).reshape(-1, embeddings.shape[1])
+    own = queries[np.abs(queries).max(axis=1, initial=0) > 0]
+    rng = np.random.default_rng(_SEED)
+    n_missing = max(0, _FEWEST_QUERIES - len(own))
+    near = np.asarray(embeddings[rng.choice(rows, n_missing)], np.float32)
+    ways = rng.standard_normal(near.shape, np.float32)
+    ways /= np.maximum(np.linalg.norm(ways, axis=1, keepdims=True), 1e-12)
+    lengths = np.linalg.norm(near, axis=1, keepdims=True)
+    return np.concatenate([own, near + np.float32(_WAY) * lengths * ways])
 
 
-def _default_lists(n_items: int) -> int:
-    return max(1, round(_LISTS_OF_A_ROOT * math.sqrt(n_items)))
+def choose_effort(
+    search: Callable[[np.ndarray, int], np.ndarray],
+    queries: np.ndarray,
+    exact: np.ndarray,
+    n_lists: int,
+    min_recall: float,
+) -> tuple[int, float]:
+    """Returns the lists to look through, and the recall [0..1] on queries held out.
+
+    Every other query chooses, the rest judges.
+
+    Args:
+        search: Returns item rows `[n, k]` of queries at an effort, 0: none.
+        queries: `[n, dim]` float32, two at least.
+        exact: Their exact best rows `[n, k]`, 0: none.
+        n_lists: Lists that there are.
+        min_recall: Share of `exact` that must be found [0..1].
+
+    Raises:
+        RecsysError: It isn't, at the highest effort (R581).
+    """
+    wanted = min_recall + _MARGIN_SHARE * (1 - min_recall)
+    most = max(1, int(n_lists * _MOST_SHARE))
+    # Each about a fourth more than the one before.
+    steps = np.unique(np.round(1.25 ** np.arange(64)).astype(int))
+    effort = most
+    for effort in [*steps[steps < most].tolist(), most]:
+        if recall_of(search(queries[::2], effort), exact[::2]) >= wanted:
+            break
+    recall = recall_of(search(queries[1::2], effort), exact[1::2])
+    if recall < min_recall:
+        rule = f"The index must find {min_recall:.1%} of the exact best {exact.shape[1]} items."
+        cure = (
+            "Set export.index.kind to exact, export.index.lists lower, or"
+            " export.index.min_recall lower; then run again: recsys run."
+        )
+        raise RecsysError("R581", rule, cure, f"{recall:.4f} at {effort} of {n_lists} lists")
+    return effort, recall
 
 
-@dataclasses.dataclass(frozen=True)
-class _Searched:
-    """An index that returns rows alone."""
-
-    ranker: Ranker
-
-    def best(self, queries: np.ndarray, k: int, effort: int) -> np.ndarray:
-        """See `recsys.serving.index_build.Searched`."""
-        return self.ranker.by_index(queries, RaggedRows.empty(len(queries)), k, effort)[0]
+def recall_of(rows: np.ndarray, exact: np.ndarray) -> float:
+    """Returns the share of the rows `exact` `[n, k]`, 0: none, that are in `rows` `[n, k]`."""
+    hits = sum(len(np.intersect1d(x, best[best > 0])) for x, best in zip(rows, exact, strict=True))
+    return hits / max(1, int((exact > 0).sum()))

@@ -2,169 +2,198 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
 from recsys import kernels
+from recsys.errors import RecsysError
 from recsys.kernels import ranking
 from recsys.ragged import RaggedRows
-from recsys.serving.ann_index import AnnIndex
+from recsys.serving.ann_index import AnnIndex, read_index
 
-_GROUP = 64
 _LARGE = 1e15
 """Rounded items are no larger either; the product of two such is far from float32's end."""
+_OVER = 2
+"""Times `k` that is fetched of an index, whose scores are rounded."""
+_MOST_FETCHED = 4096
+_MOST_LISTS = 0.125
+"""Share of its lists that an index may look through to be faster than a look at all items
+in 8 bits: that takes 2 ns an item, and the index 20 ns for each in such a list."""
+_FEW_SHARE = 0.125
+"""Of all items; so few are cheaper to gather than all are to look at."""
+
+Best = tuple[np.ndarray, np.ndarray]
+"""Rows `[queries, k]` int32, 0: none, and their scores float32, -inf: of equal ones the
+smaller rows come first."""
 
 
-class ExactItems:
-    """Ranks all items of a bundle for a few queries at a time.
+class Ranker:
+    """Ranks the items of a bundle; scores are exact float32 dot products.
 
     Where the processor multiplies bytes fast, items are first looked at in 8 bits, and
     few of them exactly; the answer is the same to the last bit (`recsys.kernels.ranking`).
-    Of items with one score the one with the smaller row comes first.
 
     Args:
-        embeddings: `[item rows, dim]` float32, contiguous.
+        embeddings: `[item rows, dim]` float32, contiguous; may be a memory map.
         is_item: Which rows are items `[item rows]` bool.
+        index: Of these items; None: all are looked at.
+        effort: How hard the index searches.
+
+    Attributes:
+        is_rounded: Whether items are looked at in 8 bits first.
+        is_exact: Whether all items are looked at: there is no index, or it takes longer.
     """
 
-    def __init__(self, embeddings: np.ndarray, is_item: np.ndarray) -> None:
-        self._embeddings = embeddings
+    def __init__(
+        self,
+        embeddings: np.ndarray,
+        is_item: np.ndarray,
+        index: AnnIndex | None = None,
+        effort: int = 1,
+    ) -> None:
+        self._embeddings, self._is_item = embeddings, is_item
         self._bias = np.where(is_item, np.float32(0), np.float32(np.nan))
-        self._no_items = np.flatnonzero(~is_item)
         self._is_native = kernels.status().available
-        self._rounded = _rounded(embeddings, is_item) if self._is_native else None
+        self._rounded = _rounded(embeddings, is_item)
+        self.is_rounded = self._rounded is not None
+        self._index, self._effort = index, effort
+        lists = _MOST_LISTS * index.n_lists if index is not None else 0
+        self.is_exact = index is None or (self.is_rounded and effort > lists)
 
-    @property
-    def is_rounded(self) -> bool:
-        """Whether items are looked at in 8 bits first."""
-        return self._rounded is not None
+    @classmethod
+    def open(cls, bundle: Path, embeddings: np.ndarray, is_item: np.ndarray) -> Ranker:
+        """Returns the ranker of a bundle, with its index if it has one.
+
+        Raises:
+            RecsysError: The index can't be used (R580, R582), or the embeddings are
+                damaged (R544).
+        """
+        n_rows = len(is_item)
+        if embeddings.ndim != 2 or len(embeddings) != n_rows or embeddings.dtype != np.float32:
+            rule = (
+                f"The item embeddings of {str(bundle)!r} must be float32, a line for each item row."
+            )
+            received = f"{embeddings.dtype} {embeddings.shape} for {n_rows} item rows"
+            raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
+        embeddings = np.ascontiguousarray(embeddings)
+        return cls(embeddings, is_item, *(read_index(bundle, embeddings, is_item) or ()))
 
     def best(
-        self,
-        queries: np.ndarray,
-        hidden: RaggedRows,
-        k: int,
-        allowed: np.ndarray | None = None,
-        threads: int = 1,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best rows `[queries, k]` int32, 0: none, and their scores float32.
+        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
+    ) -> Best:
+        """Returns the best items of queries, ranked in the thread that asks.
+
+        Never fewer than `k` rows where so many are allowed and not hidden. With
+        `allowed`, and where an index finds too few, all allowed items are looked at.
 
         Args:
             queries: `[queries, dim]` float32.
             hidden: Rows that each query leaves out.
             k: How many.
             allowed: Rows that may be among them `[item rows]` bool; None: all items.
-            threads: That share the queries; 1: that which asks alone.
         """
-        queries = np.ascontiguousarray(queries)
-        if self._rounded is not None and self._rounded.takes(k) and _is_ordinary(queries):
-            return self._by_rough_look(self._rounded, queries, hidden, k, allowed, threads)
-        return self._by_all(queries, hidden, k, allowed, threads)
+        if allowed is not None:
+            few = np.flatnonzero(allowed & self._is_item)
+            if len(few) > _FEW_SHARE * len(allowed):
+                return self.exact(queries, hidden, k, allowed)
+            return self._among([few] * len(queries), queries, hidden, k)
+        if self.is_exact:
+            return self.exact(queries, hidden, k)
+        rows, scores = self.by_index(queries, hidden, k, self._effort)
+        short = np.flatnonzero(rows[:, -1] == 0)
+        if len(short):
+            rows[short], scores[short] = self.exact(queries[short], hidden.select(short), k)
+        return rows, scores
 
-    def _by_rough_look(
+    def by_index(self, queries: np.ndarray, hidden: RaggedRows, k: int, effort: int) -> Best:
+        """Answers as `best` does, with no more than the index finds, at another effort."""
+        if self._index is None:
+            raise ValueError("there is no index")
+        most = int(np.diff(hidden.offsets).max(initial=0))
+        n = min(_OVER * k + most, max(_OVER * k, _MOST_FETCHED), len(self._is_item))
+        candidates = self._index.search(queries, n, effort)
+        return self._among([rows[rows > 0] for rows in candidates], queries, hidden, k)
+
+    def _among(
+        self, candidates: list[np.ndarray], queries: np.ndarray, hidden: RaggedRows, k: int
+    ) -> Best:
+        """Returns the best of some rows for each query."""
+        rows, scores = _nothing(len(queries), k)
+        for number, (few, query) in enumerate(zip(candidates, queries, strict=True)):
+            kept = few[~np.isin(few, hidden.part(slice(number, number + 1)).rows)]
+            best = best_of(kept, self._embeddings[kept] @ query, k)
+            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
+        return rows, scores
+
+    def exact(
         self,
-        rounded: ranking.RoundedItems,
         queries: np.ndarray,
         hidden: RaggedRows,
         k: int,
-        allowed: np.ndarray | None,
-        threads: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
+        allowed: np.ndarray | None = None,
+        threads: int = 1,
+    ) -> Best:
+        """Answers as `best` does, by a look at all items in so many threads."""
+        if allowed is not None:
+            allowed = allowed & self._is_item
+        queries = np.ascontiguousarray(queries)
+        # No score may be too large for float32, or NaN.
+        is_ordinary = bool(np.abs(queries).max(initial=0) < _LARGE)
+        rounded = self._rounded
+        if rounded is None or not rounded.takes(k) or not is_ordinary:
+            return self._by_floats(queries, hidden, k, allowed, threads)
         out = ranking.TopResults.empty(len(queries), k)
         steps = rounded.allowing(allowed)
 
         def job(block: slice) -> None:
             rounded.best(block, queries[block], hidden, steps, out)
 
-        _run(job, list(_blocks(len(queries), ranking.QUERIES_OF_A_JOB)), threads)
+        _run(job, len(queries), ranking.QUERIES_OF_A_JOB, threads)
         rest = np.flatnonzero(out.is_given_up)
         if len(rest):
-            candidates = self._by_all(queries[rest], hidden.select(rest), k, allowed, threads)
-            out.top[rest], out.top_scores[rest] = candidates
+            best = self._by_floats(queries[rest], hidden.select(rest), k, allowed, threads)
+            out.top[rest], out.top_scores[rest] = best
         return out.top, out.top_scores
 
-    def _by_all(
+    def _by_floats(
         self,
         queries: np.ndarray,
         hidden: RaggedRows,
         k: int,
         allowed: np.ndarray | None,
         threads: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `best` does, by all products of floats."""
+    ) -> Best:
+        bias = self._bias if allowed is None else np.where(allowed, self._bias, np.float32(np.nan))
         # Without a rough look BLAS, on all cores, is faster for one query; with one the
         # answer must not depend on which queries are given up.
         if not self._is_native or (len(queries) == 1 and self._rounded is None):
-            return self._by_numpy(queries, hidden, k, allowed)
-        bias = self._bias
-        if allowed is not None:
-            bias = np.where(allowed, bias, np.float32(np.nan))
-        return self._by_kernel(queries, hidden, k, bias, threads)
-
-    def _by_kernel(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, bias: np.ndarray, threads: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        nothing = RaggedRows.empty(len(queries))
+            return self._by_numpy(queries, hidden, k, bias)
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
         out = ranking.RankResults.empty(0, len(queries), width)
+        nothing = RaggedRows.empty(len(queries))
 
         def job(block: slice) -> None:
-            ranking.rank_queries(
-                block, queries[block], self._embeddings, bias, nothing, hidden, out
-            )
+            table = self._embeddings
+            ranking.rank_queries(block, queries[block], table, bias, nothing, hidden, out)
 
-        _run(job, list(_blocks(len(queries), ranking.QUERIES_STEP)), threads)
-        return _padded(out.top, out.top_scores, k)
-
-    def _by_numpy(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        left_out = self._no_items
-        if allowed is not None:
-            left_out = np.union1d(left_out, np.flatnonzero(~allowed))
-        rows = np.zeros((len(queries), k), np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        for number, query in enumerate(queries):
-            # One by one: BLAS reads a matrix for one vector faster than for a batch of one.
-            row = self._embeddings @ query
-            row[left_out] = -np.inf
-            row[hidden.part(slice(number, number + 1)).rows] = -np.inf
-            high = _not_under_the_best(row, k)
-            best = best_of(high, row[high], k)
-            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
+        _run(job, len(queries), ranking.QUERIES_STEP, threads)
+        rows, scores = _nothing(len(queries), k)
+        rows[:, :width], scores[:, :width] = out.top, out.top_scores
         return rows, scores
 
-
-def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> ranking.RoundedItems | None:
-    if not ranking.is_fast():
-        return None
-    try:
-        return ranking.RoundedItems(embeddings, is_item)
-    except ValueError:  # Numbers, or dimensions, that are out of its range.
-        return None
-
-
-def _is_ordinary(queries: np.ndarray) -> bool:
-    """Returns whether no score can be too large for float32, or NaN."""
-    return bool(np.abs(queries).max(initial=0) < _LARGE)
-
-
-def _run(job: Callable[[slice], None], blocks: Sequence[slice], threads: int) -> None:
-    if threads == 1 or len(blocks) == 1:
-        for block in blocks:
-            job(block)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(job, blocks))
-
-
-def _blocks(n: int, size: int) -> Iterator[slice]:
-    for start in range(0, n, size):
-        yield slice(start, min(start + size, n))
+    def _by_numpy(self, queries: np.ndarray, hidden: RaggedRows, k: int, bias: np.ndarray) -> Best:
+        rows, scores = _nothing(len(queries), k)
+        for number, query in enumerate(queries):
+            # One by one: BLAS reads a matrix for one vector faster than for a batch of one.
+            row = self._embeddings @ query + bias
+            row[hidden.part(slice(number, number + 1)).rows] = np.nan
+            best = best_of(np.arange(len(row)), row, k)
+            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
+        return rows, scores
 
 
 def best_of(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -181,125 +210,24 @@ def best_of(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, n
     return rows[order], scores[order]
 
 
-def _not_under_the_best(scores: np.ndarray, k: int) -> np.ndarray:
-    """Returns places of `scores` that hold the best `k`, and few others, in order.
-
-    The k-th highest of the maxima of groups is no higher than the k-th score: so much less
-    than all is sorted.
-    """
-    whole = len(scores) // _GROUP * _GROUP
-    maxima = scores[:whole].reshape(-1, _GROUP).max(axis=1)
-    if len(maxima) < k:
-        return np.arange(len(scores))
-    return np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
+def _nothing(n: int, k: int) -> Best:
+    return np.zeros((n, k), np.int32), np.full((n, k), -np.inf, np.float32)
 
 
-def _padded(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    more = ((0, 0), (0, k - rows.shape[1]))
-    return np.pad(rows, more), np.pad(scores, more, constant_values=-np.inf)
+def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> ranking.RoundedItems | None:
+    if not ranking.is_fast():
+        return None
+    try:
+        return ranking.RoundedItems(embeddings, is_item)
+    except ValueError:  # Numbers, or dimensions, that are out of its range.
+        return None
 
 
-_OVER = 2
-"""Times `k` that is fetched of an index, whose scores are rounded."""
-_MOST_FETCHED = 4096
-_MOST_LISTS = 0.125
-"""Share of its lists that an index may look through to be faster than a look at all items
-in 8 bits: that takes 2 ns an item, and the index 20 ns for each in such a list."""
-_FEW_SHARE = 0.125
-"""Of all items; so few are cheaper to gather than all are to look at."""
-
-
-class Ranker:
-    """Ranks items in the thread that asks; scores are exact float32 dot products.
-
-    Args:
-        embeddings: `[item rows, dim]` float32, contiguous; may be a memory map.
-        is_item: Which rows are items `[item rows]` bool.
-        index: Of these items; None: all are looked at.
-        effort: How hard the index searches.
-    """
-
-    def __init__(
-        self,
-        embeddings: np.ndarray,
-        is_item: np.ndarray,
-        index: AnnIndex | None = None,
-        effort: int = 1,
-    ) -> None:
-        self._embeddings, self._is_item = embeddings, is_item
-        self._exact = ExactItems(embeddings, is_item)
-        self._index, self._effort = index, effort
-        lists = _MOST_LISTS * index.n_lists if index is not None else 0
-        self._is_exact = index is None or (self._exact.is_rounded and effort > lists)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it looks at all items: there is no index, or it takes longer."""
-        return self._is_exact
-
-    def best(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the best rows `[queries, k]` int32, 0: none, and their scores float32, -inf.
-
-        Never fewer than `k` rows where so many are allowed and not hidden. With
-        `allowed`, and where an index finds too few, all allowed items are looked at.
-
-        Args:
-            queries: `[queries, dim]` float32.
-            hidden: Rows that each query leaves out.
-            k: How many.
-            allowed: Rows that may be among them `[item rows]` bool; None: all items.
-        """
-        if allowed is not None:
-            return self._among(queries, hidden, k, allowed & self._is_item)
-        if self.is_exact:
-            return self._exact.best(queries, hidden, k)
-        rows, scores = self.by_index(queries, hidden, k, self._effort)
-        short = np.flatnonzero(rows[:, -1] == 0)
-        if len(short):
-            rows[short], scores[short] = self._exact.best(queries[short], hidden.select(short), k)
-        return rows, scores
-
-    def best_of_batch(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what `best` does for many queries: over all items, exactly, on all cores."""
-        if allowed is not None:
-            allowed = allowed & self._is_item
-        cores = len(os.sched_getaffinity(0))
-        return self._exact.best(queries, hidden, k, allowed, cores)
-
-    def by_index(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, effort: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Answers as `best` does, with no more than the index finds, at another effort."""
-        if self._index is None:
-            raise ValueError("there is no index")
-        rows = np.zeros((len(queries), k), np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        most = int(np.diff(hidden.offsets).max(initial=0))
-        n = min(_OVER * k + most, max(_OVER * k, _MOST_FETCHED), len(self._is_item))
-        for number, candidates in enumerate(self._index.search(queries, n, effort)):
-            kept = candidates[candidates > 0]
-            mine = hidden.part(slice(number, number + 1)).rows
-            best = self._score(queries[number], kept[~np.isin(kept, mine)], k)
-            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
-        return rows, scores
-
-    def _among(
-        self, queries: np.ndarray, hidden: RaggedRows, k: int, allowed: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        few = np.flatnonzero(allowed)
-        if len(few) > _FEW_SHARE * len(allowed):
-            return self._exact.best(queries, hidden, k, allowed)
-        rows = np.zeros((len(queries), k), np.int32)
-        scores = np.full((len(queries), k), -np.inf, np.float32)
-        for number, query in enumerate(queries):
-            mine = hidden.part(slice(number, number + 1)).rows
-            best = self._score(query, few[~np.isin(few, mine)], k)
-            rows[number, : len(best[0])], scores[number, : len(best[0])] = best
-        return rows, scores
-
-    def _score(self, query: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        return best_of(rows, self._embeddings[rows] @ query, k)
+def _run(job: Callable[[slice], None], n: int, size: int, threads: int) -> None:
+    blocks = [slice(start, min(start + size, n)) for start in range(0, n, size)]
+    if threads == 1 or len(blocks) == 1:
+        for block in blocks:
+            job(block)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(job, blocks))

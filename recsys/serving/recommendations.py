@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from recsys.bundles.bundle import MANIFEST
 from recsys.bundles.versions import latest
 from recsys.errors import UsageError
-from recsys.serving.retriever import RankedRows, Retriever, normal_id
+from recsys.serving.retriever import Retriever, normal_id
 
 _SHOWN_USERS = 3
 _COLUMNS = ("score", "id", "title")
@@ -101,30 +101,11 @@ class Recommendations:
         return f"{len(self.items)} items for {who}{unknown} (source: {self.source or 'unknown'})"
 
 
-class RecommendationList(Sequence[Recommendations]):
-    """The answers for several users, in the order of the question.
-
-    Args:
-        answers: An answer for each user.
-    """
-
-    def __init__(self, answers: Iterable[Recommendations]) -> None:
-        self._answers = tuple(answers)
-
-    @overload
-    def __getitem__(self, place: int) -> Recommendations: ...
-    @overload
-    def __getitem__(self, place: slice) -> RecommendationList: ...
-    def __getitem__(self, place: int | slice) -> Recommendations | RecommendationList:
-        if isinstance(place, slice):
-            return RecommendationList(self._answers[place])
-        return self._answers[place]
-
-    def __len__(self) -> int:
-        return len(self._answers)
+class RecommendationList(list[Recommendations]):
+    """The answers for several users, in the order of the question."""
 
     def __repr__(self) -> str:
-        shown = [repr(answer) for answer in self._answers[:_SHOWN_USERS]]
+        shown = [repr(answer) for answer in self[:_SHOWN_USERS]]
         n_more = len(self) - _SHOWN_USERS
         return "\n\n".join([*shown, *([f"… and {n_more} more users"] if n_more > 0 else [])])
 
@@ -133,7 +114,7 @@ class RecommendationList(Sequence[Recommendations]):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a dictionary for each item of each user, as `Recommendations.to_rows`."""
-        return [{"user_id": one.user_id, **row} for one in self._answers for row in one.to_rows()]
+        return [{"user_id": answer.user_id, **row} for answer in self for row in answer.to_rows()]
 
     def to_pandas(self) -> Any:
         """Returns a `pandas.DataFrame` with a row for each item of each user; needs pandas."""
@@ -238,27 +219,43 @@ class LoadedBundle:
             UsageError: An id is no text (R540), `k` is out of range (R541), or there is no
                 such feature or column (R549).
         """
-        asked_ids = [user] if users is None else users
-        ids = [normal_id(str(id_).strip()) for id_ in asked_ids]
+        ids = [normal_id(str(id_).strip()) for id_ in ([user] if users is None else users)]
         if not ids:
-            return RecommendationList(())
-        options = {} if exclude_seen is None else {"is_new_only": exclude_seen}
+            return RecommendationList()
+        input_of = {feature: name for name, feature in self.retriever.filters.feature_of.items()}
+        rule = "Items can be filtered by features whose tokens have names"
+        _check_names(rule, filters or {}, input_of)
+        columns = self.retriever.user_columns
+        _check_names("Raw values are taken of the columns of the users", features or {}, columns)
+        raw = {name: [x] if isinstance(x, str) else x for name, x in (features or {}).items()}
         inputs = self.retriever.query_inputs(
             ids,
-            history=[normal_id(id_) for id_ in history],
-            exclude=[normal_id(id_) for id_ in exclude],
-            only=self._filter_inputs(filters or {}),
-            columns=self._column_inputs(features or {}),
-            **options,
+            history=history,
+            exclude=exclude,
+            only={input_of[name]: tokens for name, tokens in (filters or {}).items()},
+            columns={name: [str(value) for value in values] for name, values in raw.items()},
+            exclude_seen=exclude_seen,
         )
         ranked = self.retriever.rank(inputs, k, is_batch=len(ids) > 1)
         liked = self.retriever.catalogue.item_rows([normal_id(id_) for id_ in history])
         histories = [liked] * len(ids) if liked else self.retriever.histories(ids)
-        answers = [
-            self._answer(ranked, place, id_, rows)
-            for place, (id_, rows) in enumerate(zip(ids, histories, strict=True))
-        ]
-        return answers[0] if users is None else RecommendationList(answers)
+        answers = RecommendationList(
+            Recommendations(
+                user_id=id_,
+                known=bool(ranked.known[place]),
+                source=ranked.source[place].decode(),
+                history=[Item(*self._names(row)) for row in histories[place] if row],
+                items=[
+                    ScoredItem(*self._names(row), score)
+                    for row, score in zip(
+                        ranked.rows[place].tolist(), ranked.scores[place].tolist(), strict=True
+                    )
+                    if row
+                ],
+            )
+            for place, id_ in enumerate(ids)
+        )
+        return answers[0] if users is None else answers
 
     def similar(self, item: str, k: int = 10) -> list[ScoredItem]:
         """Returns the items whose embeddings have the largest cosine with that of an item.
@@ -268,42 +265,16 @@ class LoadedBundle:
         """
         [row] = self.retriever.catalogue.item_rows([normal_id(item)])
         if not row:
-            raise UsageError(
-                "R567",
-                "The item must be in the catalogue of the model.",
-                "Write its id as the data have it.",
-                item,
-            )
+            rule = "The item must be in the catalogue of the model."
+            raise UsageError("R567", rule, "Write its id as the data have it.", item)
         rows = self.retriever.catalogue.similar(row, k)
-        return [ScoredItem(row["id"], row["title"], row["score"]) for row in rows]
+        return [ScoredItem(row["id"], row["title"] or row["id"], row["score"]) for row in rows]
 
-    def _answer(
-        self, ranked: RankedRows, place: int, id_: str, history: list[int]
-    ) -> Recommendations:
-        pairs = zip(ranked.rows[place].tolist(), ranked.scores[place].tolist(), strict=True)
-        return Recommendations(
-            user_id=id_,
-            known=bool(ranked.known[place]),
-            source=ranked.source[place].decode(),
-            history=[Item(*self._id_and_title(row)) for row in history if row],
-            items=[ScoredItem(*self._id_and_title(row), score) for row, score in pairs if row],
-        )
-
-    def _id_and_title(self, row: int) -> tuple[str, str]:
+    def _names(self, row: int) -> tuple[str, str]:
+        """Returns the id and the title of an item."""
         catalogue = self.retriever.catalogue
         id_: str = catalogue.items.ids_of_rows[row].as_py()
         return id_, catalogue.titles[row].as_py() or id_
-
-    def _filter_inputs(self, filters: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        input_of = {feature: name for name, feature in self.retriever.filters.feature_of.items()}
-        _check_names("Items can be filtered by features whose tokens have names", filters, input_of)
-        return {input_of[name]: [normal_id(x) for x in tokens] for name, tokens in filters.items()}
-
-    def _column_inputs(self, features: Mapping[str, Sequence[str] | str]) -> dict[str, list[str]]:
-        known = {name: name for name in self.retriever.user_columns}
-        _check_names("Raw values are taken of the columns of the users", features, known)
-        lists = {name: [x] if isinstance(x, str) else list(x) for name, x in features.items()}
-        return {name: [normal_id(str(value)) for value in values] for name, values in lists.items()}
 
 
 def load_bundle(path: str | Path) -> LoadedBundle:
@@ -322,7 +293,7 @@ def load_bundle(path: str | Path) -> LoadedBundle:
     return LoadedBundle(Retriever.open(folder if (folder / MANIFEST).exists() else latest(folder)))
 
 
-def _check_names(rule: str, names: Iterable[str], known: Mapping[str, str]) -> None:
+def _check_names(rule: str, names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             listed = ", ".join(known) or "there are none"

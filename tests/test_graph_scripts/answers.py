@@ -68,7 +68,9 @@ def batches(folder, asked):
 
 def answered(loaded, users, k, exclude, filters):
     """Returns the answers of a batch in the columns of a file of them."""
-    retriever, only = loaded.retriever, loaded._filter_inputs(filters)
+    retriever = loaded.retriever
+    input_of = {feature: name for name, feature in retriever.filters.feature_of.items()}
+    only = {input_of[feature]: tokens for feature, tokens in filters.items()}
     inputs = retriever.query_inputs(users, exclude=exclude, only=only)
     ranked = retriever.rank(inputs, k, is_batch=True)
     return as_batch(pa.array(users), ranked, retriever.catalogue.items.ids_of_rows).to_pydict()

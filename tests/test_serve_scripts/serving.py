@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +14,13 @@ import uvicorn
 
 from recsys.bundles.signatures import Input, Signature
 from recsys.data.vocabulary import Vocabulary
-from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
+from recsys.serving.catalogue_search import CatalogueSearch
+from recsys.serving.ranker import Ranker
+from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.pool import Pool
 from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.served_models import ServedModel
 from recsys.serving.server.service import server_config
 
 
@@ -76,23 +79,28 @@ def make_catalogue():
     return CatalogueSearch(users, items, titles, VECTORS, features)
 
 
-class FakeRecommender:
+_TEXT, _TEXTS = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
+_QUERY = {
+    "user_id": _TEXT,
+    "history": _TEXTS,
+    "exclude_seen": Input("DT_BOOL", (-1,)),
+    "country": _TEXTS,
+}
+
+
+class FakeGraph:
     """Likes what is near the last item of the history; the second version says the reverse."""
 
-    def __init__(self, version=1):
-        self.version, self.catalogue, self.metadata = version, make_catalogue(), {}
-        self.max_k, self.excludes_seen = K, True
-        self.filters = ItemFilters(self.catalogue.features, len(IDS))
-        text, texts = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
-        inputs = {"user_id": text, "history": texts, "exclude_seen": Input("DT_BOOL", (-1,))}
+    def __init__(self, version):
+        self.sign, self.metadata, self.asked = 1 if version == 1 else -1, {}, []
         self.signatures = {
-            "recommend": Signature({**inputs, "country": texts}),
+            "recommend": Signature(_QUERY),
+            "prepare_query": Signature(_QUERY),
             "recommend_filtered": Signature(
-                {**inputs, "country": texts, "exclude_ids": texts, "only_genre": texts}
+                {**_QUERY, "exclude_ids": _TEXTS, "only_genre": _TEXTS}
             ),
-            "stored_history": Signature({"user_id": text}),
+            "stored_history": Signature({"user_id": _TEXT}),
         }
-        self.asked = []
 
     def ask(self, signature, inputs):
         self.asked.append({name: values.tolist() for name, values in inputs.items()})
@@ -103,21 +111,28 @@ class FakeRecommender:
             return {"item_ids": ids, "known": np.array([bool(stored)])}
         given = [IDS.index(id_.decode()) for id_ in inputs["history"][0] if id_.decode() in IDS]
         liked = [row for row in given if row] or stored
-        scores = VECTORS @ (VECTORS[liked[0]] if liked else np.array([1, 1], np.float32))
-        scores = scores if self.version == 1 else -scores
-        scores[[0, *(liked if inputs["exclude_seen"][0] else [])]] = -np.inf
-        scores[[row for row in range(1, len(IDS)) if not allows(inputs, row)]] = -np.inf
+        source = b"user" if stored else b"history" if any(given) else b"popularity"
+        about = {"known": np.array([bool(stored)]), "source": np.array([source], object)}
+        if signature == "prepare_query":
+            seen = np.array(liked if inputs["exclude_seen"][0] else [], np.int32)
+            query = VECTORS[liked[0]] if liked else np.zeros(2, np.float32)
+            offsets = np.array([0, len(seen)])
+            query = {"embedding": self.sign * query[None], "seen_rows": seen}
+            return {**query, "seen_offsets": offsets, **about}
+        scores = self.sign * VECTORS.sum(axis=1)
+        scores[[row for row in range(len(IDS)) if not row or not allows(inputs, row)]] = -np.inf
         best = np.argsort(-scores)[:K]
         ids = [IDS[row].encode() if np.isfinite(scores[row]) else b"" for row in best]
-        known = np.array([bool(stored)])
-        return {
-            "candidate_ids": np.array([ids], object),
-            "scores": scores[best][None],
-            "known": known,
-            "source": np.array(
-                [b"user" if stored else b"history" if any(given) else b"popularity"], object
-            ),
-        }
+        return {"candidate_ids": np.array([ids], object), "scores": scores[best][None], **about}
+
+
+def FakeRecommender(version=1):
+    """Returns a retriever of the fake graph."""
+    graph, catalogue = FakeGraph(version), make_catalogue()
+    ranker = Ranker(VECTORS, catalogue.items.has_id())
+    retriever = Retriever(graph, catalogue, K, ranker, bundle=Path(str(version)))
+    retriever.asked = graph.asked
+    return retriever
 
 
 def allows(inputs, row):
@@ -127,13 +142,6 @@ def allows(inputs, row):
         for name in ("exclude_ids", "only_genre")
     )
     return IDS[row] not in excluded and (not only or bool(only & set(GENRES[row - 1])))
-
-
-class FakePool:
-    """Versions without a folder."""
-
-    def __init__(self, *models):
-        self.models, self.failures, self.loading = models, {}, None
 
 
 class Running:
@@ -146,11 +154,11 @@ class Running:
     """
 
     def __init__(self, limits=None, hosts=(), versions=(3,), kind=FakeModel):
-        self.pool = FakePool(*(kind(version) for version in versions))
         self.metrics = ServerMetrics()
-        limits = limits or Limits()
-        self.app = App(ServedModel("m", self.pool), limits, self.metrics, hosts)
-        self._server = uvicorn.Server(server_config(self.app, limits))
+        self.pool = Pool("m", Path("nowhere"), kind, 1, self.metrics)
+        self.pool.models = tuple(kind(version) for version in versions)
+        self.app = App(self.pool, limits or Limits(), self.metrics, hosts)
+        self._server = uvicorn.Server(server_config(self.app))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import pydantic
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from recsys.serving.server import openapi
-from recsys.serving.server.answers import PageAnswers
-from recsys.serving.server.http_errors import INVALID, HttpError, too_large
-from recsys.serving.server.limits import MIB
+from recsys.serving.retriever import Retriever
+from recsys.serving.server.http_errors import (
+    BAD_REQUEST,
+    INVALID,
+    JSON,
+    NOT_FOUND,
+    HttpError,
+    documented,
+    too_large,
+)
+from recsys.serving.server.limits import MIB, SMALL_BYTES
 from recsys.serving.server.messages import read_object
 from recsys.serving.server.micro_batcher import MicroBatcher
-from recsys.serving.server.served_models import ServedModel
+from recsys.serving.server.pool import Pool
 
-HIGHEST = 2**53 - 1
+_HIGHEST = 2**53 - 1
 """What every reader of JSON reads exactly."""
-MOST_FOUND = 100
-_MOST_BYTES = 1 * MIB
-_LONGEST_ID, _LONGEST_TASTE, _MOST = 1000, 500, 10_000
+_MOST_RESULTS, _LONGEST_ID, _LONGEST_TASTE, _MOST_ITEMS = 100, 1000, 500, 10_000
+_SHOWN_HISTORY = 100
 
 
 def _check_size(value: Any) -> Any:
@@ -35,7 +43,9 @@ Id = Annotated[str, pydantic.StringConstraints(max_length=_LONGEST_ID)]
 _Short = pydantic.BeforeValidator(_check_size)
 _Ids = Annotated[list[Id], pydantic.FailFast()]
 _Taste = Annotated[_Ids, pydantic.Field(max_length=_LONGEST_TASTE), _Short]
-_Tokens = Annotated[_Ids, pydantic.Field(max_length=MOST_FOUND), _Short]
+_Tokens = Annotated[_Ids, pydantic.Field(max_length=_MOST_RESULTS), _Short]
+_Filters = Annotated[dict[Id, _Tokens], pydantic.Field(max_length=_MOST_RESULTS), _Short]
+_VersionNumber = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST)]
 
 
 class RecommendRequest(pydantic.BaseModel):
@@ -49,14 +59,14 @@ class RecommendRequest(pydantic.BaseModel):
     """Ids of items that are liked, the newest first, in place of the user's own."""
     exclude: _Taste = []
     """Ids of items that are not wanted."""
-    only: Annotated[dict[Id, _Tokens], pydantic.Field(max_length=MOST_FOUND), _Short] = {}
+    only: _Filters = {}
     """Names of tokens by filter: every item has one of each filter."""
-    k: int = pydantic.Field(10, ge=1, le=_MOST)
+    k: int = pydantic.Field(10, ge=1, le=_MOST_ITEMS)
     """How many items."""
     exclude_seen: bool | None = None
     """Whether what the user did is left out; by default as the model's config has it:
     yes, unless `repeats` is `include`."""
-    version: int | None = pydantic.Field(None, ge=0, le=HIGHEST)
+    version: _VersionNumber | None = None
     """One that is loaded; the newest by default."""
 
 
@@ -67,10 +77,10 @@ def read_recommend_request(body: bytes) -> RecommendRequest:
         HttpError: It is too large (413), no JSON (400), or breaks a rule (422): the first
             one is reported.
     """
-    if len(body) > _MOST_BYTES:
-        raise too_large("bytes of a recommend request", _MOST_BYTES, len(body))
+    if len(body) > MIB:
+        raise too_large("bytes of a recommend request", MIB, len(body))
     fields = read_object(body)
-    for name in fields:
+    for name in fields:  # Before each of many becomes an error of its own.
         if name not in RecommendRequest.model_fields:
             raise invalid(
                 "body", f"The fields are {', '.join(RecommendRequest.model_fields)}", name
@@ -84,27 +94,20 @@ def read_recommend_request(body: bytes) -> RecommendRequest:
 
 
 def invalid(where: str, rule: str, received: Any) -> HttpError:
-    """Returns what a client hears whose parameter, or field of a body, breaks a rule."""
-    return HttpError(
-        INVALID, "R569", f"{where}: {rule}.", "GET /openapi.json has the rules.", received
-    )
+    """Returns the error of a parameter, or a field of a body, that breaks a rule."""
+    cure = "GET /openapi.json has the rules."
+    return HttpError(INVALID, "R569", f"{where}: {rule}.", cure, received)
 
 
-Version = Annotated[
-    int | None, Query(ge=0, le=HIGHEST, description="One that is loaded; the newest by default.")
-]
-Found = Annotated[int, Query(ge=1, le=MOST_FOUND, description="Most that are found.")]
-
-_RECOMMEND_REQUEST = {
-    "required": True,
-    "content": {"application/json": {"schema": RecommendRequest.model_json_schema()}},
-}
-
-
-class Item(pydantic.BaseModel):
-    """An item as people see it."""
+class Named(pydantic.BaseModel):
+    """A user or a token."""
 
     id: str
+
+
+class Item(Named):
+    """An item as people see it."""
+
     title: str
     features: dict[str, list[str]]
 
@@ -113,18 +116,6 @@ class ScoredItem(Item):
     """An item with the score that put it where it is."""
 
     score: float
-
-
-class Token(pydantic.BaseModel):
-    """A token of a feature, by its name."""
-
-    id: str
-
-
-class User(pydantic.BaseModel):
-    """A user."""
-
-    id: str
 
 
 class Answer(pydantic.BaseModel):
@@ -139,13 +130,13 @@ class Answer(pydantic.BaseModel):
 class Users(Answer):
     """Users that were found."""
 
-    users: list[User]
+    users: list[Named]
 
 
 class Tokens(Answer):
     """Tokens that were found, those of the most items first."""
 
-    tokens: list[Token]
+    tokens: list[Named]
 
 
 class Items(Answer):
@@ -167,8 +158,7 @@ class Recommended(Answer):
     known: bool
     """Whether the model knows the user."""
     source: str
-    """What the answer rests on: `user`, `history`, `features` or `popularity`; empty where
-    an older bundle doesn't tell."""
+    """What the answer rests on: `user`, `history`, `features` or `popularity`."""
     history: list[Item]
     """What the recommendation is made of, the newest first."""
     unknown_items: list[str]
@@ -197,85 +187,142 @@ class About(pydantic.BaseModel):
     """Items that all of them can answer with."""
 
 
-def router(served: ServedModel, work: MicroBatcher) -> APIRouter:
+Words = Annotated[Id, Query()]
+Version = Annotated[_VersionNumber | None, Query(description="The newest by default.")]
+Most = Annotated[int, Query(ge=1, le=_MOST_RESULTS, description="Most results.")]
+_BODY = {"required": True, "content": {JSON: {"schema": RecommendRequest.model_json_schema()}}}
+
+
+def router(pool: Pool, work: MicroBatcher) -> APIRouter:
     """Returns the routes below `/api`."""
-    routes = APIRouter(
-        prefix="/api",
-        tags=["page"],
-        responses=openapi.errors(400, 404, 408, 413, 415, 421, 422, 429, 503),
-    )
+    responses = documented(400, 404, 408, 413, 415, 421, 422, 429, 503)
+    routes = APIRouter(prefix="/api", tags=["page"], responses=responses)
+
+    async def respond(
+        kind: type[Answer], version: int | None, find: Callable[[Retriever], dict[str, Any]]
+    ) -> Response:
+        """Answers in a thread, where the answer is written too."""
+        model: Retriever = pool.model(version)
+
+        def write() -> str:
+            started = time.perf_counter()
+            fields = find(model)
+            milliseconds = round((time.perf_counter() - started) * 1e3, 3)
+            fields |= {"version": model.version, "milliseconds": milliseconds}
+            return kind.model_validate(fields).model_dump_json()
+
+        return Response(await work.run(write), media_type=JSON)
 
     @routes.get("/state")
     async def state() -> State:
         """Tell whether a version is loaded, and why none is."""
-        ready, sentence = served.state()
-        return State(name=served.name, ready=ready, sentence=sentence)
+        ready, sentence = pool.state()
+        return State(name=pool.name, ready=ready, sentence=sentence)
 
     @routes.get("/about")
     async def about() -> About:
         """Tell what is served."""
-        served.model()
-        models = served.pool.models[::-1]
+        filters = pool.model().filters.feature_of
+        models = pool.models[::-1]
+        versions = [model.version for model in models]
         most = min(model.max_k for model in models)
-        versions = [one.version for one in models]
-        filters = PageAnswers(models[0]).filters()
-        return About(name=served.name, versions=versions, most=most, filters=filters)
-
-    async def written(kind: type[Answer], answer: Callable[[], dict[str, Any]]) -> Response:
-        """Answers in a thread, where the answer is written too."""
-        body = await work.run(lambda: kind.model_validate(answer()).model_dump_json())
-        return Response(body, media_type="application/json")
+        return About(name=pool.name, versions=versions, most=most, filters=filters)
 
     @routes.get("/users", response_model=Users)
-    async def users(
-        prefix: Annotated[Id, Query()] = "", n: Found = 10, version: Version = None
-    ) -> Any:
+    async def users(prefix: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find users by the beginning of their ids."""
-        model = served.model(version)
-        return await written(Users, lambda: PageAnswers(model).users(prefix, n))
+
+        def find(model: Retriever) -> dict[str, Any]:
+            ids = model.catalogue.find_users(_normal(prefix), n)
+            return {"users": [{"id": id_} for id_ in ids]}
+
+        return await respond(Users, version, find)
 
     @routes.get("/items", response_model=Items)
-    async def items(
-        words: Annotated[Id, Query()] = "", n: Found = 10, version: Version = None
-    ) -> Any:
+    async def items(words: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find items by words of their titles, or by their ids."""
-        model = served.model(version)
-        return await written(Items, lambda: PageAnswers(model).items(words, n))
+        return await respond(
+            Items, version, lambda model: {"items": model.catalogue.find_items(_normal(words), n)}
+        )
 
     @routes.get("/tokens", response_model=Tokens)
-    async def tokens(
-        filter: Annotated[Id, Query()],
-        words: Annotated[Id, Query()] = "",
-        n: Found = 10,
-        version: Version = None,
-    ) -> Any:
+    async def tokens(filter: Words, words: Id = "", n: Most = 10, version: Version = None) -> Any:
         """Find the names that a filter takes, by words of theirs."""
-        model = served.model(version)
-        return await written(Tokens, lambda: PageAnswers(model).tokens(filter, words, n))
+
+        def find(model: Retriever) -> dict[str, Any]:
+            _check_filters(model, [filter])
+            names = model.filters.tokens(filter, _normal(words), n)
+            return {"tokens": [{"id": name} for name in names]}
+
+        return await respond(Tokens, version, find)
 
     @routes.get("/similar", response_model=Similar)
-    async def similar(item: Annotated[Id, Query()], k: Found = 10, version: Version = None) -> Any:
+    async def similar(item: Words, k: Most = 10, version: Version = None) -> Any:
         """Find the items whose embeddings are most like that of one."""
-        model = served.model(version)
-        return await written(Similar, lambda: PageAnswers(model).similar(item, k))
 
-    @routes.post(
-        "/recommend", response_model=Recommended, openapi_extra={"requestBody": _RECOMMEND_REQUEST}
-    )
+        def find(model: Retriever) -> dict[str, Any]:
+            [row] = model.catalogue.item_rows([_normal(item)])
+            if not row:
+                rule = "The item must be in the catalogue of the model."
+                cure = "GET /api/items?words=… finds items."
+                raise HttpError(NOT_FOUND, "R567", rule, cure, item)
+            [shown] = model.catalogue.shown([row])
+            return {"item": shown, "items": model.catalogue.similar(row, k)}
+
+        return await respond(Similar, version, find)
+
+    @routes.post("/recommend", response_model=Recommended, openapi_extra={"requestBody": _BODY})
     async def recommend(request: Request) -> Any:
         """Recommend items to a user, or for a taste."""
         body = await request.body()
-        return await written(Recommended, lambda: _recommend(served, read_recommend_request(body)))
+        if len(body) > SMALL_BYTES:
+            wish = await work.run(lambda: read_recommend_request(body))
+        else:
+            wish = read_recommend_request(body)
+        return await respond(Recommended, wish.version, lambda model: recommended(model, wish))
 
     return routes
 
 
-def _recommend(served: ServedModel, request: RecommendRequest) -> dict[str, Any]:
-    return PageAnswers(served.model(request.version)).recommend(
-        request.user,
-        request.items,
-        request.exclude,
-        request.only,
-        request.k,
-        is_new_only=request.exclude_seen,
+def recommended(model: Retriever, wish: RecommendRequest) -> dict[str, Any]:
+    """Returns the best items of a user, or of a taste: the fields of `Recommended`.
+
+    Raises:
+        HttpError: The model can't give so many, or has no such filter.
+    """
+    _check_filters(model, wish.only)
+    if wish.k > model.max_k:
+        rule = f"This model answers with at most {model.max_k} items."
+        cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
+        raise HttpError(BAD_REQUEST, "R567", rule, cure, wish.k)
+    inputs = model.query_inputs(
+        [wish.user],
+        history=wish.items,
+        exclude=wish.exclude,
+        only=wish.only,
+        exclude_seen=wish.exclude_seen,
     )
+    ranked = model.rank(inputs, wish.k)
+    rows = ranked.rows[0][ranked.rows[0] > 0]
+    taste = model.catalogue.item_rows([_normal(id_) for id_ in wish.items])
+    history = taste or model.histories([wish.user])[0]
+    return {
+        "known": bool(ranked.known[0]),
+        "source": ranked.source[0].decode(),
+        "history": model.catalogue.shown([row for row in history if row][:_SHOWN_HISTORY]),
+        "unknown_items": [id_ for id_, row in zip(wish.items, taste, strict=True) if not row],
+        "items": model.catalogue.shown(rows, ranked.scores[0].tolist()),
+    }
+
+
+def _check_filters(model: Retriever, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in model.filters.feature_of:
+            known = ", ".join(model.filters.feature_of) or "none: the model has none"
+            rule, cure = f"A filter must be one of {known}.", "GET /api/about lists them."
+            raise HttpError(BAD_REQUEST, "R567", rule, cure, name)
+
+
+def _normal(text: str) -> str:
+    """Returns an id as the ingest writes it."""
+    return unicodedata.normalize("NFC", text)

@@ -13,20 +13,22 @@ from starlette.exceptions import HTTPException
 
 from recsys import __version__
 from recsys.serving.saved_model import AnswerTooLargeError, UnreadableInputsError
-from recsys.serving.server import api, openapi, predict
-from recsys.serving.server.api import invalid
-from recsys.serving.server.connections import Connections, limited
-from recsys.serving.server.http_errors import BAD_REQUEST, MISDIRECTED, UNAVAILABLE, HttpError
+from recsys.serving.server import api, predict
+from recsys.serving.server.connections import Connections
+from recsys.serving.server.http_errors import (
+    BAD_REQUEST,
+    JSON,
+    MISDIRECTED,
+    UNAVAILABLE,
+    HttpError,
+    documented,
+)
 from recsys.serving.server.limits import BodyLimits, Limits, send_error
 from recsys.serving.server.micro_batcher import MicroBatcher
+from recsys.serving.server.pool import Pool
 from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.served_models import ServedModel
 
-_TYPES = {
-    "page.html": "text/html; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-}
+_PAGE = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 _HEADERS = {
     # Nothing from elsewhere, and nothing inside the page: a title can't become a script.
     "Content-Security-Policy": (
@@ -37,24 +39,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-
-
-def page_router() -> APIRouter:
-    """Returns the routes of the page and of its two files."""
-    routes = APIRouter(include_in_schema=False)
-    folder = resources.files("recsys.serving.server") / "static"
-    for file, media_type in _TYPES.items():
-        path = "/" if file == "page.html" else f"/static/{file}"
-        _add(routes, path, (folder / file).read_bytes(), media_type)
-    return routes
-
-
-def _add(routes: APIRouter, path: str, content: bytes, media_type: str) -> None:
-    @routes.get(path)
-    async def file() -> Response:
-        return Response(content, headers=_HEADERS, media_type=media_type)
-
-
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -62,7 +46,7 @@ class App:
     """The whole server as an ASGI app.
 
     Args:
-        served: The model.
+        pool: The model.
         limits: How much a client may ask for.
         metrics: What is counted.
         hosts: Names that a Host header may have beside addresses of this machine; None
@@ -71,20 +55,21 @@ class App:
     Attributes:
         connections: Those that are open; its protocol adds and removes them.
         work: What runs in threads.
+        bodies: Reads bodies.
     """
 
     def __init__(
         self,
-        served: ServedModel,
+        pool: Pool,
         limits: Limits,
         metrics: ServerMetrics,
         hosts: tuple[str, ...] | None = None,
     ) -> None:
         self.work = MicroBatcher(limits)
         self._metrics, self._hosts, self._limits = metrics, hosts, limits
-        self.connections = Connections(metrics.dropped)
-        self.routes = _routes(served, self.work, limits, metrics)
-        self._bodies = BodyLimits(self.routes, limits, self.work.check)
+        self.connections = Connections(limits, metrics.dropped)
+        routes = _routes(pool, self.work, limits, metrics)
+        self.bodies = BodyLimits(routes, limits, self.work.check)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Answers a request."""
@@ -92,33 +77,26 @@ class App:
             await self._metrics.watch(self._answer, scope, receive, send)
 
     async def _answer(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        send = limited(send, self.connections, self._limits)
+        send = self.connections.limited(send)
         try:
             self._check(dict(scope["headers"]))
         except HttpError as error:
             await send_error(send, error, receive)
             return
-        await self._bodies(scope, receive, send)
+        await self.bodies(scope, receive, send)
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
-        if len(self.connections) > self._limits.connections:
-            raise HttpError(
-                UNAVAILABLE,
-                "R560",
-                f"The server holds at most {self._limits.connections:,} connections.",
-                "Keep connections open and use them again.",
-                headers={"Retry-After": "1"},
-            )
+        most = self._limits.connections
+        if len(self.connections) > most:
+            rule = f"The server holds at most {most:,} connections."
+            cure = "Keep connections open and use them again."
+            raise HttpError(UNAVAILABLE, "R560", rule, cure, retry_s=1)
         host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._hosts is not None and not _is_own(host, self._hosts):
             # A page elsewhere may have made its own name an address of this machine.
-            raise HttpError(
-                MISDIRECTED,
-                "R568",
-                "The Host header must name this machine.",
-                "Ask for 127.0.0.1, or start with --allow-host NAME.",
-                host,
-            )
+            rule = "The Host header must name this machine."
+            cure = "Ask for 127.0.0.1, or start with --allow-host NAME."
+            raise HttpError(MISDIRECTED, "R568", rule, cure, host)
 
 
 def _is_own(host: str, hosts: tuple[str, ...]) -> bool:
@@ -132,24 +110,22 @@ def _is_own(host: str, hosts: tuple[str, ...]) -> bool:
         return False
 
 
-def _routes(
-    served: ServedModel, work: MicroBatcher, limits: Limits, metrics: ServerMetrics
-) -> FastAPI:
+def _routes(pool: Pool, work: MicroBatcher, limits: Limits, metrics: ServerMetrics) -> FastAPI:
     # The pages of docs come from elsewhere; the OpenAPI page itself is ours.
     app = FastAPI(title="recsys serve", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(HttpError, _refused)
+    app.add_exception_handler(HttpError, _error)
     app.add_exception_handler(UnreadableInputsError, _unreadable)
     app.add_exception_handler(AnswerTooLargeError, _answer_too_large)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
-    app.include_router(predict.router(served, work, limits))
-    app.include_router(api.router(served, work))
+    app.include_router(predict.router(pool, work, limits))
+    app.include_router(api.router(pool, work))
     app.include_router(page_router())
 
-    @app.get("/healthz", responses=openapi.errors(503), tags=["operation"])
+    @app.get("/healthz", responses=documented(503), tags=["operation"])
     async def healthz() -> dict[str, int]:
         """Tell whether a version is loaded, and which is the newest."""
-        return {"version": served.model().version}
+        return {"version": pool.model().version}
 
     @app.get("/metrics", response_class=Response, tags=["operation"])
     async def metrics_page() -> Response:
@@ -159,8 +135,24 @@ def _routes(
     return app
 
 
-def _refused(_request: Any, error: Any) -> Response:
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+def page_router() -> APIRouter:
+    """Returns the routes of the page and of its two files."""
+    routes = APIRouter(include_in_schema=False)
+    folder = resources.files("recsys.serving.server") / "static"
+
+    def add(path: str, content: bytes, media_type: str) -> None:
+        @routes.get(path)
+        async def file() -> Response:
+            return Response(content, headers=_HEADERS, media_type=media_type)
+
+    for file, media_type in _PAGE.items():
+        path = "/" if file == "page.html" else f"/static/{file}"
+        add(path, (folder / file).read_bytes(), f"{media_type}; charset=utf-8")
+    return routes
+
+
+def _error(_request: Any, error: Any) -> Response:
+    return Response(error.body(), error.status, error.headers, media_type=JSON)
 
 
 def _unreadable(_request: Any, error: Any) -> Response:
@@ -174,7 +166,7 @@ def _answer_too_large(_request: Any, error: Any) -> Response:
 def _invalid(_request: Any, error: Any) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _refused(_request, invalid(where, first["msg"], first["input"]))
+    return _error(_request, api.invalid(where, first["msg"], first["input"]))
 
 
 def _no_route(_request: Any, error: Any) -> Response:

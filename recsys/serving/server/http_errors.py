@@ -7,8 +7,33 @@ from typing import Any
 
 from recsys.errors import RecsysError
 
-BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE = 400, 404, 408, 413
+BAD_REQUEST, NOT_FOUND, TIMEOUT, TOO_LARGE, UNSUPPORTED = 400, 404, 408, 413, 415
 MISDIRECTED, INVALID, TOO_MANY, UNAVAILABLE = 421, 422, 429, 503
+JSON = "application/json"
+
+_MEANINGS = {
+    BAD_REQUEST: "The request is wrong; the sentence says how.",
+    NOT_FOUND: "No such model, version, user or item.",
+    TIMEOUT: "The body came too slowly.",
+    TOO_LARGE: "The request is too large.",
+    UNSUPPORTED: "The body is compressed.",
+    MISDIRECTED: "The Host header names another machine.",
+    INVALID: "A parameter is wrong; the sentence says how.",
+    TOO_MANY: "Too many requests at once: ask again.",
+    UNAVAILABLE: "No version is loaded yet, or the answer took too long.",
+}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+    "additionalProperties": False,
+}
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns what the OpenAPI page says of a route's errors."""
+    content = {JSON: {"schema": _SCHEMA}}
+    return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
 class HttpError(RecsysError):
@@ -19,57 +44,35 @@ class HttpError(RecsysError):
         code: `R550` … `R569`, an anchor in `docs/errors.md`.
         rule: What must hold, as a sentence.
         cure: What the client can do about it, as a sentence.
-        received: What was found.
-        headers: More headers of the response.
+        received: What was received.
+        retry_s: When to ask again [s]; 0: the same request is never answered.
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        rule: str,
-        cure: str,
-        received: Any = ...,
-        headers: dict[str, str] | None = None,
+        self, status: int, code: str, rule: str, cure: str, received: Any = ..., retry_s: int = 0
     ) -> None:
         super().__init__(code, rule, cure, received)
         self.status = status
-        self.headers = headers or {}
+        self.headers = {"Retry-After": str(retry_s)} if retry_s else {}
 
     def body(self) -> bytes:
         """Returns the response's body, in the form of TensorFlow Serving."""
-        return error_body(str(self))
-
-
-def error_body(sentence: str) -> bytes:
-    """Returns `{"error": sentence}` as JSON."""
-    return json.dumps({"error": sentence}).encode()
+        return json.dumps({"error": str(self)}).encode()
 
 
 def busy(received: str) -> HttpError:
-    """Returns what a client hears when all places are taken."""
-    return HttpError(
-        TOO_MANY,
-        "R560",
-        "The server works on as many requests as it can hold.",
-        "Ask again in a second.",
-        received,
-        {"Retry-After": "1"},
-    )
+    """Returns the error of a request that comes when all places are taken."""
+    rule = "The server works on as many requests as it can hold."
+    return HttpError(TOO_MANY, "R560", rule, "Ask again in a second.", received, retry_s=1)
 
 
 def too_large(what: str, most: int, received: Any) -> HttpError:
-    """Returns what a client hears that asks for too much at once.
+    """Returns the error of a request for too much at once.
 
     Args:
         what: What there is too much of, with its unit.
         most: How much there may be.
         received: How much there is.
     """
-    return HttpError(
-        TOO_LARGE,
-        "R557",
-        f"A request may hold at most {most:,} {what}.",
-        "Ask in several requests.",
-        received,
-    )
+    rule = f"A request may hold at most {most:,} {what}."
+    return HttpError(TOO_LARGE, "R557", rule, "Ask in several requests.", received)

@@ -11,19 +11,21 @@ import base64
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature
+from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Input, Signature
+from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
 from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
 from recsys.serving.server.limits import Limits
-from recsys.serving.server.tensors import read_tensor
 
-_BASE64 = "b64"
 _MOST_LISTS = 1_000_000
 """Of a body, objects included; Python reads them all while every other thread waits."""
+_MOST_JOINED_ROWS = 8
+"""Of a request; a larger one is no faster with others."""
 _SHOWN_NAMES = 8
 
 
@@ -32,7 +34,7 @@ class PredictRequest:
     """A predict request.
 
     Attributes:
-        signature: Name of the function that is asked.
+        signature: Name of the function.
         inputs: Its inputs.
         is_by_row: Whether the answer is wanted by row, else by column.
     """
@@ -40,6 +42,17 @@ class PredictRequest:
     signature: str
     inputs: Arrays
     is_by_row: bool
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of its inputs."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it may be answered together with others, whose texts are padded to its own."""
+        is_joined = self.signature in (RECOMMEND, FILTERED)
+        return is_joined and 0 < self.n_rows <= _MOST_JOINED_ROWS
 
 
 def read_request(
@@ -52,26 +65,25 @@ def read_request(
     """
     request = read_object(body)
     name = _signature_name(request, signatures)
-    signature = signatures[name]
-    is_by_row = "instances" in request
+    signature, is_by_row = signatures[name], "instances" in request
     if is_by_row == ("inputs" in request):
-        raise HttpError(
-            BAD_REQUEST,
-            "R552",
-            "A predict request must have either 'instances' or 'inputs'.",
-            "Give rows under 'instances', or columns under 'inputs'.",
-            _first(request),
-        )
+        rule = "A predict request must have either 'instances' or 'inputs'."
+        cure = "Give rows under 'instances', or columns under 'inputs'."
+        raise _wrong("R552", rule, cure, _first(request))
     columns = (
         _columns_of_rows(request["instances"], signature, limits)
         if is_by_row
-        else _columns(request["inputs"], signature)
+        else _columns(request["inputs"], signature, "'inputs'")
     )
-    inputs = {
-        input_name: read_tensor(input_name, columns[input_name], spec, limits)
-        for input_name, spec in signature.inputs.items()
-    }
-    _check_batch(inputs, signature, limits)
+    specs = signature.inputs.items()
+    inputs = {key: read_tensor(key, columns[key], spec, limits) for key, spec in specs}
+    sizes = {key: len(values) for key, values in inputs.items()}
+    if len(set(sizes.values())) > 1:
+        rule = "All inputs must have the same number of rows."
+        cure = "Give every input one value, or one list, for each row."
+        raise _wrong("R556", rule, cure, sizes)
+    if max(sizes.values()) > limits.rows:
+        raise too_large("rows", limits.rows, max(sizes.values()))
     return PredictRequest(name, inputs, is_by_row)
 
 
@@ -85,132 +97,191 @@ def read_object(body: bytes) -> dict[str, Any]:
         raise too_large("lists and objects", _MOST_LISTS, "more")
     try:
         parsed = json.loads(body.decode("utf-8"))
+        received = type(parsed).__name__
     # Too deep, or a number of more digits than Python reads.
     except (ValueError, RecursionError) as error:
-        raise _no_object(str(error)) from None
+        parsed, received = None, str(error)
     if not isinstance(parsed, dict):
-        raise _no_object(type(parsed).__name__)
+        rule, cure = "The body must be a JSON object in UTF-8.", "See docs/serving.md."
+        raise _wrong("R551", rule, cure, received)
     return parsed
 
 
 def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]) -> str:
-    name = request.get("signature_name", DEFAULT_SIGNATURE)
     # As in TensorFlow Serving the empty name is the default.
-    name = name or DEFAULT_SIGNATURE if isinstance(name, str) else name
-    if not isinstance(name, str) or name not in signatures or not signatures[name].inputs:
-        known = ", ".join(repr(one) for one in sorted(signatures) if signatures[one].inputs)
-        raise HttpError(
-            BAD_REQUEST,
-            "R553",
-            "The 'signature_name' must be that of a signature of the model.",
-            f"Name one of {known}.",
-            name,
-        )
+    name = request.get("signature_name") or DEFAULT_SIGNATURE
+    if not isinstance(name, str) or name not in signatures:
+        rule = "The 'signature_name' must be that of a signature of the model."
+        raise _wrong("R553", rule, f"Name one of {', '.join(map(repr, sorted(signatures)))}.", name)
     return name
 
 
-def _columns(value: Any, signature: Signature) -> dict[str, Any]:
-    """Returns the inputs by name, of `inputs`."""
-    names = set(signature.inputs)
-    if not isinstance(value, dict) or _is_base64(value):
-        if len(names) > 1:
-            raise _wrong_names("'inputs'", names, type(value).__name__)
+def _columns(value: Any, signature: Signature, where: str) -> dict[str, Any]:
+    """Returns the inputs by name; one alone needs no name."""
+    names = signature.inputs.keys()
+    is_named = isinstance(value, dict) and value.keys() != {"b64"}
+    if not is_named and len(names) == 1:
         return dict.fromkeys(names, value)
-    if not names <= set(value):
-        raise _wrong_names("'inputs'", names, _first(value))
-    return value
+    if not is_named or not names <= value.keys():
+        raise _wrong_names(where, names, value)
+    columns: dict[str, Any] = value
+    return columns
 
 
 def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[str, list[Any]]:
     """Returns the inputs by name, of `instances`."""
-    names = set(signature.inputs)
+    names = signature.inputs.keys()
     if not isinstance(rows, list) or not rows:
-        raise HttpError(
-            BAD_REQUEST,
-            "R552",
-            "The 'instances' must be a list with at least one row.",
-            "Give a row for each answer that you want.",
-            type(rows).__name__,
-        )
+        rule = "The 'instances' must be a list with at least one row."
+        cure = "Give a row for each answer that you want."
+        raise _wrong("R552", rule, cure, type(rows).__name__)
     if len(rows) > limits.rows:
         raise too_large("rows", limits.rows, len(rows))
-    if not isinstance(rows[0], dict) or _is_base64(rows[0]):
-        if len(names) > 1:
-            raise _wrong_names("Row 0 of 'instances'", names, type(rows[0]).__name__)
+    if _columns(rows[0], signature, "Row 0 of 'instances'") is not rows[0]:
         return dict.fromkeys(names, rows)
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != names:
-            received = _first(row) if isinstance(row, dict) else type(row).__name__
-            raise _wrong_names(f"Row {number} of 'instances'", names, received)
+            raise _wrong_names(f"Row {number} of 'instances'", names, row)
     return {name: [row[name] for row in rows] for name in names}
 
 
-def _check_batch(inputs: Arrays, signature: Signature, limits: Limits) -> None:
-    """Checks that all inputs of any batch size have the same one."""
-    sizes = {
-        name: len(values)
-        for name, values in inputs.items()
-        if (shape := signature.inputs[name].shape) and shape[0] < 0 and values.ndim
+def read_tensor(name: str, value: Any, spec: Input, limits: Limits) -> np.ndarray:
+    """Returns a JSON value as an array of the type and shape that an input takes.
+
+    Raises:
+        HttpError: It has another type or shape, or is ragged (400); or too much (413).
+    """
+    shape = _shape(value)
+    expected = spec.shape
+    if len(shape) != len(expected):
+        sizes = ", ".join("any" if size < 0 else str(size) for size in expected)
+        rule = f"The input {name!r} must have the shape [{sizes}], rows first."
+        raise _wrong("R556", rule, "Nest its lists so.", list(shape))
+    if math.prod(shape) > limits.values:
+        raise too_large("values of one input", limits.values, list(shape))
+    values = [value]
+    for size in shape:
+        for part in values:
+            if not isinstance(part, list) or len(part) != size:
+                received = len(part) if isinstance(part, list) else type(part).__name__
+                rule = (
+                    f"All lists of the input {name!r} must be of one length, {size} as the first."
+                )
+                cure = "Pad the shorter ones; the empty string is padding in 'history'."
+                raise _wrong("R556", rule, cure, received)
+        values = list(itertools.chain.from_iterable(values))
+    return _typed(name, values, spec.dtype).reshape(shape)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Returns the sizes of nested lists, as their first elements have them."""
+    sizes = []
+    while isinstance(value, list):
+        sizes.append(len(value))
+        value = value[0] if value else None
+    return tuple(sizes)
+
+
+DTYPES: dict[str, Any] = {"DT_STRING": object, "DT_BOOL": np.bool_, "DT_FLOAT": np.float32}
+"""NumPy's type of each type of TensorFlow that signatures take; objects hold bytes."""
+_EXPECTED = {
+    "DT_STRING": 'a text, or bytes as {"b64": "…"}; ids are text: write 42 as "42"',
+    "DT_BOOL": "true or false",
+    "DT_FLOAT": "a number that fits into float32",
+}
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def _typed(name: str, values: list[Any], dtype: str) -> np.ndarray:
+    """Returns values `[n]` of an input as an array."""
+    typed = [_scalar(value, dtype) for value in values]
+    if None in typed:
+        rule = f"Every value of the input {name!r} must be {_EXPECTED[dtype]}."
+        raise _wrong("R555", rule, "Correct it.", values[typed.index(None)])
+    # Not by np.array(bytes), whose own type would drop NULs at the end.
+    out = np.empty(len(typed), DTYPES[dtype])
+    out[:] = typed
+    return out
+
+
+def _scalar(value: Any, dtype: str) -> Any:
+    """Returns a value of JSON as one that NumPy takes; None if it has another type."""
+    if dtype == "DT_STRING":
+        return _bytes(value)
+    if dtype == "DT_BOOL" or isinstance(value, bool):
+        return value if dtype == "DT_BOOL" and isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not _LARGEST < abs(value) < math.inf
+    return float(value) if is_number else None
+
+
+def _bytes(value: Any) -> bytes | None:
+    try:
+        if isinstance(value, str):
+            return value.encode("utf-8")
+        if isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str):
+            text = value["b64"]
+            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:  # Half a surrogate pair, no base64.
+        pass
+    return None
+
+
+def answer_together(model: Retriever, requests: Sequence[PredictRequest]) -> list[bytes]:
+    """Returns the bodies of the answers to several requests of one signature, asked as one.
+
+    Raises:
+        HttpError: One of them asks for what the model can't answer.
+    """
+    if len(requests) == 1:
+        return [write_answer(requests[0], model.ask(requests[0].signature, requests[0].inputs))]
+    stacked = {
+        name: _stacked([request.inputs[name] for request in requests])
+        for name in requests[0].inputs
     }
-    if len(set(sizes.values())) > 1:
-        raise HttpError(
-            BAD_REQUEST,
-            "R556",
-            "All inputs must have the same number of rows.",
-            "Give every input one value, or one list, for each row.",
-            sizes,
-        )
-    if max(sizes.values(), default=0) > limits.rows:
-        raise too_large("rows", limits.rows, max(sizes.values()))
+    outputs = model.ask(requests[0].signature, stacked)
+    ends = np.cumsum([request.n_rows for request in requests])
+    if any(len(values) != ends[-1] for values in outputs.values()):
+        raise ValueError("the outputs are not by row")  # Each is answered alone then.
+    parts = {name: np.split(values, ends[:-1]) for name, values in outputs.items()}
+    return [
+        write_answer(request, {name: parts[name][place] for name in parts})
+        for place, request in enumerate(requests)
+    ]
 
 
-def _first(names: Iterable[str]) -> list[str]:
-    return sorted(itertools.islice(names, _SHOWN_NAMES))
+def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns rows one below the other; lists of texts padded to the longest."""
+    if parts[0].ndim == 1:
+        return np.concatenate(parts)
+    stacked = np.full((sum(map(len, parts)), max(part.shape[1] for part in parts)), b"", object)
+    start = 0
+    for part in parts:
+        stacked[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return stacked
 
 
-def _is_base64(value: dict[str, Any]) -> bool:
-    return value.keys() == {_BASE64} and isinstance(value[_BASE64], str)
+def write_answer(request: PredictRequest, outputs: Arrays) -> bytes:
+    """Returns the body of the answer to a predict request.
 
-
-def _no_object(received: str) -> HttpError:
-    return HttpError(
-        BAD_REQUEST,
-        "R551",
-        "The body must be a JSON object in UTF-8.",
-        "Send one, as docs/serving.md shows.",
-        received,
-    )
-
-
-def _wrong_names(where: str, names: Iterable[str], received: Any) -> HttpError:
-    expected = ", ".join(repr(name) for name in sorted(names))
-    return HttpError(
-        BAD_REQUEST,
-        "R554",
-        f"{where} must be an object with the keys {expected}.",
-        "GET …/metadata lists the inputs of every signature.",
-        received,
-    )
-
-
-_BYTES_SUFFIX = "_bytes"
-
-
-def write_answer(outputs: Arrays, is_by_row: bool) -> bytes:
-    """Returns the body of a predict response.
-
-    Args:
-        outputs: What the signature gave; by row, all of one batch size.
-        is_by_row: Whether under `predictions`, row by row; else under `outputs`.
+    Raises:
+        HttpError: The outputs have no rows to answer by.
     """
     columns = {name: _as_json(name, values) for name, values in sorted(outputs.items())}
-    named = next(iter(columns.values())) if len(columns) == 1 else None
-    if not is_by_row:
-        return json.dumps({"outputs": columns if named is None else named}).encode()
-    rows = named
-    if rows is None:
-        names = list(columns)
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    is_single = len(columns) == 1
+    if not request.is_by_row:
+        answer = next(iter(columns.values())) if is_single else columns
+        return json.dumps({"outputs": answer}).encode()
+    sizes = {name: len(values) if values.ndim else None for name, values in outputs.items()}
+    if len(set(sizes.values())) > 1 or None in sizes.values():
+        rule = (
+            f"The outputs of {request.signature!r} must have one number of rows to be"
+            " answered row by row."
+        )
+        raise _wrong("R552", rule, "Ask for columns: 'inputs' in place of 'instances'.", sizes)
+    if is_single:
+        return json.dumps({"predictions": next(iter(columns.values()))}).encode()
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return json.dumps({"predictions": rows}).encode()
 
 
@@ -220,9 +291,8 @@ def _as_json(name: str, values: np.ndarray) -> Any:
         return values.astype("U").astype(np.float64).tolist()
     if values.dtype != object:
         return values.tolist()
-    as_bytes = name.endswith(_BYTES_SUFFIX)
     texts = np.empty(values.size, object)
-    texts[:] = [_text(value, as_bytes) for value in values.ravel().tolist()]
+    texts[:] = [_text(value, name.endswith("_bytes")) for value in values.ravel().tolist()]
     return texts.reshape(values.shape).tolist()
 
 
@@ -232,4 +302,19 @@ def _text(value: bytes, as_bytes: bool) -> Any:
             return value.decode("utf-8")
         except UnicodeDecodeError:  # No JSON text says it.
             pass
-    return {_BASE64: base64.b64encode(value).decode("ascii")}
+    return {"b64": base64.b64encode(value).decode("ascii")}
+
+
+def _first(names: Iterable[str]) -> list[str]:
+    return sorted(itertools.islice(names, _SHOWN_NAMES))
+
+
+def _wrong_names(where: str, names: Iterable[str], value: Any) -> HttpError:
+    rule = f"{where} must be an object with the keys {', '.join(map(repr, sorted(names)))}."
+    received = _first(value) if isinstance(value, dict) else type(value).__name__
+    cure = "GET …/metadata lists the inputs of every signature."
+    return _wrong("R554", rule, cure, received)
+
+
+def _wrong(code: str, rule: str, cure: str, received: Any) -> HttpError:
+    return HttpError(BAD_REQUEST, code, rule, cure, received)

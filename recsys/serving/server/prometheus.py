@@ -15,36 +15,30 @@ from prometheus_client import (
 )
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_NO_ROUTE = "none"
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS")
 
 
 class ServerMetrics:
-    """Counters of one server; also the listener of its pool."""
+    """Counters of one server."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # When a counter began is of no use here.
         self._registry = CollectorRegistry()
-        self._requests = self._add(
-            Counter, "requests", "Requests answered.", ("route", "method", "code")
-        )
-        self._seconds = self._add(
-            Histogram, "request_seconds", "Time of an answer [s].", ("route",), buckets=_BUCKETS_S
-        )
+        names = ("route", "method", "code")
+        self._requests = self._add(Counter, "requests", "Requests answered.", names)
+        text = "Time of an answer [s]."
+        self._seconds = self._add(Histogram, "request_seconds", text, ["route"], buckets=_BUCKETS_S)
         self._in_flight = self._add(Gauge, "requests_in_flight", "Requests being answered.")
-        self._dropped = self._add(
-            Counter, "clients_dropped", "Clients that did not read their answer."
-        )
-        self._version = self._add(
-            Gauge, "model_version", "Newest loaded version; 0 before there is one."
-        )
+        text = "Clients that did not read their answer."
+        self._dropped = self._add(Counter, "clients_dropped", text)
+        text = "Newest loaded version; 0 before there is one."
+        self._version = self._add(Gauge, "model_version", text)
         self._loaded = self._add(Gauge, "model_versions_loaded", "Versions that are loaded.")
         self._swaps = self._add(Counter, "model_swaps", "Times that the newest version changed.")
-        self._failures = self._add(
-            Counter, "model_load_failures", "Versions that were refused, each try counted."
-        )
-        self._load_seconds = self._add(
-            Histogram, "model_load_seconds", "Time to check, load and warm up a version [s]."
-        )
+        text = "Versions that were refused, each try counted."
+        self._failures = self._add(Counter, "model_load_failures", text)
+        text = "Time to check, load and warm up a version [s]."
+        self._load_seconds = self._add(Histogram, "model_load_seconds", text)
 
     def _add(self, kind: Any, name: str, text: str, labels: Any = (), **more: Any) -> Any:
         return kind(f"recsys_{name}", text, labels, registry=self._registry, **more)
@@ -53,18 +47,18 @@ class ServerMetrics:
         """Returns everything in the text format of Prometheus."""
         return generate_latest(self._registry)
 
-    def loaded(self, version: int, seconds: float) -> None:
-        """Counts a version that was loaded."""
+    def loaded(self, seconds: float) -> None:
+        """Counts a version that was loaded in some time [s]."""
         self._load_seconds.observe(seconds)
 
-    def refused(self, version: int) -> None:
+    def refused(self) -> None:
         """Counts a version that couldn't be loaded."""
         self._failures.inc()
 
-    def serving(self, versions: tuple[int, ...], is_swap: bool) -> None:
-        """Notes what is served now, the newest last."""
-        self._version.set(versions[-1])
-        self._loaded.set(len(versions))
+    def serving(self, newest: int, n_loaded: int, is_swap: bool) -> None:
+        """Notes what is served now; `is_swap`: the newest version is another."""
+        self._version.set(newest)
+        self._loaded.set(n_loaded)
         self._swaps.inc(is_swap)
 
     def dropped(self) -> None:
@@ -77,8 +71,7 @@ class ServerMetrics:
 
         async def noted(message: dict[str, Any]) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            status = message.get("status", status)
             await send(message)
 
         started = time.perf_counter()
@@ -86,11 +79,8 @@ class ServerMetrics:
             with self._in_flight.track_inprogress():
                 await app(scope, receive, noted)
         finally:
-            route = getattr(scope.get("route"), "path", _NO_ROUTE)
+            route = getattr(scope.get("route"), "path", "none")
             self._seconds.labels(route).observe(time.perf_counter() - started)
-            self._requests.labels(route, _method(scope["method"]), str(status)).inc()
-
-
-def _method(method: str) -> str:
-    """Returns a method that is worth a label; a client may send any word."""
-    return method if method in ("GET", "POST", "HEAD", "OPTIONS") else "other"
+            # A client may send any word as a method.
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._requests.labels(route, method, str(status)).inc()

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 
 from recsys.errors import UsageError
-from recsys.serving.pool import Pool, VersionWatcher
 from recsys.serving.retriever import Retriever
 from recsys.serving.server.app import App
-from recsys.serving.server.connections import protocol_class
+from recsys.serving.server.connections import PatientProtocol
 from recsys.serving.server.limits import Limits
+from recsys.serving.server.messages import DTYPES
+from recsys.serving.server.pool import Pool
 from recsys.serving.server.prometheus import ServerMetrics
-from recsys.serving.server.served_models import ServedModel
-from recsys.serving.server.tensors import blank
 from recsys.system.signals import signals_to
 
 _LOG = logging.getLogger("recsys.serve")
@@ -70,30 +72,30 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
     # A thread that computes holds the interpreter for so long while others wait.
     sys.setswitchinterval(_SWITCH_S)
     listener = _listen(service.host, service.port)
-    is_loopback = listener.getsockname()[0] in ("127.0.0.1", "::1")
-    if not is_loopback:
+    host, port = listener.getsockname()[:2]
+    hosts: tuple[str, ...] | None = tuple(name.lower() for name in service.hosts)
+    if host not in ("127.0.0.1", "::1"):
+        hosts = None
         _LOG.warning(
             "%s is reached from other machines, and asks nobody who they are", service.host
         )
     metrics = ServerMetrics()
-    pool = Pool(service.folder, load_version, service.keep, metrics)
-    app = App(
-        ServedModel(service.name, pool),
-        service.limits,
-        metrics,
-        tuple(name.lower() for name in service.hosts) if is_loopback else None,
-    )
-    server = uvicorn.Server(server_config(app, service.limits))
-    watcher = VersionWatcher(pool, service.poll_s)
+    pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
+    app = App(pool, service.limits, metrics, hosts)
+    server = uvicorn.Server(server_config(app))
+    is_over = threading.Event()
+    watcher = threading.Thread(target=pool.watch, args=(service.poll_s, is_over), daemon=True)
     watcher.start()
     # A signal may come before uvicorn listens to it. And it raises what it caught once
     # more when it is done: that must not kill us.
     with signals_to(lambda *_: setattr(server, "should_exit", True)):
-        ready(_url(listener))
+        ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         server.run(sockets=[listener])
         app.work.close()
-    if not watcher.stop(_LOAD_END_S):
-        # TensorFlow crashes if the interpreter ends below a load.
+    is_over.set()
+    watcher.join(_LOAD_END_S)
+    if watcher.is_alive():
+        # A load can't be stopped, and TensorFlow crashes if the interpreter ends below one.
         sys.stdout.flush()
         os._exit(0)
 
@@ -106,16 +108,22 @@ def load_version(folder: Path) -> Retriever:
     """
     retriever = Retriever.open(folder)
     for name, signature in retriever.signatures.items():
-        if signature.inputs:
-            retriever.ask(name, {input_: blank(spec) for input_, spec in signature.inputs.items()})
+        blank = {
+            key: np.full(
+                [1] * len(spec.shape), b"" if spec.dtype == "DT_STRING" else 0, DTYPES[spec.dtype]
+            )
+            for key, spec in signature.inputs.items()
+        }
+        retriever.ask(name, blank)
     return retriever
 
 
-def server_config(app: App, limits: Limits) -> uvicorn.Config:
+def server_config(app: App) -> uvicorn.Config:
     """Returns how uvicorn runs an app: its limits, and nothing that is printed."""
+    protocol: Any = functools.partial(PatientProtocol, app.connections)
     return uvicorn.Config(
         app,
-        http=protocol_class(limits, app.connections),
+        http=protocol,
         ws="none",
         proxy_headers=False,
         lifespan="off",
@@ -137,18 +145,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
-        raise UsageError(
-            "R565",
-            f"The server must be able to listen at {host}, port {port}.",
-            "Name another port with --port, or 0 for any that is free.",
-            str(error),
-        ) from None
+        rule = f"The server must be able to listen at {host}, port {port}."
+        cure = "Name another port with --port, or 0 for any that is free."
+        raise UsageError("R565", rule, cure, str(error)) from None
     return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _log_to_stderr() -> None:

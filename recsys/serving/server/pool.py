@@ -1,0 +1,242 @@
+"""The served model: which of its versions are loaded, and how one replaces another.
+
+A request takes a version once, and keeps it to its end; a swap is one assignment. So every
+request is answered by one whole version, and none waits for a swap.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recsys.bundles.bundle import MANIFEST
+from recsys.bundles.versions import is_version, versions
+from recsys.errors import RecsysError
+from recsys.serving.server.http_errors import BAD_REQUEST, NOT_FOUND, UNAVAILABLE, HttpError
+from recsys.serving.server.prometheus import ServerMetrics
+
+_LOG = logging.getLogger("recsys.serve")
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 60.0, 3600.0
+
+_Identity = tuple[int, ...]
+"""Number and manifest of a version: it may be deleted, and another get its number."""
+
+
+class _Failure(NamedTuple):
+    """A version that couldn't be loaded, how often, and when it is tried again."""
+
+    error: RecsysError
+    tries: int
+    retry_at: float
+
+
+class Pool:
+    """Keeps the newest versions of a serving folder loaded.
+
+    `refresh` is called from one thread; everything else from any.
+
+    Args:
+        name: Name of the served model.
+        folder: Its serving folder; may be empty or missing.
+        load: Loads the version in a folder; raises RecsysError where it can't.
+        keep: Newest versions that are loaded; one more while a new one comes.
+        metrics: Counts what happens.
+
+    Attributes:
+        loading: Number of the version that is being loaded.
+        models: What is loaded, the newest version last.
+        failures: Why versions of the folder aren't loaded, by number.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        load: Callable[[Path], Any],
+        keep: int,
+        metrics: ServerMetrics,
+    ) -> None:
+        self.name = name
+        self._folder, self._load, self._keep = folder, load, keep
+        self._metrics = metrics
+        self._loaded: dict[_Identity, Any] = {}
+        self._failures: dict[_Identity, _Failure] = {}
+        self._retired: list[weakref.ref[Any]] = []
+        self._is_alone = False
+        self.loading: int | None = None
+        self.models: tuple[Any, ...] = ()
+        self.failures: dict[int, RecsysError] = {}
+
+    def refresh(self) -> None:
+        """Looks at the folder once, and loads and releases what that asks for."""
+        folders = {_identity(path): path for path in versions(self._folder)}
+        self._failures = {key: value for key, value in self._failures.items() if key in folders}
+        wanted: dict[_Identity, Any] = {}
+        for identity, path in reversed(folders.items()):
+            if len(wanted) < self._keep and (model := self._get(identity, path)) is not None:
+                wanted[identity] = model
+                # The newest serves at once, while older ones still load.
+                rest = {key: old for key, old in self._loaded.items() if key in folders}
+                self._serve(rest | wanted)
+        self.failures = {key[0]: failure.error for key, failure in self._failures.items()}
+        if wanted:
+            self._serve(wanted)
+        elif self._loaded and not self._is_alone:
+            _LOG.warning("nothing in %s can be served; the loaded version stays", self._folder)
+        self._is_alone = not wanted
+        self._retired = [reference for reference in self._retired if reference() is not None]
+        if self._retired:
+            gc.collect()  # A SavedModel refers to itself.
+
+    def watch(self, every_s: float, is_over: threading.Event) -> None:
+        """Refreshes again and again [s]."""
+        while not is_over.is_set():
+            try:
+                self.refresh()
+            except OSError as error:
+                _LOG.error("the serving folder can't be read: %s", error)
+            is_over.wait(every_s)
+
+    def _get(self, identity: _Identity, path: Path) -> Any:
+        """Returns a version, loaded; None if it can't be."""
+        if identity in self._loaded:
+            return self._loaded[identity]
+        failure = self._failures.get(identity)
+        if failure and time.monotonic() < failure.retry_at:
+            return None
+        self.loading = identity[0]
+        started = time.monotonic()
+        try:
+            model = self._load(path)
+        except Exception as error:  # noqa: BLE001 any failure of a damaged bundle, or of a request, is reported
+            if path.exists():  # Else it was taken away while it was read.
+                self._refuse(identity, path, error, failure.tries if failure else 0)
+            return None
+        finally:
+            self.loading = None
+        seconds = time.monotonic() - started
+        self._failures.pop(identity, None)
+        self._metrics.loaded(seconds)
+        _LOG.info("version %d loaded in %.1f s", identity[0], seconds)
+        return model
+
+    def _refuse(self, identity: _Identity, path: Path, error: Exception, tries: int) -> None:
+        if not isinstance(error, RecsysError):
+            rule = f"The version {str(path)!r} must be a bundle that can be loaded."
+            cure, received = (
+                "Delete it and run again: recsys run.",
+                f"{type(error).__name__}: {error}",
+            )
+            error = RecsysError("R566", rule, cure, received)
+        retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2**tries, _LONGEST_RETRY_S)
+        self._failures[identity] = _Failure(error, tries + 1, retry_at)
+        self.failures = {**self.failures, identity[0]: error}
+        self._metrics.refused()
+        _LOG.error("version %d refused: %s", identity[0], error)
+
+    def _serve(self, models: dict[_Identity, Any]) -> None:
+        """Serves exactly these from now on."""
+        before, now = self.models, dict(sorted(models.items()))
+        if list(now.values()) == list(before):
+            return
+        self._loaded, self.models = now, tuple(now.values())
+        self._retired += [weakref.ref(old) for old in before if old not in self.models]
+        is_swap = bool(before) and before[-1] is not self.models[-1]
+        newest = max(now)[0]
+        self._metrics.serving(newest, len(now), is_swap)
+        if not before or is_swap:
+            _LOG.info("version %d is served", newest)
+
+    def model(self, version: int | None = None) -> Any:
+        """Returns a loaded version, the newest by default.
+
+        Raises:
+            HttpError: It isn't loaded (404), or none is yet (503).
+        """
+        models = self.models
+        if not models:
+            raise self._nothing_yet()
+        for model in reversed(models):
+            if version is None or model.version == version:
+                return model
+        rule = f"Servable not found for request: Specific({self.name}, {version})."
+        cure = "Ask for a version that is loaded, or for none, which is the newest."
+        raise HttpError(NOT_FOUND, "R558", rule, cure, [model.version for model in models])
+
+    def number(self, name: str, version: str | None) -> int | None:
+        """Returns the version that a path names, loaded or not.
+
+        Raises:
+            HttpError: There is no model of this name (404), or that is no version (400).
+        """
+        if name != self.name:
+            rule = f"Servable not found for request: Latest({name[:80]})."
+            cure = f"The model that is served here is {self.name!r}."
+            raise HttpError(NOT_FOUND, "R558", rule, cure)
+        if version is None:
+            return None
+        if len(version) >= 20 or not is_version(version):
+            rule = "A version in a path must be a whole number of 64 bits."
+            raise HttpError(BAD_REQUEST, "R564", rule, "Correct the path.", version)
+        return int(version)
+
+    def state(self) -> tuple[bool, str]:
+        """Returns whether a version answers, and what to tell people until one does."""
+        if self.models:
+            return True, ""
+        loading, failures = self.loading, self.failures
+        if loading is not None:
+            sentence = f"Version {loading} of {self.name} is being loaded."
+        elif failures:
+            newest = max(failures)
+            sentence = (
+                f"Version {newest} of {self.name} could not be loaded, and will be tried again."
+                f" {failures[newest]}"
+            )
+        else:
+            sentence = f"There is no model of the name {self.name} yet: recsys run pushes one."
+        return False, f"{sentence} This page goes on by itself once a version is there."
+
+    def statuses(self, version: int | None) -> list[dict[str, Any]]:
+        """Returns the state of one version, or of all, as TensorFlow Serving tells it.
+
+        Raises:
+            HttpError: The version is unknown.
+        """
+        states = {} if self.loading is None else {self.loading: _status("LOADING")}
+        states |= {number: _status("END", str(e)) for number, e in self.failures.items()}
+        states |= {model.version: _status("AVAILABLE") for model in self.models}
+        if not states:
+            raise self._nothing_yet()
+        if version is not None and version not in states:
+            rule = f"Could not find version {version} of model {self.name}."
+            cure = "Ask without a version for those that there are."
+            raise HttpError(NOT_FOUND, "R558", rule, cure, sorted(states))
+        numbers = sorted(states, reverse=True) if version is None else [version]
+        return [{"version": str(number), **states[number]} for number in numbers]
+
+    def _nothing_yet(self) -> HttpError:
+        rule = f"A version of {self.name!r} must be loaded before it can answer."
+        cure = "Push a model (recsys run), or wait until it is loaded, and ask again."
+        received = {"loading": self.loading, "refused": sorted(self.failures)}
+        return HttpError(UNAVAILABLE, "R559", rule, cure, received, retry_s=5)
+
+
+def _status(state: str, message: str = "") -> dict[str, Any]:
+    code = "FAILED_PRECONDITION" if message else "OK"
+    return {"state": state, "status": {"error_code": code, "error_message": message}}
+
+
+def _identity(path: Path) -> _Identity:
+    number = int(path.name)
+    try:
+        status = (path / MANIFEST).stat()
+    except OSError:
+        return (number,)
+    return (number, status.st_ino, status.st_mtime_ns, status.st_size)
