@@ -10,7 +10,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,7 +200,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
         return kind.model_validate_json(json.dumps(raw))
     except pydantic.ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "missing")
     first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
         allowed = _allowed_keys(first["loc"][:-1], raw)
@@ -227,7 +227,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
     )
 
 
-def _more(problems: list[Any], raw: dict[str, Any]) -> str:
+def _more(problems: Sequence[Any], raw: dict[str, Any]) -> str:
     """Returns the other problems of a config in brackets: a few, and how many more."""
     others = {_config_path(problem, raw): _expected(problem) for problem in reversed(problems)}
     del others[_config_path(problems[0], raw)]
