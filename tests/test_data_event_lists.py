@@ -12,9 +12,9 @@ from hypothesis import example, given
 
 from recsys.config import InteractionsConfig, ListOfEvents
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.sources.jsonl_source import read_jsonl
+from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import MOST_EVENTS, NO_LIST, TOO_LONG, UNEQUAL, explode
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.pieces import Piece, plan_pieces, read_piece
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError
 
@@ -203,7 +203,7 @@ def test_fields_in_lists_of_different_lengths_are_a_dead_letter(tmp_path):
 
 
 def test_a_list_that_no_column_reads_is_a_mistake_in_the_config():
-    with pytest.raises(ValueError, match="the item is 'events' itself"):
+    with pytest.raises(ValueError, match="explode names 'events', of which"):
         config_of("f.jsonl", {"user": "u", "item": "aid"}, explode={"column": "events"})
 
 
@@ -232,7 +232,10 @@ def written(value):
 def test_json_lines_of_any_lists_give_the_events_that_plain_python_gives(rows, block_bytes):
     stream = io.BytesIO("".join(json.dumps(row) + "\n" for row in rows).encode())
     found, letters, n_empty = [], [], 0
-    for batch in read_jsonl("f", stream, ["s", "e.a", "e.t"], 1, block_bytes):
+    source, columns = JsonLinesSource(), ("s", "e.a", "e.t")
+    piece = Piece(source, "f", 0, None, columns, size=0, start=0, stop=0, first=1, n_bytes=0)
+    blocks = (block for block in source.rows(piece, stream, 1, block_bytes) if len(block))
+    for batch in source.read_rows(piece, blocks):
         for part in explode(batch, ListOfEvents(column="e")):
             columns = [to_ids(column).to_pylist() for column in part.columns.columns]
             found += zip(part.position.tolist(), *columns, strict=True)

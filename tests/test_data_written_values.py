@@ -10,7 +10,7 @@ from hypothesis import given
 from recsys.config import InteractionsConfig, ItemsConfig, SourceConfig
 from recsys.data.entities import parse_entities, raw_columns
 from recsys.data.interactions import interaction_columns, parse_interactions
-from recsys.data.sources.pieces import check_files, plan_pieces, read_piece
+from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.values import to_times
 from recsys.errors import RecsysError
 
@@ -153,7 +153,7 @@ def test_json_over_many_lines_is_named_with_what_makes_lines_of_it(
 ):
     (tmp_path / name).write_text(content)
     with pytest.raises(RecsysError) as refused:
-        check_files(SourceConfig(files=str(tmp_path / name)), "interactions", ["user"])
+        plan_pieces(SourceConfig(files=str(tmp_path / name)), "interactions", ["user"])
     assert refused.value.code == "R204"
     assert filter_ in str(refused.value)
     assert what in str(refused.value)
@@ -162,4 +162,4 @@ def test_json_over_many_lines_is_named_with_what_makes_lines_of_it(
 def test_rows_that_are_all_too_deep_are_not_called_pretty_printed(tmp_path):
     (tmp_path / "f.jsonl").write_text('{"user": ' + "[" * 200 + "]" * 200 + "}\n")
     with pytest.raises(RecsysError, match=r"R204.*nested at most 64 deep"):
-        check_files(SourceConfig(files=str(tmp_path / "f.jsonl")), "interactions", ["user"])
+        plan_pieces(SourceConfig(files=str(tmp_path / "f.jsonl")), "interactions", ["user"])

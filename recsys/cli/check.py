@@ -23,8 +23,11 @@ from recsys.data.inspect.findings import Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile
 from recsys.data.inspect.proposal import Report, inspect_files
-from recsys.data.inspect.sides import Side
 from recsys.errors import ConfigError, UsageError
+
+_WIDTH = 110  # Where no terminal says its own.
+_NEARLY_ALL = 0.9
+_MOST_REJECTED = GateConfig().max_rejected_share
 
 
 def check(
@@ -66,34 +69,33 @@ def check(
             "Add --force, or name another file with --out.",
         )
     sides = {what: file for what, file in (("items", items), ("users", users)) if file}
-    with _progress() as progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("read"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("read", total=None)
-        report = inspect_files(
-            files,
-            sides,
-            maps,
-            int(time.time()),
-            sample,
-            lambda n_bytes: progress.advance(task, n_bytes),
-        )
+
+        def advance(n_bytes: int) -> None:
+            progress.advance(task, n_bytes)
+
+        report = inspect_files(files, sides, maps, int(time.time()), sample, advance)
     written = None
     if not report.undecided:
         written = _write(path, config_text(report, name, path.resolve().parent))
-    command = _again(files, report, items, users)
+    mapped = [
+        f"{role}={decided.column}"
+        for role, decided in report.roles.decided.items()
+        if decided.reason == "as said by --map"
+    ]
+    options = [f"--{what} {file}" for what, file in sides.items()]
+    maps = [f"--map {','.join([*mapped, *report.options])}"]
+    command = " ".join(["recsys check", *files, *options, *maps])
     if as_json:
         sys.stdout.write(json.dumps(_as_json(report, written, command)) + "\n")
     else:
-        show_report(report, written, command, is_sample=sample is not None)
+        _show(report, written, command, is_sample=sample is not None)
     return 1 if report.undecided else 0
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
-    return Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True,
-        disable=not console.is_terminal,
-    )  # fmt: skip
 
 
 def _name(file: str) -> str:
@@ -113,55 +115,42 @@ def _write(path: Path, text: str) -> Path:
     except ConfigError:
         temporary.unlink()
         raise
-    temporary.replace(path)
-    return path
+    return temporary.replace(path)
 
 
-def _again(files: Sequence[str], report: Report, items: str | None, users: str | None) -> str:
-    """Returns the command that decides what is open."""
-    maps = [f"{role}={decided.column}" for role, decided in report.roles.decided.items()
-            if decided.reason == "as said by --map"]  # fmt: skip
-    words = ["recsys check", *files]
-    words += [f"--items {items}"] if items else []
-    words += [f"--users {users}"] if users else []
-    return " ".join([*words, f"--map {','.join([*maps, *report.options])}"])
+# --- as JSON
 
 
 def _as_json(report: Report, written: Path | None, command: str) -> dict[str, Any]:
-    understood, findings = report.understood, report.findings
+    understood, config, split = report.understood, report.config, report.split
+    csv, explode = understood.source.csv, understood.source.explode
+    sides = {
+        what: {
+            "id": side.id.column if side.id else None,
+            "title": side.title.column if side.title else None,
+            "features": [write_feature(feature) for feature in side.features],
+            "left_out": side.left_out,
+            **_findings_json(side.findings),
+            "interactions_known": report.findings and report.findings.n_known.get(what),
+        }
+        for what, side in report.sides.items()
+    }
     return {
         "files": [file.path for file in understood.files],
         "format": understood.format,
         "compression": understood.compression or None,
-        "csv": understood.source.csv.model_dump(mode="json")
-        if understood.format == "csv"
-        else None,
+        "csv": csv.model_dump(mode="json") if understood.format == "csv" else None,
         "evidence": understood.evidence,
-        "columns": _columns_json(report),
-        "roles": {
-            role: {"column": decided.column, "reason": decided.reason}
-            for role, decided in report.roles.decided.items()
-        },
-        "explode": understood.source.explode.model_dump() if understood.source.explode else None,
-        "timestamp_unit": report.config.timestamp_unit if report.config else None,
-        "timestamp_format": report.config.timestamp_format if report.config else None,
-        "split": report.split.split if report.split else None,
-        "split_reason": report.split.reason if report.split else None,
-        "order": report.config.ordered_by if report.config else None,
-        **_findings_json(findings),
-        "first": findings.first if findings else None,
-        "last": findings.last if findings else None,
-        **{
-            what: {
-                "id": side.id.column if side.id else None,
-                "title": side.title.column if side.title else None,
-                "features": [write_feature(feature) for feature in side.features],
-                "left_out": side.left_out,
-                **_findings_json(side.findings),
-                "interactions_known": findings.n_known.get(what) if findings else None,
-            }
-            for what, side in report.sides.items()
-        },
+        "columns": [profile.to_json() for profile in report.profiles.values()],
+        "roles": {role: vars(decided) for role, decided in report.roles.decided.items()},
+        "explode": explode and explode.model_dump(),
+        "timestamp_unit": config and config.timestamp_unit,
+        "timestamp_format": config and config.timestamp_format,
+        "split": split and split.split,
+        "split_reason": split and split.reason,
+        "order": config and config.ordered_by,
+        **_findings_json(report.findings),
+        **sides,
         "undecided": report.undecided,
         "try": command if report.undecided else None,
         "config": str(written) if written else None,
@@ -169,121 +158,99 @@ def _as_json(report: Report, written: Path | None, command: str) -> dict[str, An
 
 
 def _findings_json(findings: Findings | None) -> dict[str, Any]:
-    if findings is None:
-        names = ("rows", "good", "positives", "rejected", "rejected_examples", "duplicates")
-        return dict.fromkeys((*names, "duplicates_are_exact", "duplicate_share", "empty_lists"))
-    return {
-        "rows": findings.n_read,
-        "good": findings.n_good,
-        "positives": findings.n_positive,
-        "rejected": findings.rejected,
-        "rejected_examples": findings.examples,
-        "duplicates": findings.n_duplicates,
-        "duplicates_are_exact": findings.keys.is_exact,
-        "duplicate_share": findings.duplicate_share,
-        "empty_lists": findings.n_empty,
+    known = findings or Findings()
+    fields = {
+        "rows": known.n_read,
+        "good": known.n_good,
+        "positives": known.n_positive,
+        "rejected": known.rejected,
+        "rejected_examples": known.examples,
+        "duplicates": known.n_duplicates,
+        "duplicates_are_exact": known.keys.is_exact,
+        "duplicate_share": known.n_duplicates / max(1, known.keys.n_added),
+        "empty_lists": known.n_empty,
+        "first": known.first,
+        "last": known.last,
     }
+    return fields if findings else dict.fromkeys(fields)
 
 
-def _columns_json(report: Report) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": profile.name,
-            "type": profile.kind,
-            "rows": profile.n_rows,
-            "nulls": profile.n_null,
-            "distinct": len(profile.distinct),
-            "distinct_is_exact": profile.distinct.is_exact,
-            "lowest": profile.lowest,
-            "highest": profile.highest,
-            "examples": profile.examples,
-        }
-        for profile in report.profiles.values()
-    ]
+# --- as tables; all that comes from the files is written without controls
 
 
-# --- The tables of `recsys check`. All that comes from the files is written without controls.
-
-_WIDTH = 110  # Where no terminal says its own.
-_NAME = 28
-_NEARLY_ALL = 0.9
-_MOST_REJECTED = GateConfig().max_rejected_share
-
-
-def show_report(report: Report, written: Path | None, command: str, *, is_sample: bool) -> None:
-    """Prints a report.
-
-    Args:
-        report: What the look gave.
-        written: The config that was written, if one was.
-        command: The command that decides what is open.
-        is_sample: Whether only some rows were read.
-    """
+def _show(report: Report, written: Path | None, command: str, *, is_sample: bool) -> None:
     console = fitted_console(_WIDTH)
-    _say_format(console, "Interactions", report)
-    if is_sample:
-        console.print(Text("Only a sample was read: counts are of that.", "yellow"))
-    notes = {
-        decided.column: f"{role}: {decided.reason}"
-        for role, decided in report.roles.decided.items()
-    }
-    console.print(_columns_table("Columns", report.profiles, notes))
-    for what, side in report.sides.items():
-        _show_side(console, what, side)
-    if report.findings is not None:
-        _show_findings(console, report.findings)
-        for what, side in report.sides.items():
-            _show_side_findings(console, what, side, report.findings)
-    if report.split is not None and report.split.split != "time":
-        text = f"Split: {report.split.split}, because: {report.split.reason}."
-        console.print(Text(text, "yellow"), soft_wrap=True)
-    if written is not None:
-        console.print(Text(f"Wrote {written}. Look it over, then: recsys run {written}", "bold"))
-        return
-    console.print(Text("Not decided, so no config was written:", "bold red"))
-    for sentence in report.undecided:
-        console.print(Text(f"  {sentence}"), soft_wrap=True)
-    if report.options:
-        console.print(Text(f"Say which, for example: {shown(command, 500)}"), soft_wrap=True)
 
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)
 
-def _say_format(console: Console, title: str, report: Report) -> None:
-    understood = report.understood
+    understood, findings = report.understood, report.findings
     n_bytes = sum(file.size for file in understood.files)
     packed = f", {understood.compression}" if understood.compression else ""
-    line = f"{title}: {len(understood.files):,} file(s), {n_bytes:,} bytes, {understood.format}"
-    console.print(Text(f"{line}{packed}", "bold"))
+    n_files = f"{len(understood.files):,} file(s), {n_bytes:,} bytes"
+    say(f"Interactions: {n_files}, {understood.format}{packed}", "bold")
     for sentence in understood.evidence:
-        console.print(Text(f"  {shown(sentence, 200)}"), soft_wrap=True)
+        say(f"  {shown(sentence, 200)}")
+    if is_sample:
+        say("Only a sample was read: counts are of that.", "yellow")
+    roles = {role.column: f"{name}: {role.reason}" for name, role in report.roles.decided.items()}
+    console.print(_columns_table("Columns", report.profiles, roles))
+    for what, side in report.sides.items():
+        title = shown(f"{what.capitalize()}: {side.understood.files[0].path}", 100)
+        console.print(_columns_table(title, side.profiles, side.notes()))
+    if findings is not None:
+        span = ""
+        if findings.first is not None and findings.last is not None:
+            span = f", from {_day(findings.first)} to {_day(findings.last)}"
+        empty = f" {findings.n_empty:,} lists are empty." if findings.n_empty else ""
+        say(
+            f"A run would read {findings.n_read:,} rows{span}: {findings.n_good:,} good, of which "
+            f"{findings.n_positive:,} positives; {_left_out(findings)}.{empty}"
+        )
+        if not findings.keys.is_exact:
+            say("Duplicates are counted in a sample, and nearly right.", "yellow")
+        _show_rejected(console, findings)
+        for what, side in report.sides.items():
+            if side.findings is None:
+                continue
+            n_good, n_read = side.findings.n_good, side.findings.n_read
+            share = findings.n_known.get(what, 0) / max(1, findings.keys.n_added)
+            say(
+                f"{what.capitalize()}: {n_good:,} of {n_read:,} rows good;"
+                f" {_left_out(side.findings)}. They have {share:.2%} of the interactions' {what}.",
+                "yellow" if share < _NEARLY_ALL else "",
+            )
+            _show_rejected(console, side.findings)
+    if report.split is not None and report.split.split != "time":
+        say(f"Split: {report.split.split}, because: {report.split.reason}.", "yellow")
+    if written is not None:
+        say(f"Wrote {written}. Look it over, then: recsys run {written}", "bold")
+        return
+    say("Not decided, so no config was written:", "bold red")
+    for sentence in report.undecided:
+        say(f"  {sentence}")
+    if report.options:
+        say(f"Say which, for example: {shown(command, 500)}")
 
 
 def _columns_table(title: str, profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> Table:
     table = titled_table(title)
-    table.add_column("column", overflow="fold")
-    table.add_column("type")
-    for heading in ("nulls", "different"):
-        table.add_column(heading, justify="right")
-    for heading in ("range", "examples", "role, and why"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("column", "type", "nulls", "different", "range", "examples", "role, and why"):
+        is_number = heading in ("nulls", "different")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
     for profile in profiles.values():
-        table.add_row(
-            Text(shown(profile.name, _NAME)),
-            Text(_type(profile)),
-            Text(f"{profile.n_null / max(1, profile.n_rows):.1%}"),
-            Text(f"{'' if profile.distinct.is_exact else '≈ '}{len(profile.distinct):,}"),
-            Text(_range(profile)),
-            Text(", ".join(shown(example, 16) for example in profile.examples)),
-            Text(shown(notes.get(profile.name, ""), 120), "green"),
+        is_ticks = profile.unit and profile.kind != "time"
+        cells = (
+            shown(profile.name, 28),
+            f"{profile.kind}, {profile.unit}" if is_ticks else profile.kind,
+            f"{profile.n_null / max(1, profile.n_rows):.1%}",
+            f"{'' if profile.distinct.is_exact else '≈ '}{len(profile.distinct):,}",
+            _range(profile),
+            ", ".join(shown(example, 16) for example in profile.examples),
         )
+        note = Text(shown(notes.get(profile.name, ""), 120), "green")
+        table.add_row(*map(Text, cells), note)
     return table
-
-
-def _type(profile: Profile) -> str:
-    return (
-        f"{profile.kind}, {profile.unit}"
-        if profile.unit and profile.kind != "time"
-        else profile.kind
-    )
 
 
 def _range(profile: Profile) -> str:
@@ -301,59 +268,16 @@ def _day(seconds: float) -> str:
         return f"{seconds:.10g}"
 
 
-def _show_side(console: Console, what: str, side: Side) -> None:
-    notes = {column: f"left out: {why}" for column, why in side.left_out.items()}
-    notes |= {feature.column: f"feature: {feature.kind}" for feature in side.features}
-    for name, role in (("title", side.title), ("id", side.id)):
-        if role is not None:
-            also = f"; {notes[role.column]}" if role.column in notes else ""
-            notes[role.column] = f"{name}: {role.reason}{also}"
-    title = f"{what.capitalize()}: {side.understood.files[0].path}"
-    console.print(_columns_table(shown(title, 100), side.profiles, notes))
-
-
-def _show_findings(console: Console, findings: Findings) -> None:
-    span = ""
-    if findings.first is not None and findings.last is not None:
-        span = f", from {_day(findings.first)} to {_day(findings.last)}"
-    empty = f" {findings.n_empty:,} lists are empty." if findings.n_empty else ""
-    text = (
-        f"A run would read {findings.n_read:,} rows{span}: {findings.n_good:,} good, of which "
-        f"{findings.n_positive:,} positives; {_left_out(findings)}.{empty}"
-    )
-    console.print(Text(text), soft_wrap=True)
-    if not findings.keys.is_exact:
-        console.print(Text("Duplicates are counted in a sample, and nearly right.", "yellow"))
-    _show_rejected(console, findings)
-
-
 def _left_out(findings: Findings) -> str:
     share = findings.n_rejected / max(1, findings.n_read)
-    return (
-        f"{findings.n_duplicates:,} duplicates and {findings.n_rejected:,} rejected ({share:.2%})"
-    )
-
-
-def _show_side_findings(console: Console, what: str, side: Side, events: Findings) -> None:
-    findings = side.findings
-    if findings is None:
-        return
-    n_known, n_events = events.n_known.get(what, 0), events.keys.n_rows
-    line = f"{what.capitalize()}: {findings.n_good:,} of {findings.n_read:,} rows good;"
-    line += f" {_left_out(findings)}."
-    known = f" They have {n_known / max(1, n_events):.2%} of the interactions' {what}."
-    is_odd = n_known < _NEARLY_ALL * n_events
-    console.print(Text(line + known, "yellow" if is_odd else ""), soft_wrap=True)
-    _show_rejected(console, findings)
+    rejected = f"{findings.n_rejected:,} rejected ({share:.2%})"
+    return f"{findings.n_duplicates:,} duplicates and {rejected}"
 
 
 def _show_rejected(console: Console, findings: Findings) -> None:
     if findings.n_rejected > _MOST_REJECTED * findings.n_read:
-        text = (
-            "That is more than data.gate.max_rejected_share: a run would stop. Mend the data, or"
-            " raise it."
-        )
-        console.print(Text(text, "bold red"), soft_wrap=True)
+        text = "That is more than data.gate.max_rejected_share: a run would stop. Mend the data,"
+        console.print(Text(f"{text} or raise it.", "bold red"), soft_wrap=True)
     if not findings.rejected:
         return
     table = titled_table("Rejected")
@@ -362,6 +286,6 @@ def _show_rejected(console: Console, findings: Findings) -> None:
     table.add_column("for example", overflow="fold")
     for reason, n_rows in sorted(findings.rejected.items(), key=lambda entry: -entry[1]):
         file, line, row = findings.examples[reason]
-        where = f"{shown(Path(file).name, 30)}:{line}"
-        table.add_row(Text(shown(reason, 60)), Text(f"{n_rows:,}"), Text(f"{where}  {shown(row)}"))
+        example = f"{shown(Path(file).name, 30)}:{line}  {shown(row)}"
+        table.add_row(Text(shown(reason, 60)), Text(f"{n_rows:,}"), Text(example))
     console.print(table)

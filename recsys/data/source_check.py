@@ -5,7 +5,7 @@ from __future__ import annotations
 from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
 from recsys.data.ingest.window import has_spans, read_window, restrict, unreadable_span
-from recsys.data.sources.pieces import EMPTY, check_files
+from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces
 from recsys.errors import RecsysError, UsageError
 
 
@@ -22,20 +22,20 @@ def check_sources(data: DataConfig) -> None:
     if data.interactions.query is None:
         _check_interactions(data.interactions)
     if data.items is not None:
-        check_files(data.items, "items", entities.raw_columns(data.items))
+        plan_pieces(data.items, "items", entities.raw_columns(data.items), WHOLE_FILES)
     if data.users is not None:
-        check_files(data.users, "users", entities.raw_columns(data.users))
+        plan_pieces(data.users, "users", entities.raw_columns(data.users), WHOLE_FILES)
 
 
 def _check_interactions(config: InteractionsConfig) -> None:
     columns = interactions.interaction_columns(config)
     if not has_spans(config):
-        check_files(config, "interactions", columns)
+        plan_pieces(config, "interactions", columns, WHOLE_FILES)
         return
     for span in read_window(config):
         for path in span.paths:
             try:
-                check_files(restrict(config, [path]), "interactions", columns)
+                plan_pieces(restrict(config, [path]), "interactions", columns, WHOLE_FILES)
             except UsageError:
                 raise
             except RecsysError as error:

@@ -15,8 +15,7 @@ from recsys.data.interactions import BAD_USER, NO_USER, is_bad_id, split_by_rule
 from recsys.data.sources.csv_source import CsvSource, header_names
 from recsys.data.sources.files import SourceFile, file_size
 from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_piece
-from recsys.data.sources.rows import Dialect
-from recsys.data.sources.streams import split_line
+from recsys.data.sources.streams import read_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 
@@ -85,7 +84,7 @@ def _look(path: str, column: str | None) -> tuple[SourceConfig, str]:
     name = registry.name_of("source", file.source)
     source = SourceConfig(files=path, format=name)
     if isinstance(file.source, CsvSource):
-        line, _ = split_line(file.source.open(file), path)
+        line = read_line(file.source.open(file), path)
         return _csv(path, line, source, column)
     if column is not None:
         return source, column
@@ -102,5 +101,5 @@ def _csv(
         return source.model_copy(update={"csv": csv}), _PLAIN
     text = line.decode("utf-8", "replace")
     delimiter = next((sign for sign in _DELIMITERS if sign in text), ",")
-    source = source.model_copy(update={"csv": CsvFormat(delimiter=delimiter)})
-    return source, column or header_names(file, line, Dialect(delimiter))[0]
+    csv = CsvFormat(delimiter=delimiter)
+    return source.model_copy(update={"csv": csv}), column or header_names(file, line, csv)[0]

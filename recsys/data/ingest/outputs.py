@@ -22,7 +22,7 @@ from recsys.data.ingest.segment_plan import Segment
 from recsys.data.ingest.span_state import WindowSpan
 from recsys.data.ingest.tally import Tally, write_summary
 from recsys.data.ingest.window import Seen, has_days
-from recsys.data.sources.spans import day_name
+from recsys.data.sources.files import day_name
 from recsys.data.split import DAY_S
 from recsys.data.split_rule import SplitRule
 

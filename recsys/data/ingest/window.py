@@ -14,12 +14,13 @@ from recsys.data.ingest.cache import key_of
 from recsys.data.sources.files import (
     SourceFile,
     content_digest,
+    day_name,
     file_size,
     is_remote,
     match_paths,
     patterns,
+    span_pattern,
 )
-from recsys.data.sources.spans import day_name, span_pattern
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_text
 

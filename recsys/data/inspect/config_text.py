@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from recsys.config import CsvFormat, Files, InteractionsConfig, SourceConfig
-from recsys.data.features import Feature
+from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.proposal import Report
-from recsys.data.inspect.sides import Side
+from recsys.data.inspect.roles import Role
+from recsys.data.inspect.sides import ROLE, Side
 from recsys.data.sources.files import is_remote
 
 
@@ -28,8 +28,7 @@ def config_text(report: Report, name: str, folder: Path) -> str:
 
 
 def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
-    config = report.config
-    if config is None:
+    if report.config is None:
         raise ValueError("an undecided report makes no config")
     yield "# Made by `recsys check`; look it over, then give it to `recsys run`."
     yield "# All keys and their defaults: docs/config.md."
@@ -37,50 +36,50 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
     yield f"root: {_value(f'runs/{name}')}  # Everything that a run writes."
     yield ""
     yield "data:"
-    yield from _split(report)
-    yield "  interactions:"
-    yield from _source(config, folder)
-    if config.explode is not None:
-        events = config.explode.model_dump(exclude_none=True)
-        yield f"    explode: {_value(events)}  # A row holds a list of events."
-    yield "    columns:"
-    for role, decided in report.roles.decided.items():
-        yield f"      {role}: {_value(decided.column)}  # {shown(decided.reason, 90)}"
-    yield from _order(report, config, folder)
-    if config.weight_scale != "linear":
-        yield "    # Counts: a few are so large that they would drown the others."
-        yield f"    weight_scale: {config.weight_scale}"
-    if config.positive_at_least is not None:
-        rating = report.profiles[report.roles.decided["rating"].column]
-        yield f"    # Ratings go from {rating.lowest:g} to {rating.highest:g}: say what likes are."
-        yield f"    positive_at_least: {config.positive_at_least:g}"
-    if "event" in report.roles.decided:
-        yield from _events(report)
-    for what, side in report.sides.items():
-        yield from _side(what, side, folder)
-
-
-def _split(report: Report) -> Iterator[str]:
     if report.split is not None and report.split.split != "time":
         yield f"  # {report.split.reason}."
         yield "  # What the figures of each split mean: docs/evaluation.md."
         yield f"  split: {report.split.split}"
+    yield "  interactions:"
+    comments = _comments(report, report.config)
+    yield from _source(report.config, folder, report.roles.decided, comments)
+    if "event" in report.roles.decided:
+        yield from _events(report)
+    for what, side in report.sides.items():
+        if side.config is not None:
+            yield f"  {what}:"
+            yield from _side(what, side, folder)
 
 
-def _order(report: Report, config: InteractionsConfig, folder: Path) -> Iterator[str]:
-    if report.split is not None and report.split.part is not None:
-        yield f"      part: {_value(report.split.part)}"
-        yield f"    train_parts: {_value(config.train_parts)}"
-        yield f"    eval_parts: {_value(config.eval_parts)}"
-    if config.eval_files:
-        yield f"    eval_files: {_value(_relative(config.eval_files, folder))}"
-    if config.columns.timestamp is not None:
-        if config.timestamp_format is None:
-            yield f"    timestamp_unit: {config.timestamp_unit}"
+def _comments(report: Report, config: InteractionsConfig) -> dict[str, str]:
+    """Returns what is said above keys of the interactions."""
+    comments = {
+        "explode": "A row holds a list of events.",
+        "weight_scale": "Counts: a few are so large that they would drown the others.",
+    }
+    if config.positive_at_least is not None:
+        rating = report.profiles[report.roles.decided["rating"].column]
+        scale = f"{rating.lowest:g} to {rating.highest:g}"
+        comments["positive_at_least"] = f"Ratings go from {scale}: say what likes are."
+    return comments
+
+
+def _source(
+    config: SourceConfig, folder: Path, roles: Mapping[str, Role], comments: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields the keys of files that are not as by default, with the reason of each column."""
+    keys = config.model_dump(mode="json", exclude_defaults=True, exclude={"features"})
+    for key, value in keys.items():
+        if key in comments:
+            yield f"    # {comments[key]}"
+        if key == "columns":
+            yield "    columns:"
+            for role, column in value.items():
+                reason = f"  # {shown(roles[role].reason, 90)}" if role in roles else ""
+                yield f"      {role}: {_value(column)}{reason}"
         else:
-            yield f"    timestamp_format: {_value(config.timestamp_format)}"
-    elif config.order is not None:
-        yield f"    order: {config.order}"
+            is_files = key in ("files", "eval_files")
+            yield f"    {key}: {_value(_relative(value, folder) if is_files else value)}"
 
 
 def _events(report: Report) -> Iterator[str]:
@@ -94,46 +93,23 @@ def _events(report: Report) -> Iterator[str]:
 
 
 def _side(what: str, side: Side, folder: Path) -> Iterator[str]:
-    if side.id is None or (what == "users" and not side.features):
+    if side.config is None or side.id is None:
         return
-    yield f"  {what}:"
-    yield from _source(side.understood.source, folder)
-    yield "    columns:"
-    kind = "item" if what == "items" else "user"
-    yield f"      {kind}: {_value(side.id.column)}  # {shown(side.id.reason, 90)}"
-    if side.title is not None:
-        yield f"      title: {_value(side.title.column)}"
+    yield from _source(side.config, folder, {ROLE[what]: side.id}, {})
     if side.features:
         yield "    features:"
     for feature in side.features:
-        yield f"      - {_feature(feature)}"
+        keys = {"name": feature.name, "column": feature.column, "kind": feature.kind}
+        keys |= {"separator": feature.detail} if feature.value == "list" else {}
+        keys |= {"format": feature.detail} if feature.value == "date" and feature.detail else {}
+        yield f"      - {_value(keys)}"
     for column, why in side.left_out.items():
         yield f"      # {shown(column)}: {why}"
 
 
-def _source(source: SourceConfig, folder: Path) -> Iterator[str]:
-    yield f"    files: {_value(_relative(source.files, folder))}"
-    if source.format != "auto":
-        yield f"    format: {source.format}"
-    csv = {
-        key: value
-        for key, value in source.csv.model_dump(mode="json").items()
-        if value != CsvFormat().model_dump(mode="json")[key]
-    }
-    if csv:
-        yield f"    csv: {_value(csv)}"
-
-
-def _feature(feature: Feature) -> str:
-    keys: dict[str, Any] = {"name": feature.name, "column": feature.column, "kind": feature.kind}
-    keys |= {"separator": feature.detail} if feature.value == "list" else {}
-    keys |= {"format": feature.detail} if feature.value == "date" and feature.detail else {}
-    return _value(keys)
-
-
 def _relative(files: Files, folder: Path) -> str | list[str]:
+    """Returns files as the config's reader puts them together with its folder again."""
     names = [files] if isinstance(files, str) else list(files)
-    # As the config's reader puts them together again.
     paths = [
         path if is_remote(path) else os.path.relpath(Path.cwd() / path, folder) for path in names
     ]

@@ -12,20 +12,18 @@ from recsys import registry
 from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
-from recsys.data.sources.detection import format_of_name
-from recsys.data.sources.files import Section, SourceFile, match_files
+from recsys.data.sources.files import SourceFile, match_files
 from recsys.data.sources.jsonl_source import JsonLinesSource
-from recsys.data.sources.pieces import open_source
-from recsys.data.sources.rows import Dialect, is_open, split_fields
+from recsys.data.sources.pieces import format_of_name, open_source
 from recsys.data.sources.streams import (
     HEADER_LIMIT_BYTES,
     START_BYTES,
     compression_of,
     long_line,
     open_bytes,
-    read_some,
     wide_encoding,
 )
+from recsys.data.sources.text_source import is_valid_utf8, split_fields
 from recsys.errors import RecsysError
 
 _LOOK_BYTES = 4 << 20
@@ -78,16 +76,16 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     source = EventSource(files=tuple(patterns))
     files = match_files(source, what)
     path, size = files[0].path, files[0].size
-    start = read_some(Section(path, 0, size), START_BYTES)
+    start = open_bytes(path, 0, size).read(START_BYTES)
     compression = compression_of(path, start)
-    start = read_some(open_bytes(path, 0, size, compression), _LOOK_BYTES)
+    start = open_bytes(path, 0, size, compression).read(_LOOK_BYTES)
     encoding, why = _encoding(start)
     source = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     file = open_source(files[0], source)
     table = Table(CsvFormat(), [], [])
     counts: Counter[str] = Counter()
     if isinstance(file.source, CsvSource):
-        text = read_some(file.source.open(file), _LOOK_BYTES)
+        text = file.source.open(file).read(_LOOK_BYTES)
         may_be_lists = what == "interactions"
         table = understand_table(path, text, encoding, may_be_lists=may_be_lists)
         counts = Counter(table.names)
@@ -105,20 +103,15 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     if len(columns) > _MOST_COLUMNS:
         n_left_out = len(columns) - _MOST_COLUMNS
         table.evidence.append(f"left out: {n_left_out:,} of {len(columns):,} columns")
-        columns = _likely_columns(columns, counts)
+        # Those whose names or numbers say most.
+        likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not role_words(name)))
+        columns = [name for name in columns if name in set(likely[:_MOST_COLUMNS])]
     format_ = registry.name_of("source", file.source)
     source = source.model_copy(update={"csv": table.csv, "explode": table.explode})
     if format_of_name(path) is None:
         source = source.model_copy(update={"format": format_})
     evidence, types = table.evidence, table.types
     return Understood(source, files, format_, compression or "", columns, evidence, types)
-
-
-def _likely_columns(columns: Sequence[str], counts: Mapping[str, int]) -> list[str]:
-    """Returns as many columns as are looked at: those whose names or numbers say most."""
-    likely = sorted(columns, key=lambda name: (-counts.get(name, 1), not role_words(name)))
-    kept = set(likely[:_MOST_COLUMNS])
-    return [name for name in columns if name in kept]
 
 
 def _encoding(start: bytes) -> tuple[str, str]:
@@ -130,20 +123,12 @@ def _encoding(start: bytes) -> tuple[str, str]:
     lines = [line for line in start.split(b"\n")[:-1] or [start] if not line.isascii()]
     if not lines:
         return "utf-8", "encoding utf-8: all is ASCII so far"
-    n_good = sum(_is_utf8(line) for line in lines)
+    n_good = sum(is_valid_utf8(line) for line in lines)
     if 2 * n_good >= len(lines):
         return "utf-8", f"encoding utf-8: {n_good:,} of {len(lines):,} lines beyond ASCII are"
     has_cp1252 = any(0x80 <= byte < 0xA0 for line in lines for byte in line)
     name = "cp1252" if has_cp1252 else "latin-1"
     return name, f"encoding {name}: {len(lines) - n_good:,} lines are no UTF-8"
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 _LINES = 500
@@ -198,7 +183,12 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
         return ragged
     share, width, dialect = _best_dialect(filled)
     if width < 2 or share < 0.5:
-        raise _no_table(path, filled[0])
+        raise RecsysError(
+            "R208",
+            f"{path!r} must be a table: most of its lines must have as many fields.",
+            "Convert it to CSV, or write its config by hand: docs/data.md.",
+            shown(filled[0]),
+        )
     n_above = _rows_above(filled, width, dialect)
     skip_rows = numbered[n_above][0] if n_above else 0
     if n_above is None or skip_rows > MOST_SKIPPED:
@@ -213,50 +203,42 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
     names = rows[0] if has_header else [f"c{at + 1}" for at in range(width)]
     csv = CsvFormat(
         delimiter=dialect.delimiter,
-        quote=dialect.quote or None,
+        quote=dialect.quote,
         names=() if has_header else tuple(names),
         encoding=encoding,
         decimal=_decimal(fitting[has_header:], dialect),
         skip_rows=skip_rows,
     )
-    evidence = _evidence(csv, rows, width, has_quotes=any('"' in line for line in filled))
-    return Table(csv, names, [*evidence, why], types=types)
-
-
-def _evidence(
-    csv: CsvFormat, rows: Sequence[Sequence[str]], width: int, *, has_quotes: bool
-) -> list[str]:
-    """Returns what was seen of a dialect, a sentence each."""
-    n_fitting = sum(len(row) == width for row in rows)
-    evidence = [
-        f"{csv.delimiter!r} between fields: {n_fitting:,} of {len(rows):,} rows have {width}"
-    ]
-    if has_quotes:
+    n_fitting = f"{len(fitting):,} of {len(rows):,} rows have {width}"
+    evidence = [f"{csv.delimiter!r} between fields: {n_fitting}"]
+    if any('"' in line for line in filled):
         evidence.append("quotes around fields" if csv.quote else "quotes are text")
     if csv.skip_rows:
         evidence.append(f"{csv.skip_rows} line(s) above the table are left out")
     if csv.decimal == ",":
         evidence.append("numbers have a comma before their decimals")
-    return evidence
+    return Table(csv, names, [*evidence, why], types=types)
 
 
-def _best_dialect(lines: Sequence[str]) -> tuple[float, int, Dialect]:
+def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
     """Returns the share of rows that fit, their fields, and the dialect that fits most."""
     scored = []
     for delimiter in _DELIMITERS:
-        quoted, plain = (_fit(_rows(lines, Dialect(delimiter, quote))) for quote in ('"', ""))
+        dialects = CsvFormat(delimiter=delimiter), CsvFormat(delimiter=delimiter, quote=None)
+        quoted, plain = ((*_fit(_rows(lines, dialect)), dialect) for dialect in dialects)
         # Without quotes more fields may come out: quotes are none only where they don't fit.
         is_quoted = round(quoted[0], 2) >= round(plain[0], 2) and quoted[1] > 1
-        scored.append((*(quoted if is_quoted else plain), delimiter, '"' if is_quoted else ""))
+        scored.append(quoted if is_quoted else plain)
     best = max(scored, key=lambda fit: (fit[1] > 1, round(fit[0], 2), fit[1]))
     if best[1] < 2 or best[0] < 0.5:
-        # Blanks stand inside of fields too: they are asked last.
-        blank = (*_fit(_rows(lines, Dialect(" ", ""))), " ", "")
+        # Blanks stand inside of fields too: they are tried last.
+        dialect = CsvFormat(delimiter=" ", quote=None)
+        blank = (*_fit(_rows(lines, dialect)), dialect)
         best = blank if blank[0] >= _NEARLY_ALL else best
-    return best[0], best[1], Dialect(best[2], best[3])
+    return best
 
 
-def _rows_above(lines: Sequence[str], width: int, dialect: Dialect) -> int | None:
+def _rows_above(lines: Sequence[str], width: int, dialect: CsvFormat) -> int | None:
     """Returns how many lines stand above the first three rows that fit; `None`: too many."""
     for at in range(min(_MOST_ABOVE, len(lines))):
         rows = _rows(lines[at : at + 3 * _LINES_OF_A_ROW], dialect)[:3]
@@ -292,13 +274,11 @@ def _ragged(lines: Sequence[str], encoding: str) -> Table | None:
 
 def _recbole_types(names: Sequence[str]) -> dict[str, str]:
     """Returns the types that names of columns end in; none if a name has none."""
-    types = {name: RECBOLE_TYPE.search(name) for name in names}
-    if not all(types.values()):
-        return {}
-    return {name: match[1] for name, match in types.items() if match}
+    types = {name: match[1] for name in names if (match := RECBOLE_TYPE.search(name))}
+    return types if len(types) == len(set(names)) else {}
 
 
-def _decimal(rows: Sequence[Sequence[str]], dialect: Dialect) -> Literal[".", ","]:
+def _decimal(rows: Sequence[Sequence[str]], dialect: CsvFormat) -> Literal[".", ","]:
     """Returns what stands before the decimals of numbers.
 
     A comma before three digits alone may as well stand between thousands.
@@ -312,15 +292,6 @@ def _decimal(rows: Sequence[Sequence[str]], dialect: Dialect) -> Literal[".", ",
     return "."
 
 
-def _no_table(path: str, line: str) -> RecsysError:
-    return RecsysError(
-        "R208",
-        f"{path!r} must be a table: most of its lines must have as many fields.",
-        "Convert it to CSV, or write its config by hand: docs/data.md.",
-        shown(line),
-    )
-
-
 def _no_start(path: str, line: str, width: int) -> RecsysError:
     return RecsysError(
         "R208",
@@ -330,16 +301,17 @@ def _no_start(path: str, line: str, width: int) -> RecsysError:
     )
 
 
-def _rows(lines: Sequence[str], dialect: Dialect) -> list[list[str]]:
+def _rows(lines: Sequence[str], dialect: CsvFormat) -> list[list[str]]:
     """Returns the fields of rows, over several lines where quotes say so; none of an open one."""
     rows: list[list[str]] = []
     at = 0
     while at < len(lines):
         stops = range(at + 1, min(at + _LINES_OF_A_ROW, len(lines)) + 1)
         texts = ("\n".join(lines[at:stop]) for stop in stops)
-        row = next((text for text in texts if not is_open(text, dialect)), None)
-        rows.append([] if row is None else split_fields(row, dialect))
-        at += 1 if row is None else 1 + row.count("\n")
+        split = ((text, *split_fields(text, dialect)) for text in texts)
+        row, fields, _ = next((row for row in split if not row[2]), ("", [], True))
+        rows.append(fields)
+        at += 1 + row.count("\n")
     return rows
 
 

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +21,12 @@ from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids, to_numbers, to_times
-from recsys.data.sources.written_times import written_times
+from recsys.data.sources.values import to_ids, to_numbers, to_times, written_times
 
 Advance = Callable[[int], None]
 """Told of bytes that were read."""
 
 _EXACT = 1 << 20
-_KEPT = 1 << 16
 _MOST_VALUES = 200
 _EXAMPLES = 3
 _SAMPLE, _SAMPLE_CHARACTERS = 2000, 1 << 22
@@ -62,7 +61,7 @@ class Profile:
     kind: str = "empty"
     n_rows: int = 0
     n_null: int = 0
-    distinct: DistinctCount = dataclasses.field(default_factory=lambda: DistinctCount())
+    distinct: Distinct = dataclasses.field(default_factory=lambda: Distinct(_EXACT))
     unit: TimestampUnit | None = None
     is_recent: bool = True
     lowest: float | None = None
@@ -125,8 +124,7 @@ class Profile:
 
     def _decide(self, column: pa.Array, ids: pa.Array, is_list: bool, now: int) -> None:
         """Determines the kind from the first values."""
-        head = column.slice(0, 20_000)
-        n = max(1, len(ids.slice(0, 20_000)) - ids.slice(0, 20_000).null_count)
+        head, ids = column.slice(0, 20_000), ids.slice(0, 20_000).drop_null()
         if is_list:
             self.kind = "list"
             return
@@ -134,24 +132,27 @@ class Profile:
         if pa.types.is_temporal(column.type) or self.unit == "iso8601":
             self.kind = "time"
             return
-        numbers = to_numbers(head, self.decimal)
-        if len(numbers) - numbers.null_count >= 0.9 * n:
-            whole = pc.equal(pc.round(numbers), numbers)
-            is_whole = pc.all(whole, min_count=0).as_py()
+        numbers = to_numbers(head, self.decimal).drop_null()
+        if len(numbers) >= 0.9 * max(1, len(ids)):
+            is_whole = pc.all(pc.equal(pc.round(numbers), numbers), min_count=0).as_py()
             self.kind = "whole number" if is_whole else "number"
         if self.kind == "empty" or (self.unit is None and name_score(self.name, "timestamp")):
-            self.time_formats = find_formats(pc.unique(ids.slice(0, 20_000).drop_null()))
+            self.time_formats = find_formats(pc.unique(ids))
             self.kind = "time" if self.time_formats else self.kind
         if self.kind == "empty":
             self.kind = "text"
 
     def _count(self, values: pa.Array) -> None:
-        self.distinct.add(values)
-        if len(self.examples) < _EXAMPLES:
-            new = [v for v in pc.unique(values.slice(0, 1000)).to_pylist()
-                   if v not in self.examples]  # fmt: skip
-            self.examples += new[: _EXAMPLES - len(self.examples)]
-        self._count_runs(values)
+        if not len(values):
+            return
+        unique = pc.unique(values)
+        self.distinct.add(fingerprints(unique.cast(pa.large_string())))
+        for value in unique.slice(0, 1000).to_pylist():
+            if len(self.examples) < _EXAMPLES and value not in self.examples:
+                self.examples.append(value)
+        changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
+        self.n_runs += (changes.as_py() or 0) + (self._last != values[0].as_py())
+        self._last = values[-1].as_py()
         self.n_asins += _n_matching(values, _ASIN)
         if self.kind == "text":
             self.n_characters += pc.sum(pc.utf8_length(values)).as_py() or 0
@@ -167,47 +168,79 @@ class Profile:
                 self.has_all_values = False
                 self.values.clear()
 
-    def _count_runs(self, values: pa.Array) -> None:
-        if len(values):
-            changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
-            is_new = self._last != values[0].as_py()
-            self.n_runs += (changes.as_py() or 0) + is_new
-            self._last = values[-1].as_py()
-
     def _widen(self, ends: pa.StructScalar) -> None:
         low, high = ends["min"].as_py(), ends["max"].as_py()
         if low is not None:
             self.lowest = low if self.lowest is None else min(self.lowest, low)
             self.highest = high if self.highest is None else max(self.highest, high)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `recsys check --json` says of it."""
+        return {
+            "name": self.name,
+            "type": self.kind,
+            "rows": self.n_rows,
+            "nulls": self.n_null,
+            "distinct": len(self.distinct),
+            "distinct_is_exact": self.distinct.is_exact,
+            "lowest": self.lowest,
+            "highest": self.highest,
+            "examples": self.examples,
+        }
+
 
 def _n_matching(values: pa.Array, pattern: str) -> int:
     return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
 
 
-class DistinctCount:
-    """Counts different values: exactly up to 2²⁰, then by their smallest hashes.
+class Distinct:
+    """Counts different hashes: all up to a limit, beyond it a sample by their last bits.
 
-    Bar-Yossef et al., "Counting distinct elements in a data stream", 2002.
+    Args:
+        most: Most hashes that are kept.
     """
 
-    def __init__(self) -> None:
-        self._hashes = np.zeros(0, np.uint64)
-        self.is_exact = True
+    def __init__(self, most: int) -> None:
+        self.n_added = 0
+        self._most, self._shift = most, 0
+        self._hashes, self._flags = [np.zeros(0, np.uint64)], [np.zeros(0, bool)]
 
-    def add(self, values: pa.Array) -> None:
-        """Adds values `[n]` without nulls."""
-        if len(values):
-            new = fingerprints(pc.unique(values).cast(pa.large_string()))
-            self._hashes = np.union1d(self._hashes, new)
-        if not self.is_exact or len(self._hashes) > _EXACT:
-            self.is_exact = False
-            self._hashes = self._hashes[:_KEPT]
+    def add(self, hashes: np.ndarray, flags: np.ndarray | None = None) -> None:
+        """Adds hashes `[n]` uint64, and whether each is flagged `[n]` bool: the first counts."""
+        self.n_added += len(hashes)
+        self._hashes.append(hashes)
+        self._flags.append(np.ones(len(hashes), bool) if flags is None else flags)
+        if sum(map(len, self._hashes[1:])) > self._most:
+            self._join()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all are kept."""
+        self._join()
+        return self._shift == 0
+
+    @property
+    def n_flagged(self) -> int:
+        """Different hashes that are flagged."""
+        self._join()
+        return int(self._flags[0].sum()) << self._shift
 
     def __len__(self) -> int:
-        if self.is_exact:
-            return len(self._hashes)
-        return round((_KEPT - 1) * 2.0**64 / float(self._hashes[_KEPT - 1]))
+        self._join()
+        return len(self._hashes[0]) << self._shift
+
+    def _join(self) -> None:
+        if len(self._hashes) == 1:
+            return
+        hashes, first = np.unique(np.concatenate(self._hashes), return_index=True)
+        flags = np.concatenate(self._flags)[first]
+        while True:
+            is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
+            hashes, flags = hashes[is_kept], flags[is_kept]
+            if len(hashes) <= self._most:
+                break
+            self._shift += 1
+        self._hashes, self._flags = [hashes], [flags]
 
 
 def profile_columns(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import InteractionColumns, InteractionsConfig, Split, TimestampUnit
+from recsys.config import InteractionColumns, InteractionsConfig, Split
 from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.dialect import Understood, understand
 from recsys.data.inspect.findings import Findings, check_rows
@@ -85,17 +86,25 @@ def inspect_files(
         UsageError: A map names what isn't there.
     """
     understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
-    looked = {
-        what: _look_at_side(pattern, what, now, sample, advance)
-        for what, pattern in side_patterns.items()
-    }
-    overlaps = _overlaps(profiles, looked, mapped)
+    looked: dict[str, Looked] = {}
+    overlaps: dict[str, Overlap | None] = {}
+    taken = dict(mapped)
+    for what, pattern in side_patterns.items():
+        side = understand([pattern], what)
+        looked[what] = side, profile_columns(side, what, now, sample, advance)[0]
+        overlap = find_overlap(ROLE[what], profiles, looked[what], what, taken)
+        overlaps[what] = overlap
+        taken |= {} if overlap is None else {ROLE[what]: overlap.column}
     roles = find_roles(profiles, mapped, _hints(understood, profiles, overlaps))
     sides: dict[str, Side] = {}
-    for what, side in looked.items():
+    for what in looked:
         names = [feature.name for other in sides.values() for feature in other.features]
-        sides[what] = find_side(what, side, roles, overlaps[what], names)
-    undecided = [*roles.undecided.values(), *_undecided_ids(sides, roles)]
+        sides[what] = find_side(what, looked[what], roles, overlaps[what], names)
+    undecided = list(roles.undecided.values())
+    for what, side_ in sides.items():
+        if side_.id is None and ROLE[what] in roles.decided:
+            name = shown(roles.decided[ROLE[what]].column)
+            undecided.append(f"{what}: no column is clearly their id: rename it to {name}")
     options = list(roles.options.values())
     config = findings = split = None
     if not undecided:
@@ -106,16 +115,12 @@ def inspect_files(
         config = config.model_copy(update=dict(split.changes))
         findings = check_rows(config, now, sample, advance, known)
         split = timed(split, findings.first, findings.last)
-        undecided += _hopeless(findings)
+        if not findings.n_good:
+            most = max(findings.rejected, key=findings.rejected.__getitem__, default="no row")
+            undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
+        elif not findings.n_positive:
+            undecided = ["no row would be a positive; map other columns"]
     return Report(understood, profiles, roles, config, findings, split, sides, undecided, options)
-
-
-def _look_at_side(
-    pattern: str, what: str, now: int, sample: int | None, advance: Advance
-) -> Looked:
-    """Returns how files of items or users are written, and their columns."""
-    understood = understand([pattern], what)
-    return understood, profile_columns(understood, what, now, sample, advance)[0]
 
 
 def _look_at_events(
@@ -137,20 +142,6 @@ def _look_at_events(
     return understood, profiles, mapped
 
 
-def _overlaps(
-    profiles: Mapping[str, Profile], looked: Mapping[str, Looked], mapped: Mapping[str, str]
-) -> dict[str, Overlap | None]:
-    """Returns the columns that hold the ids of each catalogue, where that is clear."""
-    overlaps: dict[str, Overlap | None] = {}
-    taken = dict(mapped)
-    for what, side in looked.items():
-        overlap = find_overlap(ROLE[what], profiles, side, what, taken)
-        overlaps[what] = overlap
-        if overlap is not None:
-            taken[ROLE[what]] = overlap.column
-    return overlaps
-
-
 def _hints(
     understood: Understood,
     profiles: Mapping[str, Profile],
@@ -159,34 +150,18 @@ def _hints(
     """Returns the columns that lists of events and values of catalogues speak for, by role."""
     events = understood.source.explode
     hints: dict[str, Role] = {}
-    if events is not None and events.column in profiles:
-        # Of objects a field is the item; a list of none of them is seen as a plain one.
-        has_fields = any(name.startswith(f"{events.column}.") for name in profiles)
-        if not has_fields:
-            hints["item"] = Role(events.column, "its lists hold the events")
-    return hints | {
-        ROLE[what]: Role(
-            overlap.column, f"{overlap.share:.0%} of its values are in the {what}' file"
-        )
-        for what, overlap in overlaps.items()
-        if overlap is not None
-    }
-
-
-def _undecided_ids(sides: Mapping[str, Side], roles: Roles) -> Iterator[str]:
-    for what, side in sides.items():
-        role = roles.decided.get(ROLE[what])
-        if side.id is None and role is not None:
-            name = shown(role.column)
-            yield f"{what}: no column is clearly their id: rename it to {name}"
-
-
-def _hopeless(findings: Findings) -> list[str]:
-    """Returns why a run with the config would fail, if it would."""
-    if not findings.n_good:
-        most = max(findings.rejected, key=findings.rejected.__getitem__, default="no row")
-        return [f"a run would reject every row, most often for: {most}; map other columns"]
-    return [] if findings.n_positive else ["no row would be a positive; map other columns"]
+    # Of objects a field is the item; a list of none of them is seen as a plain one.
+    if (
+        events is not None
+        and events.column in profiles
+        and not any(name.startswith(f"{events.column}.") for name in profiles)
+    ):
+        hints["item"] = Role(events.column, "its lists hold the events")
+    for what, overlap in overlaps.items():
+        if overlap is not None:
+            reason = f"{overlap.share:.0%} of its values are in the {what}' file"
+            hints[ROLE[what]] = Role(overlap.column, reason)
+    return hints
 
 
 def interactions_config(
@@ -199,26 +174,19 @@ def interactions_config(
         profiles[columns[role]] if role in columns else None
         for role in ("rating", "timestamp", "weight")
     )
+    # Of counts the largest would dominate the others.
+    is_count = weight and weight.kind == "whole number" and (weight.highest or 0) > _SMALL_COUNT
     return InteractionsConfig(
         files=source.files,
         format=source.format,
         csv=source.csv,
         explode=source.explode,
         columns=InteractionColumns(**columns),
-        timestamp_unit=_unit(time),
+        timestamp_unit=(time and time.unit) or "seconds",
         timestamp_format=time.time_formats[0] if time and time.time_formats else None,
-        weight_scale="log" if weight is not None and _is_count(weight) else "linear",
+        weight_scale="log" if is_count else "linear",
         positive_at_least=None if rating is None else _threshold(rating),
     )
-
-
-def _is_count(weight: Profile) -> bool:
-    """Returns whether weights are counts whose largest would dominate the others."""
-    return weight.kind == "whole number" and (weight.highest or 0) > _SMALL_COUNT
-
-
-def _unit(time: Profile | None) -> TimestampUnit:
-    return "seconds" if time is None else time.unit or "seconds"
 
 
 def _threshold(rating: Profile) -> float | None:
@@ -344,42 +312,28 @@ def _says(file: str, words: set[str]) -> bool:
 def _stands_in_order(config: InteractionsConfig) -> bool:
     """Returns whether rows of a user stand together, and not in the order of the items."""
     users, items = _first_ids(config)
-    if not len(users):
-        return False
     user = fingerprints(users)
     is_same = user[1:] == user[:-1]
     n_runs = 1 + int((~is_same).sum())
     if n_runs > 1.01 * len(np.unique(user)) or not is_same.any():
         return False
-    return min(_descents(ranks, is_same) for ranks in _sortable(items)) >= _LEAST_DESCENTS
+    # Ids may be sorted as texts, and as numbers where all are.
+    ranks = [pc.rank(items, tiebreaker="dense").to_numpy()]
+    with contextlib.suppress(pa.ArrowInvalid):
+        ranks.append(pc.cast(items, pa.float64()).to_numpy())
+    return min((rank[1:] < rank[:-1])[is_same].mean() for rank in ranks) >= _LEAST_DESCENTS
 
 
 def _first_ids(config: InteractionsConfig) -> tuple[pa.Array, pa.Array]:
     """Returns users and items of the first rows."""
+    pieces = plan_pieces(config, "interactions", interaction_columns(config))
     batches, n_rows = [], 0
-    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
-        for batch in read_piece(piece):
-            columns = (config.columns.user, config.columns.item)
-            users, items = (to_ids(batch.columns.column(name)) for name in columns)
-            batches.append(pa.record_batch({"user": users, "item": items}))
-            n_rows += len(users)
-            if n_rows >= _ROWS:
-                break
+    for batch in (batch for piece in pieces for batch in read_piece(piece)):
+        columns = (config.columns.user, config.columns.item)
+        users, items = (to_ids(batch.columns.column(name)) for name in columns)
+        batches.append(pa.record_batch({"user": users, "item": items}))
+        n_rows += len(users)
         if n_rows >= _ROWS:
             break
     table = pa.Table.from_batches(batches).drop_null().combine_chunks()
     return table["user"].combine_chunks(), table["item"].combine_chunks()
-
-
-def _sortable(items: pa.Array) -> Sequence[np.ndarray]:
-    """Returns the ranks of ids as texts, and as numbers where all are."""
-    ranks = [pc.rank(items, tiebreaker="dense").to_numpy()]
-    try:
-        return [*ranks, pc.cast(items, pa.float64()).to_numpy()]
-    except pa.ArrowInvalid:
-        return ranks
-
-
-def _descents(ranks: np.ndarray, is_same: np.ndarray) -> float:
-    """Returns the share of neighbours of one user [0..1] of which the second is the lesser."""
-    return float((ranks[1:] < ranks[:-1])[is_same].mean())

@@ -66,32 +66,22 @@ def parse_map(words: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
         UsageError: A word isn't of this form, or names no role or no column.
     """
     mapped = {}
+    cure = f"Columns: {', '.join(shown(name) for name in columns[:30])}."
     for word in [part for text in words for part in text.split(",") if part]:
         role, _, column = word.partition("=")
-        if role == TIME_FORMAT and "%" in column:
-            mapped[role] = column
-            continue
-        if (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns:
-            mapped[role] = NO_COLUMN
-            continue
+        is_format = role == TIME_FORMAT and "%" in column
+        is_none = (role, column) == ("timestamp", NO_COLUMN) and NO_COLUMN not in columns
         if column.isdecimal() and column not in columns and 1 <= int(column) <= len(columns):
             column = columns[int(column) - 1]
-        if role not in (*NEEDED, *OPTIONAL) or column not in columns:
-            raise UsageError(
-                "R258",
-                "--map must read ROLE=COLUMN, with a role among "
-                f"{', '.join((*NEEDED, *OPTIONAL))}.",
-                f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
-                word,
-            )
+        is_role = role in (*NEEDED, *OPTIONAL) and column in columns
+        if not (is_format or is_none or is_role):
+            roles = ", ".join((*NEEDED, *OPTIONAL))
+            rule = f"--map must read ROLE=COLUMN, with a role among {roles}."
+            raise UsageError("R258", rule, cure, word)
         mapped[role] = column
     if "user" in mapped and mapped["user"] == mapped.get("item"):
-        raise UsageError(
-            "R258",
-            "--map must name two columns for user and item.",
-            f"Columns: {', '.join(shown(name) for name in columns[:30])}.",
-            mapped["user"],
-        )
+        rule = "--map must name two columns for user and item."
+        raise UsageError("R258", rule, cure, mapped["user"])
     return mapped
 
 
@@ -121,7 +111,8 @@ def find_roles(
     for role in ("timestamp", "rating", "weight", "event", "item", "user"):
         if role in decided or role in mapped:
             continue
-        free = [profile for profile in profiles.values() if profile.name not in _taken(decided)]
+        taken = {role.column for role in decided.values()}
+        free = [profile for profile in profiles.values() if profile.name not in taken]
         fitting = [profile for profile in free if _fits(profile, role)]
         best = _best(fitting, role)
         blocks = _user_of_blocks(fitting) if role in ("item", "user") and not best else None
@@ -131,7 +122,11 @@ def find_roles(
             best = rest if role == "item" and len(rest) == 1 else []
         if len(best) == 1:
             decided[role] = Role(best[0].name, _reason(best[0], role))
-            _tell_formats(best[0], role, undecided, options)
+            formats = best[0].time_formats
+            if role == "timestamp" and len(formats) > 1:
+                may_be = f"{shown(best[0].name)} may be {' or '.join(formats)}"
+                undecided[role] = f"timestamp: {may_be}: no value tells which"
+                options[role] = f"'{TIME_FORMAT}={formats[0]}'"
         elif role == "timestamp" and not fitting and not _names_a_time(free):
             continue
         elif role in NEEDED and role not in decided:
@@ -140,16 +135,6 @@ def find_roles(
             options[role] = f"{role}={names[-1 if role == 'item' else 0]}"
     in_order = {role: decided[role] for role in (*NEEDED, *OPTIONAL) if role in decided}
     return Roles(in_order, undecided, options)
-
-
-def _tell_formats(
-    profile: Profile, role: str, undecided: dict[str, str], options: dict[str, str]
-) -> None:
-    """Reports where several formats fit the times equally well."""
-    if role == "timestamp" and len(profile.time_formats) > 1:
-        formats = " or ".join(profile.time_formats)
-        undecided[role] = f"timestamp: {shown(profile.name)} may be {formats}: no value tells which"
-        options[role] = f"'{TIME_FORMAT}={profile.time_formats[0]}'"
 
 
 def _names_a_time(profiles: Sequence[Profile]) -> bool:
@@ -166,48 +151,31 @@ def _user_of_blocks(fitting: Sequence[Profile]) -> Role | None:
     return None
 
 
-def _taken(decided: Mapping[str, Role]) -> set[str]:
-    return {role.column for role in decided.values()}
-
-
 def _fits(profile: Profile, role: str) -> bool:
     """Returns whether the values of a column may have a role."""
     if profile.kind in ("empty", "list"):
         return False
+    is_named, is_nameless = name_score(profile.name, role) > 0, _is_nameless(profile)
+    n_distinct = len(profile.distinct)
     if role == "timestamp":
-        speaks = name_score(profile.name, "timestamp") > 0
         is_id = role_words(profile.name) & {"user", "item"}
-        if profile.time_formats:
-            return True
-        return profile.unit is not None and (speaks or (profile.is_recent and not is_id))
+        is_likely = is_named or (profile.is_recent and not is_id)
+        return bool(profile.time_formats) or (profile.unit is not None and is_likely)
     if role == "rating":
-        return profile.is_number and (
-            name_score(profile.name, "rating") > 0 or (_is_nameless(profile) and _is_scale(profile))
-        )
+        return profile.is_number and (is_named or (is_nameless and _is_scale(profile)))
     if role == "weight":
-        return profile.is_number and not _is_nameless(profile) and (profile.lowest or 0.0) >= 0.0
+        return profile.is_number and not is_nameless and (profile.lowest or 0.0) >= 0.0
     if role == "event":
-        return (
-            profile.kind == "text"
-            and not _is_nameless(profile)
-            and 1 <= len(profile.distinct) <= _MOST_KINDS
-        )
-    is_time = profile.kind == "time" or (
-        profile.unit is not None and name_score(profile.name, "timestamp")
-    )
-    is_constant = len(profile.distinct) < 2 and name_score(profile.name, role) == 0
-    return profile.kind != "number" and not is_time and not is_constant
+        return profile.kind == "text" and not is_nameless and 1 <= n_distinct <= _MOST_KINDS
+    is_called_time = name_score(profile.name, "timestamp") > 0
+    is_time = profile.kind == "time" or (profile.unit is not None and is_called_time)
+    return profile.kind != "number" and not is_time and (n_distinct >= 2 or is_named)
 
 
 def _is_scale(profile: Profile) -> bool:
     low, high = profile.lowest, profile.highest
-    return (
-        low is not None
-        and high is not None
-        and low >= 0.0
-        and high <= 10.0
-        and len(profile.distinct) <= _MOST_RATINGS
-    )
+    is_few = len(profile.distinct) <= _MOST_RATINGS
+    return is_few and low is not None and high is not None and 0.0 <= low <= high <= 10.0
 
 
 def _is_nameless(profile: Profile) -> bool:
@@ -246,18 +214,17 @@ def _reason(profile: Profile, role: str) -> str:
 
 
 def _open(role: str, best: Sequence[Profile], fitting: Sequence[Profile]) -> str:
+    """Returns why no column is sure to have a role."""
     if len(best) > 1:
         names = " and ".join(shown(profile.name) for profile in best[:4])
         return f"{role}: {names} are equally likely"
-    if not fitting:
-        if role == "timestamp":
-            return (
-                "timestamp: no column holds times from 1971 to now, though one is called so;"
-                f" --map timestamp={NO_COLUMN} goes without"
-            )
+    if fitting:
+        names = ", ".join(shown(profile.name) for profile in fitting[:6])
+        return f"{role}: no name tells; it may be {names}"
+    if role != "timestamp":
         return f"{role}: there is no column"
-    names = ", ".join(shown(profile.name) for profile in fitting[:6])
-    return f"{role}: no name tells; it may be {names}"
+    why = "no column holds times from 1971 to now, though one is called so"
+    return f"timestamp: {why}; --map timestamp={NO_COLUMN} goes without"
 
 
 _SIGNS = ("|", ";", ",", " ")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
+
 from recsys.config import (
     RESERVED_FEATURE_NAMES,
     ItemColumns,
@@ -18,7 +20,7 @@ from recsys.config import (
 from recsys.data.entities import EntityConfig
 from recsys.data.features import Feature
 from recsys.data.inspect.dialect import Understood
-from recsys.data.inspect.findings import Findings, Ids, check_entities
+from recsys.data.inspect.findings import Findings, check_entities
 from recsys.data.inspect.names import name_score, words_of
 from recsys.data.inspect.profile import Profile, has_words
 from recsys.data.inspect.roles import Looked, Overlap, Role, Roles, unique_columns
@@ -38,8 +40,9 @@ class Side:
         title: The column of the name that people see, if there is one.
         features: The features that columns make.
         left_out: Columns that are no features, and why.
-        findings: What a run would do with the rows; `None` while the id is undecided.
-        ids: The ids of the good rows.
+        config: What reads them; `None` while the id is undecided, or nothing would be read.
+        findings: What a run would do with the rows; `None` likewise.
+        ids: Hashes of the ids of the good rows.
     """
 
     understood: Understood
@@ -48,8 +51,19 @@ class Side:
     title: Role | None
     features: list[Feature]
     left_out: dict[str, str]
+    config: EntityConfig | None = None
     findings: Findings | None = None
-    ids: Ids | None = None
+    ids: np.ndarray | None = None
+
+    def notes(self) -> dict[str, str]:
+        """Returns what is said of each column."""
+        notes = {column: f"left out: {why}" for column, why in self.left_out.items()}
+        notes |= {feature.column: f"feature: {feature.kind}" for feature in self.features}
+        for name, role in (("title", self.title), ("id", self.id)):
+            if role is not None:
+                also = f"; {notes[role.column]}" if role.column in notes else ""
+                notes[role.column] = f"{name}: {role.reason}{also}"
+        return notes
 
 
 def find_side(
@@ -78,28 +92,20 @@ def find_side(
 
 
 def with_findings(what: str, side: Side, sample: int | None) -> Side:
-    """Returns a side with the findings on its rows."""
-    config = _config(what, side)
-    if config is None:
+    """Returns a side with the findings on its rows, unless a run would read nothing of it."""
+    if side.id is None or (what == "users" and not side.features):
         return side
-    findings, ids = check_entities(what, config, sample)
-    return dataclasses.replace(side, findings=findings, ids=ids)
-
-
-def _config(what: str, side: Side) -> EntityConfig | None:
-    """Returns what reads a side; `None` where a run would read nothing of it."""
-    if side.id is None:
-        return None
-    source, features = side.understood.source, tuple(side.features)
-    files, format_, csv = source.files, source.format, source.csv
+    source = side.understood.source
+    read = {name: getattr(source, name) for name in ("files", "format", "csv")}
+    read["features"] = tuple(side.features)
+    config: EntityConfig
     if what == "items":
         title = None if side.title is None else side.title.column
-        columns = ItemColumns(item=side.id.column, title=title)
-        return ItemsConfig(files=files, format=format_, csv=csv, columns=columns, features=features)
-    if not features:
-        return None
-    user = UserColumns(user=side.id.column)
-    return UsersConfig(files=files, format=format_, csv=csv, columns=user, features=features)
+        config = ItemsConfig(columns=ItemColumns(item=side.id.column, title=title), **read)
+    else:
+        config = UsersConfig(columns=UserColumns(user=side.id.column), **read)
+    findings, ids = check_entities(what, config, sample)
+    return dataclasses.replace(side, config=config, findings=findings, ids=ids)
 
 
 def _named_id(kind: str, profiles: Mapping[str, Profile], theirs: Role | None) -> Role | None:
@@ -208,13 +214,8 @@ def _kind(profile: Profile, separator: str, type_: str) -> _Kind:
 
 
 def _is_year(profile: Profile) -> bool:
-    low, high = profile.lowest or 0, profile.highest or 0
-    return (
-        profile.kind == "whole number"
-        and low >= 1000
-        and high <= 3000
-        and "year" in profile.name.lower()
-    )
+    is_span = (profile.lowest or 0) >= 1000 and (profile.highest or 0) <= 3000
+    return profile.kind == "whole number" and is_span and "year" in profile.name.lower()
 
 
 def _separator(profile: Profile, type_: str) -> str:
@@ -256,13 +257,11 @@ def _separates(sign: str, values: Sequence[str]) -> bool:
     parts = [part for elements in lists for part in elements if part]
     n_several = sum(len(elements) > 1 for elements in lists)
     n_different = len(set(parts))
-    is_strong = sign in "|;"
-    if n_several < (0.1 if is_strong else 0.3) * len(values):
-        return False
-    if is_strong:
-        return True
+    if sign in "|;":
+        return n_several >= 0.1 * len(values)
     return (
-        max(map(len, lists)) <= _MOST_PARTS
+        n_several >= 0.3 * len(values)
+        and max(map(len, lists)) <= _MOST_PARTS
         and 1.5 * n_different <= len(values)
         and len(parts) >= 4 * n_different
     )

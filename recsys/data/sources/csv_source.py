@@ -11,25 +11,30 @@ which a quote is never closed; here that costs one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from recsys.config import CsvFormat, SourceConfig
-from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.rows import Dialect, Rows, is_open, row_blocks, split_fields
 from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, check_columns
-from recsys.data.sources.streams import LINE_LIMIT_BYTES, Readable, skip_lines, split_line
-from recsys.data.sources.text_source import BLOCK_BYTES, TextSource
+from recsys.data.sources.streams import LINE_LIMIT_BYTES, is_utf8, read_line
+from recsys.data.sources.text_source import (
+    Rows,
+    TextSource,
+    is_valid_utf8,
+    row_blocks,
+    sort_out,
+    split_fields,
+)
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
 WRONG_WIDTH = "wrong number of fields"
 OPEN_QUOTE = "a quote is never closed"
+_FAULTS = (NOT_TEXT, WRONG_WIDTH, OPEN_QUOTE)
 
 _OTHER_DELIMITERS = (";", "\t", "|", "::", ",")
 # Control characters that may stand in for a delimiter of several bytes.
@@ -55,34 +60,44 @@ class CsvSource(CsvFormat, TextSource):
         """Returns `names`, or those that the header has."""
         if self.names:
             return list(self.names)
-        line, _ = split_line(skip_lines(self.open(file), self.skip_rows), file.file)
-        return list(header_names(file.file, line, Dialect.of(self)))
+        stream, line = self.open(file), b""
+        for number in range(self.skip_rows):
+            read_line(stream, file.file, 1 + number, LINE_LIMIT_BYTES)
+        line = read_line(stream, file.file, 1 + self.skip_rows)
+        return header_names(file.file, line, self)
 
     def check(self, file: Piece) -> Piece:
         """Returns a file with the names of its columns; also checks the width of first rows."""
         names = tuple(self.column_names(file))
         where = "csv.names" if self.names else file.file
-        dialect = Dialect.of(self)
-        check_columns(where, names, file.columns, _other_delimiter(names, dialect))
+        check_columns(where, names, file.columns, _other_delimiter(names, self.delimiter))
         file = dataclasses.replace(file, names=names)
         if self.names and not self._has_rest(file):
-            check_width(file.file, skip_lines(self.open(file), self.skip_rows), names, dialect)
+            self._check_width(file)
         return file
+
+    def _check_width(self, file: Piece) -> None:
+        """Raises an error if none of the first lines has as many fields as there are names."""
+        stream, widths, first = self.open(file), set[int](), ""
+        for number in range(1, self.skip_rows + 21):
+            line = read_line(stream, file.file, number, LINE_LIMIT_BYTES)
+            text = line.decode("utf-8", "replace").rstrip("\r\n")
+            if number > self.skip_rows and text:
+                first = first or text
+                widths.add(len(split_fields(text, self)[0]))
+        if widths and len(self.names) not in widths:
+            n_fields = len(split_fields(first, self)[0])
+            raise RecsysError(
+                "R254",
+                f"{file.file!r} must have {len(self.names)} fields a row, as csv.names has names.",
+                "Correct csv.names or csv.delimiter in the config.",
+                f"{n_fields} fields: {first}",
+            )
 
     def n_lines_above(self, file: Piece) -> int:
         """Returns how many lines stand above the rows, the header included."""
         del file
         return self.skip_rows + (0 if self.names else 1)
-
-    def quote_of(self, file: Piece) -> str:
-        """Returns the quote that may stand around a line end."""
-        return self._dialect_of(file).quote
-
-    def read_text(self, piece: Piece, stream: Readable, first_line: int) -> Iterator[RawBatch]:
-        """Yields the rows of text."""
-        dialect, has_rest = self._dialect_of(piece), self._has_rest(piece)
-        layout = Layout(piece.file, piece.names, piece.columns, dialect, has_rest)
-        yield from read_csv(stream, layout, first_line)
 
     def _has_rest(self, file: Piece) -> bool:
         """Returns whether the last column is the rest of its line, a list of events."""
@@ -91,224 +106,145 @@ class CsvSource(CsvFormat, TextSource):
             return False
         return names[-1] == events.column
 
-    def _dialect_of(self, file: Piece) -> Dialect:
-        return Dialect(self.delimiter, "") if self._has_rest(file) else Dialect.of(self)
+    def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
+        """Yields the pieces of a file, cut between rows."""
+        # Rows are looked for in the bytes of the file.
+        can_be_cut = self.delimiter.isascii() or is_utf8(self.encoding)
+        return super().split(file, piece_bytes if can_be_cut else file.size)
 
+    def rows(
+        self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
+    ) -> Iterator[Rows]:
+        """Yields the rows of a text, block by block, also those on several lines."""
+        width, dialect = len(file.names), self._dialect(file)
+        return row_blocks(stream, block_bytes, first_line, width, dialect, file.file)
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Layout of the rows of a file.
+    def _dialect(self, file: Piece) -> CsvFormat:
+        return self.model_copy(update={"quote": None}) if self._has_rest(file) else self
 
-    Attributes:
-        file: The file.
-        names: Names of its columns.
-        expected: Columns to return, each once.
-        dialect: How the fields are written.
-        has_rest: Whether the last column is the rest of the line, delimiters included.
-    """
+    def parse(self, piece: Piece, rows: Rows) -> RawBatch:
+        """Returns the columns of rows; those that break a rule are among the rejected."""
+        faults = np.zeros(len(rows), np.int8)
+        if b"\0" in rows.block or not is_valid_utf8(rows.block):
+            is_text = [b"\0" not in row and is_valid_utf8(row) for row in rows.raw()]
+            faults[~np.array(is_text, bool)] = 1 + _FAULTS.index(NOT_TEXT)
+        texts = rows.take(faults == 0)
+        columns, is_good = self._columns(piece, texts)
+        bad = np.flatnonzero(~is_good)
+        if len(bad):
+            dialect = self._dialect(piece)
+            is_open = [split_fields(row.decode(), dialect)[1] for row in texts.raw(bad)]
+            codes = 1 + np.where(is_open, _FAULTS.index(OPEN_QUOTE), _FAULTS.index(WRONG_WIDTH))
+            faults[np.flatnonzero(faults == 0)[bad]] = codes
+        return sort_out(piece.file, rows, columns, faults, _FAULTS)
 
-    file: str
-    names: tuple[str, ...]
-    expected: tuple[str, ...]
-    dialect: Dialect
-    has_rest: bool = False
+    def _columns(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray]:
+        """Returns the columns of the rows that fit, and which do `[n]` bool.
 
-    @property
-    def wanted(self) -> list[int]:
-        """Places of the columns to return."""
-        return [self.names.index(name) for name in self.expected]
-
-
-def parse_rows(rows: Rows, layout: Layout) -> RawBatch:
-    """Parses rows into columns; those that break a rule become dead letters."""
-    is_text = _text_rows(rows)
-    texts = rows if is_text is None else rows.take(is_text)
-    columns, is_good = (_with_rest if layout.has_rest else _parse_text)(texts, layout)
-    if is_text is None and is_good is None:
-        empty = dead_letters([], layout.file, [], [])
-        return RawBatch(layout.file, columns, rows.line, empty, rows.raw)
-    reason = _reasons(rows, is_text, is_good, layout.dialect)
-    at = np.flatnonzero(reason != "")
-    letters = dead_letters(reason[at].tolist(), layout.file, rows.line[at], rows.raw(at))
-    good = rows.take(reason == "")
-    return RawBatch(layout.file, columns, good.line, letters, good.raw)
-
-
-def _text_rows(rows: Rows) -> np.ndarray | None:
-    """Returns which rows are UTF-8 without NUL bytes `[n]` bool; `None`: all."""
-    has_nul = b"\0" in rows.block
-    if not has_nul and _is_utf8(rows.block):
-        return None
-    is_text = np.invert(rows.with_byte(0)) if has_nul else np.ones(len(rows), bool)
-    for at, row in enumerate(rows.raw(np.arange(len(rows)))):
-        if not _is_utf8(row):
-            is_text[at] = False
-    return is_text
-
-
-def _is_utf8(block: bytes) -> bool:
-    if block.isascii():
-        return True
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _reasons(
-    rows: Rows, is_text: np.ndarray | None, is_good: np.ndarray | None, dialect: Dialect
-) -> np.ndarray:
-    """Returns the fault of each row `[n]`; empty for a good row."""
-    reason = np.full(len(rows), "", object)
-    texts = np.arange(len(rows))
-    if is_text is not None:
-        reason[~is_text] = NOT_TEXT
-        texts = np.flatnonzero(is_text)
-    if is_good is not None:
-        bad = texts[~is_good]
-        for at, row in zip(bad.tolist(), rows.raw(bad), strict=True):
-            reason[at] = OPEN_QUOTE if is_open(row.decode(), dialect) else WRONG_WIDTH
-    return reason
-
-
-_Parsed = tuple[pa.RecordBatch, np.ndarray | None]
-"""The columns of the rows that fit, and which do `[n]` bool; `None`: all."""
-
-
-def _parse_text(rows: Rows, layout: Layout) -> _Parsed:
-    is_odd = np.zeros(len(rows), bool) if rows.is_odd is None else rows.is_odd.copy()
-    if rows.block.count(b"\r") != rows.block.count(b"\r\n"):
-        is_odd |= rows.with_byte(ord("\r"))  # To Arrow it ends a line.
-    if not is_odd.any():
-        return _arrow_rows(rows, layout)
-    plain, odd = rows.take(~is_odd), rows.take(is_odd)
-    return _merge(_arrow_rows(plain, layout), _single_rows(odd, layout), is_odd)
-
-
-def _with_rest(rows: Rows, layout: Layout) -> _Parsed:
-    """Splits rows at their first delimiters; what follows the last of them may be missing."""
-    n_before = len(layout.names) - 1
-    parts = pc.split_pattern(rows.texts(), layout.dialect.delimiter, max_splits=n_before)
-    widths = pc.list_value_length(parts).to_numpy(zero_copy_only=False)
-    is_good = widths >= n_before
-    starts = parts.offsets.to_numpy()[:-1]
-    columns = []
-    for place in layout.wanted:
-        at = pa.array(starts + place, mask=place >= widths)
-        columns.append(pc.fill_null(parts.values.take(at), "").filter(pa.array(is_good)))
-    batch = pa.RecordBatch.from_arrays(columns, names=list(layout.expected))
-    return batch, None if is_good.all() else is_good
-
-
-def _arrow_rows(rows: Rows, layout: Layout) -> _Parsed:
-    """Parses rows by Arrow; those with quotes one by one where Arrow sees other rows."""
-    if len(rows) == 0:
-        return _text_batch(layout, []), None
-    text = rows.joined()
-    quote = layout.dialect.quote.encode()
-    has_quotes = bool(quote) and quote in text
-    # Arrow closes a quote at the end of its input; earlier ones change the count.
-    is_left_open = has_quotes and is_open(rows.raw(np.array([-1]))[0].decode(), layout.dialect)
-    if not is_left_open:
-        parsed = _read_text(text, len(rows), layout, has_quotes)
-        if parsed is not None:
+        Rows are split one by one if Arrow would see other rows, or ends of lines, in them:
+        all with quotes where Arrow's number of rows differs, and all where it still does.
+        """
+        quote = (self.quote or "").encode()
+        is_single = rows.is_odd
+        if self._has_rest(piece):
+            is_single = np.ones(len(rows), bool)
+        elif rows.block.count(b"\r") != rows.block.count(b"\r\n"):
+            is_single = is_single | rows.having(b"\r")
+        parsed = self._read_by_arrow(piece, rows.take(~is_single))
+        if parsed is None and quote:
+            is_single = is_single | rows.having(quote)
+            parsed = self._read_by_arrow(piece, rows.take(~is_single))
+        if parsed is None:
+            is_single = np.ones(len(rows), bool)
+            parsed = _text_batch(piece, []), np.ones(0, bool)
+        if not is_single.any():
             return parsed
-    is_quoted = rows.with_byte(quote[0]) if has_quotes else np.ones(len(rows), bool)
-    if is_quoted.all():
-        return _single_rows(rows, layout)
-    plain, quoted = rows.take(~is_quoted), rows.take(is_quoted)
-    return _merge(_arrow_rows(plain, layout), _single_rows(quoted, layout), is_quoted)
+        plain, is_good_plain = parsed
+        split = [self._split(piece, row.decode()) for row in rows.raw(np.flatnonzero(is_single))]
+        is_good = np.ones(len(rows), bool)
+        is_good[~is_single] = is_good_plain
+        is_good[is_single] = [len(fields) == len(piece.names) for fields in split]
+        single = _text_batch(piece, [row for row in split if len(row) == len(piece.names)])
+        is_single = is_single[is_good]
+        order = np.argsort(np.argsort(is_single, kind="stable"))
+        joined = pa.Table.from_batches([plain, single]).take(pa.array(order)).combine_chunks()
+        return joined.to_batches()[0] if len(order) else plain, is_good
 
+    def _split(self, piece: Piece, row: str) -> list[str]:
+        """Returns the fields of a row; none if a quote is left open."""
+        if self._has_rest(piece):
+            fields = row.split(self.delimiter, len(piece.names) - 1)
+            # The rest may be missing.
+            return [*fields, ""] if len(fields) == len(piece.names) - 1 else fields
+        fields, is_open = split_fields(row, self)
+        return [] if is_open else fields
 
-def _read_text(text: bytes, n_rows: int, layout: Layout, has_quotes: bool) -> _Parsed | None:
-    """Returns Arrow's parse of a text; `None` if it fails or splits other rows."""
-    delimiter = layout.dialect.delimiter.encode()
-    if len(delimiter) > 1:
-        mark = None if has_quotes else next((m for m in _MARKS if m not in text), None)
-        if mark is None:
+    def _read_by_arrow(self, piece: Piece, rows: Rows) -> tuple[pa.RecordBatch, np.ndarray] | None:
+        """Returns the columns of the rows that fit, and which do; `None` if Arrow sees others."""
+        if len(rows) == 0:
+            return _text_batch(piece, []), np.ones(0, bool)
+        text, delimiter = rows.joined(), self.delimiter.encode()
+        has_quotes = self.quote is not None and self.quote.encode() in text
+        # Arrow closes a quote at the end of its input; earlier ones change the count.
+        if has_quotes and split_fields(rows.raw(np.array([-1]))[0].decode(), self)[1]:
             return None
-        text, delimiter = text.replace(delimiter, mark), mark
-    try:
-        table, bad = _read_csv(text, delimiter.decode(), layout, has_quotes)
-    except pa.ArrowInvalid:
-        return None
-    if table.num_rows + len(bad) != n_rows:
-        return None
-    is_good = None
-    if len(bad):
-        is_good = np.ones(n_rows, bool)
+        if len(delimiter) > 1:
+            mark = None if has_quotes else next((m for m in _MARKS if m not in text), None)
+            if mark is None:
+                return None
+            text, delimiter = text.replace(delimiter, mark), mark
+        try:
+            table, bad = self._read_csv(piece, text, delimiter.decode(), has_quotes)
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows + len(bad) != len(rows):
+            return None
+        is_good = np.ones(len(rows), bool)
         is_good[bad] = False
-    batches = table.combine_chunks().to_batches()
-    return (batches[0] if batches else _text_batch(layout, [])), is_good
+        batches = table.combine_chunks().to_batches()
+        return batches[0] if batches else _text_batch(piece, []), is_good
+
+    def _read_csv(
+        self, piece: Piece, text: bytes, delimiter: str, has_quotes: bool
+    ) -> tuple[pa.Table, list[int]]:
+        """Returns the columns of the lines that fit, and the places of those that don't."""
+        bad: list[int] = []
+
+        def reject(row: pa_csv.InvalidRow) -> str:
+            bad.append(row.number - 1)
+            return "skip"
+
+        # Columns are named by position, so that repeated names do no harm.
+        labels = [str(position) for position in range(len(piece.names))]
+        wanted = [labels[piece.names.index(name)] for name in piece.columns]
+        table = pa_csv.read_csv(
+            pa.BufferReader(text),
+            pa_csv.ReadOptions(use_threads=False, column_names=labels, block_size=len(text) + 1),
+            pa_csv.ParseOptions(
+                delimiter=delimiter,
+                quote_char=self.quote if has_quotes else False,
+                newlines_in_values=has_quotes,
+                ignore_empty_lines=False,
+                invalid_row_handler=reject,
+            ),
+            pa_csv.ConvertOptions(
+                include_columns=wanted,
+                column_types=dict.fromkeys(wanted, pa.string()),
+                strings_can_be_null=False,
+                check_utf8=False,  # It has been.
+            ),
+        )
+        return table.rename_columns(list(piece.columns)), bad
 
 
-def _read_csv(
-    text: bytes, delimiter: str, layout: Layout, has_quotes: bool
-) -> tuple[pa.Table, np.ndarray]:
-    """Returns the columns of the lines that fit, and the positions of those that don't."""
-    invalid: list[int] = []
-
-    def reject(row: pa_csv.InvalidRow) -> str:
-        invalid.append(row.number)
-        return "skip"
-
-    # Columns are named by position, so that repeated names do no harm.
-    labels = [str(position) for position in range(len(layout.names))]
-    wanted = [labels[position] for position in layout.wanted]
-    table = pa_csv.read_csv(
-        pa.BufferReader(text),
-        pa_csv.ReadOptions(use_threads=False, column_names=labels, block_size=len(text) + 1),
-        pa_csv.ParseOptions(
-            delimiter=delimiter,
-            quote_char=layout.dialect.quote if has_quotes else False,
-            newlines_in_values=has_quotes,
-            ignore_empty_lines=False,
-            invalid_row_handler=reject,
-        ),
-        pa_csv.ConvertOptions(
-            include_columns=wanted,
-            column_types=dict.fromkeys(wanted, pa.string()),
-            strings_can_be_null=False,
-            check_utf8=False,  # It has been.
-        ),
-    )
-    return table.rename_columns(list(layout.expected)), np.array(invalid, np.int64) - 1
+def _text_batch(piece: Piece, rows: list[list[str]]) -> pa.RecordBatch:
+    """Returns the columns of rows with all their fields."""
+    places = [piece.names.index(name) for name in piece.columns]
+    columns = [pa.array([row[at] for row in rows], pa.string()) for at in places]
+    return pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
 
 
-def _single_rows(rows: Rows, layout: Layout) -> _Parsed:
-    """Parses rows one by one: the few whose quotes Arrow can't place."""
-    wanted, width, dialect = layout.wanted, len(layout.names), layout.dialect
-    is_good = np.zeros(len(rows), bool)
-    values = []
-    for at, raw in enumerate(rows.raw(np.arange(len(rows)))):
-        row = raw.decode()
-        fields = split_fields(row, dialect)
-        if len(fields) == width and not is_open(row, dialect):
-            is_good[at] = True
-            values.append([fields[column] for column in wanted])
-    return _text_batch(layout, values), None if is_good.all() else is_good
-
-
-def _merge(plain: _Parsed, single: _Parsed, is_single: np.ndarray) -> _Parsed:
-    """Puts rows that were parsed in two ways into their order."""
-    is_good = np.ones(len(is_single), bool)
-    for (_, good), where in ((plain, ~is_single), (single, is_single)):
-        if good is not None:
-            is_good[where] = good
-    kept = is_single[is_good]
-    order = np.argsort(np.concatenate([np.flatnonzero(~kept), np.flatnonzero(kept)]))
-    table = pa.Table.from_batches([plain[0], single[0]]).take(pa.array(order)).combine_chunks()
-    batches = table.to_batches()
-    return (batches[0] if batches else plain[0]), None if is_good.all() else is_good
-
-
-def _text_batch(layout: Layout, rows: list[list[str]]) -> pa.RecordBatch:
-    columns = [pa.array([row[i] for row in rows], pa.string()) for i in range(len(layout.expected))]
-    return pa.RecordBatch.from_arrays(columns, names=list(layout.expected))
-
-
-def header_names(file: str, line: bytes, dialect: Dialect) -> tuple[str, ...]:
+def header_names(file: str, line: bytes, dialect: CsvFormat) -> list[str]:
     """Returns the names of the columns that a header has.
 
     Raises:
@@ -322,51 +258,14 @@ def header_names(file: str, line: bytes, dialect: Dialect) -> tuple[str, ...]:
             "Convert its line ends, for example: tr '\\r' '\\n' < FILE > NEW_FILE.",
             text,
         )
-    return tuple(split_fields(text, dialect))
+    return split_fields(text, dialect)[0]
 
 
-def check_width(file: str, stream: Readable, names: Sequence[str], dialect: Dialect) -> None:
-    """Raises an error if none of the first lines has as many fields as there are `names`."""
-    lines = []
-    for number in range(1, 21):
-        line, stream = split_line(stream, file, number, LINE_LIMIT_BYTES)
-        if not line:
-            break
-        lines.append(line.decode("utf-8", "replace").rstrip("\r\n"))
-    widths = [len(split_fields(line, dialect)) for line in lines if line]
-    if widths and len(names) not in widths:
-        raise RecsysError(
-            "R254",
-            f"{file!r} must have {len(names)} fields a row, as csv.names has names.",
-            "Correct csv.names or csv.delimiter in the config.",
-            f"{widths[0]} fields: {lines[0]}",
-        )
-
-
-def _other_delimiter(names: Sequence[str], dialect: Dialect) -> str:
+def _other_delimiter(names: Sequence[str], delimiter: str) -> str:
     """Returns the cure where the columns seem to stand between something else."""
     if len(names) != 1:
         return ""
     other = next((sign for sign in _OTHER_DELIMITERS if sign in names[0]), None)
-    if other is None or other == dialect.delimiter:
+    if other is None or other == delimiter:
         return ""
     return f"The columns stand between {other!r}: set csv.delimiter to it, beside files."
-
-
-# --- rows of bytes as columns of text
-
-
-def read_csv(
-    stream: Readable, layout: Layout, first_line: int, block_bytes: int = BLOCK_BYTES
-) -> Iterator[RawBatch]:
-    """Yields the rows of CSV text.
-
-    Args:
-        stream: The text, UTF-8, behind its header.
-        layout: Layout of its rows.
-        first_line: Line that the stream stands at, from 1 on.
-        block_bytes: Bytes parsed at a time.
-    """
-    width, dialect = len(layout.names), layout.dialect
-    for rows in row_blocks(stream, block_bytes, first_line, width, dialect, layout.file):
-        yield parse_rows(rows, layout)

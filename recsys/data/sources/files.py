@@ -1,25 +1,31 @@
-"""The files that a config names, their sizes, and their bytes.
+"""The files that a config names by globs and spans, their sizes, and their bytes.
 
 A file's size is taken once. No more than that is read, so that one which grows
 meanwhile gives the same rows to every reader; one that got shorter is an error.
+
+Spans are as TFX's ExampleGen means them: `{SPAN}` is a number that grows with time, or
+`{YYYY}`, `{MM}` and `{DD}` are a date, of which the days since 1970 are the span.
+`{VERSION}` numbers the versions of one span; the newest one is read. `{SPAN:2}` stands for
+two digits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import glob
 import hashlib
 import io
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
-from recsys.data.sources.spans import span_pattern
 from recsys.distribution import install_extra
-from recsys.errors import RecsysError
+from recsys.errors import RecsysError, UsageError
 from recsys.system.files import open_regular
 
 
@@ -92,25 +98,18 @@ def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, i
         if spans is None:
             matched += [(path, None) for path in _match(pattern, pattern, what)]
             continue
-        ours = spans.newest(_match(spans.as_glob, pattern, what))
-        if not ours:
+        newest = spans.newest(_match(spans.as_glob, pattern, what))
+        if not newest:
             raise _no_file(pattern, what, "no file with such a span")
         # Versions count within their pattern, the window of spans over all of them.
-        spanned += ours
-    return [*matched, *_window(spanned, n_spans)]
+        spanned += newest
+    kept = sorted({span for _, (span, _) in spanned})[-n_spans if n_spans else 0 :]
+    return [*matched, *(file for file in spanned if file[1][0] in kept)]
 
 
 def patterns(files: Files) -> tuple[str, ...]:
     """Returns the patterns that a config gives, one or several."""
     return (files,) if isinstance(files, str) else files
-
-
-def _window(
-    spanned: list[tuple[str, tuple[int, int]]], n_spans: int | None
-) -> list[tuple[str, tuple[int, int]]]:
-    spans = sorted({span for _, (span, _) in spanned})
-    kept = set(spans if n_spans is None else spans[-n_spans:])
-    return [file for file in spanned if file[1][0] in kept]
 
 
 def _match(pattern: str, named: str, what: str) -> list[str]:
@@ -120,34 +119,26 @@ def _match(pattern: str, named: str, what: str) -> list[str]:
         paths = [pattern]
     else:
         paths = [path for path in glob.glob(pattern, recursive=True) if not Path(path).is_dir()]
-    if paths:
-        _check_names(paths)
-        return sorted(paths)
-    if Path(pattern).is_dir():
-        cure = f"Name its files: {os.path.join(pattern, '*')}."
-        raise _no_file(named, what, "a folder", cure)
-    raise _no_file(named, what, "no file matches" if glob.has_magic(pattern) else "no such file")
-
-
-def _check_names(paths: Iterable[str]) -> None:
-    """Raises an error if a name is no text: dead letters, reports and JSON couldn't hold it."""
     for path in paths:
-        if not is_text(path):
+        if not is_text(path):  # Dead letters, reports and JSON couldn't hold it.
             raise RecsysError(
                 "R205",
                 "The path of a file must be UTF-8 text.",
                 "Rename it, for example with mv or convmv.",
                 os.fsencode(path),
             )
+    if not paths and Path(pattern).is_dir():
+        cure = f"Name its files: {os.path.join(pattern, '*')}."
+        raise _no_file(named, what, "a folder", cure)
+    if not paths:
+        received = "no file matches" if glob.has_magic(pattern) else "no such file"
+        raise _no_file(named, what, received)
+    return sorted(paths)
 
 
 def is_text(name: str) -> bool:
     """Returns whether a name can be written as UTF-8: it has no lone surrogate."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _no_file(pattern: str, what: str, received: str, cure: str = "") -> RecsysError:
@@ -157,6 +148,113 @@ def _no_file(pattern: str, what: str, received: str, cure: str = "") -> RecsysEr
         cure or f"Correct data.{what}.files.",
         received,
     )
+
+
+# --- spans
+
+_PART = re.compile(r"(\{[A-Z]+(?::[^}]*)?\}|\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])")
+_SPEC = re.compile(r"\{(SPAN|VERSION|YYYY|MM|DD)(?::(\d+))?\}")
+_DATE = {"YYYY": 4, "MM": 2, "DD": 2}
+_EPOCH = dt.date(1970, 1, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanPattern:
+    """A pattern of files with spans.
+
+    Attributes:
+        as_glob: The glob that matches the files of every span, and maybe others.
+        regex: What matches a path, with a group for each part of the span.
+    """
+
+    as_glob: str
+    regex: re.Pattern[str]
+
+    @property
+    def has_dates(self) -> bool:
+        """Whether a span is a day."""
+        return "YYYY" in self.regex.groupindex
+
+    def span_of(self, path: str) -> tuple[int, int] | None:
+        """Returns span and version of a path; `None` if it has none."""
+        match = self.regex.fullmatch(path)
+        if match is None:
+            return None
+        parts = {name: int(text) for name, text in match.groupdict().items()}
+        version = parts.get("VERSION", 0)
+        if "SPAN" in parts:
+            return parts["SPAN"], version
+        try:
+            day = dt.date(parts["YYYY"], parts["MM"], parts["DD"])
+        except ValueError:
+            return None
+        return (day - _EPOCH).days, version
+
+    def newest(self, paths: Iterable[str]) -> list[tuple[str, tuple[int, int]]]:
+        """Returns the files of the newest version of each span, from the oldest span on.
+
+        Where a glob stands before the version, each thing that it matches has versions
+        of its own: `eu/span-1/v2` doesn't replace `us/span-1/v1`.
+
+        Args:
+            paths: Files that the glob matched; those without a span are left out.
+
+        Returns:
+            Each file with its span and version.
+        """
+        spans = ((path, self.span_of(path)) for path in paths)
+        matched = [(path, span) for path, span in spans if span is not None]
+        files = sorted(matched, key=lambda file: (file[1], file[0]))
+        newest = {(self._series(path), span): version for path, (span, version) in files}
+        return [file for file in files if newest[self._series(file[0]), file[1][0]] == file[1][1]]
+
+    def _series(self, path: str) -> str:
+        """Returns what stands before the version of a path; versions count within it."""
+        match = self.regex.fullmatch(path)
+        has_versions = match is not None and "VERSION" in match.groupdict()
+        return path[: match.start("VERSION")] if match and has_versions else ""
+
+
+def day_name(span: int) -> str:
+    """Returns the date of a span that is a day, as ISO 8601 has it."""
+    return (_EPOCH + dt.timedelta(days=span)).isoformat()
+
+
+def span_pattern(pattern: str) -> SpanPattern | None:
+    """Returns the spans of a pattern; `None` if it has none.
+
+    Raises:
+        UsageError: The parts of a span don't make one.
+    """
+    parts = _PART.split(pattern)
+    specs = [part for part in parts if re.match(r"\{[A-Z]", part)]
+    if not specs:
+        return None
+    names = [match[1] if (match := _SPEC.fullmatch(spec)) else spec for spec in specs]
+    if len(set(names)) < len(names) or set(names) - {"VERSION"} not in ({"SPAN"}, set(_DATE)):
+        raise UsageError(
+            "R251",
+            "A pattern with spans must hold {SPAN}, or {YYYY}, {MM} and {DD}, each once, "
+            "and may hold {VERSION}.",
+            "Write for example logs/{YYYY}-{MM}-{DD}/*.parquet or span-{SPAN}/v{VERSION}/*.",
+            pattern,
+        )
+    regex = re.compile("".join(map(_part_regex, parts)), re.DOTALL)
+    return SpanPattern(_SPEC.sub("*", pattern), regex)
+
+
+def _part_regex(part: str) -> str:
+    """Returns the regular expression of a part of a pattern that the glob has matched."""
+    if spec := _SPEC.fullmatch(part):
+        width = spec[2] or _DATE.get(spec[1])
+        return f"(?P<{spec[1]}>" + (rf"\d{{{width}}})" if width else r"\d+)")
+    if part.startswith("**"):
+        return "(?:.*/)?" if part == "**/" else ".*"
+    is_glob = _PART.fullmatch(part)
+    return ("[^/]*" if part == "*" else "[^/]") if is_glob else re.escape(part)
+
+
+# --- sizes and bytes
 
 
 def file_size(path: str) -> int:
@@ -171,7 +269,14 @@ def file_size(path: str) -> int:
         status = Path(path).stat()
     except (OSError, ValueError) as error:
         raise unreadable(path, getattr(error, "strerror", None) or str(error)) from None
-    _check_regular(path, status.st_mode)
+    if not stat.S_ISREG(status.st_mode):  # Others never end, or can't seek.
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+        raise RecsysError(
+            "R205",
+            f"{path!r} must be a regular file.",
+            "Write what it gives into a file, and name that.",
+            kinds.get(stat.S_IFMT(status.st_mode), "a device"),
+        )
     return status.st_size
 
 
@@ -189,18 +294,6 @@ def open_file(path: str) -> BinaryIO:
         raise unreadable(path, error.strerror or str(error)) from None
 
 
-def _check_regular(path: str, mode: int) -> None:
-    """Raises an error unless a file is a regular one: others never end, or can't seek."""
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-    if not stat.S_ISREG(mode):
-        raise RecsysError(
-            "R205",
-            f"{path!r} must be a regular file.",
-            "Write what it gives into a file, and name that.",
-            kinds.get(stat.S_IFMT(mode), "a device"),
-        )
-
-
 def unreadable(path: str, received: str) -> RecsysError:
     """Returns the error of a file that can't be opened."""
     return RecsysError(
@@ -208,16 +301,6 @@ def unreadable(path: str, received: str) -> RecsysError:
         f"{path!r} must be a readable file.",
         "Check the path and its permissions.",
         received,
-    )
-
-
-def got_shorter(path: str, size: int, got: int) -> RecsysError:
-    """Returns the error of a file that ended too early."""
-    return RecsysError(
-        "R250",
-        f"{path!r} must not get shorter while it is read: it had {size:,} bytes.",
-        f"All up to byte {got:,} could be read. Write the file whole again, and run again.",
-        f"{got:,} bytes",
     )
 
 
@@ -239,26 +322,24 @@ class Section(io.RawIOBase):
         self._file = open_file(path)
         self._file.seek(start)
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Returns the next bytes, as many as asked where there are so many."""
-        left = self._stop - self._at
-        wanted = left if size < 0 else min(size, left)
-        if wanted <= 0:
-            return b""
-        data = self._file.read(wanted)
-        if not data:
-            raise got_shorter(self._path, self._stop, self._at)
-        self._at += len(data)
-        return data
-
     def readable(self) -> bool:
         """Returns True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
         """Fills a buffer with the next bytes; returns how many."""
-        data = self.read(len(buffer))
+        data = self._file.read(min(len(buffer), self._stop - self._at))
+        if not data and self._at < self._stop and len(buffer):
+            raise RecsysError(
+                "R250",
+                f"{self._path!r} must not get shorter while it is read: it had {self._stop:,}"
+                " bytes.",
+                f"All up to byte {self._at:,} could be read. Write the file whole again, and run"
+                " again.",
+                f"{self._at:,} bytes",
+            )
         buffer[: len(data)] = data
+        self._at += len(data)
         return len(data)
 
     def close(self) -> None:

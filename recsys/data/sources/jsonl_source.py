@@ -6,6 +6,7 @@ whole numbers, text that looks like a time, lists of lists), the lines are parse
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -17,13 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.files import is_text
 from recsys.data.sources.nested import find_path, pick_name, pick_type
-from recsys.data.sources.rows import Rows, row_blocks
 from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, as_json, missing_column
-from recsys.data.sources.streams import Readable, kind_of_bytes, read_some
-from recsys.data.sources.text_source import BLOCK_BYTES, LINES, TextSource
+from recsys.data.sources.text_source import Rows, TextSource, is_valid_utf8, sort_out
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
@@ -40,13 +38,13 @@ _BLANKS = b"\xef\xbb\xbf \t\r\n"
 _EXACT, _INT64 = 2.0**53, 2.0**63
 MOST_DEEP = 64
 TOO_DEEP = f"nested more than {MOST_DEEP} deep"
+_FAULTS = (NOT_TEXT, TOO_DEEP, NOT_JSON)
 
 # Also one that the line leaves open, so that the search goes over each byte once.
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _STEP = np.zeros(256, np.int8)
 _STEP[[ord("["), ord("{")]] = 1
 _STEP[[ord("]"), ord("}")]] = -1
-_BRACE, _CASE = ord("{"), ord("{") ^ ord("[")
 
 
 @register_source("jsonl")
@@ -63,13 +61,8 @@ class JsonLinesSource(TextSource):
 
     @classmethod
     def fits(cls, start: bytes) -> bool:
-        """Returns whether the first bytes of a file may be JSON Lines."""
-        return super().fits(start) and start.lstrip(_BLANKS)[:1] in (b"{", b"")
-
-    def explain(self, path: str, start: bytes) -> RecsysError | None:
-        """Returns the error of a file that is one JSON array."""
-        is_array = kind_of_bytes(start) is None and _is_array(start)
-        return json_over_lines(path, start) if is_array else None
+        """Returns whether the first bytes of a file may be JSON Lines, or an array of all."""
+        return super().fits(start) and start.lstrip(_BLANKS)[:1] in (b"{", b"[", b"")
 
     def column_names(self, file: Piece) -> list[str]:
         """Returns the names of the fields of the first objects."""
@@ -81,65 +74,56 @@ class JsonLinesSource(TextSource):
         Raises:
             RecsysError: None of the first lines is an object.
         """
-        lines = self._first_lines(file)[:_LOOK_LINES]
-        rows = [row for row in map(_object, lines) if isinstance(row, dict)]
-        if not rows:
-            raise json_over_lines(file.file, b"\n".join(lines))
+        rows = itertools.islice(self._first_objects(file), _LOOK_LINES)
         return Counter(name for row in rows for name in field_names(row))
 
     def check(self, file: Piece) -> Piece:
         """Returns a file after a look for the columns in its first objects."""
-        lines, names = self._first_lines(file), dict[str, None]()
-        missing = list(file.columns)
-        for line in lines:
-            row = _object(line)
-            if isinstance(row, dict):
-                names.update(dict.fromkeys(field_names(row)))
-                missing = [name for name in missing if name not in names]
-            if not missing:
+        names: dict[str, None] = {}
+        for row in self._first_objects(file):
+            names.update(dict.fromkeys(field_names(row)))
+            if names.keys() >= set(file.columns):
                 return file
-        if not names:
-            raise json_over_lines(file.file, b"\n".join(lines))
-        raise missing_column(file.file, missing[0], list(names), file.columns)
+        missing = next((name for name in file.columns if name not in names), "")
+        raise missing_column(file.file, missing, list(names), file.columns)
 
-    def _first_lines(self, file: Piece) -> list[bytes]:
-        text = read_some(self.open(file), _LOOK_BYTES)
+    def _first_objects(self, file: Piece) -> Iterator[dict[str, Any]]:
+        text = self.open(file).read(_LOOK_BYTES)
         lines = text.split(b"\n")
-        return lines[:-1] if len(text) == _LOOK_BYTES and len(lines) > 1 else lines
+        lines = lines[:-1] if len(text) == _LOOK_BYTES and len(lines) > 1 else lines
+        has_object = False
+        if _is_array(text):
+            raise json_over_lines(file.file, text)
+        for row in map(_object, lines):
+            if isinstance(row, dict):
+                has_object = True
+                yield row
+        if not has_object:
+            raise json_over_lines(file.file, text)
 
-    def read_text(self, piece: Piece, stream: Readable, first_line: int) -> Iterator[RawBatch]:
-        """Yields the rows of text."""
-        yield from read_jsonl(piece.file, stream, piece.columns, first_line)
+    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
+        """Yields what the rows of a piece hold, block by block."""
+        arrow = _ArrowParser(piece.columns)
+        for rows in blocks:
+            columns = arrow.parse(rows)
+            if columns is not None:
+                yield sort_out(piece.file, rows, columns, np.zeros(len(rows), np.int8), ())
+            else:
+                yield self.parse(piece, rows)
 
-
-def read_jsonl(
-    file: str,
-    stream: Readable,
-    columns: Sequence[str],
-    first_line: int,
-    block_bytes: int = BLOCK_BYTES,
-) -> Iterator[RawBatch]:
-    """Yields the rows of JSON Lines.
-
-    Args:
-        file: The file.
-        stream: Its text, UTF-8.
-        columns: Fields to return, nested ones as `a.b`; null where a row has none.
-        first_line: Line that the stream stands at, from 1 on.
-        block_bytes: Bytes parsed at a time.
-    """
-    arrow = _ArrowParser(columns)
-    for rows in row_blocks(stream, block_bytes, first_line, 0, LINES, file):
-        parsed = arrow.parse(rows)
-        if parsed is not None:
-            yield RawBatch(file, parsed, rows.line, dead_letters([], file, [], []), rows.raw)
-        else:
-            yield _parse_lines(file, rows, columns)
+    def parse(self, piece: Piece, rows: Rows) -> RawBatch:
+        """Returns the columns of rows, parsed line by line."""
+        lines = [_object(line) for line in rows.raw()]
+        faults = np.array([0 if isinstance(line, dict) else line for line in lines], np.int8)
+        objects = [line for line in lines if isinstance(line, dict)]
+        columns = [_column([_value(row, name) for row in objects]) for name in piece.columns]
+        batch = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
+        return sort_out(piece.file, rows, batch, faults, _FAULTS)
 
 
 def _is_array(start: bytes) -> bool:
     """Returns whether bytes begin a JSON array of objects, or an array alone on its line."""
-    return re.match(rb"\[\s*(\{|\n|\[)", start.lstrip(_BLANKS)) is not None
+    return re.match(rb"\[\s*[{\n[]", start.lstrip(_BLANKS)) is not None
 
 
 def json_over_lines(path: str, start: bytes) -> RecsysError:
@@ -179,22 +163,13 @@ def is_deep(line: bytes) -> bool:
 
 
 def has_deep(rows: Rows) -> bool:
-    """Returns whether a row is nested more than `MOST_DEEP` deep.
-
-    Only rows where so many brackets stand close are looked at; good data has few of them.
-
-    Args:
-        rows: Rows that begin with a brace each.
-    """
+    """Returns whether a row is nested more than `MOST_DEEP` deep."""
     data = np.frombuffer(rows.block, np.uint8)
-    is_bracket = (data | _CASE) == _BRACE
-    if np.count_nonzero(is_bracket) < len(rows) + MOST_DEEP:
+    is_bracket = (data == ord("{")) | (data == ord("["))
+    if np.count_nonzero(is_bracket) <= len(rows) + MOST_DEEP - 1:
         return False
-    places = np.flatnonzero(is_bracket)
-    longest = (rows.stops - rows.starts).max()
-    near = np.flatnonzero(places[MOST_DEEP:] - places[:-MOST_DEEP] < longest)
-    dense = np.unique(np.searchsorted(rows.starts, places[near], "right") - 1)
-    return any(map(is_deep, rows.raw(np.maximum(dense, 0))))
+    n_before = np.searchsorted(np.flatnonzero(is_bracket), np.append(rows.starts, len(data)))
+    return any(map(is_deep, rows.raw(np.flatnonzero(np.diff(n_before) > MOST_DEEP))))
 
 
 def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
@@ -234,16 +209,18 @@ class _ArrowParser:
         if not _are_objects(rows) or has_deep(rows):
             return None
         text = pa.py_buffer(rows.joined())
-        table = self._read(text)
-        if table is None or table.num_rows != len(rows):
+        try:
+            table = self._read(text)
+            batch = table.combine_chunks().to_batches()[0] if table is not None else None
+            if batch is None or batch.num_rows != len(rows):
+                return None
+            batch.validate()  # Arrow 18.1 loses null objects in some lists.
+        except pa.ArrowInvalid:
             return None
-        batch = table.combine_chunks().to_batches()[0]
-        if not _is_sound(batch):
+        columns = [pick_name(batch, name) for name in self._columns]
+        if any(map(_may_be_changed, columns)):
             return None
-        picked = [pick_name(batch, name) for name in self._columns]
-        if any(_has_inner_lists(c.type) or _may_have_lost_digits(c) for c in picked):
-            return None
-        return pa.RecordBatch.from_arrays(picked, names=list(self._columns))
+        return pa.RecordBatch.from_arrays(columns, names=list(self._columns))
 
     def _read(self, text: pa.Buffer) -> pa.Table | None:
         if self._schema is not None:
@@ -253,14 +230,11 @@ class _ArrowParser:
                 self._schema = None
         if len({name[1] for name in _NAME.finditer(text)}) > _MOST_NAMES:
             return None
-        try:
-            table = _read_json(text, None, "infer")
-            as_text = pa.schema([(f.name, _texted(f.type)) for f in table.schema])
-            if as_text != table.schema:
-                table = _read_json(text, as_text, "infer")
-        except pa.ArrowInvalid:
-            return None
-        self._schema = _wanted_schema(table.schema, self._columns)
+        table = _read_json(text, None, "infer")
+        as_text = pa.schema([(field.name, _texted(field.type)) for field in table.schema])
+        if as_text != table.schema:
+            table = _read_json(text, as_text, "infer")
+        self._schema = _schema_of(table.schema, self._columns)
         return table
 
 
@@ -268,12 +242,7 @@ def _are_objects(rows: Rows) -> bool:
     """Returns whether each line has the braces of an object, and all is UTF-8."""
     data = np.frombuffer(rows.block, np.uint8)
     has_braces = (data[rows.starts] == ord("{")) & (data[rows.stops - 1] == ord("}"))
-    if not has_braces.all() or b"\0" in rows.block:
-        return False
-    try:
-        return rows.block.isascii() or bool(rows.block.decode())
-    except UnicodeDecodeError:
-        return False
+    return bool(has_braces.all()) and b"\0" not in rows.block and is_valid_utf8(rows.block)
 
 
 def _read_json(text: pa.Buffer, schema: pa.Schema | None, unexpected: str) -> pa.Table:
@@ -295,13 +264,13 @@ def _texted(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _wanted_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema | None:
+def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema | None:
     """Returns the fields that hold the columns; `None` while a type isn't known."""
-    paths = [find_path(schema, name) for name in columns]
-    if any(path is None or _is_unknown(pick_type(schema, path)) for path in paths):
+    paths = [path for name in columns if (path := find_path(schema, name))]
+    kinds = [pick_type(schema, path) for path in paths]
+    if len(paths) < len(columns) or any(map(_is_unknown, kinds)):
         return None
-    tops = dict.fromkeys(path[0] for path in paths if path)
-    return pa.schema([schema.field(top) for top in tops])
+    return pa.schema([schema.field(top) for top in dict.fromkeys(path[0] for path in paths)])
 
 
 def _is_unknown(kind: pa.DataType) -> bool:
@@ -310,25 +279,15 @@ def _is_unknown(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or pa.types.is_struct(kind)
 
 
-def _is_sound(batch: pa.RecordBatch) -> bool:
-    """Returns whether lists have all their elements: Arrow 18.1 loses null objects in some."""
-    try:
-        batch.validate()
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _may_be_changed(column: pa.Array) -> bool:
+    """Returns whether values may be others line by line.
 
-
-def _has_inner_lists(kind: pa.DataType) -> bool:
-    """Returns whether a type is of lists of lists: line by line these are JSON text."""
-    return pa.types.is_list(kind) and pa.types.is_list(kind.value_type)
-
-
-def _may_have_lost_digits(column: pa.Array) -> bool:
-    """Returns whether doubles may have been whole numbers that are none any more."""
-    if pa.types.is_list(column.type):
-        return _may_have_lost_digits(column.flatten())
-    if not pa.types.is_floating(column.type):
+    Lists of lists are JSON text there, and doubles may have been whole numbers here.
+    """
+    kind = column.type
+    if pa.types.is_list(kind):
+        return pa.types.is_list(kind.value_type) or _may_be_changed(column.flatten())
+    if not pa.types.is_floating(kind):
         return False
     return bool(pc.any(pc.greater_equal(pc.abs(column), _EXACT), min_count=0).as_py())
 
@@ -336,41 +295,19 @@ def _may_have_lost_digits(column: pa.Array) -> bool:
 # --- line by line
 
 
-def _parse_lines(file: str, rows: Rows, columns: Sequence[str]) -> RawBatch:
-    raw = rows.raw(np.arange(len(rows)))
-    objects, reasons = [], np.full(len(rows), "", object)
-    is_blank = np.zeros(len(rows), bool)
-    for at, line in enumerate(raw):
-        parsed = _object(line)
-        if isinstance(parsed, dict):
-            objects.append(parsed)
-        elif not line.strip():
-            is_blank[at] = True
-        else:
-            reasons[at] = parsed
-    bad = np.flatnonzero(reasons != "")
-    rejected = dead_letters(reasons[bad].tolist(), file, rows.line[bad], rows.raw(bad))
-    good = rows.take((reasons == "") & ~is_blank)
-    values = [_column([_value(row, name) for row in objects]) for name in columns]
-    batch = pa.RecordBatch.from_arrays(values, names=list(columns))
-    return RawBatch(file, batch, good.line, rejected, good.raw)
-
-
-def _object(line: bytes) -> dict[str, Any] | str:
-    """Returns the object that a line is, or what is wrong with it."""
-    try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        return NOT_TEXT
-    if "\0" in text:
-        return NOT_TEXT
+def _object(line: bytes) -> dict[str, Any] | int:
+    """Returns the object that a line is; else its fault, as `sort_out` takes it."""
+    if b"\0" in line or not is_valid_utf8(line):
+        return 1 + _FAULTS.index(NOT_TEXT)
     if is_deep(line):
-        return TOO_DEEP
+        return 1 + _FAULTS.index(TOO_DEEP)
     try:
-        value = json.loads(text)
+        value = json.loads(line)
     except ValueError:
-        return NOT_JSON
-    return value if isinstance(value, dict) else NOT_JSON
+        value = None
+    if isinstance(value, dict):
+        return value
+    return 1 + _FAULTS.index(NOT_JSON) if line.strip() else -1
 
 
 def _value(row: dict[str, Any], name: str) -> Any:
@@ -413,4 +350,4 @@ def _written(value: Any) -> str | None:
         return str(int(value)) if value.is_integer() and abs(value) < _INT64 else repr(value)
     # A lone surrogate is no text; nor will it be an id.
     text = as_json(value).decode() if isinstance(value, list) else str(value)
-    return None if any("\ud800" <= char <= "\udfff" for char in text) else text
+    return text if is_text(text) else None

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from recsys.config import ListOfEvents
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.values import is_list, lists_of
 
 NO_LIST = "no list of events"
 UNEQUAL = "fields of events in lists of different lengths"
@@ -53,7 +54,7 @@ def pick_type(schema: pa.Schema, path: Path) -> pa.DataType:
     kind = schema.field(path[0]).type
     for part in path[1:]:
         inner = element_type(kind).field(part).type
-        kind = pa.list_(inner) if _is_list(kind) else inner
+        kind = pa.list_(inner) if is_list(kind) else inner
     return kind
 
 
@@ -97,15 +98,9 @@ def _leaves(prefix: str, fields: Iterable[pa.Field]) -> Iterable[str]:
             yield f"{prefix}{field.name}"
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
 def element_type(kind: pa.DataType) -> pa.DataType:
     """Returns the type of the elements of a list; of what is none its own."""
-    return kind.value_type if _is_list(kind) else kind
+    return kind.value_type if is_list(kind) else kind
 
 
 def _fields(kind: pa.DataType) -> list[pa.Field]:
@@ -115,7 +110,7 @@ def _fields(kind: pa.DataType) -> list[pa.Field]:
 
 def _field(column: pa.Array, name: str) -> pa.Array:
     """Returns a field of objects `[n]`, or the lists of it where the objects are in lists."""
-    if not _is_list(column.type):
+    if not is_list(column.type):
         return pc.struct_field(column, [name])
     if not pa.types.is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -168,7 +163,7 @@ def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
     """Returns a column of lists `[n]`; a single value is a list of one, null is none."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _as_lists(column.dictionary.take(column.indices), separator)
+        return _as_lists(column.dictionary_decode(), separator)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return column
     if pa.types.is_fixed_size_list(kind):
@@ -176,9 +171,7 @@ def _as_lists(column: pa.Array, separator: str | None) -> pa.Array:
     if separator is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return _split(column.cast(pa.string()), separator)
     is_there = column.is_valid().to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(is_there)]).astype(np.int32)
-    mask = pa.array(~is_there)
-    return pa.ListArray.from_arrays(pa.array(offsets), column.drop_null(), mask=mask)
+    return lists_of(column.drop_null(), is_there, mask=pa.array(~is_there))
 
 
 def _split(text: pa.Array, separator: str) -> pa.Array:
@@ -188,8 +181,7 @@ def _split(text: pa.Array, separator: str) -> pa.Array:
     is_part = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
     parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     counts = np.bincount(parents[is_part], minlength=len(text))
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, parts.filter(pa.array(is_part)), mask=text.is_null())
+    return lists_of(parts.filter(pa.array(is_part)), counts, mask=text.is_null())
 
 
 def _judge(batch: RawBatch, lists: Mapping[str, pa.Array]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,33 +6,45 @@ read_piece     a piece → batches of columns, of lists of events the events
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
 
+from recsys import registry
 from recsys.config import CsvFormat, EventSource, SourceConfig
-from recsys.data.sources.detection import find_source
-from recsys.data.sources.files import Section, SourceFile, match_files
+from recsys.data.sources.csv_source import CsvSource
+from recsys.data.sources.files import SourceFile, match_files
+from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import explode
-from recsys.data.sources.source import Piece, RawBatch
+from recsys.data.sources.parquet_source import ParquetSource
+from recsys.data.sources.source import Piece, RawBatch, Source
 from recsys.data.sources.streams import (
+    COMPRESSED_NAMES,
     START_BYTES,
-    check_encoding,
     compression_of,
     holds_nothing,
+    is_encoding,
+    kind_of_bytes,
     open_bytes,
-    read_some,
+    wide_encoding,
 )
+from recsys.data.sources.text_source import TextSource
+from recsys.data.sources.tfrecord_source import TFRecordSource
 from recsys.errors import RecsysError, UsageError
 
-__all__ = ["EMPTY", "Piece", "check_files", "open_source", "plan_pieces", "read_piece"]
+__all__ = ["EMPTY", "Piece", "open_source", "plan_pieces", "read_piece"]
 
 EMPTY = "R202"
 """Code of the error that a file without rows is; of several files one may be."""
+WHOLE_FILES = 1 << 62
+"""Bytes of a piece that no file is larger than."""
 
 _PIECE_BYTES = 64 << 20
-# What compressed text comes to, about.
-_GROWTH = 4
+_GROWTH = 4  # What compressed text comes to, about.
+_BUILT_IN = (CsvSource, JsonLinesSource, ParquetSource, TFRecordSource)
 
 
 def plan_pieces(
@@ -51,24 +63,23 @@ def plan_pieces(
             or lacks a column; or no file has rows.
         UsageError: The config describes no format or no span.
     """
-    files = _checked_files(source, what, columns)
-    pieces = [piece for file in files for piece in file.source.split(file, piece_bytes)]
+    _check_dialect(source.csv_format, what)
+
+    @functools.cache
+    def look(file: SourceFile) -> Piece:
+        whole = open_source(file, source, columns)
+        return whole.source.check(whole)
+
+    files = [look(file) for file in match_files(source, what)]
+    pieces = [
+        dataclasses.replace(piece, file_index=at)
+        for at, file in enumerate(files)
+        for piece in file.source.split(file, piece_bytes)
+    ]
     if not pieces:
-        raise _no_rows(files[0].file)
+        rule = f"{files[0].file!r}, or another file of its source, must hold rows below its header."
+        raise _empty(rule, "a header alone")
     return pieces
-
-
-def check_files(source: SourceConfig, what: str, columns: Sequence[str]) -> list[SourceFile]:
-    """Returns the files of a config after a look at the start of each.
-
-    Raises:
-        RecsysError: As `plan_pieces`.
-        UsageError: As `plan_pieces`.
-    """
-    files = _checked_files(source, what, columns)
-    if not any(next(iter(file.source.split(file, file.size)), None) for file in files):
-        raise _no_rows(files[0].file)
-    return [SourceFile(file.file, file.size) for file in files]
 
 
 def read_piece(piece: Piece) -> Iterator[RawBatch]:
@@ -95,16 +106,14 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
     Raises:
         RecsysError: It is empty, is damaged, or is of another format than is said.
     """
-    if file.size == 0:
-        raise _empty(file.path)
-    start = read_some(Section(file.path, 0, file.size), START_BYTES)
+    start = open_bytes(file.path, 0, file.size).read(START_BYTES)
     compression = compression_of(file.path, start)
     if compression is not None:
-        start = read_some(open_bytes(file.path, 0, file.size, compression), START_BYTES)
+        start = open_bytes(file.path, 0, file.size, compression).read(START_BYTES)
     if holds_nothing(start):
-        raise _empty(file.path)
+        raise _empty(f"{file.path!r} must hold rows.", "an empty file")
     return Piece(
-        source=find_source(file.path, start, config),
+        source=_find_source(file.path, start, config),
         file=file.path,
         file_index=0,
         compression=compression,
@@ -118,54 +127,93 @@ def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] =
     )
 
 
-def _checked_files(source: SourceConfig, what: str, columns: Sequence[str]) -> list[Piece]:
-    """Returns a piece for each file, the whole of it."""
-    _check_dialect(source.csv_format, what)
-
-    @functools.cache
-    def look(file: SourceFile) -> Piece:
-        whole = open_source(file, source, columns)
-        return whole.source.check(whole)
-
-    files = match_files(source, what)
-    return [dataclasses.replace(look(file), file_index=at) for at, file in enumerate(files)]
-
-
-# --- errors
+def _empty(rule: str, received: str) -> RecsysError:
+    return RecsysError(EMPTY, rule, "Write the data into it, or name another file.", received)
 
 
 def _check_dialect(csv: CsvFormat, what: str) -> None:
-    check_encoding(csv.encoding, what)
-    quote, delimiter = csv.quote or "", csv.delimiter
-    is_right = (
-        quote.isascii()
-        and quote not in ("\n", "\r", "\0")
-        and not (quote and quote in delimiter)
-        and not any(sign in delimiter for sign in "\n\r\0")
-    )
-    if not is_right:
+    quote = csv.quote or ""
+    has_line_end = any(sign in quote + csv.delimiter for sign in "\n\r\0")
+    is_ambiguous = not quote.isascii() or (quote and quote in csv.delimiter)
+    if has_line_end or is_ambiguous or not is_encoding(csv.encoding):
         raise UsageError(
             "R256",
-            f"data.{what}.csv must have a delimiter without line ends and quotes, "
-            "and a quote that is an ASCII character.",
-            "Correct csv.delimiter and csv.quote in the config.",
-            {"delimiter": delimiter, "quote": csv.quote},
+            f"data.{what}.csv must have an encoding that Python knows, a delimiter without line "
+            "ends and quotes, and a quote that is an ASCII character.",
+            "Correct csv.encoding (utf-8, latin-1, cp1252, utf-16 …), csv.delimiter or csv.quote.",
+            {"encoding": csv.encoding, "delimiter": csv.delimiter, "quote": csv.quote},
         )
 
 
-def _empty(file: str) -> RecsysError:
-    return RecsysError(
-        EMPTY,
-        f"{file!r} must hold rows.",
-        "Write the data into it, or name another file.",
-        "an empty file",
+# --- the format of a file, by its name and its first bytes
+
+
+def _find_source(path: str, start: bytes, config: SourceConfig) -> Source:
+    """Returns what reads a file.
+
+    Args:
+        path: The file.
+        start: Its first bytes, decompressed.
+        config: Names its format, or `auto`.
+
+    Raises:
+        RecsysError: The config or the name contradicts the bytes.
+    """
+    is_stated = config.format != "auto"
+    source: Source | None = config.format if isinstance(config.format, Source) else None
+    if source is None:
+        named = _named(config.format) if is_stated else format_of_name(path)
+        source = named.from_config(config) if named else None
+    if source is None or isinstance(source, TextSource):
+        start = _narrowed(path, start, source.encoding if source else config.csv.encoding)
+    detected = next((cls for cls in _classes() if cls.detects(start)), None)
+    source = source or (detected or CsvSource).from_config(config)
+    other = None if detected is None or issubclass(detected, TextSource) else detected
+    if source.fits(start) and other in (None, type(source)):
+        return source
+    kind = f"a {other.title} file" if other else kind_of_bytes(start)
+    cure = "Give it the extension of its format, set format in the config, or convert it."
+    if is_stated:
+        cure = "Correct format in the config, or name another file."
+    if kind == "UTF-16 text":
+        cure = f"Set csv.encoding: {wide_encoding(start)} beside its files in the config."
+    raise RecsysError(
+        "R204",
+        f"{path!r} must be {source.title}, as {'the config' if is_stated else 'its name'} says.",
+        cure,
+        kind or "other text",
     )
 
 
-def _no_rows(file: str) -> RecsysError:
-    return RecsysError(
-        EMPTY,
-        f"{file!r}, or another file of its source, must hold rows below its header.",
-        "Write the data into it, or name another file.",
-        "a header alone",
-    )
+def format_of_name(path: str) -> type[Source] | None:
+    """Returns the format that a file's name says; `None` if it says none."""
+    name = Path(path.lower())
+    if name.suffix in COMPRESSED_NAMES:
+        name = name.with_suffix("")
+    return next((cls for cls in _classes() if name.suffix in cls.extensions), None)
+
+
+def _named(name: str) -> type[Source]:
+    return cast(type[Source], registry.get("source", name))
+
+
+def _classes() -> list[type[Source]]:
+    """Returns the sources that are registered: ours, then those of plugins."""
+    return list(dict.fromkeys([*_BUILT_IN, *map(_named, registry.names("source"))]))
+
+
+def _narrowed(path: str, start: bytes, encoding: str) -> bytes:
+    """Returns the start of a text of several bytes a character as UTF-8; others as they are."""
+    if not encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
+        return start
+    try:
+        text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
+    except UnicodeError:  # Of `utf-16` and `utf-32`, which need a mark.
+        name = wide_encoding(start)
+        raise RecsysError(
+            "R204",
+            f"{path!r} must begin with a byte order mark, as csv.encoding: {encoding} says.",
+            f"Set csv.encoding: {name}." if name else "Set csv.encoding to what it is in.",
+            start[:20],
+        ) from None
+    return text.encode("utf-8", "replace")

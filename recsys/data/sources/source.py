@@ -184,15 +184,22 @@ class RawBatch:
         columns = [column if _is_text(column) else _unpacked(column) for column in columns]
         names = list(piece.columns)
         rows = pa.RecordBatch.from_arrays(columns, names=names)
-        no_letters = dead_letters([], piece.file, [], [])
+        whole = cls(piece.file, rows, position, dead_letters([], piece.file, [], []))
         damaged = [column for column in columns if not _is_text(column)]
         if not damaged:
-            return cls(piece.file, rows, position, no_letters)
-        bad = np.any([_bad_rows(column) for column in damaged], axis=0)
+            return whole
+        is_good = np.array(
+            [
+                all(_is_text(column[at : at + 1]) for column in damaged)
+                for at in range(len(position))
+            ]
+        )
         shown = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=names)
-        whole = cls(piece.file, shown, position, no_letters)
-        letters = whole.reject(pa.array(bad), [NOT_TEXT] * int(bad.sum()))
-        return cls(piece.file, rows.filter(pa.array(~bad)), position[~bad], letters)
+        bad = pa.array(~is_good)
+        letters = dataclasses.replace(whole, columns=shown).reject(
+            bad, [NOT_TEXT] * int((~is_good).sum())
+        )
+        return cls(piece.file, rows.filter(pa.array(is_good)), position[is_good], letters)
 
     @property
     def n_read(self) -> int:
@@ -287,24 +294,17 @@ def _is_text(column: pa.Array) -> bool:
 def _unpacked(column: pa.Array) -> pa.Array:
     """Returns a column with each value in its row, where it may be in a dictionary."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        return column.cast(kind.value_type)
     if pa.types.is_list(kind) and pa.types.is_dictionary(kind.value_type):
         return column.cast(pa.list_(kind.value_type.value_type))
-    return column
-
-
-def _bad_rows(column: pa.Array) -> np.ndarray:
-    """Returns the rows with text that isn't UTF-8 `[n]` bool."""
-    return np.array([not _is_text(column.slice(at, 1)) for at in range(len(column))], bool)
+    return column.dictionary_decode() if pa.types.is_dictionary(kind) else column
 
 
 def _binary(column: pa.Array) -> pa.Array:
     """Returns text as bytes, so that it can be shown, however damaged."""
-    if pa.types.is_string(column.type):
+    kind = column.type
+    if pa.types.is_string(kind):
         return column.view(pa.binary())
-    if pa.types.is_large_string(column.type):
+    if pa.types.is_large_string(kind):
         return column.view(pa.large_binary())
-    if pa.types.is_list(column.type) and pa.types.is_string(column.type.value_type):
-        return column.cast(pa.list_(pa.binary()))
-    return column
+    is_texts = pa.types.is_list(kind) and pa.types.is_string(kind.value_type)
+    return column.cast(pa.list_(pa.binary())) if is_texts else column

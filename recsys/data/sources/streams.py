@@ -5,15 +5,16 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import io
 import lzma
 import zlib
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 
 from recsys.data.sources.files import Section
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError
 
 Compression = Literal["gzip", "bz2", "xz", "zstd"]
 
@@ -38,8 +39,6 @@ COMPRESSED_NAMES: dict[str, Compression] = {
     ".zstd": "zstd",
 }
 """Ends of names that tell a compression."""
-_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
-_SPACES = b" \t\r\n\v\f"
 _KINDS = {
     b"PAR1": "a Parquet file",
     b"\x1f\x8b": "a gzip file",
@@ -54,66 +53,32 @@ _KINDS = {
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
 }
-_BINARY = "binary data (NUL bytes)"
-_MOST_TIMES = 1000
-_FREE_BYTES = 64 << 20
-_BOM = b"\xef\xbb\xbf"
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe\0\0", b"\0\0\xfe\xff", b"\xff\xfe", b"\xfe\xff")
 _DAMAGED = "recsys.damaged"
-_READ_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 16
+_BUFFER_BYTES = 1 << 18
+_MOST_TIMES = 1000
 # Of names of the net, of none, and of Python's own sources, whose escapes may be line ends.
 _NOT_OF_FILES = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
 
 
-class Readable(Protocol):
-    """A stream that bytes are read from."""
-
-    def read(self, size: int, /) -> bytes:
-        """Returns the next bytes, at most `size`; none at the end."""
-        ...
-
-
-def most_bytes(file_bytes: int) -> int:
-    """Returns the limit of a file's content [bytes]: 1000 times its size, plus 64 MiB."""
-    return _FREE_BYTES + _MOST_TIMES * file_bytes
-
-
-def most_rows(file_bytes: int) -> int:
-    """Returns how many rows, or values of a column, a file may have: a thousand a byte."""
-    return (1 << 20) + _MOST_TIMES * file_bytes
-
-
-class Growth:
-    """Adds up the decompressed bytes of a file, up to the limit.
+def check_growth(file: str, file_bytes: int, amount: int, unit: str = "bytes") -> None:
+    """Raises an error if a file comes to more than 1000 times its size, plus 64 MiB.
 
     Args:
         file: The file.
         file_bytes: Its size [bytes].
+        amount: The bytes, rows or values that it unpacks to.
+        unit: Which of them.
     """
-
-    def __init__(self, file: str, file_bytes: int) -> None:
-        self._file, self._file_bytes, self._n_bytes = file, file_bytes, 0
-
-    def add(self, n_bytes: int) -> None:
-        """Adds bytes that were unpacked.
-
-        Raises:
-            RecsysError: It is more than `most_bytes`.
-        """
-        self._n_bytes += n_bytes
-        if self._n_bytes > most_bytes(self._file_bytes):
-            raise bomb(self._file, self._file_bytes, f"more than {self._n_bytes:,} bytes")
-
-
-def bomb(file: str, file_bytes: int, received: str) -> RecsysError:
-    """Returns the error of a file whose content is too large."""
-    return RecsysError(
-        "R281",
-        f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
-        "that and 64 MiB.",
-        "Files of rows shrink by far less: look who wrote it. Write it unpacked if it is right.",
-        received,
-    )
+    if amount > (64 << 20) + _MOST_TIMES * file_bytes:
+        raise RecsysError(
+            "R281",
+            f"{file!r} of {file_bytes:,} bytes must not unpack to more than {_MOST_TIMES:,} times "
+            "that and 64 MiB.",
+            "Files of rows shrink by far less: look who wrote it. Write it unpacked if it is"
+            " right.",
+            f"{amount:,} {unit}",
+        )
 
 
 def long_line(file: str, line: int, limit_bytes: int, start: bytes) -> RecsysError:
@@ -124,6 +89,26 @@ def long_line(file: str, line: int, limit_bytes: int, start: bytes) -> RecsysErr
         "Write one row a line, with a line feed behind it.",
         start[:100].decode("utf-8", "replace"),
     )
+
+
+def read_line(
+    stream: BinaryIO, file: str, number: int = 1, limit_bytes: int = HEADER_LIMIT_BYTES
+) -> bytes:
+    """Returns the next line of a stream, with its line end; empty at the end.
+
+    Args:
+        stream: The text.
+        file: Its file, for the error.
+        number: Line that it stands at, for the error.
+        limit_bytes: Most bytes of the line.
+
+    Raises:
+        RecsysError: The line is longer than that.
+    """
+    line = stream.readline(limit_bytes + 1)
+    if len(line) > limit_bytes:
+        raise long_line(file, number, limit_bytes, line)
+    return line
 
 
 # --- what bytes are
@@ -154,7 +139,7 @@ def holds_nothing(start: bytes) -> bool:
     """Returns whether the first bytes of a file are blanks, and a byte order mark at most."""
     mark = next((mark for mark in _MARKS if start.startswith(mark)), b"")
     is_wide = len(mark) in (2, 4)
-    return not start.removeprefix(mark).strip(_SPACES + (b"\0" if is_wide else b""))
+    return not start.removeprefix(mark).strip(b" \t\r\n\v\f" + (b"\0" if is_wide else b""))
 
 
 def wide_encoding(start: bytes) -> str | None:
@@ -165,9 +150,8 @@ def wide_encoding(start: bytes) -> str | None:
     if (n_even + n_odd) * 16 <= len(start):
         return None
     name = "utf-16-le" if n_odd > n_even else "utf-16-be"
-    decoder = codecs.getincrementaldecoder(name)()
     try:
-        text = decoder.decode(start)
+        text = codecs.getincrementaldecoder(name)().decode(start)
     except UnicodeDecodeError:
         return None
     return None if 16 * text.count("\0") > len(text) else name
@@ -178,69 +162,8 @@ def kind_of_bytes(start: bytes) -> str | None:
     kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), None)
     # A few NUL bytes are damage; a text that is full of them is none.
     if kind is None and start.count(b"\0") * 16 > len(start):
-        return "UTF-16 text" if wide_encoding(start) else _BINARY
+        return "UTF-16 text" if wide_encoding(start) else "binary data (NUL bytes)"
     return kind
-
-
-# --- opening
-
-
-def open_bytes(path: str, start: int, stop: int, compression: Compression | None) -> Readable:
-    """Opens the bytes of a file, decompressed.
-
-    Args:
-        path: The file.
-        start: First byte, 0 for a compressed one.
-        stop: One past the last byte.
-        compression: How it is compressed.
-
-    Raises:
-        RecsysError: The file can't be opened; or, while reading, is cut off.
-    """
-    section = Section(path, start, stop)
-    if compression is None:
-        return section
-    return _Decompressed(path, section, compression, stop - start)
-
-
-def open_text(
-    path: str, start: int, stop: int, compression: Compression | None, encoding: str
-) -> Readable:
-    """Opens the text of a file as UTF-8, without a byte order mark.
-
-    Characters that are damaged come out as bytes that aren't UTF-8, so that they cost
-    their rows.
-
-    Args:
-        path: The file.
-        start: First byte; not 0 only where `is_splittable`.
-        stop: One past the last byte.
-        compression: How it is compressed.
-        encoding: How its characters are written.
-
-    Raises:
-        RecsysError: As `open_bytes`.
-    """
-    stream = open_bytes(path, start, stop, compression)
-    if not is_utf8(encoding):
-        return _Transcoded(stream, encoding)
-    return _WithoutMark(stream) if start == 0 else stream
-
-
-def check_encoding(encoding: str, what: str) -> None:
-    """Raises an error if Python has no such encoding of text.
-
-    Args:
-        encoding: Its name.
-        what: The part of `data` in the config that names it.
-    """
-    if not is_encoding(encoding):
-        raise UsageError(
-            "R255",
-            f"data.{what}.csv.encoding must be an encoding of text that Python knows.",
-            "Write for example utf-8, latin-1, cp1252 or utf-16.",
-            encoding,
-        )
 
 
 def is_encoding(encoding: str) -> bool:
@@ -263,17 +186,77 @@ def is_splittable(encoding: str) -> bool:
     return is_utf8(encoding) or name.startswith(("iso8859", "cp125", "koi8", "mac-"))
 
 
-class _Decompressed:
+# --- opening
+
+
+def open_bytes(
+    path: str, start: int, stop: int, compression: Compression | None = None
+) -> io.BufferedReader:
+    """Opens the bytes of a file, decompressed.
+
+    Args:
+        path: The file.
+        start: First byte, 0 for a compressed one.
+        stop: One past the last byte.
+        compression: How it is compressed.
+
+    Raises:
+        RecsysError: The file can't be opened; or, while reading, is cut off.
+    """
+    section: Any = Section(path, start, stop)
+    stream = io.BufferedReader(section, _BUFFER_BYTES)
+    if compression is None:
+        return stream
+    return io.BufferedReader(_Decompressed(path, stream, compression, stop), _BUFFER_BYTES)
+
+
+def open_text(
+    path: str, start: int, stop: int, compression: Compression | None, encoding: str
+) -> io.BufferedReader:
+    """Opens the text of a file as UTF-8, without a byte order mark.
+
+    Characters that are damaged come out as bytes that aren't UTF-8, so that they cost
+    their rows.
+
+    Args:
+        path: The file.
+        start: First byte; not 0 only where `is_splittable`.
+        stop: One past the last byte.
+        compression: How it is compressed.
+        encoding: How its characters are written.
+
+    Raises:
+        RecsysError: As `open_bytes`.
+    """
+    stream = open_bytes(path, start, stop, compression)
+    if not is_utf8(encoding):
+        stream = io.BufferedReader(_Transcoded(stream, encoding), _BUFFER_BYTES)
+    if start == 0:
+        skip_mark(stream)
+    return stream
+
+
+def skip_mark(stream: io.BufferedReader) -> int:
+    """Skips the byte order mark at the start of UTF-8; returns how many bytes it has."""
+    return len(stream.read(3)) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0
+
+
+class _Decompressed(io.RawIOBase):
     """Decompresses a stream; names the file and how far it was good if that fails."""
 
-    def __init__(self, path: str, section: Section, compression: Compression, n_bytes: int) -> None:
-        self._path, self._compression, self._n_read = path, compression, 0
-        self._stream = _decompressor(section, compression)
-        self._growth = Growth(path, n_bytes)
+    def __init__(
+        self, path: str, stream: io.BufferedReader, compression: Compression, size: int
+    ) -> None:
+        super().__init__()
+        self._path, self._size, self._compression = path, size, compression
+        self._stream, self._n_read = _decompressor(stream, compression), 0
 
-    def read(self, size: int, /) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
         try:
-            data = self._stream.read(size)
+            data = self._stream.read(len(buffer))
         except (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException) as error:
             raise RecsysError(
                 "R253",
@@ -283,51 +266,36 @@ class _Decompressed:
                 str(error),
             ) from None
         self._n_read += len(data)
-        self._growth.add(len(data))
-        return cast(bytes, data)
+        check_growth(self._path, self._size, self._n_read)
+        buffer[: len(data)] = data
+        return len(data)
 
 
-def _decompressor(section: Section, compression: Compression) -> Any:
+def _decompressor(stream: io.BufferedReader, compression: Compression) -> Any:
     if compression == "gzip":
-        return gzip.GzipFile(fileobj=section)
+        return gzip.GzipFile(fileobj=stream)
     if compression == "bz2":
-        return bz2.BZ2File(section)
+        return bz2.BZ2File(stream)
     if compression == "xz":
-        return lzma.LZMAFile(cast(IO[bytes], section))
-    return pa.CompressedInputStream(pa.PythonFile(section, "r"), compression)
+        return lzma.LZMAFile(cast(IO[bytes], stream))
+    return pa.CompressedInputStream(pa.PythonFile(stream, "r"), compression)
 
 
-class _WithoutMark:
-    """Skips a byte order mark at the start of a stream."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream, self._is_at_start = stream, True
-
-    def read(self, size: int, /) -> bytes:
-        if not self._is_at_start:
-            return self._stream.read(size)
-        self._is_at_start = False
-        data = self._stream.read(max(size, len(_BOM)))
-        return data.removeprefix(_BOM) or self._stream.read(size)
-
-
-class _Transcoded:
+class _Transcoded(io.RawIOBase):
     """Turns a stream into UTF-8."""
 
-    def __init__(self, stream: Readable, encoding: str) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder(encoding)(_DAMAGED)
-        self._is_first = True
+    def __init__(self, stream: io.BufferedReader, encoding: str) -> None:
+        super().__init__()
+        self._text = io.TextIOWrapper(stream, encoding, _DAMAGED, newline="\n")
 
-    def read(self, size: int, /) -> bytes:
-        while True:
-            data = self._stream.read(size)
-            text = self._decoder.decode(data, final=not data)
-            if text and self._is_first:
-                # `utf-16-le` takes a byte order mark for text.
-                text, self._is_first = text.removeprefix("\ufeff"), False
-            if text or not data:
-                return text.encode("utf-8", _DAMAGED)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        text = self._text.read(max(1, len(buffer) // 4))  # At most four bytes a character.
+        data = text.encode("utf-8", _DAMAGED)
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -338,76 +306,3 @@ def _mark_damage(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 codecs.register_error(_DAMAGED, _mark_damage)
-
-
-def read_some(stream: Readable, size: int) -> bytes:
-    """Returns the next bytes of a stream: `size` of them, or all where there are fewer."""
-    # A damaged length may ask for more than there is memory.
-    parts, left = [], size
-    while left > 0 and (data := stream.read(min(left, _READ_BYTES))):
-        parts.append(data)
-        left -= len(data)
-    return b"".join(parts)
-
-
-class Ahead:
-    """A stream with bytes put back in front of it.
-
-    Args:
-        start: The bytes.
-        stream: What follows.
-    """
-
-    def __init__(self, start: bytes, stream: Readable) -> None:
-        self._start, self._stream = start, stream
-
-    def read(self, size: int, /) -> bytes:
-        """Returns the next bytes."""
-        if not self._start:
-            return self._stream.read(size)
-        data, self._start = self._start[:size], self._start[size:]
-        return data
-
-
-def split_line(
-    stream: Readable,
-    file: str = "The file",
-    line_number: int = 1,
-    limit_bytes: int = HEADER_LIMIT_BYTES,
-) -> tuple[bytes, Readable]:
-    """Returns the first line of a stream, with its line end, and the stream behind it.
-
-    Args:
-        stream: The text.
-        file: Its file, for the error.
-        line_number: Line that it stands at, for the error.
-        limit_bytes: Most bytes of the line, about.
-
-    Raises:
-        RecsysError: The line is longer than that.
-    """
-    parts, n_bytes = [], 0
-    while data := stream.read(_CHUNK_BYTES):
-        parts.append(data)
-        n_bytes += len(data)
-        if b"\n" in data:
-            break
-        if n_bytes > limit_bytes:
-            raise long_line(file, line_number, limit_bytes, b"".join(parts))
-    line, end, rest = b"".join(parts).partition(b"\n")
-    return line + end, Ahead(rest, stream)
-
-
-def skip_lines(stream: Readable, n_lines: int, file: str = "The file") -> Readable:
-    """Returns a stream behind its first lines; at its end where it has no more.
-
-    Args:
-        stream: The text.
-        n_lines: How many.
-        file: Its file, for the error of a line that is too long.
-    """
-    for number in range(1, n_lines + 1):
-        line, stream = split_line(stream, file, number, LINE_LIMIT_BYTES)
-        if not line:
-            break
-    return stream

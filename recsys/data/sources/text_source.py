@@ -1,4 +1,4 @@
-"""Formats of lines of text: cut at line ends, decoded, and read a block at a time.
+"""Formats of lines of text: cut between rows, decoded, and read a block at a time.
 
 A subclass of `TextSource` says what the rows of a block hold. Compression, encodings,
 pieces, files that grow and lines that are too long are taken care of here.
@@ -6,46 +6,50 @@ pieces, files that grow and lines that are too long are taken care of here.
 
 from __future__ import annotations
 
-import codecs
+import csv
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Self
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, Self
 
 import numpy as np
 import pyarrow as pa
 import pydantic
 
-from recsys.config import SourceConfig
+from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.files import Section, file_size, is_remote
-from recsys.data.sources.rows import ROW_LIMIT_LINES, Dialect, Rows, row_blocks
+from recsys.data.sources.files import file_size, is_remote
 from recsys.data.sources.source import Piece, RawBatch, Source
 from recsys.data.sources.streams import (
+    LINE_LIMIT_BYTES,
     START_BYTES,
-    Readable,
     is_encoding,
     is_splittable,
     kind_of_bytes,
+    long_line,
+    open_bytes,
     open_text,
-    read_some,
-    skip_lines,
+    read_line,
+    skip_mark,
 )
-from recsys.errors import RecsysError
 
 UNFINISHED = "still being written: the file grew behind it"
 BLOCK_BYTES = 8 << 20
 """Bytes of text that are parsed at a time."""
-LINES = Dialect(quote="")
-"""Rows that are lines, whatever stands in them."""
-
 _CUT_BYTES = 4 << 20
-_NEWLINE = ord("\n")
+_ROW_LIMIT_LINES = 1000
+"""Lines that one row may stand on."""
+_NO_ROW = 1 << 40  # More fields than any row has.
+_MARKS = range(0xE000, 0xF8FF)
+"""Characters for private use: one stands in for a delimiter of several characters."""
+
+csv.field_size_limit(LINE_LIMIT_BYTES)
 
 
 class TextSource(Source):
     """A format of lines of text, in any encoding, compressed or not.
 
-    A subclass needs `column_names`, and `parse` or `read_text`.
+    A subclass needs `column_names` and `parse`.
     """
 
     encoding: str = "utf-8"
@@ -68,12 +72,7 @@ class TextSource(Source):
         """Returns whether the first bytes of a file, decompressed, may be text."""
         return kind_of_bytes(start) is None
 
-    def explain(self, path: str, start: bytes) -> RecsysError | None:
-        """Returns the error of a file whose first bytes don't fit; `None`: the usual one."""
-        del path, start
-        return None
-
-    def open(self, file: Piece) -> Readable:
+    def open(self, file: Piece) -> BinaryIO:
         """Opens the whole text of a file, UTF-8, from its first line on."""
         return open_text(file.file, 0, file.size, file.compression, self.encoding)
 
@@ -82,18 +81,25 @@ class TextSource(Source):
         del file
         return 0
 
-    def quote_of(self, file: Piece) -> str:
-        """Returns what may stand around a line end in a row; empty: nothing."""
-        del file
-        return ""
+    def rows(
+        self, file: Piece, stream: BinaryIO, first_line: int, block_bytes: int
+    ) -> Iterator[Rows]:
+        """Yields the rows of a text, block by block; here each line is one.
+
+        Args:
+            file: The file.
+            stream: Its text, UTF-8, from a row on.
+            first_line: Line that the stream stands at, from 1 on.
+            block_bytes: Bytes of a block, about.
+        """
+        line = CsvFormat(quote=None)
+        return row_blocks(stream, block_bytes, first_line, 0, line, file.file)
 
     def split(self, file: Piece, piece_bytes: int) -> Iterable[Piece]:
-        """Yields the pieces of a file, cut at line ends that surely end a row.
+        """Yields the pieces of a file, cut between rows.
 
-        Text that is neither remote nor compressed is read once, to find such line ends.
+        Text that is neither remote nor compressed is read once, to find the rows.
         """
-        if not self._has_rows(file):
-            return
         is_whole = (
             file.size <= piece_bytes
             or file.compression is not None
@@ -101,202 +107,310 @@ class TextSource(Source):
             or not is_splittable(self.encoding)
         )
         if is_whole:
-            yield file
+            stream = self.open(file)
+            line = 1 + len(self._skip_header(file, stream))
+            if any(len(rows) for rows in self.rows(file, stream, line, START_BYTES)):
+                yield file
             return
-        for start, stop, lines in cut_lines(
-            file.file, 0, file.size, piece_bytes, self.quote_of(file)
-        ):
-            yield dataclasses.replace(
-                file, start=start, stop=stop, first=1 + lines, n_bytes=stop - start
-            )
+        raw = open_bytes(file.file, 0, file.size)
+        stop = skip_mark(raw)
+        header = self._skip_header(file, raw)
+        stop, line, n_rows = stop + sum(map(len, header)), 1 + len(header), 0
+        cuts = [(0, 1)]  # First byte and first line of each piece.
+        for rows in self.rows(file, raw, line, min(1 + piece_bytes // 4, _CUT_BYTES)):
+            n_rows += len(rows)
+            stop, line = stop + len(rows.block), line + rows.block.count(b"\n")
+            if cuts[-1][0] + piece_bytes <= stop < file.size:
+                cuts.append((stop, line))
+        for (start, first), (end, _) in itertools.pairwise([*cuts, (file.size, 0)]):
+            if n_rows:
+                yield dataclasses.replace(
+                    file, start=start, stop=end, first=first, n_bytes=end - start
+                )
 
-    def _has_rows(self, file: Piece) -> bool:
-        """Returns whether there is anything below the header."""
-        stream = skip_lines(self.open(file), self.n_lines_above(file), file.file)
-        while data := stream.read(START_BYTES):
-            if data.strip(b"\r\n"):
-                return True
-        return False
+    def _skip_header(self, file: Piece, stream: BinaryIO) -> list[bytes]:
+        """Returns the lines above the rows of a file, behind which the stream is then."""
+        lines = (
+            read_line(stream, file.file, 1 + at, LINE_LIMIT_BYTES)
+            for at in range(self.n_lines_above(file))
+        )
+        return [line for line in lines if line]
 
     def read(self, piece: Piece) -> Iterator[RawBatch]:
         """Yields the rows of a piece; a line that is still being written is rejected."""
-        stop = _finished_stop(piece, self.encoding)
-        stream = open_text(piece.file, piece.start, stop, piece.compression, self.encoding)
-        n_above = self.n_lines_above(piece) if piece.first == 1 else 0
-        stream = skip_lines(stream, n_above, piece.file)
-        yield from self.read_text(piece, stream, piece.first + n_above)
-        if stop < piece.stop:
-            yield _unfinished(piece, stop, self.encoding)
+        stream = open_text(piece.file, piece.start, piece.stop, piece.compression, self.encoding)
+        header = self._skip_header(piece, stream) if piece.first == 1 else []
+        blocks = self.rows(piece, stream, piece.first + len(header), BLOCK_BYTES)
+        is_last = piece.stop == piece.size and piece.compression is None
+        letters: list[pa.RecordBatch] = []
+        if is_last and file_size(piece.file) > piece.size:
+            blocks = _without_unfinished(piece, blocks, letters)
+        yield from self.read_rows(piece, (rows for rows in blocks if len(rows)))
+        for rejected in letters:
+            columns = [pa.array([], pa.string())] * len(piece.columns)
+            nothing = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
+            yield RawBatch(piece.file, nothing, np.zeros(0, np.int64), rejected)
 
-    def read_text(self, piece: Piece, stream: Readable, first_line: int) -> Iterator[RawBatch]:
-        """Yields the rows of text.
-
-        Args:
-            piece: Where it stands.
-            stream: The text, UTF-8, behind its header.
-            first_line: Line that the stream stands at, from 1 on.
-        """
-        for rows in row_blocks(stream, BLOCK_BYTES, first_line, 0, LINES, piece.file):
-            yield self.parse(piece, rows)
+    def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
+        """Yields what the rows of a piece hold, block by block."""
+        return (self.parse(piece, rows) for rows in blocks)
 
     def parse(self, piece: Piece, rows: Rows) -> RawBatch:
-        """Returns what lines hold; those that break a rule are among the rejected.
+        """Returns what rows hold; those that break a rule are among the rejected.
 
         Args:
             piece: Where they stand.
-            rows: The lines; blank ones are left out.
+            rows: The rows; blank lines are left out.
         """
         raise NotImplementedError
 
 
-# --- line ends where a text can be cut
-
-
-def cut_lines(
-    path: str, start: int, stop: int, piece_bytes: int, quote: str
-) -> Iterator[tuple[int, int, int]]:
-    r"""Yields the parts of a text: first byte, one past the last, and lines before it.
-
-    A row may go on for `ROW_LIMIT_LINES` lines after an open quote. So a cut is safe
-    where as many lines before it have an even number of quotes, or all lines since the
-    last cut.
-
-    Args:
-        path: The file.
-        start: First byte of the first line.
-        stop: One past the last byte.
-        piece_bytes: Bytes of a part, about; more where there is no safe place.
-        quote: What may stand around a line end; empty: nothing.
-    """
-    section = Section(path, start, stop)
-    scan = _Scan(quote)
-    offset, begin, n_lines, lines_before = start, start, 0, 0
-    while data := section.read(_CUT_BYTES):
-        ends, n_chunk = scan.safe_ends(data, begin + piece_bytes - offset)
-        while len(ends):
-            end, line = ends[0]
-            yield begin, offset + int(end) + 1, lines_before
-            begin, lines_before = offset + int(end) + 1, n_lines + int(line) + 1
-            scan.forget(int(line))
-            ends, _ = scan.again(begin + piece_bytes - offset)
-        scan.advance()
-        offset, n_lines = offset + len(data), n_lines + n_chunk
-    section.close()
-    if begin < stop:
-        yield begin, stop, lines_before
-
-
-class _Scan:
-    """Line ends of a text, chunk by chunk, and since when no line was odd.
-
-    Lines count from the one that the chunk begins in.
-    """
-
-    def __init__(self, quote: str) -> None:
-        self._quote = quote.encode()
-        self._last_odd: int | None = None
-        self._is_odd_line = False
-        self._ends = np.zeros(0, np.int64)
-        self._odd = np.zeros(0, np.int64)
-        self._parity = 0
-
-    def safe_ends(self, data: bytes, at_least: int) -> tuple[np.ndarray, int]:
-        """Reads a chunk; returns `again(at_least)` and its number of line ends."""
-        array = np.frombuffer(data, np.uint8)
-        has_quotes = self._is_odd_line or (bool(self._quote) and self._quote in data)
-        if not has_quotes and at_least >= len(data):
-            self._ends, self._odd, self._parity = np.zeros(0, np.int64), self._ends[:0], 0
-            n_lines = int(np.count_nonzero(array == _NEWLINE))
-            self._n_lines = n_lines
-            return np.zeros((0, 2), np.int64), n_lines
-        self._ends = np.flatnonzero(array == _NEWLINE)
-        self._n_lines = len(self._ends)
-        self._odd, self._parity = self._odd_lines(array) if has_quotes else (self._ends[:0], 0)
-        return self.again(at_least)
-
-    def _odd_lines(self, array: np.ndarray) -> tuple[np.ndarray, int]:
-        """Returns the lines that end here with an odd number of quotes, and the rest's parity."""
-        places = np.flatnonzero(array == self._quote[0])
-        line_of = np.searchsorted(self._ends, places)
-        counts = np.bincount(line_of, minlength=len(self._ends) + 1)
-        counts[0] += self._is_odd_line
-        return np.flatnonzero(counts[:-1] % 2), int(counts[-1] % 2)
-
-    def again(self, at_least: int) -> tuple[np.ndarray, int]:
-        """Returns the first safe line end from byte `at_least` - 1 on: `[0 or 1, (byte, line)]`."""
-        first = int(np.searchsorted(self._ends, at_least - 1))
-        lines = np.arange(first, len(self._ends))
-        known = self._odd if self._last_odd is None else np.append(self._last_odd, self._odd)
-        if len(known):
-            before = np.searchsorted(known, lines, "right") - 1
-            distance = lines - known[np.maximum(before, 0)]
-            lines = lines[(before < 0) | (distance >= ROW_LIMIT_LINES)]
-        return np.stack([self._ends[lines[:1]], lines[:1]], axis=1), self._n_lines
-
-    def forget(self, line: int) -> None:
-        """Leaves out the odd lines up to a cut after `line`."""
-        self._last_odd = None
-        self._odd = self._odd[self._odd > line]
-
-    def advance(self) -> None:
-        """Goes on behind the chunk."""
-        if len(self._odd):
-            self._last_odd = int(self._odd[-1])
-        if self._last_odd is not None:
-            self._last_odd -= self._n_lines
-        self._is_odd_line = bool(self._parity)
-
-
-# --- files that grow while they are read
-
-
-def _finished_stop(piece: Piece, encoding: str) -> int:
-    """Returns where the last finished line of a piece ends.
+def _without_unfinished(
+    piece: Piece, blocks: Iterator[Rows], letters: list[pa.RecordBatch]
+) -> Iterator[Rows]:
+    """Yields rows without one that has no line end; its dead letter is added to `letters`.
 
     A file that grew since the plan may have been in the middle of a line then.
     """
-    is_last = piece.stop == piece.size and piece.compression is None
-    if not is_last or file_size(piece.file) <= piece.size:
-        return piece.stop
-    stop, step = piece.stop, 1 << 16
-    while stop > piece.start:
-        start = max(piece.start, stop - step)
-        with Section(piece.file, start, stop) as section:
-            data = read_some(section, stop - start)
-        end = _behind_line_end(data, start, _unit(encoding))
-        if end is not None:
-            return start + end
-        stop = start
-    return piece.start or piece.stop
+    for rows in blocks:
+        is_unfinished = np.arange(len(rows)) >= len(rows) - rows.is_cut
+        last = rows.take(is_unfinished)
+        if rows.is_cut and len(rows):
+            letters.append(dead_letters([UNFINISHED], piece.file, last.line, last.raw()))
+        yield rows.take(~is_unfinished)
 
 
-def _unit(encoding: str) -> int:
-    """Returns the bytes of the smallest character of an encoding."""
-    name = codecs.lookup(encoding).name
-    return 4 if name.startswith("utf-32") else 2 if name.startswith("utf-16") else 1
+def sort_out(
+    file: str, rows: Rows, columns: pa.RecordBatch, faults: np.ndarray, reasons: Sequence[str]
+) -> RawBatch:
+    """Returns the batch of rows of which some have a fault.
+
+    Args:
+        file: Where they stand.
+        rows: The rows `[n]`.
+        columns: The columns of those without a fault.
+        faults: The fault of each `[n]`: 0 none, `i` the reason `reasons[i - 1]`, -1 it is blank.
+        reasons: Reasons of dead letters.
+    """
+    at = np.flatnonzero(faults > 0)
+    why = [reasons[fault - 1] for fault in faults[at].tolist()]
+    letters = dead_letters(why, file, rows.line[at], rows.raw(at))
+    good = rows.take(faults == 0)
+    return RawBatch(file, columns, good.line, letters, good.raw)
 
 
-def _behind_line_end(data: bytes, start: int, unit: int) -> int | None:
-    """Returns what follows the last line end of `data`, which begins at byte `start`."""
-    end = data.rfind(b"\n")
-    while end >= 0:
-        first = end - (start + end) % unit
-        if first >= 0 and data[first : first + unit].strip(b"\0") == b"\n":
-            return first + unit
-        end = data.rfind(b"\n", 0, end)
-    return None
+def is_valid_utf8(text: bytes) -> bool:
+    """Returns whether bytes are UTF-8."""
+    try:
+        return text.isascii() or text.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
-def _unfinished(piece: Piece, start: int, encoding: str) -> RawBatch:
-    """Returns the dead letter of a line that was still being written."""
-    with Section(piece.file, piece.start, start) as section:
-        n_lines = 0
-        while data := section.read(_CUT_BYTES):
-            n_lines += data.count(b"\n")
-    with Section(piece.file, start, piece.stop) as section:
-        row = read_some(section, piece.stop - start)
-    row = row.decode(encoding, "replace").encode()
-    letters = dead_letters([UNFINISHED], piece.file, [piece.first + n_lines], [row])
-    columns = [pa.array([], pa.string()) for _ in piece.columns]
-    nothing = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
-    return RawBatch(piece.file, nothing, np.zeros(0, np.int64), letters)
+# --- rows, and their fields, which are split as Python's csv does it
+
+
+def split_fields(row: str, dialect: CsvFormat) -> tuple[list[str], bool]:
+    """Returns the fields of a row, and whether a quoted one is still open at its end.
+
+    There are none if it is more than one row.
+    """
+    delimiter = dialect.delimiter
+    if len(delimiter) > 1:
+        mark = next(sign for sign in map(chr, _MARKS) if sign not in row)
+        fields, is_open = split_fields(
+            row.replace(delimiter, mark), dialect.model_copy(update={"delimiter": mark})
+        )
+        return [field.replace(mark, delimiter) for field in fields], is_open
+    # Another field at the end is one of its own unless a quote is left open.
+    rows = csv.reader(
+        [f"{row}{delimiter}\0"],
+        delimiter=delimiter,
+        quotechar=dialect.quote,
+        quoting=csv.QUOTE_NONE if dialect.quote is None else csv.QUOTE_MINIMAL,
+    )
+    try:
+        *fields, last = next(rows)
+    except csv.Error:
+        return [], False
+    return (fields, False) if last == "\0" else ([*fields, last[:-2]], True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of a block.
+
+    Attributes:
+        block: Bytes that the rows stand in; the last one ends in a line end.
+        line: Line where each starts `[n]` int64, from 1 on.
+        starts: Where each begins `[n]`.
+        stops: Where each ends, without the line end `[n]`.
+        is_odd: Whether each stands on several lines, or has an odd number of quotes
+            `[n]` bool.
+        is_whole: Whether the rows are all lines of the block, and none is blank.
+        is_cut: Whether the last row has no line end in the file.
+    """
+
+    block: bytes
+    line: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    is_odd: np.ndarray
+    is_whole: bool
+    is_cut: bool = False
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def raw(self, at: np.ndarray | None = None) -> list[bytes]:
+        """Returns the rows at places `[k]`, or all."""
+        starts, stops = (
+            (places if at is None else places[at]).tolist() for places in (self.starts, self.stops)
+        )
+        return [self.block[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+    def take(self, kept: np.ndarray) -> Rows:
+        """Returns the rows that are `kept` `[n]` bool."""
+        if kept.all():
+            return self
+        line, starts, stops = self.line[kept], self.starts[kept], self.stops[kept]
+        return Rows(self.block, line, starts, stops, self.is_odd[kept], is_whole=False)
+
+    def joined(self) -> bytes:
+        """Returns the rows alone, each with a line end."""
+        if self.is_whole:
+            return self.block
+        marks = np.zeros(len(self.block) + 1, np.int8)
+        marks[self.starts] += 1
+        marks[self.stops + 1] -= 1
+        data = np.frombuffer(self.block, np.uint8).copy()
+        data[self.stops] = ord("\n")
+        return data[np.cumsum(marks[:-1], dtype=np.int8).view(bool)].tobytes()
+
+    def having(self, part: bytes) -> np.ndarray:
+        """Returns which rows hold some bytes `[n]` bool."""
+        if part not in self.block:
+            return np.zeros(len(self), bool)
+        return np.array([part in row for row in self.raw()], bool)
+
+
+def row_blocks(
+    stream: BinaryIO,
+    block_bytes: int,
+    first_line: int,
+    width: int,
+    dialect: CsvFormat,
+    file: str,
+) -> Iterator[Rows]:
+    """Yields the rows of a stream, block by block; blank lines are none.
+
+    Rows don't depend on the blocks: those behind the end of one are read alike by themselves.
+
+    Args:
+        stream: Where the rows come from.
+        block_bytes: Bytes read at a time.
+        first_line: Line that the stream stands at.
+        width: Columns of a row.
+        dialect: How the rows are written.
+        file: Where they stand, for the error.
+
+    Raises:
+        RecsysError: A line is longer than `LINE_LIMIT_BYTES`.
+    """
+    rest, line, read = b"", first_line, b"."
+    while read:
+        read = stream.read(block_bytes)
+        block = rest + read
+        end = block.rfind(b"\n") + 1 if read else len(block)
+        if end == 0:
+            if len(block) > LINE_LIMIT_BYTES:
+                raise long_line(file, line, LINE_LIMIT_BYTES, block)
+            block_bytes *= 2  # So that the work doesn't grow with the square of a long row.
+        rows, n_lines = _split_rows(block[:end], line, width, dialect, is_last=not read)
+        rest, line = block[min(len(rows.block), len(block)) :], line + n_lines
+        if rows.block:
+            yield rows
+
+
+def _split_rows(
+    block: bytes, first_line: int, width: int, dialect: CsvFormat, is_last: bool
+) -> tuple[Rows, int]:
+    """Returns the rows of a block of whole lines, and the number of lines they stand on.
+
+    A row at the end that the next block completes is left out of the rows' block.
+    """
+    is_cut = bool(block) and not block.endswith(b"\n")
+    block += b"\n" * is_cut
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    starts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    first, n_lines, is_odd = np.arange(len(ends)), len(ends), np.zeros(len(ends), bool)
+    if dialect.quote and dialect.quote.encode() in block:
+        # Lines that may open or close a quote around a line end.
+        is_odd = np.bitwise_xor.reduceat(data == ord(dialect.quote), starts)
+    if is_odd.any():
+        first, n_lines = _join_quoted(block, starts, ends, is_odd, width, dialect, is_last)
+        ends = ends[np.append(first[1:], n_lines)[: len(first)] - 1]
+        starts, is_odd = starts[first], is_odd[first]
+        block = block[: int(ends[-1]) + 1] if len(ends) else b""
+    stops = ends
+    if b"\r" in block:
+        stops = ends - ((ends > starts) & (data[np.maximum(ends - 1, 0)] == ord("\r")))
+    is_cut = is_cut and bool(stops[-1] > starts[-1])
+    rows = Rows(block, first_line + first, starts, stops, is_odd, is_whole=True)
+    return dataclasses.replace(rows.take(stops > starts), is_cut=is_cut), n_lines
+
+
+def _join_quoted(
+    block: bytes,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    is_odd: np.ndarray,
+    width: int,
+    dialect: CsvFormat,
+    is_last: bool,
+) -> tuple[np.ndarray, int]:
+    """Joins the lines of rows whose quoted text holds line ends.
+
+    A line that opens a quote is joined with the lines up to the one that closes it if that
+    makes a row of the right width; otherwise it stays alone, and is rejected later. Each
+    line is looked at once as it is, and once as it is behind an open quote.
+
+    Returns:
+        The first line of each row, and how many lines are rows, or parts of rows.
+    """
+    n_lines = len(starts)
+    is_inner = np.zeros(n_lines, bool)
+    n_fields = np.zeros(n_lines + 1, np.int64)  # Begun behind an open quote, up to a line.
+    quote = dialect.quote or ""
+    seen, closing, done = 0, -1, -1
+
+    def text(at: int) -> str:
+        return block[starts[at] : ends[at]].decode("utf-8", "replace").removesuffix("\r")
+
+    for at in np.flatnonzero(is_odd).tolist():
+        if at <= done:
+            continue
+        fields, is_open = split_fields(text(at), dialect)
+        if not is_open:
+            continue
+        most, seen = min(n_lines, at + _ROW_LIMIT_LINES), max(seen, at + 1)
+        while closing <= at and seen < most:
+            line = text(seen)
+            rest, is_open = split_fields(quote + line, dialect) if quote in line else ([""], True)
+            n_fields[seen + 1] = n_fields[seen] + (len(rest) - 1 if rest else _NO_ROW)
+            closing = closing if is_open else seen
+            seen += 1
+        if closing > at:
+            n_more = n_fields[closing + 1] - n_fields[at + 1]
+            if is_odd[closing] and len(fields) + n_more == width:
+                is_inner[at + 1 : closing + 1] = True
+                done = closing
+        elif (
+            not is_last
+            and n_lines - at < _ROW_LIMIT_LINES
+            and len(block) - starts[at] < LINE_LIMIT_BYTES
+        ):
+            n_lines = at
+            break
+    return np.flatnonzero(~is_inner[:n_lines]), n_lines

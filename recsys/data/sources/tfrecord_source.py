@@ -6,11 +6,9 @@ A record is framed by its length, the checksum of that, and behind its bytes the
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +16,16 @@ import pyarrow.compute as pc
 
 from recsys.data.dead_letters import dead_letters
 from recsys.data.sources.source import Piece, RawBatch, Source, join_batches, missing_column
-from recsys.data.sources.streams import LINE_LIMIT_BYTES, Readable, open_bytes, read_some
-from recsys.data.sources.values import to_text
+from recsys.data.sources.streams import LINE_LIMIT_BYTES, open_bytes
+from recsys.data.sources.values import lists_of, to_text
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
 from recsys.registry import register_source
+
+try:
+    from google_crc32c import value as crc32c
+except ImportError:  # It comes with what decodes the records.
+    crc32c = None
 
 HEADER = struct.Struct("<QI")
 FOOTER = struct.Struct("<I")
@@ -45,34 +48,29 @@ class TFRecordSource(Source):
     @classmethod
     def detects(cls, start: bytes) -> bool:
         """Returns whether bytes begin with the header of a record."""
-        if len(start) < HEADER.size:
+        if crc32c is None or len(start) < HEADER.size:
             return False
         _, crc = HEADER.unpack_from(start)
         return masked_crc(start[:8]) == crc
 
     @classmethod
     def fits(cls, start: bytes) -> bool:
-        """Returns whether bytes begin with the header of a record."""
-        return cls.detects(start)
+        """Returns whether bytes may begin with the header of a record."""
+        return crc32c is None or cls.detects(start)
 
     def column_names(self, file: Piece) -> list[str]:
         """Returns the names of the features of the first records."""
-        records: list[bytes] = []
-        n_bytes = 0
-        for data, is_whole in itertools.islice(_records_of(file), _RECORDS_OF_A_BATCH):
-            records += [data] if is_whole else []
-            n_bytes += len(data)
-            if n_bytes >= LINE_LIMIT_BYTES:
-                break
-        parts = [part for _, part in _decode(_new_decoder(), records) if part is not None]
-        if not parts:
+        records = next(_portions(file), [])
+        parts = _decode(_new_decoder(), [data for _, data, is_whole in records if is_whole])
+        names = [name for _, part in parts if part is not None for name in part.schema.names]
+        if not names:
             raise RecsysError(
                 "R254",
                 f"{file.file!r} must hold tf.Examples.",
                 "Convert it.",
                 "none in its first records",
             )
-        return list(dict.fromkeys(name for part in parts for name in part.schema.names))
+        return list(dict.fromkeys(names))
 
     def check(self, file: Piece) -> Piece:
         """Returns a file after a look for the columns in its first records."""
@@ -89,23 +87,26 @@ class TFRecordSource(Source):
             RecsysError: The frames are damaged: where the next record begins is lost.
         """
         decoder = _new_decoder()
-        records: list[_Record] = []
-        n_bytes = 0
-        for number, (data, is_whole) in enumerate(_records_of(piece), start=1):
-            records.append((number, data, is_whole))
-            n_bytes += len(data)
-            if len(records) == _RECORDS_OF_A_BATCH or n_bytes >= LINE_LIMIT_BYTES:
-                yield _batch(piece, records, decoder)
-                records, n_bytes = [], 0
-        if records:
+        for records in _portions(piece):
             yield _batch(piece, records, decoder)
 
 
-def _records_of(file: Piece) -> Iterator[tuple[bytes, bool]]:
-    return read_records(file.file, open_bytes(file.file, 0, file.size, file.compression))
+def _portions(file: Piece) -> Iterator[list[_Record]]:
+    """Yields the records of a file, a bounded number and number of bytes at a time."""
+    stream = open_bytes(file.file, 0, file.size, file.compression)
+    portion: list[_Record] = []
+    n_bytes = 0
+    for number, (data, is_whole) in enumerate(read_records(file.file, stream), start=1):
+        portion.append((number, data, is_whole))
+        n_bytes += len(data)
+        if len(portion) == _RECORDS_OF_A_BATCH or n_bytes >= LINE_LIMIT_BYTES:
+            yield portion
+            portion, n_bytes = [], 0
+    if portion:
+        yield portion
 
 
-def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
+def read_records(file: str, stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """Yields each record, and whether its checksum is right.
 
     Raises:
@@ -113,7 +114,7 @@ def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
             cut off.
     """
     offset = 0
-    while header := read_some(stream, HEADER.size):
+    while header := stream.read(HEADER.size):
         if len(header) < HEADER.size:
             raise _lost(file, offset, "the file is cut off")
         length, crc = HEADER.unpack(header)
@@ -121,8 +122,8 @@ def read_records(file: str, stream: Readable) -> Iterator[tuple[bytes, bool]]:
             raise _lost(file, offset, "a damaged length")
         if length > LINE_LIMIT_BYTES:
             raise _lost(file, offset, f"a record of {length:,} bytes")
-        data = read_some(stream, length)
-        footer = read_some(stream, FOOTER.size)
+        data = stream.read(length)
+        footer = stream.read(FOOTER.size)
         if len(footer) < FOOTER.size:
             raise _lost(file, offset, "the file is cut off")
         yield data, masked_crc(data) == FOOTER.unpack(footer)[0]
@@ -171,20 +172,23 @@ def _new_decoder() -> Any:
 
 def _column(parts: Sequence[pa.RecordBatch], name: str) -> pa.Array:
     """Returns a feature of all parts; as text where its type differs, null where it is none."""
-    n_rows = sum(part.num_rows for part in parts)
-    lists = [_lists(part, name) for part in parts]
+    lists = [
+        part.column(name) if name in part.schema.names else pa.nulls(part.num_rows)
+        for part in parts
+    ]
     kinds = {column.type for column in lists} - {pa.null()}
     if not kinds:
-        return pa.nulls(n_rows, pa.string())
+        return pa.nulls(sum(map(len, lists)), pa.string())
     kind = kinds.pop()
     if kinds or pa.types.is_large_binary(kind.value_type):
-        return _one_value(pa.concat_arrays([_as_text(column) for column in lists]))
-    return _one_value(pa.concat_arrays([column.cast(kind) for column in lists]))
-
-
-def _lists(part: pa.RecordBatch, name: str) -> pa.Array:
-    place = part.schema.get_field_index(name)
-    return part.column(place) if place >= 0 else pa.nulls(part.num_rows)
+        lists = [_as_text(column) for column in lists]
+    else:
+        lists = [column.cast(kind) for column in lists]
+    column = pa.concat_arrays(lists)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    if (lengths > 1).any():
+        return column
+    return column.flatten().take(pa.array(np.cumsum(lengths) - 1, mask=lengths == 0))
 
 
 def _as_text(column: pa.Array) -> pa.Array:
@@ -197,17 +201,7 @@ def _as_text(column: pa.Array) -> pa.Array:
     else:
         texts = to_text(values)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), texts)
-
-
-def _one_value(column: pa.Array) -> pa.Array:
-    """Returns lists of one value at most as single values; others as they are."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    if (lengths > 1).any():
-        return column
-    place = pa.array(np.cumsum(lengths) - 1, mask=lengths == 0)
-    return column.flatten().take(place)
+    return lists_of(texts, lengths)
 
 
 def _batch(piece: Piece, records: Sequence[_Record], decoder: Any) -> RawBatch:
@@ -228,36 +222,7 @@ def _letters(file: str, records: Sequence[_Record], reason: str) -> pa.RecordBat
     return dead_letters([reason] * len(records), file, numbers, [data for _, data, _ in records])
 
 
-# --- checksums
-
-
 def masked_crc(data: bytes) -> int:
     """Returns the masked CRC-32C of `data`, as TFRecord writes it."""
-    crc = _crc32c()(data)
+    crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-@functools.cache
-def _crc32c() -> Callable[[bytes], int]:
-    try:
-        from google_crc32c import value
-    except ImportError:
-        return _slow_crc32c
-    return value
-
-
-def _slow_crc32c(data: bytes) -> int:
-    table, crc = _table(), 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-@functools.cache
-def _table() -> list[int]:
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table

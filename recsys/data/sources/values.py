@@ -6,8 +6,10 @@ different ways comes out equal: 7, 7.0 as a double and "7" are one id, "007" is 
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 import functools
+import re
 import unicodedata
 from collections.abc import Callable
 
@@ -16,16 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import TimestampUnit
-from recsys.data.sources.written_times import written_times
+from recsys.config.time_format import time_pattern
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
-_DAY_S = 86_400
+_TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 # Up to 8,999,999,999,999,999,999, which fits in 64 bits.
 _WHOLE = r"^[+-]?([0-9]{1,18}|[0-8][0-9]{18})(\.0*)?$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 # All that Python's str.strip() takes away, of ASCII.
 _ASCII_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _EXACT = 2.0**53
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def to_ids(column: pa.Array) -> pa.Array:
@@ -38,7 +41,7 @@ def to_ids(column: pa.Array) -> pa.Array:
 
 def to_text(column: pa.Array) -> pa.Array:
     """Returns text `[n]` in Unicode's NFC; null stays null."""
-    return _by_value(column, _text)
+    return _by_value(column, lambda values: _composed(_written(values)))
 
 
 def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
@@ -48,7 +51,7 @@ def to_numbers(column: pa.Array, decimal: str = ".") -> pa.Array:
         column: Numbers, or text of numbers.
         decimal: What stands before the decimals of a text, a point or a comma.
     """
-    return _by_value(column, _numbers if decimal == "." else _comma_numbers)
+    return _by_value(column, functools.partial(_numbers, decimal=decimal))
 
 
 def to_times(column: pa.Array, unit: TimestampUnit, format_: str | None = None) -> pa.Array:
@@ -70,25 +73,43 @@ def to_lists(column: pa.Array, separator: str) -> pa.Array:
         column: Lists, or text whose parts stand between separators.
         separator: What stands between two parts of a text.
     """
-    column = _decoded(column)
-    if not _is_list(column.type):
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not is_list(column.type):
         column = pc.split_pattern(pc.fill_null(to_text(column), ""), separator)
     parts = to_ids(column.flatten())
     parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
-    kept = parts.is_valid()
-    counts = np.bincount(parents[kept.to_numpy(zero_copy_only=False)], minlength=len(column))
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), parts.filter(kept))
+    is_part = parts.is_valid()
+    counts = np.bincount(parents[is_part.to_numpy(zero_copy_only=False)], minlength=len(column))
+    return lists_of(parts.filter(is_part), counts)
 
 
-def is_ascii(text: pa.Array) -> bool:
-    """Returns whether a column of text holds ASCII alone."""
-    return not len(text) or _text_bytes(text).isascii()
+def lists_of(values: pa.Array, counts: np.ndarray, mask: pa.Array | None = None) -> pa.Array:
+    """Returns lists of so many values each `[n]`; null where the mask is true."""
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Returns whether a type is of lists, of any kind."""
+    return (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def has_byte(text: pa.Array, byte: bytes) -> bool:
     """Returns whether a byte stands anywhere in a column of text."""
-    return bool(len(text)) and byte in _text_bytes(text)
+    return byte in _text_bytes(text)
+
+
+def _text_bytes(text: pa.Array) -> bytes:
+    """Returns the bytes of all values of a `string` column."""
+    _, offsets, data = text.buffers()
+    if data is None or not len(text):
+        return b""
+    starts = np.frombuffer(offsets, np.int32, len(text) + 1, 4 * text.offset)
+    content: bytes = data.slice(int(starts[0]), int(starts[-1] - starts[0])).to_pybytes()
+    return content
 
 
 # --- one value a row
@@ -104,54 +125,29 @@ def _by_value(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.A
 def _plain(column: pa.Array) -> pa.Array:
     """Returns a column of single values, text as `string`."""
     kind = column.type
-    if _is_list(kind):
-        return _plain(_single(column))
+    if is_list(kind):  # The value of each list that has one.
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        place = pa.array(np.cumsum(lengths) - 1, mask=lengths != 1)
+        return _plain(column.flatten().take(place))
     if pa.types.is_dictionary(kind):
-        return _plain(_decoded(column))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _decoded_text(column)
+        return _plain(column.dictionary_decode())
     if pa.types.is_fixed_size_binary(kind):
-        return _decoded_text(column.cast(pa.binary()))
+        return _plain(column.cast(pa.binary()))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowInvalid:
+            return pa.array([_decoded(value) for value in column.to_pylist()], pa.string())
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return column.cast(pa.string())
-    if pa.types.is_nested(kind):
-        return pa.nulls(len(column), pa.string())
-    return column
+    return pa.nulls(len(column), pa.string()) if pa.types.is_nested(kind) else column
 
 
-def _single(column: pa.Array) -> pa.Array:
-    """Returns the value of each list that has one `[n]`; null for the others."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lengths)
-    place = pa.array(ends - 1, mask=lengths != 1)
-    return column.flatten().take(place)
-
-
-def _decoded(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        return column.dictionary.take(column.indices)
-    return column
-
-
-def _decoded_text(column: pa.Array) -> pa.Array:
-    """Returns binary as text; null where it isn't UTF-8."""
-    try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_decode(value) for value in column.to_pylist()], pa.string())
-
-
-def _decode(value: bytes | None) -> str | None:
+def _decoded(value: bytes | None) -> str | None:
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
 
 
 # --- text and ids
@@ -159,7 +155,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _ids(column: pa.Array) -> pa.Array:
     text = _written(column)
-    if is_ascii(text):
+    if _text_bytes(text).isascii():
         text = pc.ascii_trim(text, _ASCII_BLANKS)
     else:
         text = _composed(pc.utf8_trim_whitespace(text))
@@ -167,13 +163,10 @@ def _ids(column: pa.Array) -> pa.Array:
     return pc.if_else(is_empty, pa.scalar(None, pa.string()), text) if _any(is_empty) else text
 
 
-def _text(column: pa.Array) -> pa.Array:
-    text = _written(column)
-    return text if is_ascii(text) else _composed(text)
-
-
 def _composed(text: pa.Array) -> pa.Array:
     """Returns text in NFC. Arrow's own `utf8_normalize` only decomposes (18.1, with NFC too)."""
+    if _text_bytes(text).isascii():
+        return text
     encoded = text.dictionary_encode()
     values = encoded.dictionary.to_pylist()
     if all(unicodedata.is_normalized("NFC", value) for value in values):
@@ -189,7 +182,7 @@ def _written(column: pa.Array) -> pa.Array:
         return _written_floats(column.cast(pa.float64()))
     if pa.types.is_decimal(kind):
         text = column.cast(pa.string())
-        if _any(pc.fill_null(pc.match_substring(text, "E"), False)):
+        if _any(pc.match_substring(text, "E")):
             plain = [None if value is None else f"{value:f}" for value in column.to_pylist()]
             text = pa.array(plain, pa.string())
         return pc.replace_substring_regex(text, r"\.0*$|(\.[0-9]*[1-9])0+$", r"\1")
@@ -202,7 +195,7 @@ def _written_floats(column: pa.Array) -> pa.Array:
     is_whole = pc.and_(pc.equal(column, pc.trunc(column)), pc.less(pc.abs(column), 2.0**63))
     whole = pc.if_else(is_whole, column, pa.scalar(None, pa.float64()))
     whole = whole.cast(pa.int64(), safe=False).cast(pa.string())
-    if not _any(pc.invert(pc.fill_null(is_whole, True))):
+    if not _any(pc.invert(is_whole)):
         return whole
     others = [None if value is None else repr(value) for value in column.to_pylist()]
     return pc.coalesce(whole, pa.array(others, pa.string()))
@@ -211,20 +204,15 @@ def _written_floats(column: pa.Array) -> pa.Array:
 # --- numbers
 
 
-def _numbers(column: pa.Array) -> pa.Array:
+def _numbers(column: pa.Array, decimal: str) -> pa.Array:
+    if decimal == "," and pa.types.is_string(column.type):  # A point is in no number then.
+        text = pc.if_else(pc.match_substring(column, "."), None, column)
+        column = pc.replace_substring(text, ",", ".")
     numbers = _doubles(column).cast(pa.float32())
     is_finite = pc.is_finite(numbers)
     if numbers.null_count == 0 and pc.all(is_finite, min_count=0).as_py():
         return numbers
     return pc.if_else(is_finite, numbers, pa.scalar(None, pa.float32()))
-
-
-def _comma_numbers(column: pa.Array) -> pa.Array:
-    """Returns numbers whose text has a comma before the decimals; a point is in none."""
-    if not pa.types.is_string(column.type):
-        return _numbers(column)
-    text = pc.if_else(pc.match_substring(column, "."), None, column)
-    return _numbers(pc.replace_substring(text, ",", "."))
 
 
 def _doubles(column: pa.Array) -> pa.Array:
@@ -250,20 +238,10 @@ def _parsed(text: pa.Array, kind: pa.DataType, pattern: str) -> pa.Array:
         except pa.ArrowInvalid:
             pass
     trimmed = pc.utf8_trim_whitespace(text)
-    fits = pc.fill_null(pc.match_substring_regex(trimmed, pattern), False)
-    fitting = trimmed.filter(fits)
-    if pa.types.is_integer(kind):
-        fitting = pc.replace_substring_regex(fitting, r"^\+|\.0*$", "")
-    else:
-        fitting = pc.replace_substring_regex(fitting, r"^\+", "")
-    return _spread(fitting.cast(kind), fits)
-
-
-def _spread(values: pa.Array, where: pa.Array) -> pa.Array:
-    """Returns values at the places where there is one `[n]`; null elsewhere."""
-    is_there = where.to_numpy(zero_copy_only=False)
-    place = np.cumsum(is_there) - 1
-    return values.take(pa.array(place, mask=~is_there))
+    fits = pc.match_substring_regex(trimmed, pattern)
+    fitting = pc.if_else(fits, trimmed, pa.scalar(None, pa.string()))
+    zeros = r"|\.0*$" if pa.types.is_integer(kind) else ""
+    return pc.replace_substring_regex(fitting, rf"^\+{zeros}", "").cast(kind)
 
 
 # --- times
@@ -272,35 +250,28 @@ def _spread(values: pa.Array, where: pa.Array) -> pa.Array:
 def _times(column: pa.Array, unit: TimestampUnit, format_: str | None) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind):
-        return _floored(column.cast(pa.int64()), _ticks_of(kind.unit))
-    if pa.types.is_date64(kind):
-        return _floored(column.cast(pa.int64()), 1000)
+        return _floored(column.cast(pa.int64()), _TICKS[kind.unit])
     if pa.types.is_date(kind):
-        days = column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-        return pc.multiply(days, _DAY_S)
+        return _floored(column.cast(pa.date64()).cast(pa.int64()), 1000)
     if format_ is not None:
         return written_times(column.cast(pa.string()), format_)
-    if pa.types.is_string(kind):
-        return _iso_times(column) if unit == "iso8601" else _text_times(column, _UNITS[unit])
     if unit == "iso8601":
-        return pa.nulls(len(column), pa.int64())
+        is_text = pa.types.is_string(kind)
+        return _iso_times(column) if is_text else pa.nulls(len(column), pa.int64())
+    ticks = _UNITS[unit]
+    if pa.types.is_string(kind):
+        whole = _floored(_parsed(column, pa.int64(), _WHOLE), ticks)
+        if whole.null_count == 0:
+            return whole
+        return pc.coalesce(whole, _float_times(_parsed(column, pa.float64(), _NUMBER), ticks))
     if pa.types.is_integer(kind):
-        return _floored(_int64(column), _UNITS[unit])
+        if kind == pa.uint64():
+            fits = pc.less(column, pa.scalar(2**63, pa.uint64()))
+            column = pc.if_else(fits, column, pa.scalar(None, pa.uint64()))
+        return _floored(column.cast(pa.int64()), ticks)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return _float_times(column.cast(pa.float64(), safe=False), _UNITS[unit])
+        return _float_times(column.cast(pa.float64(), safe=False), ticks)
     return pa.nulls(len(column), pa.int64())
-
-
-def _ticks_of(unit: str) -> int:
-    return {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
-
-
-def _int64(column: pa.Array) -> pa.Array:
-    """Returns whole numbers as int64, null where one is too large."""
-    if column.type == pa.uint64():
-        fits = pc.less(column, pa.scalar(2**63, pa.uint64()))
-        column = pc.if_else(fits, column, pa.scalar(None, pa.uint64()))
-    return column.cast(pa.int64())
 
 
 def _floored(numbers: pa.Array, ticks: int) -> pa.Array:
@@ -308,18 +279,7 @@ def _floored(numbers: pa.Array, ticks: int) -> pa.Array:
     if ticks == 1:
         return numbers
     values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
-    mask = numbers.is_null().to_numpy(zero_copy_only=False) if numbers.null_count else None
-    return pa.array(values // ticks, pa.int64(), mask=mask)
-
-
-def _text_times(text: pa.Array, ticks: int) -> pa.Array:
-    whole = _parsed(text, pa.int64(), _WHOLE)
-    if not whole.null_count:
-        return _floored(whole, ticks)
-    is_other = pc.and_(whole.is_null(), text.is_valid())
-    others = _parsed(text.filter(is_other), pa.float64(), _NUMBER)
-    fractions = _spread(_float_times(others, ticks), is_other)
-    return pc.coalesce(_floored(whole, ticks), fractions)
+    return pa.array(values // ticks, pa.int64(), mask=_numpy(numbers.is_null()))
 
 
 def _float_times(numbers: pa.Array, ticks: int) -> pa.Array:
@@ -336,15 +296,12 @@ def _iso_times(text: pa.Array) -> pa.Array:
             return _floored(text.cast(kind).cast(pa.int64()), 10**6)
         except pa.ArrowInvalid:
             continue
-    unique = pc.dictionary_encode(pc.utf8_trim_whitespace(text))
-    seconds = [_iso_seconds(value) for value in unique.dictionary.to_pylist()]
-    return pa.array(seconds, pa.int64()).take(unique.indices)
+    return _of_unique(pc.utf8_trim_whitespace(text), _iso_seconds)
 
 
 def _iso_seconds(text: str) -> int | None:
-    text = text.removesuffix(" UTC")
     try:
-        moment = dt.datetime.fromisoformat(text)
+        moment = dt.datetime.fromisoformat(text.removesuffix(" UTC"))
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=dt.UTC)
         return int((moment - _EPOCH).total_seconds() // 1)
@@ -352,20 +309,75 @@ def _iso_seconds(text: str) -> int | None:
         return None
 
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+def _of_unique(text: pa.Array, convert: Callable[[str], int | None]) -> pa.Array:
+    """Returns int64 `[n]` of texts, each different one converted once."""
+    encoded = text.dictionary_encode()
+    values = [convert(value) for value in encoded.dictionary.to_pylist()]
+    return pa.array(values, pa.int64()).take(encoded.indices)
 
 
-# --- bytes of a column
+# --- times in a format, as `31/12/2023 10:00`
+
+_MONTHS = {name.lower(): at for at, name in enumerate(calendar.month_name) if name}
+_MONTHS |= {name[:3]: at for name, at in _MONTHS.items()} | {"sept": 9}
 
 
-def _text_bytes(text: pa.Array) -> bytes:
-    """Returns the bytes of all values of a `string` column."""
-    _, offsets, data = text.buffers()
-    if data is None:
-        return b""
-    starts = np.frombuffer(offsets, np.int32, len(text) + 1, 4 * text.offset)
-    content: bytes = data.slice(int(starts[0]), int(starts[-1] - starts[0])).to_pybytes()
-    return content
+def written_times(text: pa.Array, format_: str) -> pa.Array:
+    """Returns times `[n]` int64 [whole seconds since 1970, UTC], null where a text is none.
+
+    Args:
+        text: Text `[n]`; without an offset it is UTC.
+        format_: How it is written, as Python's strptime has it.
+    """
+    matches = pc.extract_regex(text, _re2(format_))
+    parts = {field.name: matches.field(field.name) for field in matches.type}
+
+    def number(name: str) -> np.ndarray:
+        if name not in parts:
+            return np.zeros(len(text), np.int64)
+        part = pc.if_else(pc.equal(pc.binary_length(parts[name]), 0), None, parts[name])
+        return _numpy(pc.fill_null(part.cast(pa.int64()), 0))
+
+    def looked_up(name: str, convert: Callable[[str], int | None]) -> np.ndarray:
+        if name not in parts:
+            return np.zeros(len(text), np.int64)
+        return _numpy(_of_unique(pc.fill_null(pc.utf8_lower(parts[name]), ""), convert))
+
+    short = number("short_year")
+    year = number("year") if "year" in parts else short + np.where(short >= 69, 1900, 2000)
+    month = number("month")
+    if "month_name" in parts:
+        month = looked_up("month_name", lambda name: _MONTHS.get(name, 0))
+    day, hour = number("day"), number("hour")
+    minute, second = number("minute"), number("second")
+    if "hour_of_12" in parts:
+        hour = number("hour_of_12")
+        is_later = looked_up("half", lambda half: int(half == "p"))
+        hour = np.where((hour >= 1) & (hour <= 12), hour % 12 + 12 * is_later, -1)
+    first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+    days = first.astype("datetime64[D]").astype(np.int64)
+    n_days = (first + 1).astype("datetime64[D]").astype(np.int64) - days
+    fits = _numpy(matches.is_valid()) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= n_days)
+    fits &= (hour >= 0) & (hour < 24) & (minute < 60) & (second < 60)
+    seconds = (((days + day - 1) * 24 + hour) * 60 + minute) * 60 + second
+    return pa.array(seconds - looked_up("offset", _offset), pa.int64(), mask=~fits)
+
+
+@functools.cache
+def _re2(format_: str) -> str:
+    # RE2 takes no unused group and no escaped blank, both of which Python's re has.
+    return re.sub(r"\\([^\w.+*?()\[\]{}|^$\\])", r"\1", time_pattern(format_))
+
+
+def _offset(text: str) -> int:
+    """Returns what a time is ahead of UTC [seconds]."""
+    digits = text[1:].replace(":", "")
+    seconds = 3600 * int(digits[:2]) + 60 * int(digits[2:]) if digits else 0
+    return -seconds if text.startswith("-") else seconds
+
+
+def _numpy(column: pa.Array) -> np.ndarray:
+    return column.to_numpy(zero_copy_only=False)
 
 
 def _any(flags: pa.Array) -> bool:
