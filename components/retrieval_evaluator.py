@@ -1,4 +1,4 @@
-"""RetrievalEvaluator: starts `recsys.evaluate` and blesses the model, or not."""
+"""RetrievalEvaluator: starts `recsys.evaluation.stage` and blesses the model, or not."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def RetrievalEvaluator(
     arguments = ["--model", model.uri, "--data", data.uri, "--out", evaluation.uri]
     if blessed_model is not None:
         arguments += ["--blessed", blessed_model.uri]
-    run_stage_with_config("recsys.evaluate", config, arguments, backend="jax")
+    run_stage_with_config("recsys.evaluation.stage", config, arguments, backend="jax")
     result = json.loads((Path(evaluation.uri) / "evaluation.json").read_text())
     _bless(blessing, result["verdict"]["blessed"], model, blessed_model)
 

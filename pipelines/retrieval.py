@@ -60,7 +60,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         config=canonical_json(stage_of(config, EvaluateStage)),
         code=code_fingerprint(
             "components.retrieval_evaluator",
-            "recsys.evaluate",
+            "recsys.evaluation.stage",
             config=[config.model, config.evaluate, config.bless],
         ),
     )

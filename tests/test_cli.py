@@ -209,7 +209,7 @@ def test_a_root_alone_must_hold_one_model(tmp_path):
 def test_the_core_imports_neither_tensorflow_nor_tfx():
     done = python(
         "import sys, recsys.config, recsys.data.store, recsys.data.catalogue, recsys.train,"
-        " recsys.evaluate\n"
+        " recsys.evaluation.stage\n"
         "print([m for m in ('tensorflow', 'tfx', 'apache_beam') if m in sys.modules])",
         KERAS_BACKEND="jax",
     )

@@ -62,7 +62,7 @@ def stage(monkeypatch):
         writes = EVALUATION
 
         def __call__(self, module, arguments, environment, log):
-            assert (module, environment["KERAS_BACKEND"]) == ("recsys.evaluate", "jax")
+            assert (module, environment["KERAS_BACKEND"]) == ("recsys.evaluation.stage", "jax")
             self.given = dict(zip(arguments[::2], arguments[1::2], strict=True))
             self.config = load_config(Path(self.given.pop("--config")))
             file = Path(self.given["--out"]) / "evaluation.json"

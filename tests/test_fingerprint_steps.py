@@ -26,7 +26,7 @@ STEPS = {
     "Transform": ("recsys.data.ingest.feature_graph",),
     "InteractionEncoder": ("components.interaction_encoder",),
     "Trainer": ("components.trainer", "recsys.train"),
-    "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluate"),
+    "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluation.stage"),
     "Exporter": ("components.exporter", "recsys.bundles.export"),
     "Pusher": ("components.pusher",),
     "Reporter": ("components.reporter",),
@@ -61,9 +61,9 @@ def changed_by(root, before, *files):
 
 def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
     files = (
-        "recsys/evaluate.py",
+        "recsys/evaluation/stage.py",
         "recsys/metrics/beyond_accuracy.py",
-        "recsys/evaluation/figures.py",
+        "recsys/evaluation/measurement.py",
         "recsys/evaluation/blessing.py",
         "recsys/config/evaluation.py",
         "recsys/config/run_config.py",

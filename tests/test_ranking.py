@@ -9,7 +9,7 @@ from hypothesis import given
 
 from recsys import kernels
 from recsys.errors import RecsysError
-from recsys.evaluation import ranking_devices, ranking_host
+from recsys.evaluation import ranking, ranking_devices
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.ragged import RaggedRows
@@ -90,7 +90,7 @@ def test_ranks_and_top_lists_equal_sorting(way, case, seed, block):
     scores = scores.astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:
         use(way, patch)
-        patch.setattr(ranking_host, "_GIVEN_SCORES", block)
+        patch.setattr(ranking, "_GIVEN_SCORES", block)
         patch.setattr(ranking_devices, "_CPU_SCORES", block)
         patch.setattr(ranking_devices, "_FEWEST_QUERIES", 2)
         found = rank(Given(scores), ragged(positives), ragged(seen), is_candidate, k)
@@ -204,9 +204,9 @@ def test_scores_that_are_the_same_for_everybody_need_no_memory_of_their_own(way)
 
 @pytest.mark.parametrize("products", [False, True])
 def test_it_tells_how_far_it_is(way, products, monkeypatch):
-    monkeypatch.setattr(ranking_host, "_MOST_QUERIES", 24)
-    monkeypatch.setattr(ranking_host, "_FEWEST_QUERIES", 24)
-    monkeypatch.setattr(ranking_host, "_GIVEN_SCORES", 24 * 5)
+    monkeypatch.setattr(ranking, "_MOST_QUERIES", 24)
+    monkeypatch.setattr(ranking, "_FEWEST_QUERIES", 24)
+    monkeypatch.setattr(ranking, "_GIVEN_SCORES", 24 * 5)
     monkeypatch.setattr(ranking_devices, "_CPU_SCORES", 16 * 128)
     scorer = DotProducts(np.ones((50, 2)), np.ones((5, 2)))
     scorer = scorer if products else Given(scorer.scores(slice(0, 50)))

@@ -645,29 +645,33 @@ def test_an_evaluation_with_holes_is_said_in_words(
     assert said in text_of(run.report())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "evaluation/evaluation.json",
-        "model/training.json",
-        "model/candidates.npy",
-        "model/model.json",
-        "model/vocabulary/items.parquet",
-        "model/catalogue/titles.parquet",
-        "data/store/store.json",
-        "data/vocabulary/items.parquet",
-        "bundle/manifest.json",
-        "dead/items/summary.json",
-        "validation/verdict.json",
-        "validation/diff.json",
-        "runs/2026-02-03T01-00-00.000000Z/steps.jsonl",
-    ],
-)
-@pytest.mark.parametrize(
-    "content", [b"", b"\x00\xff garbage", b"[1, 2]"], ids=["empty", "bytes", "list"]
-)
-def test_a_damaged_file_never_stops_the_report(run: Run, name: str, content: bytes) -> None:
-    (run.root / name).write_bytes(content)
+FILES = [
+    "evaluation/evaluation.json",
+    "model/training.json",
+    "model/candidates.npy",
+    "model/model.json",
+    "model/vocabulary/items.parquet",
+    "model/catalogue/titles.parquet",
+    "data/store/store.json",
+    "data/vocabulary/items.parquet",
+    "bundle/manifest.json",
+    "dead/items/summary.json",
+    "validation/verdict.json",
+    "validation/diff.json",
+    "runs/2026-02-03T01-00-00.000000Z/steps.jsonl",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_never_stops_the_report(run: Run, name: str) -> None:
+    (run.root / name).write_bytes(b"\x00\xff garbage")
+    text_of(run.report())
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]"], ids=["empty", "list"])
+def test_not_even_all_of_them_together_do(run: Run, content: bytes) -> None:
+    for name in FILES:
+        (run.root / name).write_bytes(content)
     text_of(run.report())
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.evaluation.queries import Queries
-from recsys.evaluation.slices import Known, make_slices
+from recsys.evaluation.slices import make_slices
 from recsys.ragged import RaggedRows
 
 HOUR, DAY = 3600, 24 * 3600
@@ -33,14 +33,14 @@ QUERIES = Queries(
 
 @pytest.fixture(scope="module")
 def found():
-    known = Known(
-        is_trained=np.array([True, True, True, False]),
-        counts=COUNTS,
-        catalogue=CATALOGUE,
-        user_features=(PLAN,),
-        names=("genres", "plan"),
+    is_trained, is_repeated = (
+        np.array([True, True, True, False]),
+        np.zeros(len(QUERIES.positives.rows), bool),
     )
-    return {part.name: part for part in make_slices(QUERIES, known)}
+    parts = make_slices(
+        QUERIES, is_trained, is_repeated, COUNTS, CATALOGUE, (PLAN,), ("genres", "plan")
+    )
+    return {part.name: part for part in parts}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,9 @@ def test_only_the_most_frequent_values_are_slices():
     queries = Queries(
         np.zeros(1, int), np.zeros(1, int), lists([]), RaggedRows(rows, np.array([0, len(rows)]))
     )
-    known = Known(np.array([True]), np.ones(n + 1), Catalogue(ids, ids, (feature,)), (), ("tag",))
-    tags = [part.name for part in make_slices(queries, known) if part.kind == "tag"]
+    catalogue, is_repeated = Catalogue(ids, ids, (feature,)), np.zeros(len(rows), bool)
+    parts = make_slices(
+        queries, np.array([True]), is_repeated, np.ones(n + 1), catalogue, names=("tag",)
+    )
+    tags = [part.name for part in parts if part.kind == "tag"]
     assert tags == [f"tag: value {value}" for value in range(30, 18, -1)]

@@ -15,7 +15,7 @@ from recsys.cli.terminal import Console, fitted_console, titled_table
 from recsys.config import Config, canonical_json
 from recsys.config.load import load_config
 from recsys.errors import UsageError
-from recsys.evaluation.result import EvaluationResult, Shown
+from recsys.evaluation.result import EvaluationResult, Shown, plain
 from recsys.report.evaluated import repeats_in_words
 
 
@@ -125,8 +125,7 @@ def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
     """Prints what became of held-out events that repeat an item, if any does."""
     text = repeats_in_words(evaluation)
     if text:
-        # Plain spaces, so that what is printed can be searched.
-        console.print(Text(text.replace("\N{NO-BREAK SPACE}", " ")), soft_wrap=True)
+        console.print(Text(plain(text)), soft_wrap=True)
 
 
 def new_table(shown: Shown) -> Table:

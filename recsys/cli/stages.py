@@ -70,7 +70,7 @@ def evaluate(
     """
     words = _words(data=data, model=model, out=out, blessed=blessed)
     with _followed():
-        return run_process("recsys.evaluate", "jax", config, words)
+        return run_process("recsys.evaluation.stage", "jax", config, words)
 
 
 def export(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsys.config import BlessConfig, BlessRule
+from recsys.evaluation.result import plain
 from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
 from recsys.formats import change, change_span, counted, span
 
@@ -158,7 +159,7 @@ def _floor_outcome(key: Key, least: float, evidence: Evidence) -> RuleOutcome:
 def _ratio_outcome(key: Key, other: str, ratio: float, evidence: Evidence) -> RuleOutcome:
     means = evidence.means
     value, theirs = means.mean(key), means.mean(key._replace(system=other))
-    difference, margin = means.difference(key, other), means.lowest_margin(key, other, ratio)
+    difference, margin = (means.difference(key, other), means.lowest_margin(key, other, ratio))
     if value is None or _too_few(key, evidence):
         margin = None
     # To be no worse than what is served will do; a baseline is to be beaten.
@@ -245,7 +246,7 @@ def _cure(ruling: RuleOutcome, *, lost: bool) -> str:
     return f" (it is pushed all the same with --set {' --set '.join(keys)}{more})"
 
 
-def _subject(key: Key) -> str:
+def _subject(key: Key | RuleOutcome) -> str:
     return key.metric if key.slice is None else f"{key.metric} of {key.slice!r}"
 
 
@@ -273,13 +274,8 @@ def _difference(difference: Difference, confidence: float) -> str:
     if difference.relative is not None and difference.interval is not None:
         size, ends = change(difference.relative), change_span(difference.interval)
     else:
-        size, ends = f"{difference.difference:+.4f}", span(difference.difference_interval)
-    return _plain(f"{size}, {_confidence(confidence)} interval {ends}")
-
-
-def _plain(text: str) -> str:
-    # Plain spaces, so that what is printed can be searched.
-    return text.replace("\N{NO-BREAK SPACE}", " ")
+        size, ends = (f"{difference.difference:+.4f}", span(difference.difference_interval))
+    return plain(f"{size}, {_confidence(confidence)} interval {ends}")
 
 
 def _confidence(share: float) -> str:
@@ -288,7 +284,7 @@ def _confidence(share: float) -> str:
 
 def _as_difference(ratio: float) -> str:
     """Returns a ratio of the config as a difference, `−10.0 %`."""
-    return _plain(change(ratio - 1))
+    return plain(change(ratio - 1))
 
 
 def _sentence(
@@ -301,13 +297,12 @@ def _sentence(
         return f"{decision.capitalize()}: {reasons[0]}"
     if chosen.against == FLOOR or chosen.relative is None or chosen.interval is None:
         return f"{chosen.text}; {decision}"
-    where = "" if chosen.slice is None else f" of {chosen.slice!r}"
-    size = _plain(change(chosen.relative))
+    size = plain(change(chosen.relative))
     confidence, other = evidence.confidence, evidence.title(chosen.against)
     if chosen.is_strongest:
         other = _strongest_title(chosen.against, evidence)
-    what = f"{size} {chosen.metric}{where} over {other}"
-    ends = _plain(change_span(chosen.interval))
+    what = f"{size} {_subject(chosen)} over {other}"
+    ends = plain(change_span(chosen.interval))
     is_loss = chosen.is_strongest and chosen.interval[1] < 0
     requirement = "" if blessed else f", {_as_difference(chosen.least)} was asked for"
     requirement = ", surely worse" if is_loss else requirement
@@ -319,8 +314,9 @@ def _headline(rules: list[RuleOutcome], first: str | None = None) -> RuleOutcome
 
     That with `first`; with the strongest baseline; with what is served; else any.
     """
-    wanted = [ruling for ruling in rules if ruling.against == first]
-    strongest = [ruling for ruling in rules if ruling.is_strongest]
-    of_blessed = [ruling for ruling in rules if ruling.against == BLESSED]
-    compared = [ruling for ruling in rules if ruling.against != FLOOR]
-    return next(iter([*wanted, *strongest, *of_blessed, *compared, *rules]), None)
+
+    def importance(rule: RuleOutcome) -> tuple[bool, ...]:
+        against = rule.against
+        return against == first, rule.is_strongest, against == BLESSED, against != FLOOR
+
+    return max(rules, key=importance, default=None)

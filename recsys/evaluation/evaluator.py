@@ -7,38 +7,36 @@ blessed model on the same queries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from recsys.config import EvaluateStage
 from recsys.data.dataset import Data
-from recsys.data.split_rule import SplitRule
 from recsys.errors import RecsysError
 from recsys.evaluation.baselines import ials, item_knn  # noqa: F401
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, LeftOutError
 from recsys.evaluation.baselines.popularity import Popularity
 from recsys.evaluation.blessing import Evidence, judge
 from recsys.evaluation.examples import example_users, exposure
-from recsys.evaluation.figures import Figures
-from recsys.evaluation.measurement import Case, Measured, measure
+from recsys.evaluation.measurement import Case, Figures, Measured, measure
 from recsys.evaluation.queries import (
+    MEANINGS,
     Protocol,
     Queries,
     Repeats,
     keep_rankable,
     make_queries,
-    meaning_of,
-    nothing_new,
     protocol_of,
     repeated,
     without,
 )
 from recsys.evaluation.scores import DotProducts, Progress
 from recsys.evaluation.significance import BLESSED, MODEL
-from recsys.evaluation.slices import AGAIN, REPEATS, Known, make_slices
+from recsys.evaluation.slices import AGAIN, REPEATS, Slice, make_slices
 from recsys.evaluation.systems import System
 from recsys.metrics import accuracy, beyond_accuracy  # noqa: F401  In the stage's fingerprint.
 from recsys.metrics.metric import Items, times_shown
@@ -50,23 +48,6 @@ SystemProgress = Callable[[str, int, int], None]
 FORMAT = 2
 _NEVER = "left out of all figures: what a user has seen is never recommended"
 _OTHER: dict[Protocol, Protocol] = {"each_moment": "at_cut", "at_cut": "each_moment"}
-
-
-@dataclasses.dataclass(frozen=True)
-class _ProtocolQueries:
-    """The queries of one protocol, and the number of excluded ones.
-
-    Attributes:
-        queries: Those that are ranked.
-        repeats: The held-out events that repeat an item.
-        n_trivial: Queries that have nothing but their answers to rank.
-        n_chosen: Users of all queries, of those that were left out too.
-    """
-
-    queries: Queries
-    repeats: Repeats
-    n_trivial: int
-    n_chosen: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +75,18 @@ class Evaluator:
         """
         config, store = self.stage.evaluate, self.data.store
         protocol = protocol_of(store, config.query)
-        questions = self._questions(protocol)
-        case = self._case(questions.queries, systems[MODEL])
+        queries, repeats, counts = self._questions(protocol)
+        case = self._case(queries, systems[MODEL])
         measured = {name: self._measure(name, case, system) for name, system in systems.items()}
         baselines, left_out = self._baselines(case, config.baselines)
         figures = Figures(self.stage, case, measured | baselines, self._slices(case))
-        descriptions = self._descriptions()
+        slices = figures.slices()
+        if self._masks_seen and repeats.positives:
+            slices.append(figures.never_found(REPEATS, AGAIN, repeats, _NEVER))
+        descriptions = {
+            "metrics": {metric.name: metric.describe() for metric in config.metrics},
+            "baselines": {name_of("baseline", b): b.title for b in config.baselines},
+        }
         verdict = judge(
             self.stage.bless,
             Evidence(
@@ -122,21 +109,18 @@ class Evaluator:
         return {
             "format": FORMAT,
             "query": protocol,
-            **_of_split(store.split),
+            "split": store.split.to_json(),
+            "meaning": MEANINGS[store.split.split],
             "repeats": self.stage.repeats,
             "sampled_negatives": config.sampled_negatives,
             "confidence": config.confidence,
             "resamples": config.resamples,
             "small_slice": config.small_slice,
-            **self._counts(questions),
-            "left_out_queries": questions.n_trivial,
-            "metrics": figures.metrics(MODEL),
-            "intervals": figures.intervals(),
-            "baselines": {name: figures.metrics(name) for name in baselines},
+            **counts,
+            **_figures(figures, baselines),
             "baselines_left_out": left_out,
             "blessed_model": figures.metrics(BLESSED) if BLESSED in systems else None,
-            "comparisons": figures.comparisons(),
-            "slices": [*figures.slices(), *self._never_found(figures, questions.repeats)],
+            "slices": slices,
             **self._other_protocol(_OTHER[protocol], systems[MODEL]),
             "exposure": self._exposure(measured[MODEL]),
             "verdict": {"metric": self.stage.bless.metric, **dataclasses.asdict(verdict)},
@@ -152,8 +136,8 @@ class Evaluator:
     def _masks_seen(self) -> bool:
         return self.stage.repeats == "exclude"
 
-    def _questions(self, kind: Protocol) -> _ProtocolQueries:
-        """Returns the queries that can be ranked, and how many can't."""
+    def _questions(self, kind: Protocol) -> tuple[Queries, Repeats, dict[str, Any]]:
+        """Returns the queries that can be ranked, the repeats, and how many there are of all."""
         config = self.stage.evaluate
         queries = make_queries(self.data.store, kind, config.max_queries, config.seed)
         is_item = self.data.catalogue.is_item
@@ -171,7 +155,14 @@ class Evaluator:
         if self._masks_seen:
             queries = without(queries, is_repeated)
         if not is_item[queries.positives.rows].any():
-            raise nothing_new(repeats.positives, len(is_repeated))
+            raise RecsysError(
+                "R412",
+                "While repeats is `exclude`, some held-out event must be of an item that its user"
+                " has not seen before, else there is nothing to find.",
+                "Where users may be recommended what they have seen, write `repeats: include` (or"
+                " --set repeats=include); else hold out more events.",
+                f"{repeats.positives:,} of {len(is_repeated):,} held-out events repeat an item",
+            )
         kept = keep_rankable(queries, is_item, self._masks_seen)
         if not kept.any():
             raise RecsysError(
@@ -180,7 +171,22 @@ class Evaluator:
                 "Evaluate with a larger catalogue, or set repeats to include.",
                 f"{len(kept):,} queries, each of which has seen all {int(is_item.sum()):,} items",
             )
-        return _ProtocolQueries(queries.select(kept), repeats, int((~kept).sum()), n_chosen)
+        queries = queries.select(kept)
+        rows = queries.positives.rows
+        counts = {
+            "users": len(np.unique(queries.user)),
+            "users_chosen": n_chosen,
+            "users_held_out": len(self.data.store.eval_users.rows),
+            "queries": len(queries),
+            "positives": len(rows),
+            "unknown_positives": int((~is_item[rows]).sum()),
+            "repeated_positives": repeats.positives,
+            "repeated_share": repeats.share,
+            "repeat_only_queries": repeats.only if self._masks_seen else 0,
+            "candidates": int(is_item.sum()),
+            "left_out_queries": int((~kept).sum()),
+        }
+        return queries, repeats, counts
 
     def _case(self, queries: Queries, model: System) -> Case:
         config = self.stage.evaluate
@@ -234,53 +240,24 @@ class Evaluator:
         """
         if self.data.store.split.split != "time":
             return {}
-        questions = self._questions(protocol)
-        case = self._case(questions.queries, model)
+        queries, _, counts = self._questions(protocol)
+        case = self._case(queries, model)
         measured = {MODEL: self._measure(MODEL, case, model)}
         baselines, _ = self._baselines(case, [Popularity()])
         figures = Figures(self.stage, case, measured | baselines)
-        part = {
-            **self._counts(questions),
-            "metrics": figures.metrics(MODEL),
-            "intervals": figures.intervals(),
-            "baselines": {name: figures.metrics(name) for name in baselines},
-            "comparisons": figures.comparisons(),
-        }
-        return {protocol: part}
+        return {protocol: counts | _figures(figures, baselines)}
 
-    def _counts(self, questions: _ProtocolQueries) -> dict[str, Any]:
-        queries, repeats = questions.queries, questions.repeats
-        is_item, rows = self.data.catalogue.is_item, queries.positives.rows
-        return {
-            "users": len(np.unique(queries.user)),
-            "users_chosen": questions.n_chosen,
-            "users_held_out": len(self.data.store.eval_users.rows),
-            "queries": len(queries),
-            "positives": len(rows),
-            "unknown_positives": int((~is_item[rows]).sum()),
-            "repeated_positives": repeats.positives,
-            "repeated_share": repeats.share,
-            "repeat_only_queries": repeats.only if self._masks_seen else 0,
-            "candidates": int(is_item.sum()),
-        }
-
-    def _never_found(self, figures: Figures, repeats: Repeats) -> list[dict[str, Any]]:
-        """Returns the slice of the repeats where they are left out; none without any."""
-        if not self._masks_seen or not repeats.positives:
-            return []
-        return [figures.never_found(REPEATS, AGAIN, repeats, _NEVER)]
-
-    def _slices(self, case: Case) -> Any:
-        store = self.data.store
-        known = Known(
-            is_repeated=repeated(case.queries, self.data.catalogue.is_item),
-            is_trained=store.trained_user[case.queries.user] >= 0,
-            counts=case.items.counts,
-            catalogue=self.data.catalogue,
-            user_features=self.data.user_features,
-            names=self.stage.evaluate.slices,
+    def _slices(self, case: Case) -> list[Slice]:
+        store, catalogue = self.data.store, self.data.catalogue
+        return make_slices(
+            case.queries,
+            store.trained_user[case.queries.user] >= 0,
+            repeated(case.queries, catalogue.is_item),
+            case.items.counts,
+            catalogue,
+            self.data.user_features,
+            self.stage.evaluate.slices,
         )
-        return make_slices(case.queries, known)
 
     def _exposure(self, model: Measured) -> dict[str, Any] | None:
         """Returns the exposure of items at the deciding cut-off; None without lists."""
@@ -292,21 +269,14 @@ class Evaluator:
         times = times_shown(model.ranking.top, len(is_item), k)
         return exposure(times[is_item], self.data.items.row_counts[is_item], k)
 
-    def _descriptions(self) -> dict[str, Any]:
-        """Returns the titles of metrics and baselines, and the meanings of metrics."""
-        config = self.stage.evaluate
-        return {
-            "metrics": {metric.name: metric.describe() for metric in config.metrics},
-            "baselines": {name_of("baseline", b): b.title for b in config.baselines},
-        }
-
     def _progress_of(self, system: str) -> Progress | None:
-        report = self.progress
-        if report is None:
-            return None
-        return lambda done, total: report(system, done, total)
+        return functools.partial(self.progress, system) if self.progress else None
 
 
-def _of_split(rule: SplitRule) -> dict[str, Any]:
-    """Returns how the held-out events were chosen, and what figures of them mean."""
-    return {"split": rule.to_json(), "meaning": meaning_of(rule.split)}
+def _figures(figures: Figures, baselines: Iterable[str]) -> dict[str, Any]:
+    return {
+        "metrics": figures.metrics(MODEL),
+        "intervals": figures.intervals(),
+        "baselines": {name: figures.metrics(name) for name in baselines},
+        "comparisons": figures.comparisons(),
+    }

@@ -12,9 +12,10 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
 from recsys.evaluation.queries import Queries, train_slices
-from recsys.evaluation.ranking import Ranking, rank
+from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import System
+from recsys.kernels.ranking import RankResults
 from recsys.ragged import RaggedRows
 
 _CHOSEN_USERS = 3
@@ -70,7 +71,7 @@ def example_users(
 _NONE = np.zeros(0, np.int32)
 
 
-def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> Ranking:
+def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool) -> RankResults:
     history = queries.histories(system.history)
     embedded = system.embed(pa.array(ids, pa.large_string()), history)
     scorer = DotProducts(embedded, system.candidates)
@@ -79,16 +80,12 @@ def _lists(system: System, ids: Sequence[str], queries: Queries, mask_seen: bool
 
 
 def _recommended(
-    catalogue: Catalogue, lists: Ranking, query: int, queries: Queries
+    catalogue: Catalogue, lists: RankResults, query: int, queries: Queries
 ) -> list[dict[str, Any]]:
     offsets = queries.positives.offsets
     right = set(queries.positives.rows[offsets[query] : offsets[query + 1]].tolist())
     return [
-        {
-            **_item(catalogue, row),
-            "score": round(float(score), 4),
-            "held_out": int(row) in right,
-        }
+        {**_item(catalogue, row), "score": round(float(score), 4), "held_out": int(row) in right}
         for row, score in zip(lists.top[query], lists.top_scores[query], strict=True)
         if np.isfinite(score)
     ]

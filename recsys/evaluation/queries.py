@@ -188,7 +188,7 @@ def _seen(store: InteractionStore, user: np.ndarray, starts: np.ndarray) -> Ragg
     train, held_out = store.train.item_row, store.eval.item_row
     # One by one: index arrays for all of them would take six times the memory.
     for query in range(len(starts)):
-        start, middle, end = offsets[query], offsets[query] + n_train[query], offsets[query + 1]
+        start, middle, end = (offsets[query], offsets[query] + n_train[query], offsets[query + 1])
         rows[start:middle] = train[train_start[query] : train_end[query]]
         rows[middle:end] = held_out[eval_start[query] : starts[query]]
     return RaggedRows(rows, offsets)
@@ -285,19 +285,7 @@ def without(queries: Queries, is_repeated: np.ndarray) -> Queries:
     return dataclasses.replace(queries, positives=positives).select(counts > 0)
 
 
-def nothing_new(n_repeated: int, n_all: int) -> RecsysError:
-    """Returns the error that no held-out event is of an item new to its user (R412)."""
-    return RecsysError(
-        "R412",
-        "While repeats is `exclude`, some held-out event must be of an item that its user has"
-        " not seen before, else there is nothing to find.",
-        "Where users may be recommended what they have seen, write `repeats: include` (or"
-        " --set repeats=include); else hold out more events.",
-        f"{n_repeated:,} of {n_all:,} held-out events repeat an item",
-    )
-
-
-_MEANINGS: dict[Split, str] = {
+MEANINGS: dict[Split, str] = {
     "time": (
         "Split by time: the figures are what a model trained up to the cut would have"
         " reached if it had been served after it."
@@ -315,8 +303,4 @@ _MEANINGS: dict[Split, str] = {
         " compare with other results on the same parts alone."
     ),
 }
-
-
-def meaning_of(split: Split) -> str:
-    """Returns a sentence on the meaning of the figures under a split."""
-    return _MEANINGS[split]
+"""What the figures mean under each split."""

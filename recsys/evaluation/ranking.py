@@ -1,8 +1,8 @@
 """Exact ranks and top lists over the full catalogue, in blocks that fit memory.
 
-Where the C kernel is available it ranks, on all cores (`ranking_host`); a host's devices
-are the same cores and memory, so it ignores them. Elsewhere the candidates are spread over
-all local devices (`ranking_devices`).
+Where the C kernel is available it ranks, on all cores; a host's devices are the same cores
+and memory, so it ignores them. Elsewhere the candidates are spread over all local devices
+(`ranking_devices`).
 
 Ranks among a few random items (`rank_sampled`) are there to reproduce papers that report
 such figures. They say little of the ranks among all items, and may order two models the
@@ -11,36 +11,34 @@ other way round (Krichene and Rendle, 2020), so nothing else here uses them.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 
 from recsys import kernels
 from recsys.errors import RecsysError
-from recsys.evaluation import ranking_host
-from recsys.evaluation.scores import DotProducts, Progress, Scorer, check_products
+from recsys.evaluation.scores import (
+    DotProducts,
+    Progress,
+    Scorer,
+    as_scores,
+    check_products,
+    check_scores,
+)
+from recsys.kernels import ranking as kernel
+from recsys.kernels.ranking import RankResults
 from recsys.ragged import RaggedRows
 
-
-@dataclasses.dataclass(frozen=True)
-class Ranking:
-    """Ranks of the positives, and the top lists.
-
-    Attributes:
-        ranks: Rank of each positive `[positives]` int64, from 1: 1 + the number of ranked
-            items that come before it.
-        n_ranked: Items ranked for each query `[queries]` int64: the candidates but for
-            those that are left out.
-        top: Best item rows of each query `[queries, k]` int32, the best first; 0 where a
-            query has fewer.
-        top_scores: Their scores `[queries, k]` float32; -inf there.
-    """
-
-    ranks: np.ndarray
-    n_ranked: np.ndarray
-    top: np.ndarray
-    top_scores: np.ndarray
+# Queries of a job: with more of them a candidate is brought into the caches less often,
+# with fewer the cores end at the same time.
+_MOST_QUERIES = 42 * kernel.QUERIES_STEP
+_FEWEST_QUERIES = 4 * kernel.QUERIES_STEP
+_JOBS_A_CORE = 4
+_GIVEN_SCORES = 2**25
+"""Scores asked for at a time; 128 MiB."""
 
 
 def rank(
@@ -50,7 +48,7 @@ def rank(
     is_candidate: np.ndarray,
     k: int,
     progress: Progress | None = None,
-) -> Ranking:
+) -> RankResults:
     """Ranks the positives of every query among all items that the user hasn't seen.
 
     Of items with one score the one with the smaller row comes first. A positive that is
@@ -76,37 +74,81 @@ def rank(
     k = min(k, int(is_candidate.sum()))
     positives, seen = (_checked(x, len(is_candidate)) for x in (positives, seen))
     _check_sizes(scorer, positives, seen, is_candidate)
-    report = progress or _no_progress
+    bias = None
     if isinstance(scorer, DotProducts):
-        query, candidates = (_floats(x) for x in (scorer.query, scorer.candidates))
         bias = None if scorer.bias is None else _floats(scorer.bias)
-        check_products(query, candidates, bias, is_candidate)
-        start = _start(bias, is_candidate)
-        module = _backend(kernels.available())
-        results = module.rank_products(query, candidates, start, positives, seen, k, report)
-    else:
-        start = _start(None, is_candidate)
-        # They come from this host, whatever the devices are.
-        module = _backend(kernels.status().available)
-        results = module.rank_scores(scorer.scores, start, positives, seen, k, report)
-    return Ranking(results.ranks, results.n_ranked, results.top, results.top_scores)
+        scorer = DotProducts(_floats(scorer.query), _floats(scorer.candidates), bias)
+        check_products(scorer.query, scorer.candidates, bias, is_candidate)
+    # What a sum starts from; NaN: it is no candidate.
+    start = np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
+    report = progress or _no_progress
+    # Given scores come from this host, whatever the devices are.
+    is_host = kernels.available() if isinstance(scorer, DotProducts) else kernels.status().available
+    if is_host:
+        return _rank_on_host(scorer, start, positives, seen, k, report)
+    from recsys.evaluation.ranking_devices import rank_on_devices  # JAX, and all that it brings.
 
-
-def _backend(is_native: bool) -> Any:
-    if is_native:
-        return ranking_host
-    from recsys.evaluation import ranking_devices  # JAX, and all that it brings.
-
-    return ranking_devices
+    return rank_on_devices(scorer, start, positives, seen, k, report)
 
 
 def _no_progress(done: int, total: int) -> None:
     """Reports nothing."""
 
 
-def _start(bias: np.ndarray | None, is_candidate: np.ndarray) -> np.ndarray:
-    """Returns what the sum of a score starts from `[item rows]`; NaN: it is no candidate."""
-    return np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
+def _rank_on_host(
+    scorer: Scorer,
+    bias: np.ndarray,
+    positives: RaggedRows,
+    seen: RaggedRows,
+    k: int,
+    progress: Progress,
+) -> RankResults:
+    """Ranks by the C kernel, on all cores; see `rank`. NaN in `bias`: the row is no candidate."""
+    n_queries, n_rows, done = len(positives), len(bias), 0
+    out = RankResults.empty(len(positives.rows), n_queries, k)
+    is_product = isinstance(scorer, DotProducts)
+    size = n_queries if is_product else _GIVEN_SCORES // n_rows
+    with _threads() as pool:
+        for block in _blocks(slice(0, n_queries), max(1, size)):
+            given = np.empty(0) if is_product else as_scores(scorer.scores(block), block, n_rows)
+
+            def job(part: slice, given: np.ndarray = given, first: int = block.start) -> int:
+                query, table = None, given[part.start - first :]
+                if isinstance(scorer, DotProducts):
+                    query, table = scorer.query[part], scorer.candidates
+                kernel.rank_queries(part, query, table, bias, positives, seen, out)
+                return part.stop - part.start
+
+            for n_ranked in pool.map(job, _jobs(block)):
+                done += n_ranked
+                progress(done, n_queries)
+            check_scores(out.not_a_number[block], block.start)
+    return out
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Yields a thread pool with a thread for each core; an error cancels waiting jobs."""
+    pool = ThreadPoolExecutor(_cores())
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _jobs(block: slice) -> list[slice]:
+    share = -(-(block.stop - block.start) // (_JOBS_A_CORE * _cores()))
+    size = min(max(share, _FEWEST_QUERIES), _MOST_QUERIES)
+    return _blocks(block, -(-size // kernel.QUERIES_STEP) * kernel.QUERIES_STEP)
+
+
+def _blocks(block: slice, size: int) -> list[slice]:
+    starts = range(block.start, block.stop, size)
+    return [slice(start, min(start + size, block.stop)) for start in starts]
 
 
 def _floats(x: np.ndarray) -> np.ndarray:
@@ -153,7 +195,7 @@ def rank_sampled(
     is_item: np.ndarray,
     n_negatives: int,
     seed: int,
-) -> Ranking:
+) -> RankResults:
     """Ranks each query's positives among themselves and random negatives.
 
     Args:
@@ -175,8 +217,7 @@ def rank_sampled(
     """
     n_queries, n_rows = len(positives), len(is_candidate)
     rng = np.random.default_rng(seed)
-    ranks = np.empty(len(positives.rows), np.int64)
-    n_ranked = np.empty(n_queries, np.int64)
+    out = RankResults.empty(len(positives.rows), n_queries, 0)
     size = max(1, _BLOCK_SCORES // n_rows)
     for start in range(0, n_queries, size):
         scores = scorer.scores(slice(start, min(start + size, n_queries)))
@@ -192,13 +233,12 @@ def rank_sampled(
             negatives = rng.choice(others, min(n_negatives, len(others)), replace=False)
             listed = np.concatenate([wanted, negatives])
             listed = listed[is_left[listed]]
-            _check_sampled(row[listed], query)
-            n_ranked[query] = len(listed)
+            bad = listed[np.isnan(row[listed])]
+            check_scores(np.array([bad.max(initial=-1)]), query)
+            out.n_ranked[query] = len(listed)
             place = _places(row, listed)
-            ranks[own] = np.where(is_left[wanted], place[wanted], len(listed) + 1)
-    return Ranking(
-        ranks, n_ranked, np.zeros((n_queries, 0), np.int32), np.zeros((n_queries, 0), np.float32)
-    )
+            out.ranks[own] = np.where(is_left[wanted], place[wanted], len(listed) + 1)
+    return out
 
 
 def _places(scores: np.ndarray, listed: np.ndarray) -> np.ndarray:
@@ -206,14 +246,3 @@ def _places(scores: np.ndarray, listed: np.ndarray) -> np.ndarray:
     place = np.zeros(len(scores), np.int64)
     place[listed[np.lexsort((listed, -scores[listed]))]] = np.arange(1, len(listed) + 1)
     return place
-
-
-def _check_sampled(scores: np.ndarray, query: int) -> None:
-    n_bad = int(np.isnan(scores).sum())
-    if n_bad:
-        raise RecsysError(
-            "R405",
-            "Every score must be a number, else ranks mean nothing.",
-            "Train again with lower learning rates.",
-            f"{n_bad} of {len(scores)} scores of query {query} are NaN",
-        )

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from recsys.evaluation.scores import Progress, as_scores, check_scores
+from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
 from recsys.kernels.ranking import RankResults
 from recsys.ragged import RaggedRows
 
@@ -34,42 +34,26 @@ _SMALLEST_TILE, _LARGEST_TILE = 128, 2**17
 _FEWEST_QUERIES = 8
 
 
-def rank_products(
-    query: np.ndarray,
-    candidates: np.ndarray,
+def rank_on_devices(
+    scorer: Scorer,
     bias: np.ndarray,
     positives: RaggedRows,
     seen: RaggedRows,
     k: int,
     progress: Progress,
 ) -> RankResults:
-    """Ranks by dot products; the arguments are those of `ranking_host.rank_products`."""
+    """Ranks by JAX alone; see `ranking.rank`. NaN in `bias`: the row is no candidate."""
     job = _Job.of(bias, positives, seen, k)
-    table = job.put(candidates, axis=0)
+    size, products = job.shapes.block, isinstance(scorer, DotProducts)
+    table = job.put(scorer.candidates, axis=0) if isinstance(scorer, DotProducts) else None
 
     def run(block: slice, *pairs: Pairs) -> BlockResult:
-        own = _padded(query[block], job.shapes.block, 0)
-        return program(job.shapes, job.mesh, False)(table, job.bias, own, *pairs)
-
-    return _rank(job, run, progress)
-
-
-def rank_scores(
-    scores: Callable[[slice], np.ndarray],
-    bias: np.ndarray,
-    positives: RaggedRows,
-    seen: RaggedRows,
-    k: int,
-    progress: Progress,
-) -> RankResults:
-    """Ranks by given scores; arguments and errors are those of `ranking_host.rank_scores`."""
-    job = _Job.of(bias, positives, seen, k)
-    no_query = np.zeros((job.shapes.block, 0), np.float32)
-
-    def run(block: slice, *pairs: Pairs) -> BlockResult:
-        block_scores = as_scores(scores(block), block, len(bias))
-        table = job.put(_padded(block_scores, job.shapes.block, 0), axis=1)
-        return program(job.shapes, job.mesh, True)(table, job.bias, no_query, *pairs)
+        if isinstance(scorer, DotProducts):
+            scores, query = table, _padded(scorer.query[block], size, 0)
+        else:
+            given = _padded(as_scores(scorer.scores(block), block, len(bias)), size, 0)
+            scores, query = job.put(given, axis=1), np.zeros((size, 0), np.float32)
+        return program(job.shapes, job.mesh, not products)(scores, job.bias, query, *pairs)
 
     return _rank(job, run, progress)
 

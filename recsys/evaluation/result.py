@@ -6,9 +6,10 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from recsys.evaluation.naming import baseline_title, metric_description
+from recsys import registry
+from recsys.errors import UsageError
 from recsys.evaluation.significance import BLESSED
 from recsys.formats import change, change_span, count, counted, span
 from recsys.system.commit import commit_text
@@ -30,7 +31,11 @@ class Shown:
 
     def title(self) -> str:
         """Returns on what was measured."""
-        return measured_on(self.content)
+        sampled = self.content.get("sampled_negatives")
+        among = f"{count(sampled)} random" if sampled else count(self.content["candidates"])
+        queries = counted(self.content["queries"], "query", "queries")
+        users = counted(self.content["users"], "user", "users")
+        return f"{queries} of {users}, ranks among {among} items"
 
     def headings(self) -> list[str]:
         """Returns the heads of the columns, that of the metric first."""
@@ -55,13 +60,10 @@ class Shown:
     def __repr__(self) -> str:
         """Returns the table as text."""
         table = [self.headings(), *self.rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in table
+            "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+            for first, *others in table
         ]
         return "\n".join([self.title(), *lines, *self.notes()])
 
@@ -244,15 +246,6 @@ def four_decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def measured_on(evaluation: Mapping[str, Any]) -> str:
-    """Returns the size of an evaluation: queries, users and items."""
-    sampled = evaluation.get("sampled_negatives")
-    among = f"{count(sampled)} random items" if sampled else f"{count(evaluation['candidates'])}"
-    queries = counted(evaluation["queries"], "query", "queries")
-    users = counted(evaluation["users"], "user", "users")
-    return f"{queries} of {users}, ranks among {among}" + ("" if sampled else " items")
-
-
 def plain(text: str) -> str:
     """Returns a text with plain spaces, so that what is printed can be searched."""
     return text.replace("\N{NO-BREAK SPACE}", " ")
@@ -307,3 +300,29 @@ def _signed(value: float) -> str:
 def _html_row(cell: str, texts: Iterable[str]) -> str:
     cells: Sequence[str] = [f"<{cell}>{html.escape(text)}</{cell}>" for text in texts]
     return f"<tr>{''.join(cells)}</tr>"
+
+
+# --- titles of metrics and baselines
+
+
+def baseline_title(name: str, evaluation: Mapping[str, Any] | None = None) -> str:
+    """Returns the title of a baseline, from the evaluation or else from its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("baselines") or {}
+    return str(described.get(name) or _of_class("baseline", name, "title") or name)
+
+
+def metric_description(name: str, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns `title`, `meaning` and `better` of a metric, from the evaluation or its class."""
+    described = ((evaluation or {}).get("descriptions") or {}).get("metrics") or {}
+    if isinstance(described.get(name), dict):
+        return dict(described[name])
+    title = _of_class("metric", name, "title") or name.replace("_", " ")
+    meaning = _of_class("metric", name, "meaning") or ""
+    return {"title": title, "meaning": meaning, "better": _of_class("metric", name, "better")}
+
+
+def _of_class(kind: Literal["metric", "baseline"], name: str, attribute: str) -> Any:
+    try:
+        return getattr(registry.get(kind, name), attribute)
+    except UsageError:
+        return None

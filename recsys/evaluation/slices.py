@@ -7,7 +7,7 @@ events: their ranks are those in the whole list, and the others count as no answ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -50,44 +50,47 @@ class Slice:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """Properties of users and items that slices are made by.
+def make_slices(
+    queries: Queries,
+    is_trained: np.ndarray,
+    is_repeated: np.ndarray,
+    counts: np.ndarray,
+    catalogue: Catalogue,
+    user_features: Sequence[FeatureBags] = (),
+    names: Sequence[str] = (),
+) -> list[Slice]:
+    """Returns the slices that are not empty, those of one kind next to each other.
 
-    Attributes:
+    Args:
+        queries: The queries.
         is_trained: Whether each query's user has training events `[queries]` bool.
+        is_repeated: Whether each positive is of an item that its user had seen
+            `[positives]` bool.
         counts: Training positives of each item row `[item rows]`.
         catalogue: The items.
         user_features: Features of the users, by user row.
         names: Features whose values are slices.
-        is_repeated: Whether each positive is of an item that its user had seen
-            `[positives]` bool; None: none is.
     """
-
-    is_trained: np.ndarray
-    counts: np.ndarray
-    catalogue: Catalogue
-    user_features: Sequence[FeatureBags] = ()
-    names: Sequence[str] = ()
-    is_repeated: np.ndarray | None = None
-
-
-def make_slices(queries: Queries, known: Known) -> list[Slice]:
-    """Returns the slices that are not empty, those of one kind next to each other."""
+    rows = queries.positives.rows
     parts = [
-        *_users(known.is_trained),
+        Slice("users", "users known to training", "queries", is_trained),
+        Slice("users", "cold users", "queries", ~is_trained, "no event that training saw"),
         *_activity(np.diff(queries.seen.offsets)),
         *_recency(queries.idle_s),
-        *_popularity(queries.positives.rows, known),
-        *_repeats(known.is_repeated),
-        *_features(queries, known),
+        *_popularity(rows, counts, catalogue.is_item),
     ]
+    if is_repeated.any():
+        first_time, again = "new to their user", "their user had seen the item before"
+        parts.append(Slice(REPEATS, "first time", "positives", ~is_repeated, first_time))
+        parts.append(Slice(REPEATS, AGAIN, "positives", is_repeated, again))
+    for name in names:
+        for feature in catalogue.features:
+            if feature.name == name:
+                parts += _values(feature, rows, "positives")
+        for feature in user_features:
+            if feature.name == name:
+                parts += _values(feature, queries.user_row, "queries")
     return [part for part in parts if part.which.any()]
-
-
-def _users(is_trained: np.ndarray) -> Iterator[Slice]:
-    yield Slice("users", "users known to training", "queries", is_trained)
-    yield Slice("users", "cold users", "queries", ~is_trained, "no event that training saw")
 
 
 def _activity(n_events: np.ndarray) -> Iterator[Slice]:
@@ -112,9 +115,9 @@ def _recency(idle_s: np.ndarray | None) -> Iterator[Slice]:
         yield Slice("recency", name, "queries", is_in)
 
 
-def _popularity(rows: np.ndarray, known: Known) -> Iterator[Slice]:
+def _popularity(rows: np.ndarray, counts: np.ndarray, is_item: np.ndarray) -> Iterator[Slice]:
     """By the thirds of the training positives, the most popular items first; cold ones apart."""
-    counts = np.where(known.catalogue.is_item, known.counts, 0)
+    counts = np.where(is_item, counts, 0)
     order = np.argsort(-counts, kind="stable")
     before = np.cumsum(counts[order]) - counts[order]
     third = np.empty(len(counts), np.int64)
@@ -122,7 +125,7 @@ def _popularity(rows: np.ndarray, known: Known) -> Iterator[Slice]:
     for place, name in enumerate(("head", "torso", "tail")):
         items = (third == place) & (counts > 0)
         yield Slice("item popularity", name, "positives", items[rows], _range(counts[items]))
-    cold = known.catalogue.is_item & (counts == 0)
+    cold = is_item & (counts == 0)
     yield Slice("item popularity", "cold items", "positives", cold[rows], "no training event")
 
 
@@ -133,36 +136,13 @@ def _range(counts: np.ndarray) -> str:
     return f"{items} with {counts.min():,} to {counts.max():,} training events"
 
 
-def _repeats(is_repeated: np.ndarray | None) -> Iterator[Slice]:
-    """By whether the user had seen the item before; nothing where nothing is repeated."""
-    if is_repeated is None or not is_repeated.any():
-        return
-    yield Slice(REPEATS, "first time", "positives", ~is_repeated, "new to their user")
-    yield Slice(REPEATS, AGAIN, "positives", is_repeated, "their user had seen the item before")
-
-
-def _features(queries: Queries, known: Known) -> Iterator[Slice]:
-    """By the most frequent values of the features that the config names."""
-    of_items = {feature.name: feature for feature in known.catalogue.features}
-    of_users = {feature.name: feature for feature in known.user_features}
-    for name in known.names:
-        if name in of_items:
-            yield from _values(of_items[name], queries.positives.rows, "positives")
-        if name in of_users:
-            yield from _values(of_users[name], queries.user_row, "queries")
-
-
 def _values(
     feature: FeatureBags, rows: np.ndarray, of: Literal["queries", "positives"]
 ) -> Iterator[Slice]:
     bags = np.asarray(feature.bags[rows])
     tokens, counts = np.unique(bags[bags > 0], return_counts=True)
     chosen = tokens[np.argsort(-counts, kind="stable")][:_MOST_VALUES]
-    for token, name in zip(chosen.tolist(), _names(feature, chosen), strict=True):
+    for token in chosen.tolist():
+        name = f"value {token}" if feature.tokens is None else feature.tokens[token]
         which = (bags == token).any(axis=1)
         yield Slice(feature.name, f"{feature.name}: {name}", of, which)
-
-
-def _names(feature: FeatureBags, tokens: Iterable[int]) -> list[str]:
-    names = feature.tokens
-    return [f"value {token}" if names is None else names[token] for token in tokens]

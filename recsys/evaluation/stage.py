@@ -1,6 +1,6 @@
 """The evaluation as a stage: folders in, `evaluation.json` out.
 
-`python -m recsys.evaluate` runs it; the component RetrievalEvaluator starts that.
+`python -m recsys.evaluation.stage` runs it; the component RetrievalEvaluator starts that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from recsys.config import EvaluateStage
 from recsys.config.load import load_stage
 from recsys.evaluation import api
 from recsys.system import events
+from recsys.system.process import stage_main
 
 _STEP = "RetrievalEvaluator"
 
@@ -55,7 +56,7 @@ def _emit(system: str, done: int, total: int) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m recsys.evaluate",
+        prog="python -m recsys.evaluation.stage",
         description="Measures a model on the held-out events, and decides on it.",
     )
     parser.add_argument("--config", type=Path, required=True, help="whole config, or its parts")
@@ -81,3 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "sentence": verdict["sentence"],
         "reasons": verdict["reasons"],
     }
+
+
+if __name__ == "__main__":
+    stage_main(main)

@@ -18,7 +18,6 @@ import pyarrow as pa
 from recsys.bundles.bundle import MANIFEST, read_manifest, verify
 from recsys.bundles.versions import versions
 from recsys.data.dataset import Data
-from recsys.data.split_rule import SplitRule
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.bundle_process import BundleProcess
@@ -187,15 +186,32 @@ class System:
         self.name, self._data, self._embed = name, data, embeddings.queries
         self.history: int = embeddings.history
         """Items of a history that it reads, the newest ones."""
-        if embeddings.items.split != data.items.split:
-            raise _of_another_split(name, embeddings.items.split, data.items.split)
-        if embeddings.items.cut > data.store.cut:
-            raise _has_seen_the_answers(name, embeddings.items.cut, data.store.cut)
+        its, ours = embeddings.items, data.items
+        if its.split != ours.split or its.cut > data.store.cut:
+            raise RecsysError(
+                "R411",
+                f"{name} must have been trained on data that were split as those that it is"
+                " measured on are, up to the cut of these, else it may have seen the answers.",
+                "Measure it on the data folder that it was trained on, or on a later one; a"
+                " pipeline whose split changed or whose cut moved back goes on with --set"
+                " bless.over_blessed=0.",
+                f"trained on {its.split.text} up to {moment(its.cut)},"
+                f" measured on {ours.split.text} from {moment(data.store.cut)} on",
+            )
         self._own_row = _translation(data.items, embeddings.items)
         known = embeddings.items.has_id()
         self.is_candidate = known if self._own_row is None else known[self._own_row]
         if not self.is_candidate.any():
-            raise _of_other_items(name, embeddings.items, data.items)
+            ids, of_data = (items.own_ids.drop_null() for items in (its, ours))
+            examples = [repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data)]
+            raise RecsysError(
+                "R403",
+                f"{name} must share items with the data: of its {len(ids):,} items,"
+                f" {examples[0]} among them, none is one of the {len(of_data):,} of the data, such"
+                f" as {examples[1]}.",
+                "Measure it on the data folder that it was trained on, or on a later one of the"
+                " same catalogue; if only the ids are written in another way, mend the ids.",
+            )
         of_rows = (
             embeddings.candidates if self._own_row is None else embeddings.candidates[self._own_row]
         )
@@ -278,36 +294,3 @@ def _translation(ours: Vocabulary, theirs: Vocabulary) -> np.ndarray | None:
     if ours.fingerprint() == theirs.fingerprint():
         return None
     return theirs.rows(ours.ids_of_rows)
-
-
-def _has_seen_the_answers(name: str, its: int, ours: int) -> RecsysError:
-    return RecsysError(
-        "R411",
-        f"The training of {name} must end before the events that it is measured on.",
-        "Measure it on the data folder that it was trained on, or on a later one; a pipeline"
-        " whose cut moved back goes on with --set bless.over_blessed=0.",
-        f"trained up to {moment(its)}, measured from {moment(ours)} on",
-    )
-
-
-def _of_another_split(name: str, its: SplitRule, ours: SplitRule) -> RecsysError:
-    return RecsysError(
-        "R411",
-        f"{name} must have been trained on data that were split as those that it is measured on"
-        " are, else it may have seen the answers.",
-        "Measure it on the data folder that it was trained on; a pipeline whose split changed"
-        " goes on with --set bless.over_blessed=0.",
-        f"trained on {its.text}, measured on {ours.text}",
-    )
-
-
-def _of_other_items(name: str, theirs: Vocabulary, ours: Vocabulary) -> RecsysError:
-    ids, of_data = theirs.own_ids.drop_null(), ours.own_ids.drop_null()
-    example, of_data_example = (repr(a[0].as_py()) if len(a) else "none" for a in (ids, of_data))
-    return RecsysError(
-        "R403",
-        f"{name} must share items with the data: of its {len(ids):,} items, {example} among"
-        f" them, none is one of the {len(of_data):,} of the data, such as {of_data_example}.",
-        "Measure it on the data folder that it was trained on, or on a later one of the same"
-        " catalogue; if only the ids are written in another way, mend the ids.",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from recsys.evaluation.naming import baseline_title, metric_description
+from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
 from recsys.report.artifacts import Artifacts, MissingError
 

@@ -255,7 +255,7 @@ class BacktestArms:
             shutil.rmtree(left_over, ignore_errors=True)
         self._run("recsys.train", "jax", TrainStage, {"data": data, "out": model})
         folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
-        self._run("recsys.evaluate", "jax", EvaluateStage, folders)
+        self._run("recsys.evaluation.stage", "jax", EvaluateStage, folders)
         evaluation = read_evaluated(scores / "evaluation.json", self._metric)
         cold = {"value": evaluation.figure("model", self._metric), **training_facts(model)}
         frozen = {"value": evaluation.figure(BLESSED, self._metric), "seconds": None, "steps": None}

@@ -28,10 +28,6 @@ class LeftOutError(Exception):
 class FittedBaseline(Protocol):
     """A baseline that has learned from the training events."""
 
-    @property
-    def events(self) -> int:
-        """Training events that it learned from."""
-
     def scorer(self, queries: Queries) -> Scorer:
         """Returns a scorer of the items for `queries`; it reads only the `seen` of each."""
 
@@ -102,16 +98,16 @@ def places(is_item: np.ndarray, *counts: np.ndarray) -> np.ndarray:
     return place.ravel().astype(np.float32)
 
 
-def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> tuple[Any, int]:
-    """Returns the user-item matrix of the newest training events, and their number.
+def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> Any:
+    """Returns the user-item matrix of the newest training events.
 
     Args:
         data: The training data.
         most_of_a_user: Events of a user at the most, the newest; None: all.
 
     Returns:
-        A matrix `[users, item rows]` float32 in CSR, 1 where the user took the item; and
-        the number of events that it was made of. Users without any are left out.
+        A matrix `[users, item rows]` float32 in CSR, 1 where the user took the item. Users
+        without any are left out.
 
     Raises:
         LeftOutError: There is no training event of a known item.
@@ -128,7 +124,7 @@ def item_sets(data: BaselineData, most_of_a_user: int | None = None) -> tuple[An
         item = item[np.repeat(ends, n_of_users) - np.arange(len(item)) <= most_of_a_user]
         n_of_users = np.minimum(n_of_users, most_of_a_user)
     offsets = np.concatenate([[0], np.cumsum(n_of_users)])
-    return as_sets(RaggedRows(item, offsets), len(data.is_item)), len(item)
+    return as_sets(RaggedRows(item, offsets), len(data.is_item))
 
 
 def as_sets(lists: RaggedRows, n_rows: int) -> Any:

@@ -174,7 +174,7 @@ def _few(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) 
 def _many(taken: Any, rows: np.ndarray, turned: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Solves `(D + XᵀX) w = Xᵀ1` as it stands; see `_few`."""
     dim = turned.shape[1]
-    system, right = np.zeros((len(rows), dim, dim), np.float32), np.zeros((len(rows), dim))
+    system, right = (np.zeros((len(rows), dim, dim), np.float32), np.zeros((len(rows), dim)))
     for at, row in enumerate(rows):
         for start in range(taken.indptr[row], taken.indptr[row + 1], _CHUNK):
             x = turned[taken.indices[start : min(start + _CHUNK, taken.indptr[row + 1])]]
@@ -230,13 +230,13 @@ class Ials(Baseline):
         Raises:
             LeftOutError: There is no training event of a known item.
         """
-        taken, n_events = item_sets(data)
+        taken = item_sets(data)
         # The items that training saw; the others would only dilute the objective.
         rows = np.unique(taken.indices)
         taken = taken[:, rows]
         objective = self.objective(taken)
         vectors = factorise(taken, objective, self)
-        return FittedIals(rows, vectors, objective, data.places, n_events)
+        return FittedIals(rows, vectors, objective, data.places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,14 +248,12 @@ class FittedIals:
         vectors: Their vectors `[items, dim]` float32.
         objective: What was minimised.
         places: Place of each item row by popularity `[item rows]` float32.
-        events: Training events that it learned from.
     """
 
     rows: np.ndarray
     vectors: np.ndarray
     objective: Objective
     places: np.ndarray
-    events: int
 
     def scorer(self, queries: Queries) -> DotProducts:
         """Returns what scores the items for `queries`."""

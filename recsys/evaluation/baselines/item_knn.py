@@ -49,9 +49,9 @@ class ItemKnn(Baseline):
         Raises:
             LeftOutError: There is no training event of a known item.
         """
-        taken, n_events = item_sets(data, self.events_of_user)
+        taken = item_sets(data, self.events_of_user)
         neighbours = nearest(taken, self.neighbours, self.shrinkage)
-        return FittedKnn(neighbours, data.places - data.places.max() - 1.0, n_events)
+        return FittedKnn(neighbours, data.places - data.places.max() - 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +61,10 @@ class FittedKnn:
     Attributes:
         neighbours: Similarities `[item rows, item rows]`, CSR, a row for each item.
         fallback: Scores below 0 `[item rows]` float32, of items without a similarity.
-        events: Training events that it learned from.
     """
 
     neighbours: Any
     fallback: np.ndarray
-    events: int
 
     def scorer(self, queries: Queries) -> KnnScores:
         """Returns what scores the items for `queries`."""

@@ -31,11 +31,9 @@ class SameForAll:
 
     Attributes:
         scores: Score of each item row `[item rows]` float32.
-        events: Training events that it learnt from.
     """
 
     scores: np.ndarray
-    events: int
 
     def scorer(self, queries: Queries) -> DotProducts:
         """Returns what scores the items for `queries`."""
@@ -54,10 +52,9 @@ class Popularity(Baseline):
         Raises:
             LeftOutError: No item has a training positive.
         """
-        n_events = int(data.counts[data.is_item].sum())
-        if not n_events:
+        if not data.counts[data.is_item].any():
             raise LeftOutError("No item has a training positive.")
-        return SameForAll(data.places, n_events)
+        return SameForAll(data.places)
 
 
 @register_baseline("recent_popularity")
@@ -87,8 +84,7 @@ class RecentPopularity(Baseline):
         if not recent[data.is_item].any():
             newest = _newest_of_items(data)
             recent = _counts_since(data.train, newest - length_s + 1, n_rows)
-        scores = places(data.is_item, recent, data.counts)
-        return SameForAll(scores, int(recent[data.is_item].sum()))
+        return SameForAll(places(data.is_item, recent, data.counts))
 
 
 def _counts_since(train: EventLog, since: int, n_rows: int) -> np.ndarray:
