@@ -17,18 +17,17 @@ All must be 0, else the exit code is 1. What was found is kept with its seed (`-
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import multiprocessing
 import os
 import re
-import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,9 @@ from benchmarks.fuzz_worker import (
     LIMIT_MIB,
     LIMIT_S,
     MEMORY,
+    work,
 )
-from benchmarks.measure import log, memory_mib, options_of, print_line, python_path, run
+from benchmarks.measure import log, memory_mib, options_of, print_line, python_path
 
 _DEFAULT = [case for case in CASES if case != "planted"]
 _KEEP = Path("runs/fuzz")
@@ -69,6 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.replay:
         options.replay = [path.resolve() for path in options.replay]
         options.cases = list(dict.fromkeys(map(_case_of, options.replay)))
+    os.environ.update(PYTHONPATH=python_path(), JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
     seconds = options.minutes * 60 * options.jobs / len(options.cases)
     with tempfile.TemporaryDirectory(prefix="recsys-fuzz-") as scratch:
 
@@ -104,6 +105,7 @@ _POLL_S = 0.05
 _START_S = 300.0
 _WINDOW_S = 5.0
 _KEPT_OF_ALIKE = 3
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 class Watch:
@@ -125,12 +127,13 @@ class Watch:
 
     def __init__(self, case: str, seed: int, keep: Path, scratch: Path, hang_s: float) -> None:
         self.case, self._seed, self._keep, self._hang_s = case, seed, keep, hang_s
-        self._scratch = scratch / case
+        self._folder = scratch / case
         self.counts: Counter[str] = Counter()
         self.n_inputs, self.peak_mib, self.rates = 0, 0.0, list[float]()
         self._alike: Counter[tuple[str, str]] = Counter()
         self._window: tuple[float, int] | None = None
         self._n_begun = 0
+        self._is_done = False
 
     def run(self, seconds: float, n_inputs: int | None = None) -> None:
         """Fuzzes for so long, or until so many inputs were taken."""
@@ -140,57 +143,82 @@ class Watch:
             return time.monotonic() >= end or self.n_inputs >= (n_inputs or sys.maxsize)
 
         while not is_over():
-            worker = _Worker(self.case, self._seed, self._scratch)
             self._window = None
-            self._follow(worker, is_over)
-            self._seed = worker.seed + 1
+            self._follow(None, is_over)
+            self._seed += 1
 
     def replay(self, folders: list[Path]) -> None:
         """Takes inputs that were kept; one that ends the worker isn't the last."""
         while folders:
             self._n_begun = 0
-            worker = _Worker(self.case, 0, self._scratch, ["--replay", *map(str, folders)])
-            self._follow(worker, lambda: False)
+            self._follow(folders, lambda: False)
             folders = folders[self._n_begun :]
 
-    def _follow(self, worker: _Worker, is_over: Any) -> None:
-        """Looks at a worker until it ends or must be ended."""
+    def _follow(self, folders: list[Path] | None, is_over: Callable[[], bool]) -> None:
+        """Starts a worker, and watches it until it ends or must be ended."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._is_done, self._since, self._is_at_work = False, time.monotonic(), False
+        pipe, theirs = _SPAWN.Pipe(duplex=False)
+        words = (self.case, self._seed, self._folder, folders, theirs)
+        process = _SPAWN.Process(target=work, args=words, daemon=True)
+        process.start()
+        theirs.close()
         try:
-            while not is_over():
-                trouble = worker.trouble(self._hang_s)
-                for event in worker.events():
-                    self._hear(worker, event)
-                if worker.is_done:
-                    return
-                if trouble:
-                    worker.end()
-                    if not (worker.folder / CURRENT).exists():
+            while not is_over() and not self._is_done:
+                trouble = self._trouble(process)
+                with contextlib.suppress(EOFError):  # It has ended.
+                    while pipe.poll(_POLL_S):
+                        self._hear(*pipe.recv())
+                if trouble and not self._is_done:
+                    process.kill()
+                    if not (self._folder / CURRENT).exists():
                         raise RuntimeError(f"{self.case} has not begun: {trouble[1]}")
-                    self._find(worker, *trouble, CURRENT)
+                    self._find(*trouble, CURRENT)
                     return
         finally:
-            worker.end()
+            process.kill()
+            process.join()
+            pipe.close()
 
-    def _hear(self, worker: _Worker, event: dict[str, Any]) -> None:
-        if event["event"] == "finding":
-            self._find(worker, event["kind"], event["text"], event["folder"])
-        elif event["event"] == "begin":
+    def _trouble(self, process: Any) -> tuple[str, str] | None:
+        """Returns the kind and the text of what is wrong with the process, if anything is."""
+        code = process.exitcode
+        if code is not None:
+            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            errors = self._folder / "stderr.txt"
+            text = errors.read_text(errors="replace") if errors.exists() else ""
+            return CRASH, f"{text[-3000:]}\nthe process ended: {name}"
+        waited = time.monotonic() - self._since
+        if waited > (self._hang_s if self._is_at_work else _START_S):
+            return HANG, f"no end after {waited:.0f} s"
+        held = memory_mib(f"{process.pid}/status", "VmRSS")
+        return (MEMORY, f"it holds {held:.0f} MiB") if held > LIMIT_MIB else None
+
+    def _hear(self, event: str, *told: Any) -> None:
+        """Takes note of what the worker tells."""
+        now = time.monotonic()
+        if event in ("begin", "end"):
+            self._since, self._is_at_work = now, event == "begin"
+        if event == "begin":
             self._n_begun += 1
-            self._window = self._window or (time.monotonic(), self.n_inputs)
-        elif event["event"] == "end":
+            # A rate is that of a window of time, in which no worker starts.
+            self._window = self._window or (now, self.n_inputs)
+        elif event == "end":
             self.n_inputs += 1
-            self.peak_mib = max(self.peak_mib, event["peak_mib"])
-            self._rate()
+            self.peak_mib = max(self.peak_mib, told[0])
+            began, n_before = self._window or (now, 0)
+            if now - began >= _WINDOW_S:
+                self.rates.append((self.n_inputs - n_before) / (now - began))
+                self._window = None
+        elif event == "finding":
+            self._find(*told)
+        elif event == "seed":
+            self._seed = told[0]
+        else:
+            self._is_done = True
 
-    def _rate(self) -> None:
-        """Notes the inputs a second, at the end of each window; a worker's start isn't in one."""
-        since, n_before = self._window or (time.monotonic(), 0)
-        seconds = time.monotonic() - since
-        if seconds >= _WINDOW_S:
-            self.rates.append((self.n_inputs - n_before) / seconds)
-            self._window = None
-
-    def _find(self, worker: _Worker, kind: str, text: str, example: str) -> None:
+    def _find(self, kind: str, text: str, example: str) -> None:
         """Counts a finding, and keeps its input unless there are enough like it."""
         self.counts[kind] += 1
         last = (text.strip().splitlines() or [""])[-1]
@@ -198,83 +226,12 @@ class Watch:
         self._alike[alike] += 1
         if self._alike[alike] > _KEPT_OF_ALIKE:
             return
-        folder = self._keep / f"{self.case}-{worker.seed}-{sum(self.counts.values())}"
+        folder = self._keep / f"{self.case}-{self._seed}-{sum(self.counts.values())}"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(worker.folder / example, folder)
-        (folder / "finding.txt").write_text(f"{kind}, seed {worker.seed}\n{text}\n")
+        shutil.copytree(self._folder / example, folder)
+        (folder / "finding.txt").write_text(f"{kind}, seed {self._seed}\n{text}\n")
         log(f"{self.case}: {kind}: {text.strip()[-600:]}\n  {folder}")
 
 
-class _Worker:
-    """A process that takes inputs.
-
-    Attributes:
-        folder: Its folder; the input that it takes is in `current`.
-        seed: The seed that its inputs are made of.
-        is_done: Whether it ended as it should.
-    """
-
-    def __init__(self, case: str, seed: int, scratch: Path, words: list[str] | None = None) -> None:
-        self.folder, self.seed, self.is_done = scratch / str(seed), seed, False
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        self._pipe: int | None
-        self._pipe, pipe = os.pipe()
-        command = [sys.executable, "-m", "benchmarks.fuzz_worker", case, str(seed), str(pipe)]
-        environment = {"PYTHONPATH": python_path(), "JAX_PLATFORMS": "cpu"}
-        with (self.folder / "stderr.txt").open("wb") as errors:
-            self._process = subprocess.Popen(
-                [*command, *(words or [])],
-                cwd=self.folder,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment},
-                pass_fds=[pipe],
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
-        os.close(pipe)
-        self._unread = b""
-        self._since, self._is_at_work = time.monotonic(), False
-
-    def events(self) -> list[dict[str, Any]]:
-        """Waits a little, and returns what the worker told."""
-        if self._pipe is None or not select.select([self._pipe], [], [], _POLL_S)[0]:
-            return []
-        *lines, self._unread = (self._unread + os.read(self._pipe, 1 << 16)).split(b"\n")
-        events = [json.loads(line) for line in lines]
-        for event in events:
-            self._note(event)
-        return events
-
-    def _note(self, event: dict[str, Any]) -> None:
-        if event["event"] in ("begin", "end"):
-            self._since, self._is_at_work = time.monotonic(), event["event"] == "begin"
-        elif event["event"] == "seed":
-            self.seed = event["seed"]
-        self.is_done = self.is_done or event["event"] == "over"
-
-    def trouble(self, hang_s: float) -> tuple[str, str] | None:
-        """Returns the kind and the text of what is wrong with the process, if anything is."""
-        code = self._process.poll()
-        if code is not None:
-            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            log = (self.folder / "stderr.txt").read_text(errors="replace")
-            return CRASH, f"{log[-3000:]}\nthe process ended: {name}"
-        waited = time.monotonic() - self._since
-        if waited > (hang_s if self._is_at_work else _START_S):
-            return HANG, f"no end after {waited:.0f} s"
-        held = memory_mib(f"{self._process.pid}/status", "VmRSS")
-        if held > LIMIT_MIB:
-            return MEMORY, f"it holds {held:.0f} MiB"
-        return None
-
-    def end(self) -> None:
-        """Ends the process, if it runs."""
-        if self._pipe is not None:
-            self._process.kill()
-            self._process.wait()
-            os.close(self._pipe)
-            self._pipe = None
-
-
 if __name__ == "__main__":
-    run(main)
+    sys.exit(main())

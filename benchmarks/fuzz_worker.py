@@ -1,12 +1,7 @@
-"""A process that takes one input after the other, and says when each begins and ends.
-
-`python -m benchmarks.fuzz_worker CASE SEED PIPE`, in a folder of its own; inputs are
-made from the seed until the process is ended. With `--replay FOLDER…` it takes those alone.
-"""
+"""A process that takes one input after the other, and says when each begins and ends."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import faulthandler
 import importlib
@@ -75,65 +70,52 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-class Taker:
-    """Takes inputs, and tells of them.
+def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: Any) -> None:
+    """Takes inputs until the process is ended.
 
     Args:
-        case: What takes them.
-        pipe: File descriptor that is told.
+        name: Name of the case that takes them.
+        seed: Seed that they are made of.
+        folder: Folder to work in; the input that is taken is in `CURRENT`.
+        replay: Folders of inputs that are taken in place of made ones; then it ends.
+        pipe: Is told the events, a tuple each.
     """
-
-    def __init__(self, case: Case, pipe: int) -> None:
-        self._case, self._pipe, self._folder = case, pipe, Path(CURRENT)
-        self._n_found = 0
-
-    def take(self, example: Example) -> None:
-        """Takes an input; whatever it raises is told and goes no further."""
-        example.save(self._folder)
-        self.say(event="begin")
-        forget_peak()
-        try:
-            self._case.take(example, self._folder / example.name)
-        except Finding as finding:
-            self._tell(example, finding.kind, finding.text)
-        except MemoryError:
-            self._tell(example, MEMORY, traceback.format_exc())
-        except Exception:  # noqa: BLE001 - that is what is looked for
-            self._tell(example, CRASH, traceback.format_exc())
-        peak_mib = peak_rss_mib()
-        if peak_mib > LIMIT_MIB:
-            self._tell(example, MEMORY, f"it held {peak_mib:.0f} MiB")
-        self.say(event="end", peak_mib=peak_mib)
-
-    def _tell(self, example: Example, kind: str, text: str) -> None:
-        """Tells of a finding; the next input doesn't overwrite this one."""
-        self._n_found += 1
-        folder = f"found-{self._n_found}"
-        example.save(Path(folder))
-        self.say(event="finding", kind=kind, text=text, folder=folder)
-
-    def say(self, **event: Any) -> None:
-        """Writes a line of JSON."""
-        os.write(self._pipe, json.dumps(event).encode() + b"\n")
-
-
-def main() -> None:
-    """Takes inputs until it is ended."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=CASES)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("pipe", type=int)
-    parser.add_argument("--replay", type=Path, nargs="*")
-    options = parser.parse_args()
+    os.chdir(folder)
+    for file, descriptor in ((os.devnull, 1), ("stderr.txt", 2)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
     faulthandler.enable()
     sys.path.extend(str(ROOT / "tests" / f"test_{name}_scripts") for name in _SCRIPTS)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
-    case = CASES[options.case]()
-    taker = Taker(case, options.pipe)
-    if options.replay is not None:
-        for folder in options.replay:
-            taker.take(Example.load(folder))
-        taker.say(event="over")
+    case = CASES[name]()
+    numbers = itertools.count()
+
+    def find(example: Example, kind: str, text: str) -> None:
+        found = f"found-{next(numbers)}"  # The next input doesn't overwrite it.
+        example.save(Path(found))
+        pipe.send(("finding", kind, text, found))
+
+    def take(example: Example) -> None:
+        """Takes an input; whatever it raises is told and goes no further."""
+        example.save(Path(CURRENT))
+        pipe.send(("begin",))
+        forget_peak()
+        try:
+            case.take(example, Path(CURRENT) / example.name)
+        except Finding as finding:
+            find(example, finding.kind, finding.text)
+        except MemoryError:
+            find(example, MEMORY, traceback.format_exc())
+        except Exception:  # noqa: BLE001 - that is what is looked for
+            find(example, CRASH, traceback.format_exc())
+        peak_mib = peak_rss_mib()
+        if peak_mib > LIMIT_MIB:
+            find(example, MEMORY, f"it held {peak_mib:.0f} MiB")
+        pipe.send(("end", peak_mib))
+
+    if replay is not None:
+        for kept in replay:
+            take(Example.load(kept))
+        pipe.send(("over",))
         return
     settings = hypothesis.settings(
         max_examples=_INPUTS_A_SEED,
@@ -142,10 +124,10 @@ def main() -> None:
         phases=[hypothesis.Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    test = settings(hypothesis.given(case.strategy())(taker.take))
-    for seed in itertools.count(options.seed):
-        taker.say(event="seed", seed=seed)
-        hypothesis.seed(seed)(test)()
+    test = settings(hypothesis.given(case.strategy())(take))
+    for number in itertools.count(seed):
+        pipe.send(("seed", number))
+        hypothesis.seed(number)(test)()
 
 
 # --- An input of the fuzzer, and what may be wrong with how it was taken.
@@ -266,8 +248,3 @@ def broken(draw: st.DrawFn, content: bytes) -> bytes:
         )
         data[start:stop] = new
     return bytes(data)
-
-
-if __name__ == "__main__":
-    # By the name that the cases know it by: they raise its `Finding`.
-    importlib.import_module("benchmarks.fuzz_worker").main()

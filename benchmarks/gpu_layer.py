@@ -9,12 +9,10 @@ The lines, for each number of rows and each width:
 
 - `ours rows=R dim=D`: ms a step; `copy rows=R dim=D`: what the device copies, bytes read
   and written [GB/s], measured by the same process just before;
-- `ours/copy rows=R dim=D`: the bytes that a step must move (each distinct row read and
-  written with its accumulator, and the gradient of each id read: `case.moved_bytes`) over
-  its time, as a share of that; the goal is 0.5;
-- `ours device memory rows=R dim=D`: most memory in use over table and accumulators;
-- with `--peer`: `torch adagrad …`, `torch sgd …`: `nn.EmbeddingBag(sparse=True)` on CUDA,
-  by the Python that `--peer` names, or by `uv`; and its time over ours.
+- `ours/copy rows=R dim=D`: the bytes that a step must move (`moved_bytes`: each distinct
+  row read and written with its accumulator, and the gradient of each id read) over its
+  time, as a share of that; the goal is 0.5;
+- `ours device memory rows=R dim=D`: most memory in use over table and accumulators.
 
 `--allow-cpu` tries the program on a CPU, where the figures mean nothing.
 """
@@ -22,19 +20,32 @@ The lines, for each number of rows and each width:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import log, module, options_of, peer, print_line, python_path, zipf_batches
-from benchmarks.peers.gpu_layer_case import Case, Measured, moved_bytes
+from benchmarks.measure import (
+    last_line,
+    log,
+    module,
+    options_of,
+    peak_rss_mib,
+    print_line,
+    python_path,
+    run,
+    zipf_batches,
+)
 
 BENCH = "gpu_layer"
+LEARNING_RATE = 0.05
+_COPIED_FLOATS = 1 << 29
+"""Length of the array whose copy gives the bandwidth; a tenth of it on a CPU."""
 _N_SETS = 4
 _FLOAT, _GIGA = 4, 1e9
 
@@ -52,24 +63,42 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--repeats", type=int, default=5)
     add("--rounds", type=int, default=2)
     add("--seed", type=int, default=0)
-    add("--peer", metavar="PYTHON|uv", help="also measure torch, by this Python or by `uv run`")
     add("--allow-cpu", action="store_true", help="try the program where there is no GPU")
     return parser.parse_args(words)
 
 
 def main() -> None:
-    """Measures every size in turns, ours and the peer's, and prints each when it is done."""
+    """Measures every size, each round in a process of its own, and prints it when it is done."""
     options = parse()
-    commands = {"ours": module("benchmarks.peers.gpu_layer_ours")}
-    if options.peer:
-        by_uv = peer("gpu_layer_torch")
-        commands["torch"] = by_uv if options.peer == "uv" else [options.peer, by_uv[-1]]
-    with tempfile.TemporaryDirectory() as folder:
-        for rows in options.rows:
-            ids = Path(folder) / f"{rows}.npy"
-            np.save(ids, feature_ids(options.features, options.batch, rows, options.seed))
-            for dim in options.dim:
-                _measure(options, commands, ids, rows, dim)
+    for rows in options.rows:
+        for dim in options.dim:
+            case = json.dumps({**vars(options), "rows": rows, "dim": dim})
+            rounds = [_measure(case) for _ in range(options.rounds)]
+            _print(rounds, f"rows={rows} dim={dim}", rows * (dim + 1) * _FLOAT)
+
+
+def _measure(case: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": python_path(), "KERAS_BACKEND": "jax"}
+    command = module("benchmarks.gpu_layer", "one", case)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr.strip() or f"the process ended with {done.returncode}")
+    measured = last_line(done.stdout)
+    log(str(measured))
+    return measured
+
+
+def _print(rounds: list[dict[str, Any]], size: str, state_bytes: int) -> None:
+    times = [ms for measured in rounds for ms in measured["step_ms"]]
+    rates = [rate for measured in rounds for rate in measured["copy_gb_s"]]
+    shares = [rounds[0]["moved"] / _GIGA / (ms * 1e-3) / np.median(rates) for ms in times]
+    memory = [measured["peak_device_bytes"] / state_bytes for measured in rounds]
+    peak = max(measured["peak_rss_mib"] for measured in rounds)
+    print_line(BENCH, f"ours {size}", times, "ms", peak)
+    print_line(BENCH, f"copy {size}", rates, "GB/s", peak)
+    print_line(BENCH, f"ours/copy {size}", shares, "share", peak)
+    if any(memory):
+        print_line(BENCH, f"ours device memory {size}", memory, "ratio", peak)
 
 
 def feature_ids(features: int, batch: int, rows: int, seed: int) -> np.ndarray:
@@ -80,58 +109,92 @@ def feature_ids(features: int, batch: int, rows: int, seed: int) -> np.ndarray:
     return ids.reshape(_N_SETS, -1)
 
 
-def _measure(
-    options: argparse.Namespace, commands: dict[str, list[str]], ids: Path, rows: int, dim: int
-) -> None:
-    case = Case(str(ids), rows, dim, options.steps, options.repeats, options.allow_cpu)
-    rounds: dict[str, list[Measured]] = {who: [] for who in commands}
-    for _ in range(options.rounds):
-        for who, command in commands.items():
-            rounds[who].append(_run(command, case))
-    size = f"rows={rows} dim={dim}"
-    ours = rounds["ours"]
-    _print_ours(ours, size, moved_bytes(case.read_ids(), dim), rows * (dim + 1) * _FLOAT)
-    for kind in rounds.get("torch", ours)[0].step_ms if "torch" in rounds else ():
-        _print_peer(rounds["torch"], ours, kind, size)
+def moved_bytes(ids: np.ndarray, dim: int) -> float:
+    """Returns the fewest bytes that a step moves, on average over the sets `[sets, n]`.
+
+    Each distinct row is read and written once, with its accumulator of one float, and the
+    gradient of each id is read: 2 · distinct · 4 · (dim + 1) + n · 4 · dim. Not counted:
+    that the lookup writes n rows, and that rows are read for it and again for the update.
+    """
+    distinct = np.mean([len(np.unique(of_step)) for of_step in ids])
+    return float(2 * distinct * _FLOAT * (dim + 1) + ids.shape[1] * _FLOAT * dim)
 
 
-def _run(command: list[str], case: Case) -> Measured:
-    environment = {**os.environ, "PYTHONPATH": python_path(), "KERAS_BACKEND": "jax"}
-    words = [*command, case.to_json()]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr.strip() or f"{command[0]} ended with {done.returncode}.")
-    measured = Measured.from_json(done.stdout)
-    log(f"{command[-1]}: {measured}")
-    return measured
+# --- one size, in a process of its own
 
 
-def _print_ours(rounds: list[Measured], size: str, moved: float, state: int) -> None:
-    times = [ms for found in rounds for of_kind in found.step_ms.values() for ms in of_kind]
-    rates = [rate for found in rounds for rate in found.copy_gb_s]
-    memory = [found.peak_device_bytes / state for found in rounds]
-    peak = _peak(rounds)
-    copied = np.median(rates)
-    shares = [moved / _GIGA / (ms * 1e-3) / copied for ms in times]
-    print_line(BENCH, f"ours {size}", times, "ms", peak)
-    print_line(BENCH, f"copy {size}", rates, "GB/s", peak)
-    print_line(BENCH, f"ours/copy {size}", shares, "share", peak)
-    if any(memory):
-        print_line(BENCH, f"ours device memory {size}", memory, "ratio", peak)
+def measure_one() -> None:
+    """Measures the case that the command line names: the engine's own lookup and update."""
+    import jax
+    import jax.numpy as jnp
+
+    from recsys.embedding import RowWiseAdagrad, rows
+    from recsys.embedding.rows import Lookups
+
+    case = argparse.Namespace(**json.loads(sys.argv[-1]))
+    device = jax.devices()[0]
+    if device.platform == "cpu" and not case.allow_cpu:
+        sys.exit("JAX sees no GPU here: install jax[cuda13] or jax[cuda12] beside the driver.")
+    optimizer = RowWiseAdagrad(LEARNING_RATE)
+    rate = jnp.float32(LEARNING_RATE)
+    numbers = rows.Numbers(rate, rate, jnp.float32(1), jnp.uint32(0), jnp.int32(0))
+
+    def step(table: Any, slots: Any, ids: Any, grads: Any) -> Any:
+        """Returns the rows `[n, dim]`, and table `[rows, dim]` and slots after the update."""
+        lookups = Lookups(ids)
+        out = rows.pool(table, lookups, lookups.weights(), ids.shape[0])
+        # As in the training step, the update waits for the lookup.
+        grads, out = jax.lax.optimization_barrier((grads, out))
+        gradients = rows.Gradients(lookups, grads)
+        return out, *rows.update(optimizer, table, slots, gradients, numbers)
+
+    copied = _COPIED_FLOATS // (10 if device.platform == "cpu" else 1)
+    copy = jax.jit(jnp.copy)
+    source = jnp.arange(copied, dtype=jnp.float32)
+    copies_ms = _timed_ms(lambda _, __: copy(source), case)
+    ids = feature_ids(case.features, case.batch, case.rows, case.seed)
+    sets = [jax.device_put(of_step) for of_step in ids]
+    grads = jax.random.normal(jax.random.key(1), (ids.shape[1], case.dim)) * 0.01
+    (slot,) = optimizer.slot_list()
+    table = jax.random.uniform(jax.random.key(0), (case.rows, case.dim))
+    slots = (jnp.full((case.rows, 1), slot.initial, jnp.float32),)
+    compiled = jax.jit(step, donate_argnums=(0, 1))
+    step_ms = _timed_ms(
+        lambda i, state: compiled(*state[1:], sets[i % _N_SETS], grads), case, (None, table, slots)
+    )
+    measured = {
+        "step_ms": step_ms,
+        "copy_gb_s": [2 * copied * _FLOAT / _GIGA / (ms * 1e-3) for ms in copies_ms],
+        "moved": moved_bytes(ids, case.dim),
+        "peak_device_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
+        "peak_rss_mib": peak_rss_mib(),
+        "device": device.device_kind,
+        "jax": jax.__version__,
+    }
+    print(json.dumps(measured), flush=True)
 
 
-def _peak(rounds: list[Measured]) -> float:
-    return max(found.peak_rss_mib for found in rounds)
+def _timed_ms(
+    step: Callable[[int, Any], Any], case: argparse.Namespace, state: Any = None
+) -> list[float]:
+    """Returns the time of a step, on average over `case.steps`, for each repeat [ms].
 
+    Args:
+        step: Starts the i-th step; takes and returns the state.
+        case: How many steps and repeats; one repeat before them warms up.
+        state: The first state.
+    """
+    import jax
 
-def _print_peer(rounds: list[Measured], ours: list[Measured], kind: str, size: str) -> None:
-    times = [found.step_ms[kind] for found in rounds if kind in found.step_ms]
-    peak = _peak(rounds)
-    print_line(BENCH, f"torch {kind} {size}", [ms for found in times for ms in found], "ms", peak)
-    own = [np.median(list(found.step_ms.values())) for found in ours]
-    ratios = [float(np.median(a) / b) for a, b in zip(times, own, strict=False)]
-    print_line(BENCH, f"torch {kind}/ours {size}", ratios, "ratio", peak)
+    times = []
+    for _ in range(case.repeats + 1):
+        started = time.perf_counter()
+        for i in range(case.steps):
+            state = step(i, state)
+        jax.block_until_ready(state)
+        times.append((time.perf_counter() - started) * 1000 / case.steps)
+    return times[1:]
 
 
 if __name__ == "__main__":
-    main()
+    run(main, one=measure_one)

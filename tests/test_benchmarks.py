@@ -17,7 +17,6 @@ from benchmarks.embedding_step import OURS, Figures, Key, measure
 from benchmarks.measure import print_line, zipf_batches
 from benchmarks.peers import two_tower_case
 from benchmarks.peers import two_tower_ours as traffic
-from benchmarks.peers.gpu_layer_case import moved_bytes
 from benchmarks.peers.two_tower_case import Case, Measured, StepClock
 
 pytestmark = pytest.mark.bench
@@ -95,7 +94,7 @@ def test_ids_of_features_lie_in_parts_of_their_own():
 
 def test_moved_bytes_count_distinct_rows_twice_and_every_gradient_once():
     ids = np.array([[5, 5, 5, 7]], np.int32)
-    assert moved_bytes(ids, dim=8) == 2 * 2 * (8 + 1) * 4 + 4 * 8 * 4
+    assert gpu_layer.moved_bytes(ids, dim=8) == 2 * 2 * (8 + 1) * 4 + 4 * 8 * 4
 
 
 # --- bytes between devices

@@ -8,7 +8,6 @@ import pytest
 
 from recsys.cli import doctor, main
 from recsys.cli.doctor import Check
-from recsys.distribution import EXACT_SET, WIDE_SET
 
 PY311, PY312 = (3, 11), (3, 12)
 
@@ -30,17 +29,6 @@ def test_python_and_glibc_must_suit_the_wheels(python, glibc, state, fix):
     check = doctor.check_python(python, glibc)
     assert check.state == state
     assert fix in check.fix
-
-
-@pytest.mark.parametrize(
-    ("python", "right", "wrong"), [(PY311, WIDE_SET, EXACT_SET), (PY312, EXACT_SET, WIDE_SET)]
-)
-def test_the_set_of_tfx_packages_must_be_that_of_this_python(python, right, wrong):
-    assert doctor.check_wheel_set(python, right).state == "ok"
-    assert doctor.check_wheel_set(python, {}).state == "ok"
-    check = doctor.check_wheel_set(python, wrong)
-    assert check.state == "fail"
-    assert "ml-metadata is" in check.message
 
 
 def test_a_package_without_kernels_says_what_to_install(monkeypatch):
@@ -69,6 +57,13 @@ def test_a_missing_package_is_named_with_its_fix():
     check = doctor.check_packages("x", ("numpy", "no-such-distribution"), "fail")
     expected = ("x", "fail", "not installed: no-such-distribution", "uv sync --all-extras")
     assert check == expected
+
+
+def test_a_package_of_another_version_than_the_pinned_one_is_named():
+    check = doctor.check_packages("x", ("numpy",), "warn", {"numpy": "1.0", "absent": "2.0"})
+    assert check.state == "fail"
+    assert check.message.startswith("numpy is 2.")
+    assert check.message.endswith(", not 1.0")
 
 
 def config_file(folder, root="runs"):
@@ -159,7 +154,7 @@ def test_the_exit_code_follows_the_checks_and_json_has_each(monkeypatch, tmp_pat
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is True
     assert [check["name"] for check in result["checks"]] == [
-        "python", "cores", "memory", "core packages", "extra pipeline", "tfx set",
+        "python", "cores", "memory", "core packages", "extra pipeline",
         "KERAS_BACKEND", "config", "data", "root", "check_jax", "check_kernels", "check_tfx",
     ]  # fmt: skip
     (tmp_path / "i.csv").unlink()

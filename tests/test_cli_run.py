@@ -324,9 +324,14 @@ def test_nothing_that_a_child_started_outlives_it(child, tmp_path):
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids.read_text().split()))
 
 
-@pytest.mark.parametrize("is_stubborn", [False, True], ids=["obedient", "stubborn"])
 @pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("signum", "code", "is_stubborn"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGTERM, 143, False),
+        (signal.SIGTERM, 143, True),
+        (signal.SIGHUP, 129, False),
+    ],
 )
 def test_a_signal_ends_the_run_with_every_process_of_it(child, tmp_path, signum, code, is_stubborn):
     stubborn = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if is_stubborn else ""

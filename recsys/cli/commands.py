@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Exit, Option, Typer
 
@@ -28,7 +28,7 @@ app = Typer(
 )
 
 _CONFIG_HELP = "Config file. Default: ./recsys.yaml, else the config that ships with recsys."
-ConfigArgument = Annotated[Path | None, Argument(metavar="[CONFIG]", help=_CONFIG_HELP)]
+ConfigArgument = Annotated[Path | None, Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 ConfigOption = Annotated[Path | None, Option("--config", help=_CONFIG_HELP)]
 Sets = Annotated[
     list[str] | None,
@@ -330,7 +330,7 @@ def plan(
 @app.command()
 def init(
     folder: Annotated[
-        Path, Argument(metavar="[FOLDER]", help="Folder to write. Default: this one.")
+        Path, Argument(metavar="FOLDER", help="Folder to write. Default: this one.")
     ] = Path(),
     as_json: Json = False,
 ) -> None:
@@ -364,7 +364,9 @@ def synth(
 def simulate_nights(
     out: Out,
     config: ConfigArgument = None,
-    by: Annotated[str, Option(help="Length of a night's data: day, week or month.")] = "month",
+    by: Annotated[
+        Literal["day", "week", "month"], Option(help="Length of a night's data.")
+    ] = "month",
     nights: Annotated[
         int | None, Option(min=2, help="Number of nights. Default: half of the periods.")
     ] = None,
@@ -387,7 +389,7 @@ def simulate_nights(
     """
     from recsys.cli import simulate_nights as command
 
-    options = command.Options(command.period(by), nights, window, broken, seed, arms)
+    options = command.Options(by, nights, window, broken, seed, arms)
     command.simulate(config, sets or [], out, options, as_json=as_json)
 
 

@@ -94,8 +94,8 @@ def examine(config: Path | None = None) -> Iterator[Check]:
         yield Check("cores", "ok", str(len(os.sched_getaffinity(0))))
         yield check_memory(available_memory())
         yield check_packages("core packages", CORE, "fail")
-        yield check_packages("extra pipeline", PIPELINE, "warn")
-        yield check_wheel_set(python, installed_versions(WIDE_SET))
+        pins = WIDE_SET if python < (3, 12) else EXACT_SET
+        yield check_packages("extra pipeline", PIPELINE, "warn", pins)
         yield check_keras_backend(os.environ.get("KERAS_BACKEND"))
         yield from check_config(config)
         for result in slow:
@@ -128,26 +128,22 @@ def check_memory(available: int) -> Check:
     return Check("memory", "warn", text, fix)
 
 
-def check_packages(name: str, packages: tuple[str, ...], missing_is: str) -> Check:
-    """Checks that the distributions of a group are installed."""
+def check_packages(
+    name: str, packages: tuple[str, ...], missing_is: str, pins: Mapping[str, str] | None = None
+) -> Check:
+    """Checks that the distributions of a group are installed, in the versions that are pinned."""
     versions = installed_versions(packages)
     missing = [package for package in packages if package not in versions]
+    wrong = [
+        f"{package} is {versions[package]}, not {version}"
+        for package, version in (pins or {}).items()
+        if versions.get(package, version) != version
+    ]
+    if wrong:
+        return Check(name, "fail", "; ".join(wrong), SYNC)
     if missing:
         return Check(name, missing_is, f"not installed: {', '.join(missing)}", SYNC)
     return Check(name, "ok", ", ".join(f"{package} {versions[package]}" for package in packages))
-
-
-def check_wheel_set(python: tuple[int, int], versions: Mapping[str, str]) -> Check:
-    """Checks that the installed TFX packages are those for this Python."""
-    expected = WIDE_SET if python < (3, 12) else EXACT_SET
-    wrong = [
-        f"{package} is {versions.get(package, 'missing')}, not {version}"
-        for package, version in expected.items()
-        if versions.get(package) != version
-    ]
-    if versions and wrong:
-        return Check("tfx set", "fail", "; ".join(wrong), SYNC)
-    return Check("tfx set", "ok", "as pinned" if versions else "none is installed")
 
 
 def check_keras_backend(value: str | None) -> Check:
@@ -234,7 +230,7 @@ def check_tfx() -> Check:
     return _probe("tfx imports", program, lambda _: good, KERAS_BACKEND="jax")
 
 
-def installed_versions(packages: tuple[str, ...] | Mapping[str, str]) -> dict[str, str]:
+def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Returns the version of each of `packages` that is installed."""
     versions = {}
     for package in packages:

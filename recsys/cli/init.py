@@ -11,6 +11,7 @@ from recsys.config.load import DEFAULT_NAME
 from recsys.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_NAME, _DATA = "movielens_small", "ml-latest-small"
 _PATHS = {"configs/movielens_small.yaml": DEFAULT_NAME, "../runs/": "runs/", "../data/": "data/"}
 """What of the shipped config reads otherwise in a folder of its own."""
 
@@ -27,11 +28,18 @@ def init(folder: Path) -> list[Path]:
     Raises:
         UsageError: Something of it is there already (R111).
     """
-    config, data, schemas = _starter()
+    installed, checkout = _PACKAGE / "starter", _PACKAGE.parent
+    configs, schemas, data = (
+        checkout / "configs",
+        checkout / "configs" / "schemas",
+        checkout / "data",
+    )
+    if installed.is_dir():
+        configs = schemas = data = installed
     targets = {
-        folder / DEFAULT_NAME: config,
-        folder / "data" / data.name: data,
-        folder / "schemas" / schemas.name: schemas,
+        folder / DEFAULT_NAME: configs / f"{_NAME}.yaml",
+        folder / "data" / _DATA: data / _DATA,
+        folder / "schemas" / _NAME: schemas / _NAME,
         folder / "schema.json": None,
     }
     folders = {parent for target in targets for parent in target.parents}
@@ -51,22 +59,8 @@ def init(folder: Path) -> list[Path]:
         elif source.is_dir():
             shutil.copytree(source, target)
         else:
-            target.write_text(_in_a_folder_of_its_own(source.read_text()))
+            text = source.read_text()
+            for old, new in _PATHS.items():
+                text = text.replace(old, new)
+            target.write_text(text)
     return list(targets)
-
-
-def _starter() -> tuple[Path, Path, Path]:
-    """Returns the config, the data and the schemas: of an installed package, or of a checkout."""
-    name = "movielens_small"
-    installed, checkout = _PACKAGE / "starter", _PACKAGE.parent
-    if installed.is_dir():
-        return installed / f"{name}.yaml", installed / "ml-latest-small", installed / name
-    configs = checkout / "configs"
-    data = checkout / "data" / "ml-latest-small"
-    return configs / f"{name}.yaml", data, configs / "schemas" / name
-
-
-def _in_a_folder_of_its_own(text: str) -> str:
-    for old, new in _PATHS.items():
-        text = text.replace(old, new)
-    return text

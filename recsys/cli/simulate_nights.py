@@ -56,18 +56,6 @@ class Options:
     arms: bool
 
 
-def period(word: str) -> Period:
-    """Returns what a night stands for.
-
-    Raises:
-        UsageError: It is none of the periods.
-    """
-    known: dict[str, Period] = {"day": "day", "week": "week", "month": "month"}
-    if word not in known:
-        raise UsageError("R914", "--by must be day, week or month.", "Try --by week.", word)
-    return known[word]
-
-
 def simulate(
     path: Path | None, overrides: Sequence[str], out: Path, options: Options, *, as_json: bool
 ) -> None:
