@@ -1,87 +1,83 @@
-"""From a config to the plan of its training: what each device will hold and send.
+"""The plan of a training: what each device holds and sends, without data or real devices.
 
-Tables are reckoned by `recsys.embedding`; here is what the two towers ask of them, and
-what towers and loss add.
+The model is built from shapes alone, and its training step is compiled ahead of time for as
+many simulated CPU devices. XLA then says what the step needs, whatever the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
-from recsys.config import Config, MeanConfig, MeshConfig, TrainConfig
+import jax
+import keras
+from jax.sharding import NamedSharding, PartitionSpec
+
+from recsys import registry
+from recsys.config import Config, MeshConfig
+from recsys.data.dataset import FeatureTable
 from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
-from recsys.embedding.optimizers import row_optimizer
-from recsys.embedding.planner import (
-    FeatureShape,
-    Held,
-    Sent,
-    StepPart,
-    TablePlacement,
-    passed_on,
-    planned_without_devices,
-    table_step,
-)
+from recsys.embedding.layout import activate, device_mesh, table_layout
+from recsys.embedding.step_check import StepProof
+from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.errors import UsageError
-from recsys.losses import softmax_blocks
-from recsys.models.retrieval import model_tables
-from recsys.models.size import n_activations, n_tower_weights, two_tower_config
-from recsys.models.spec import FeatureSpec, ModelSpec
+from recsys.models.retrieval import RetrievalModel, model_class
+from recsys.models.spec import ModelSpec
+from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.preconditions import check_divides, uneven
 
-_FLOAT_BYTES = 4
-_SLOTS = {"adam": 2, "adamw": 2, "adagrad": 1, "lion": 1, "rmsprop": 1, "sgd": 0}
-"""Numbers that Keras' optimizers keep for a weight, as `recsys.training.optimizers` makes them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of the model, on each device.
-
-    Attributes:
-        name: The table, `towers`, or `loss`.
-        weights: Bytes of its weights.
-        slots: Bytes of its optimizer's slots.
-        step: What a training step sends and holds for it.
-        placement: Where it lies, if it is a table.
-    """
-
-    name: str
-    weights: int
-    slots: int
-    step: StepPart
-    placement: TablePlacement | None = None
-
-    @property
-    def bytes_per_device(self) -> int:
-        """All that a device holds of it."""
-        return self.weights + self.slots + self.step.held_bytes
+MOST_DEVICES = 256
+_LARGE_SLOTS = ("adagrad", "lazy_adam", "ftrl")
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What each device will hold and send.
+    """What each device holds and sends.
 
     Attributes:
         devices: Devices.
         n_batch: Parts of a batch.
         n_shards: Devices that share each copy of a table.
-        parts: The tables, then `towers` and `loss`.
+        tables: Where the tables lie.
+        step: What the compiled training step holds and sends.
     """
 
     devices: int
-    parts: tuple[Part, ...]
     n_batch: int
     n_shards: int
+    tables: tuple[TablePlacement, ...]
+    step: StepProof
 
     @property
     def bytes_per_device(self) -> int:
-        """All that a device holds."""
-        return sum(part.bytes_per_device for part in self.parts)
+        """All that a device holds: weights, slots, and what a step needs beside them."""
+        return self.step.state_bytes + self.step.temporary_bytes
 
     @property
-    def sent_bytes(self) -> int:
-        """All that a device sends in a step."""
-        return sum(part.step.sent_bytes for part in self.parts)
+    def other_bytes(self) -> int:
+        """Weights that are no tables, the slots of their optimizer, counters."""
+        return self.step.state_bytes - _total(self.tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Something to change on the command line.
+
+    Attributes:
+        words: What to add to it.
+        bytes_per_device: What a device would hold then.
+        saved_bytes: How much less that is.
+        fits: Whether it has room for it.
+    """
+
+    words: str
+    bytes_per_device: int
+    saved_bytes: int
+    fits: bool
 
 
 def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
@@ -90,44 +86,24 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     Args:
         config: The run.
         rows: Rows of its tables.
-        devices: How many, as many as `mesh` has. Batches that they can't share evenly count
-            as filled up.
+        devices: How many, of those that JAX has or simulates.
 
     Raises:
-        UsageError: The mesh has another number.
+        RecsysError: A training of this config would stop before its first step.
     """
-    check_mesh(config.mesh, devices)
-    n_batch = config.mesh.data if config.mesh else devices
-    n_shards = config.mesh.model if config.mesh else devices
-    own_axis = n_batch if config.mesh else None
-    spec = model_spec(config, rows)
-    n_queries, n_negatives = (
-        -(-size // n_batch) * n_batch
-        for size in (config.train.batch_size, _negatives(config, rows))
-    )
-    n_candidates = n_queries + n_negatives
-    optimizer = row_optimizer(config.train.table_optimizer)
-    features = feature_shapes(spec, n_queries, n_candidates)
-    tables = []
-    for table in model_tables(spec, optimizer).values():
-        members = [resolve(table)]
-        placed = planned_without_devices(members, n_shards)
-        step = table_step(members, features, n_shards, own_axis)
-        weights = placed.bytes_per_device, placed.slot_bytes_per_device
-        tables.append(Part(placed.table, *weights, step, placed))
-    towers = _towers(spec, config.train, n_queries, n_candidates, n_batch)
-    held = _loss(config.train, spec.config.dim, n_queries, n_candidates, n_batch)
-    loss = Part("loss", 0, 0, held)
-    return Plan(devices, (*tables, towers, loss), n_batch, n_shards)
+    n_batch, n_shards = _grid(config.mesh, devices)
+    check_divides(config.train, n_batch)
+    # Keras keeps its distribution, and variables without a value, by thread.
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(_step, config, rows, devices).result()
+    return Plan(devices, n_batch, n_shards, tuple(_placements(config, rows, n_shards)), step)
 
 
-def check_mesh(mesh: MeshConfig | None, devices: int) -> None:
-    """Checks that a mesh has as many devices as there are.
-
-    Raises:
-        UsageError: It has another number.
-    """
-    if mesh is not None and mesh.n_devices != devices:
+def _grid(mesh: MeshConfig | None, devices: int) -> tuple[int, int]:
+    """Returns the parts of a batch, and those of a table."""
+    if mesh is None:
+        return devices, devices
+    if mesh.n_devices != devices:
         raise UsageError(
             "R313",
             f"The mesh data={mesh.data}, model={mesh.model} must have as many devices as there"
@@ -135,98 +111,136 @@ def check_mesh(mesh: MeshConfig | None, devices: int) -> None:
             "Change --devices, or the mesh.",
             devices,
         )
-
-
-def _negatives(config: Config, rows: TableRows) -> int:
-    """Returns the candidates of a step that no example brings."""
-    if config.train.loss.negatives == "catalogue":
-        return rows.rows["items"]
-    return config.train.uniform_negatives + config.train.hard_negatives.count
+    return mesh.data, mesh.model
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     """Returns what the model of a config is for tables of `rows`."""
-    features = tuple(
-        FeatureSpec(
-            name=name,
-            side="user" if name in rows.of_users else "item",
-            rows=rows.rows[name],
-            width=width,
-            dim=config.model.feature_dim,
-        )
+    features = [
+        FeatureTable(name, "user" if name in rows.of_users else "item", rows.rows[name], width)
         for name, width in rows.widths.items()
-    )
-    return ModelSpec(
-        config=config.model,
-        user_rows=rows.rows["users"],
-        item_rows=rows.rows["items"],
-        features=features,
-    )
-
-
-def feature_shapes(spec: ModelSpec, n_queries: int, n_candidates: int) -> list[FeatureShape]:
-    """Returns what a step of `TwoTower` asks of its tables."""
-    history = spec.config.history
-    users = [FeatureShape("users", n_queries)] if spec.config.user_id else []
-    return [
-        *users,
-        FeatureShape("items", n_queries, history, is_weighted=True, learns_weights=True)
-        if isinstance(two_tower_config(spec).encoder, MeanConfig)
-        else FeatureShape("items", n_queries * history),
-        FeatureShape("items", n_candidates),
-        *(
-            FeatureShape(
-                f.name,
-                n_candidates if f.side == "item" else n_queries,
-                f.width,
-                is_weighted=True,
-            )
-            for f in spec.features
-        ),
     ]
+    return ModelSpec.of(config.model, rows.rows["users"], rows.rows["items"], features)
 
 
-# --- towers
+def _placements(config: Config, rows: TableRows, n_shards: int) -> Iterator[TablePlacement]:
+    spec = model_spec(config, rows)
+    for table in model_class(spec).make_tables(spec, *table_optimizers(config.train, 1)).values():
+        yield planned(Table([resolve(table)], n_shards), n_shards)
 
 
-def _towers(
-    spec: ModelSpec, train: TrainConfig, n_queries: int, n_candidates: int, devices: int
-) -> Part:
-    n = n_tower_weights(spec)
-    activations = n_activations(spec, n_queries // devices, n_candidates // devices)
-    itemsize = 2 if train.compute_dtype == "bfloat16" else _FLOAT_BYTES
-    step = StepPart(
-        (Sent("gradients", "all-reduce", 2 * passed_on(n, devices)),) if devices > 1 else (),
-        (
-            Held("gradients", n * _FLOAT_BYTES),
-            Held("activations", activations * itemsize),
-        ),
-    )
-    # A moving average is as large as the weights, and so are gradients that are added up.
-    copies = _SLOTS[train.tower_optimizer] + (train.ema is not None) + (train.accumulate > 1)
-    return Part("towers", n * _FLOAT_BYTES, copies * n * _FLOAT_BYTES, step)
+def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
+    """Returns the proof of the step of the model that `recsys.Trainer` would make."""
+    train, spec = config.train, model_spec(config, rows)
+    cls = model_class(spec)
+    tables = cls.make_tables(spec, *table_optimizers(train, 1))
+    axes = config.mesh.model_dump() if config.mesh else {}
+    mesh = device_mesh(**axes, devices=devices)
+    activate(table_layout(list(tables.values()), mesh=mesh, rules=config.layout))
+    model = cls(spec, tables, train.seed, train.loss, train.compute_dtype)
+    optimizer = tower_optimizer(train, 1)
+    with keras.StatelessScope(initialize_variables=False):
+        model.build()
+        exclude_vectors(optimizer, model)
+        model.compile(optimizer=optimizer, jit_compile=True)
+        model.prove((_batch(config, rows, model, mesh),))
+    return cast(StepProof, model.step_proof)
 
 
-# --- loss
+def _batch(
+    config: Config, rows: TableRows, model: RetrievalModel, mesh: keras.distribution.DeviceMesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the arrays of a batch, as `recsys.data.batches` makes it."""
+    train, n_queries, n_parts = config.train, config.train.batch_size, mesh.shape[0]
+    n_negatives = train.uniform_negatives + train.hard_negatives.count
+    if train.loss.negatives == "catalogue":
+        n_negatives = -(-rows.rows["items"] // n_parts) * n_parts
+    n_candidates = n_queries + n_negatives
+    place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
+
+    def array(n: int, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((n, *shape), dtype, sharding=place)
+
+    batch = {
+        x.name: array(n_queries if x.side == "user" else n_candidates, *x.shape)
+        for x in model.inputs_of_sides
+    }
+    batch |= {"item_row": array(n_candidates), "log_q": array(n_candidates, dtype="float32")}
+    if train.user_balance or config.data.interactions.columns.weight:
+        batch["weight"] = array(n_queries, dtype="float32")
+    if train.known_positives:
+        batch["known"] = array(n_queries, train.known_positives)
+    return batch
 
 
-def _loss(
-    train: TrainConfig, dim: int, n_queries: int, n_candidates: int, devices: int
-) -> StepPart:
-    """Returns what the loss over all candidates takes of each device."""
-    of_candidates = n_candidates * dim
-    block = min(
-        n_queries // devices,
-        max(softmax_blocks._FEWEST_QUERIES, softmax_blocks._LOGITS // n_candidates),
-    )
-    sent = (
-        Sent("candidates", "all-gather", passed_on(of_candidates + 2 * n_candidates, devices)),
-        Sent("gradients", "reduce-scatter", passed_on(of_candidates, devices)),
-    )
-    held = (
-        Held("candidates", (of_candidates + 2 * n_candidates) * _FLOAT_BYTES),
-        Held("gradients", of_candidates * _FLOAT_BYTES),
-        # Pairs have no matrix of logits.
-        Held("logits", 2 * block * n_candidates * _FLOAT_BYTES * train.loss.holds_logits),
-    )
-    return StepPart(sent if devices > 1 else (), held)
+# --- what would make it smaller
+
+
+def changes(config: Config, rows: TableRows, plan: Plan, memory: int) -> list[Change]:
+    """Returns what would make tables smaller; what makes the plan fit comes first.
+
+    Tables are placed anew; what is no table counts as in the plan.
+
+    Args:
+        config: The run.
+        rows: Rows of its tables.
+        plan: Its plan.
+        memory: What a device has [bytes].
+    """
+
+    def change(words: str, changed: Config, n_shards: int) -> Change:
+        saved = _total(plan.tables) - _total(_placements(changed, rows, n_shards))
+        n_bytes = plan.bytes_per_device - saved
+        return Change(words, n_bytes, saved, n_bytes <= memory)
+
+    def setting(keys: Mapping[str, Any]) -> Change:
+        words = " ".join(f"--set {key}={value}" for key, value in keys.items())
+        return change(words, _changed(config, keys), plan.n_shards)
+
+    more = (change(*choice) for choice in _more_devices(config, plan))
+    proposed = [change for change in more if change.fits][:1]
+    keys = _settings(config)
+    proposed += [setting({key: value}) for key, value in keys.items()]
+    if len(keys) > 1:
+        proposed.append(setting(keys))
+    proposed = [change for change in proposed if change.saved_bytes > 0]
+    return sorted(proposed, key=lambda change: not change.fits)
+
+
+def _more_devices(config: Config, plan: Plan) -> Iterator[tuple[str, Config, int]]:
+    """Yields twice the devices, four times, …: of a mesh the axis `model` grows."""
+    is_split = config.model.table_placement == "column"
+    widths = (config.model.dim, config.model.feature_dim) if is_split else ()
+    n = plan.n_shards * 2
+    while n <= MOST_DEVICES:
+        mesh = config.mesh
+        words = f"--devices {n}" if mesh is None else f"--mesh data={mesh.data},model={n}"
+        divides = not uneven(config.train, n if mesh is None else mesh.data)
+        if divides and not any(width % n for width in widths):
+            yield words, config, n
+        n *= 2
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Returns keys with values that make tables smaller."""
+    keys: dict[str, Any] = {}
+    if config.model.table_placement == "replicated":
+        keys["model.table_placement"] = "row"
+    if registry.name_of("row_optimizer", config.train.table_optimizer) in _LARGE_SLOTS:
+        keys["train.table_optimizer"] = "row_wise_adagrad"
+    if config.model.table_dtype == "float32":
+        keys["model.table_dtype"] = "bfloat16"
+    return keys
+
+
+def _changed(config: Config, keys: Mapping[str, Any]) -> Config:
+    """Returns the config with other values of some keys `part.name`."""
+    parts = config.model_dump(mode="json")
+    for key, value in keys.items():
+        part, name = key.split(".")
+        parts[part][name] = value
+    return Config.model_validate_json(json.dumps(parts))
+
+
+def _total(tables: Iterable[TablePlacement]) -> int:
+    return sum(table.bytes_per_device + table.slot_bytes_per_device for table in tables)

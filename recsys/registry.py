@@ -253,9 +253,14 @@ class Choice:
         """
         if isinstance(value, str):
             value = {self.key: value}
-        if not isinstance(value, dict):
-            name_of(self.kind, value)  # A config object, as Python code gives it.
+        if isinstance(value, pydantic.BaseModel):  # As Python code gives it.
+            name_of(self.kind, value)
             return value
+        if not isinstance(value, dict):
+            known = ", ".join(names(self.kind))
+            raise ValueError(
+                f"must be one of {known}, or a map with {self.key} and options; received {value!r}"
+            )
         name = value.get(self.key, self.default)
         options = {key: option for key, option in value.items() if key != self.key}
         if not isinstance(name, str):
@@ -283,16 +288,6 @@ class Choice:
         if not isinstance(name, str) or name not in names(self.kind):
             return None
         return config_type(self.kind, name)
-
-
-class Named(NamedTuple):
-    """Marks a config field that is the name alone of a registered class.
-
-    Attributes:
-        kind: What is named, a key of `HOMES`.
-    """
-
-    kind: str
 
 
 def modules_of(*parts: Any) -> list[str]:
@@ -348,10 +343,10 @@ def registered_in(module: str) -> list[type]:
     return [cls for cls in _registered.values() if cls.__module__ == module]
 
 
-def _choices(annotation: Any) -> Iterator[Choice | Named]:
+def _choices(annotation: Any) -> Iterator[Choice]:
     """Yields the choices in a type, that of the entries of a tuple among them."""
     for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
-        yield from [part] if isinstance(part, (Choice, Named)) else _choices(part)
+        yield from [part] if isinstance(part, Choice) else _choices(part)
 
 
 def _chosen_modules(kind: str, chosen: Any) -> list[str]:

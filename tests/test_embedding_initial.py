@@ -54,14 +54,6 @@ def test_each_family_has_its_mean_and_deviation(initializer, mean, deviation, li
 
 
 @pytest.mark.parametrize(
-    ("initializer", "value"),
-    [("zeros", 0.0), ("ones", 1.0), (initializers.Constant(0.25), 0.25)],
-)
-def test_constants_are_themselves(initializer, value):
-    assert np.array_equal(initial(initializer, rows=5), np.full((5, 16), value, np.float32))
-
-
-@pytest.mark.parametrize(
     "initializer", [initializers.Orthogonal(), initializers.Identity()], ids=type
 )
 def test_an_initializer_of_the_whole_table_is_refused(initializer):
@@ -100,12 +92,6 @@ def test_the_seed_of_layer_and_initializer_count():
     own = [initial(initializers.RandomNormal(seed=5), seed=n) for n in (0, 1)]
     assert np.array_equal(*own)
     assert not np.array_equal(own[0], initial(initializers.RandomNormal(seed=6)))
-
-
-def test_bfloat16_tables_start_near_the_float32_ones():
-    config = TableConfig("t", 100, 8, initializer="normal", dtype="bfloat16", placement="row")
-    half = initial_tables([config])["t"]
-    np.testing.assert_allclose(half, initial("normal", rows=100, dim=8), rtol=2**-8)
 
 
 def test_a_model_of_eight_devices_starts_as_one_of_one():

@@ -56,13 +56,6 @@ def test_features_may_be_left_out():
     assert set(layer({"b": np.array([1])})) == {"b"}
 
 
-def test_one_feature_may_stand_alone():
-    layer = ShardedEmbedding(feature(table("one")))
-    layer.build()
-    rows = layer.get_embedding_tables()["one"]
-    assert np.array_equal(layer(np.array([3, 4])), rows[[3, 4]])
-
-
 def test_weights_may_be_left_out_for_some_features():
     layer = ShardedEmbedding({"a": feature(table("one")), "b": feature(table("two"))})
     layer.build()
@@ -126,15 +119,6 @@ def test_shapes_that_the_layer_does_not_take_or_return_are_refused(
     received = input_shape if wrong == "input_shape" else output_shape
     assert repr(received) in str(caught.value)
     assert f"(batch, {DIM})" in str(caught.value) or wrong == "input_shape"
-
-
-def test_declared_shapes_are_those_that_come_out():
-    bag = FeatureConfig("bag", table("t"), (None, 5), [None, DIM])
-    layer = ShardedEmbedding({"bag": bag, "id": feature(table("u"))})
-    shapes = {"bag": (4, 5), "id": (4,)}
-    assert layer.compute_output_shape(shapes) == {"bag": (4, DIM), "id": (4, DIM)}
-    out = layer({name: np.ones(shape, int) for name, shape in shapes.items()})
-    assert {name: value.shape for name, value in out.items()} == layer.compute_output_shape(shapes)
 
 
 # --- stacks

@@ -118,22 +118,6 @@ def test_the_layouts_rules_are_one_for_each_table_that_is_split(n_model):
     assert layout["narrow/embeddings"] is None
 
 
-def test_stacked_tables_have_one_rule_by_all_their_names():
-    tables = [TableConfig(n, 50, DIM, optimizer="sgd", placement="row") for n in ("a", "b.c", "d")]
-    for stacking, paths in (("auto", ["a_b.c_d"]), ([["d", "a"]], ["d_a", "b.c"])):
-        layout = table_layout(tables, stacking)
-        assert len(layout) == len(paths)
-        model = build(layout, tables, table_stacking=stacking)
-        assert [p.table for p in verify_placement(model, layout)] == paths
-        assert layout["bXc/embeddings"] is None
-
-
-def test_the_first_axis_splits_the_batch():
-    for n_model, axis in ((None, "devices"), (2, "data")):
-        activate(table_layout([ROW], mesh=device_mesh(model=n_model)))
-        assert keras.distribution.distribution().batch_dim_name == axis
-
-
 def test_a_table_that_matches_no_rule_stops_the_run():
     layout = table_layout([COLUMN, FLAT])
     model = build(layout, [ROW, COLUMN])

@@ -1,35 +1,23 @@
 """Metrics and baselines of one's own, and evaluations from Python."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from evaluation_worlds import a_small_world
 
+from examples.custom_baseline import FadingPopularity
 from examples.custom_metric import RareRecall
 from recsys import compare, evaluate
 from recsys.config import BlessConfig, EvaluateConfig, EvaluateStage
 from recsys.data.dataset import Data
-from recsys.evaluation.baselines.baseline import Baseline
-from recsys.evaluation.baselines.popularity import SameForAll
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.metrics.metric import Items, RankedLists
 from recsys.models import load_model
-from recsys.registry import register_baseline
 from recsys.report.write import write_report
 
 OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
-
-
-@register_baseline("newest_rows")
-class NewestRows(Baseline):
-    """Recommends the items with the highest rows."""
-
-    title = "newest rows"
-    scale: float = 1.0
-
-    def fit(self, data):
-        return SameForAll(self.scale * np.arange(len(data.is_item), dtype=np.float32))
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +38,11 @@ def result(world):
             k=(1, 3),
             resamples=100,
             metrics=("recall", "rare_recall", "mrr", "coverage"),
-            baselines=("popularity", {"type": "newest_rows", "scale": 2.0}),
+            baselines=("popularity", {"type": "fading_popularity", "half_life": 2.0}),
         )
-        bless = BlessConfig(metric="rare_recall@3", over={"newest_rows": 0.5}, sure_loss="allow")
+        bless = BlessConfig(
+            metric="rare_recall@3", over={"fading_popularity": 0.5}, sure_loss="allow"
+        )
         stage = EvaluateStage(evaluate=config, bless=bless)
         return evaluate(world.model, world.data, config=stage, progress=False)
 
@@ -67,15 +57,24 @@ def test_a_metric_weighs_positives_by_the_bits_of_their_items():
     assert plain == 0.5
 
 
+def test_a_baseline_counts_the_newest_events_most():
+    data = SimpleNamespace(
+        train=SimpleNamespace(item_row=np.array([1, 2, 2, 0]), timestamp=np.array([9, 1, 2, 3])),
+        is_item=np.array([False, True, True]),
+    )
+    fitted = FadingPopularity(half_life=1.0).fit(data)
+    np.testing.assert_allclose(fitted.scores, [0.0, 1.0, 0.125 + 0.25])
+
+
 def test_an_own_metric_and_baseline_go_through_intervals_slices_and_the_blessing(result):
     content = result.content
     assert {"rare_recall@1", "rare_recall@3"} <= content["metrics"].keys()
     assert "rare_recall@3" in content["intervals"]
     assert all("rare_recall@3" in part["metrics"] for part in content["slices"])
-    assert content["baselines"].keys() == {"popularity", "newest_rows"}
+    assert content["baselines"].keys() == {"popularity", "fading_popularity"}
     rules = {rule["against"] for rule in content["verdict"]["rules"]}
-    assert "newest_rows" in rules
-    assert any("newest rows" in reason for reason in content["verdict"]["reasons"])
+    assert "fading_popularity" in rules
+    assert any("fading popularity" in reason for reason in content["verdict"]["reasons"])
 
 
 def test_the_report_has_their_titles_and_meanings(result, tmp_path):
@@ -91,7 +90,7 @@ def test_the_report_has_their_titles_and_meanings(result, tmp_path):
         pushed=None,
     )
     page = path.read_text()
-    for words in ("rare recall@3", "recall that counts rare items more", "newest rows"):
+    for words in ("rare recall@3", "recall that counts rare items more", "fading popularity"):
         assert words in page
 
 
@@ -104,13 +103,13 @@ def test_a_rule_on_what_is_not_computed_names_what_is():
 
 
 def test_a_result_shows_itself(result, tmp_path):
-    assert "newest rows" in repr(result)
+    assert "fading popularity" in repr(result)
     assert "rare_recall@3" in repr(result)
     assert result.sentence in repr(result)
     assert "<table>" in result._repr_html_()
     frame = result.to_pandas()
     assert frame.loc["mrr", "model"] == result.metrics["mrr"]
-    assert {"popularity", "newest rows"} <= set(frame.columns)
+    assert {"popularity", "fading popularity"} <= set(frame.columns)
     assert EvaluationResult.load(result.save(tmp_path).parent).metrics == result.metrics
     page = result.plot().save(tmp_path / "plot.html").read_text()
     assert "<svg" in page
@@ -126,9 +125,11 @@ def test_models_in_memory_are_measured_as_their_folders_are(world):
 
 
 def test_what_is_asked_for_drops_rules_on_what_is_not_measured(world):
-    result = evaluate(world.model, world.data, baselines=["newest_rows"], k=[2], progress=False)
+    result = evaluate(
+        world.model, world.data, baselines=["fading_popularity"], k=[2], progress=False
+    )
     assert result.content["verdict"]["metric"] == "recall@2"
-    assert list(result.baselines) == ["newest_rows"]
+    assert list(result.baselines) == ["fading_popularity"]
 
 
 def test_progress_is_reported_by_system(world):

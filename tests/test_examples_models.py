@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from examples import custom_loss, custom_model
+from examples import custom_encoder, custom_loss, custom_model
 
 
-def test_the_custom_model_learns():
-    losses = custom_model.main()
+@pytest.mark.parametrize("example", [custom_model, custom_encoder])
+def test_the_custom_model_and_encoder_learn(example):
+    losses = example.main()
     assert losses[-1] < 0.8 * losses[0]
 
 

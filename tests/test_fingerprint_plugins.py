@@ -10,6 +10,7 @@ import pytest
 
 from recsys import registry
 from recsys.config import TrainConfig
+from recsys.embedding.optimizers import RowOptimizer
 from recsys.fingerprint import code_fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,7 +67,7 @@ def test_what_a_plugin_imports_changes_its_key(plugin, file, is_run):
 
 def test_a_row_optimizer_of_a_plugin_is_covered_and_its_plugin_kept(forget):
     @registry.register_row_optimizer("of_plugin")
-    class Optimizer:
+    class Optimizer(RowOptimizer):
         """A row optimizer."""
 
     Optimizer.__module__ = "some_plugin.optimizers"

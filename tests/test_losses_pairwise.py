@@ -80,11 +80,6 @@ def test_any_batch_is_right(n_negatives, items, known, seed):
     assert_right(batch_of(7, 3 * n_negatives, items=items, known=known, seed=seed))
 
 
-def test_equal_scores_cost_log_two():
-    ones = np.ones((3, 4), np.float32)
-    assert float(bpr(ones[:2], ones, np.array([1, 2, 3]), 1.0)) == pytest.approx(np.log(2))
-
-
 def test_a_margin_counts_over_the_temperature():
     query = np.ones((1, 1), np.float32)
     candidate = np.array([[3.0], [2.0]], np.float32)
@@ -118,16 +113,6 @@ def test_where_all_negatives_are_liked_loss_and_gradients_are_zero():
     assert float(loss) == 0
     for gradient in found:
         assert not np.any(gradient)
-
-
-def test_without_weights_all_pairs_that_count_weigh_the_same():
-    query, candidate, item_row, temperature, _, known = batch_of(6, 4, items=8)
-    found = bpr(query, candidate, item_row, temperature, None, known)
-    expected, _ = exact(query, candidate, item_row, temperature, np.ones(6), known)
-    assert float(found) == pytest.approx(expected, rel=1e-6)
-    without_known = bpr(query, candidate, item_row, temperature)
-    expected, _ = exact(query, candidate, item_row, temperature, np.ones(6), np.zeros((6, 0)))
-    assert float(without_known) == pytest.approx(expected, rel=1e-6)
 
 
 def test_bfloat16_counts_as_the_numbers_that_it_holds():

@@ -12,7 +12,6 @@ from recsys.metrics.metric import (
     RankedLists,
     per_query,
     popularity_before,
-    times_shown,
     totals,
 )
 from recsys.ragged import RaggedRows
@@ -93,11 +92,6 @@ def test_of_a_shorter_catalogue_than_k_all_is_taken():
     assert found["novelty@50"].tolist() == found["novelty@3"].tolist()
 
 
-def test_times_shown_count_lists_and_leave_out_what_is_no_item():
-    assert times_shown(TOP, 5, 3).tolist() == [0, 1, 1, 1, 1]
-    assert times_shown(TOP, 5, 1).tolist() == [0, 1, 0, 0, 1]
-
-
 def test_coverage_is_the_share_of_items_that_are_shown():
     assert totals([Coverage()], ranked(TOP[:1], ITEMS), [1, 3]) == {
         "coverage@1": 1 / 4,
@@ -117,10 +111,3 @@ def test_coverage_is_the_share_of_items_that_are_shown():
 )
 def test_gini(times, value):
     assert gini(np.array(times)) == pytest.approx(value)
-
-
-def test_gini_is_half_the_relative_mean_difference():
-    times = np.random.default_rng(1).integers(0, 50, 40)
-    n = len(times)
-    mean_difference = np.abs(times[:, None] - times).sum() / (n * (n - 1))
-    assert gini(times) == pytest.approx(mean_difference / (2 * times.mean()))

@@ -12,7 +12,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, model_tables, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.models.saved import check_probe, read_probe
 
@@ -189,7 +189,7 @@ def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, w
     folder = tmp_path / "model"
     save_model(folder, one, STAGE, data[0])
     expected = embed_catalogue(one, data[1])
-    activate(table_layout(list(model_tables(one.spec, None).values())))
+    activate(table_layout(list(TwoTower.make_tables(one.spec).values())))
     eight = load_model(folder)
     _, items, *_ = eight.model.embedding.tables
     assert items.embeddings.value.addressable_shards[0].data.shape == (3840 // 8, DIM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ensurepip
 import hashlib
 import json
 import os
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,9 @@ class Installed:
             [sys.executable, "-c", build], cwd=source, check=True, stdout=subprocess.DEVNULL
         )
         (wheel,) = folder.glob("*.whl")
-        zipfile.ZipFile(wheel).extractall(self.site)  # As pip installs pure Python.
+        (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
+        pip_install = ["install", "--target", self.site, "--no-deps", "--no-index", "-q", wheel]
+        subprocess.run([sys.executable, pip / "pip", *pip_install], check=True)
         shutil.rmtree(source)
         words = ["--users", 150, "--items", 60, "--interactions", 4_000, "--out", folder / "data"]
         self.recsys("synth", *words)
@@ -161,11 +163,10 @@ def digest(folder):
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def train(installed, out, config=None, kill=False):
+def train(installed, out, *words, kill=False):
     """Trains on the run's data; kills the training once it has a checkpoint, if `kill`."""
     data = one(installed.folder, "store/store.json").parent.parent
-    words = ["train", "--config", config or installed.config, "--data", data]
-    words += ["--out", out / "model", "--set", "train.checkpoint.every_steps=5"]
+    words = ["train", "--data", data, "--out", out / "model", *words]
     command = [sys.executable, "-m", "recsys", *map(str, words)]
     process = subprocess.Popen(
         command, env=installed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -180,36 +181,41 @@ def train(installed, out, config=None, kill=False):
     return out / "model"
 
 
-def test_a_killed_training_ends_with_the_same_bits(installed, run, tmp_path):
-    whole = train(installed, tmp_path / "whole")
-    train(installed, tmp_path / "killed", kill=True)
-    resumed = train(installed, tmp_path / "killed")
+def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run, tmp_path):
+    words = ["--config", installed.config, "--set", "train.checkpoint.every_steps=5"]
+    train(installed, tmp_path, *words, kill=True)
+    resumed = train(installed, tmp_path, *words)
     assert json.loads((resumed / "training.json").read_text())["resumed_at"]
-    assert digest(resumed) == digest(whole)
+    assert digest(resumed) == digest(one(installed.folder, "training.json").parent)
 
 
+def test_a_model_of_the_package_is_gone_on_from(installed, run, tmp_path):
+    base = one(installed.folder, "training.json").parent
+    words = ["--config", installed.config, "--set", "train.epochs=1", "--base", base]
+    folder = train(installed, tmp_path, *words)
+    training = json.loads((folder / "training.json").read_text())
+    carried = training["warm_start"]["carried"]
+    assert carried["users"]["kept"] > 100
+    before = json.loads((base / "training.json").read_text())["curve"]
+    assert training["curve"][0]["loss"] < before[0]["loss"]
+
+
+@pytest.mark.thorough
 def test_an_encoder_of_the_package_trains_in_the_two_towers(installed, run, tmp_path):
     config = yaml.safe_load(installed.config.read_text())
     encoder = {"type": "decaying", "half_life": 2.0}
     config["model"] = {"pooling": encoder, "dim": 8, "history": 6, "widths": [8]}
     path = installed.config.with_name("encoder.yaml")
     path.write_text(yaml.safe_dump(config))
-    folder = train(installed, tmp_path, path)
+    folder = train(installed, tmp_path, "--config", path)
     summary = json.loads((folder / "model.json").read_text())
     assert summary["spec"]["config"]["pooling"] == {"type": "decaying", "half_life": 2.0}
     assert "two_tower/history/scale" in [v["path"] for v in summary["variables"]]
     assert np.isfinite(np.load(folder / "candidates.npy")).all()
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("model.unit=3", "unit"),
-        ("train.loss={type: margin, margin: -1.0}", "margin"),
-        ("train.loss=nothing", "margin"),
-    ],
-)
-def test_options_of_the_package_are_checked_as_strictly_as_ours(installed, override, words):
+def test_options_of_the_package_are_checked_as_strictly_as_ours(installed):
+    override = "train.loss={type: margin, margin: -1.0}"
     refused = installed.recsys("run", installed.config, "--set", override, check=False)
     assert refused.returncode == 2
-    assert words in refused.stderr
+    assert "'train.loss.margin'" in refused.stderr

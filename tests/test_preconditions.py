@@ -105,7 +105,7 @@ def test_some_weights_of_zero_and_unknown_items_are_told():
     ],
 )
 def test_what_does_not_divide_among_the_devices_names_the_setting_and_a_number(key, changes):
-    with pytest.raises(UsageError, match=rf"R321.*train\.{key} must.*8 devices.*Use \d+\."):
+    with pytest.raises(UsageError, match=rf"R321.*train\.{key} must.*multiple of 8,.*Use \d+\."):
         check_divides(TrainConfig(**changes), 8)
 
 

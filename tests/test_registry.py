@@ -61,7 +61,8 @@ def test_a_choice_is_read_and_written(written, read, dumped):
         ({"type": "test_plain", "margin": 1.0}, ("loss", "margin"), "Extra inputs"),
         ({"type": "test_margin", "margin": "a"}, ("loss", "margin"), "valid number"),
         ({"type": 3}, ("loss",), "must have a type"),
-        (3, ("loss",), "must be registered"),
+        (3, ("loss",), "or a map with type and options; received 3"),
+        (["test_plain"], ("loss",), "must be one of"),
     ],
 )
 def test_a_wrong_choice_says_where_and_what(written, place, message):

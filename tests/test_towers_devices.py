@@ -7,7 +7,7 @@ from tower_models import BARE, DROPPED, POOLINGS, batch, run
 
 from recsys.config import TwoTowerConfig
 from recsys.embedding import Adagrad, activate, table_layout, verify_placement
-from recsys.models import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def after_steps(options, devices):
     """Returns the losses of two steps, the weights after them and what these give."""
     config = TwoTowerConfig(dim=8, history=5, table_placement="row", **options)
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
-    tables = model_tables(spec, Adagrad(0.1))
+    tables = TwoTower.make_tables(spec, Adagrad(0.1))
     layout = None
     if devices > 1:
         layout = table_layout(list(tables.values()))

@@ -6,13 +6,11 @@ import keras
 import numpy as np
 import pytest
 from tower_models import (
-    BARE,
     DIM,
     DROPPED,
     EVERY,
     HISTORY,
     ITEMS,
-    POOLINGS,
     USERS,
     batch,
     build,
@@ -25,7 +23,7 @@ from tower_models import (
 from recsys.config import LEARNED_TEMPERATURE, TwoTowerConfig
 from recsys.config.architecture import SequenceConfig
 from recsys.embedding import SGD
-from recsys.models import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower
 
 pytestmark = pytest.mark.slow
 
@@ -48,21 +46,6 @@ def test_a_step_changes_every_weight_by_a_finite_gradient(kind):
         assert np.isfinite(weight).all(), path
         # A key's bias moves all scores of a query alike: the softmax doesn't see it.
         assert "key/bias" in path or (weight != before[path]).any(), path
-
-
-@pytest.mark.parametrize("kind", POOLINGS)
-def test_users_without_a_history_alone_leave_the_pooling_as_it_is(kind):
-    model = build(optimizer=SGD(0.1), **BARE, **POOLINGS[kind])
-    before = weights(model)
-    x = batch()
-    x["history"][:] = 0
-    [logs] = trained(model, [x])
-    after = weights(model)
-    assert np.isfinite(logs["loss"])
-    assert all(np.isfinite(weight).all() for weight in after.values())
-    for path in (path for path in after if path.startswith("history/")):
-        np.testing.assert_allclose(after[path], before[path], atol=1e-7, err_msg=path)
-    assert (after["nobody"] != before["nobody"]).any()
 
 
 def test_dropout_is_of_training_alone_and_follows_the_seed():
@@ -88,15 +71,6 @@ def test_the_state_of_dropout_is_a_variable_to_go_on_from():
             assert (np.asarray(variable.value) != np.asarray(states[variable.path].value)).any()
             states[variable.path].assign(variable.value)
     np.testing.assert_array_equal(in_training(one, x), in_training(two, x))
-
-
-def test_dropout_keeps_the_mean_of_what_it_reads():
-    model = build(dropout=0.25, widths=None, similarity="dot")
-    x = {**batch(), "history": histories(*[[3]] * 4000), "user_row": np.zeros(4000, np.int32)}
-    vectors = in_training(model, x)
-    kept = run(model, "embed_query", x)[0]
-    assert np.mean(vectors == 0) == pytest.approx(0.25, abs=0.01)
-    np.testing.assert_allclose(vectors.mean(axis=0), kept, rtol=0.06)
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -189,7 +163,7 @@ def test_bfloat16_rounds_in_training_alone(pooling):
 def test_a_model_in_bfloat16_trains_its_float32_weights():
     config = TwoTowerConfig(dim=DIM, history=HISTORY, dropout=0.1, pooling="attention")
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=())
-    model = TwoTower(spec, model_tables(spec, SGD(0.1)), compute_dtype="bfloat16")
+    model = TwoTower(spec, TwoTower.make_tables(spec, SGD(0.1)), compute_dtype="bfloat16")
     logs = trained(model, [batch()] * 30, "adam", rate=0.01)
     assert logs[-1]["loss"] < logs[0]["loss"] - 0.5
     assert {str(v.dtype) for v in model.trainable_variables} == {"float32"}

@@ -241,7 +241,7 @@ def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_one_that_does(data, tmp_path):
     stage = {**STAGE, "train": {"batch_size": 60}}
-    with pytest.raises(RecsysError, match=r"R321.*8 devices.*Use 64"):
+    with pytest.raises(RecsysError, match=r"R321.*multiple of 8,.*Use 64"):
         train(data, tmp_path / "model", stage, devices=8)
 
 

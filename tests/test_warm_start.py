@@ -23,7 +23,7 @@ from warm_worlds import (
 
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.models import load_model, model_tables
+from recsys.models import TwoTower, load_model
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.training.earlier_model import EarlierModel
 from recsys.training.optimizers import tower_optimizer
@@ -170,7 +170,7 @@ def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
     base = save_base(old.parent / f"eight-{placement}", data, OLD, asked)
     one = all_in_order(carried(base, NEW, asked)[0])
     spec = compiled(NEW.inputs, asked).spec
-    activate(table_layout(list(model_tables(spec, "adagrad").values())))
+    activate(table_layout(list(TwoTower.make_tables(spec, "adagrad").values())))
     model, _, _ = carried(base, NEW, asked)
     items = next(t for t in model.embedding.tables if t.name == "items")
     shards = [s.data.shape for s in items.embeddings.value.addressable_shards]

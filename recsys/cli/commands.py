@@ -302,7 +302,7 @@ def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
 def plan(
     config: ConfigArgument = None,
     devices: Annotated[
-        int | None, Option(min=1, max=4096, help="Number of devices. Default: the mesh's, or 1.")
+        int | None, Option(min=1, max=256, help="Number of devices. Default: the mesh's, or 1.")
     ] = None,
     mesh: Mesh = None,
     memory: Annotated[

@@ -1,17 +1,15 @@
-"""`recsys plan`: what each device will hold and send, without devices."""
+"""`recsys plan`: what each device will hold and send, without these devices."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.abc
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -20,15 +18,15 @@ from recsys.cli.failure import print_error
 from recsys.cli.terminal import fitted_console, plain_size, titled_table
 from recsys.config import with_mesh
 from recsys.config.load import default_config_path, load_config
-from recsys.data.table_rows import TableRows, find_rows, parse_rows
+from recsys.data.table_rows import find_rows, parse_rows
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import ABSENT
 
 if TYPE_CHECKING:
-    from recsys.plan import Part, Plan
-    from recsys.plan_advice import Change
+    from recsys.plan import Change, Plan
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_WIDTH = 100  # Where no terminal says its own.
 
 
 def plan(
@@ -55,54 +53,54 @@ def plan(
         as_json: Print one object of JSON.
 
     Returns:
-        The exit code: 1 if the training would not run so, else 0.
+        The exit code: 1 if the training needs more than `memory`, else 0.
+
+    Raises:
+        RecsysError: The training would stop before its first step.
     """
     limit = None if memory is None else parse_bytes(memory)
     named_rows = parse_rows(rows)
     config = with_mesh(load_config(path or default_config_path(), overrides), mesh)
     devices = devices or (config.mesh.n_devices if config.mesh else 1)
-    with _quick_imports():
-        table_rows = find_rows(config, named_rows, data)
-        from recsys.plan import make_plan
-        from recsys.plan_advice import changes, obstacles
+    table_rows = find_rows(config, named_rows, data)
+    _simulate(devices)
+    from recsys.plan import changes, make_plan
 
     planned = make_plan(config, table_rows, devices)
-    errors = obstacles(config, table_rows, planned)
     advice: list[Change] = []
+    errors: list[RecsysError] = []
     if limit is not None and planned.bytes_per_device > limit:
         advice = changes(config, table_rows, planned, limit)
-        errors.append(_too_large(planned, limit, advice))
+        errors = [_too_large(planned, limit, advice)]
     if as_json:
-        print(json.dumps(_as_json(planned, table_rows, limit, errors, advice)))
+        summary = {
+            "devices": devices,
+            "mesh": {"batch_parts": planned.n_batch, "table_shards": planned.n_shards},
+            "rows_from": table_rows.source,
+            "bytes_per_device": planned.bytes_per_device,
+            "memory_bytes": limit,
+            "fits": None if limit is None else not errors,
+            "tables": [dataclasses.asdict(table) for table in planned.tables],
+            "other_bytes_per_device": planned.other_bytes,
+            "step": dataclasses.asdict(planned.step),
+            "errors": [error.to_json() for error in errors],
+            "changes": [dataclasses.asdict(change) for change in advice],
+        }
+        print(json.dumps(summary))
     else:
-        show_plan(planned, table_rows.source, limit, advice)
+        _show(planned, table_rows.source, limit, advice)
     for error in errors:
         print_error(str(error))
     return 1 if errors else 0
 
 
-class _Hider(importlib.abc.MetaPathFinder):
-    """Hides packages that Keras and Arrow import where they find them.
-
-    Nothing here needs these, and they take longer than all the rest.
-    """
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        """Raises what a package raises that isn't installed."""
-        if name in ("pandas", "sklearn", "IPython"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Lets Keras be imported on JAX, and without what is of no use here."""
-    os.environ["KERAS_BACKEND"] = "jax"
-    hider = _Hider()
-    sys.meta_path.insert(0, hider)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(hider)
+def _simulate(devices: int) -> None:
+    """Has JAX simulate devices on the CPU, unless it was imported already."""
+    if "jax" not in sys.modules:
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["KERAS_BACKEND"] = "jax"
 
 
 def parse_bytes(text: str) -> int:
@@ -128,166 +126,65 @@ def parse_bytes(text: str) -> int:
 
 def _too_large(planned: Plan, limit: int, advice: Sequence[Change]) -> RecsysError:
     needs = f"A device needs {plain_size(planned.bytes_per_device)} for this training"
-    largest = max(planned.parts, key=lambda part: part.bytes_per_device)
-    of_it = f"{plain_size(largest.bytes_per_device)} of it for {largest.name!r}"
     fitting = [change.words for change in advice if change.fits]
     return RecsysError(
         "R373",
-        f"{needs}, {of_it}; it has {plain_size(limit)}.",
-        f"What fits: {'; or '.join(fitting)}." if fitting else "Make train.batch_size smaller.",
+        f"{needs}; it has {plain_size(limit)}.",
+        f"What fits: {'; or '.join(fitting)}."
+        if fitting
+        else "Make train.batch_size or model.dim smaller.",
     )
 
 
-# --- as JSON
-
-
-def _as_json(
-    planned: Plan,
-    rows: TableRows,
-    limit: int | None,
-    errors: Sequence[RecsysError],
-    advice: Sequence[Change],
-) -> dict[str, Any]:
-    return {
-        "devices": planned.devices,
-        "mesh": {"batch_parts": planned.n_batch, "table_shards": planned.n_shards},
-        "rows_from": rows.source,
-        "bytes_per_device": planned.bytes_per_device,
-        "sent_bytes_per_step": planned.sent_bytes,
-        "memory_bytes": limit,
-        "fits": None if limit is None else planned.bytes_per_device <= limit,
-        "tables": [
-            {**dataclasses.asdict(part.placement), **_step_json(part)}
-            for part in planned.parts
-            if part.placement is not None
-        ],
-        **{
-            part.name: {
-                "bytes_per_device": part.weights,
-                "slot_bytes_per_device": part.slots,
-                **_step_json(part),
-            }
-            for part in planned.parts
-            if part.placement is None
-        },
-        "errors": [error.to_json() for error in errors],
-        "changes": [dataclasses.asdict(change) for change in advice],
-    }
-
-
-def _step_json(part: Part) -> dict[str, Any]:
-    step = part.step
-    return {
-        "buffer_bytes_per_device": step.held_bytes,
-        "buffers": step.by_buffer(),
-        "sent_bytes_per_step": step.sent_bytes,
-        "sent": step.by_collective(),
-    }
-
-
-# --- The tables of `recsys plan`.
-
-if TYPE_CHECKING:
-    from recsys.plan import Part, Plan
-    from recsys.plan_advice import Change
-
-_WIDTH = 100  # Where no terminal says its own.
-_COLLECTIVES = ("all-to-all", "all-gather", "reduce-scatter", "all-reduce")
-_NOTE = (
-    "Buffers are an upper bound, as if none took the place of another; of towers and loss, an"
-    " estimate."
-)
-
-
-def show_plan(plan: Plan, rows_from: str, limit: int | None, advice: Sequence[Change]) -> None:
-    """Prints a plan.
-
-    Args:
-        plan: The plan.
-        rows_from: Where the numbers of rows come from.
-        limit: What a device has [bytes], if that is known.
-        advice: What would make the plan smaller.
-    """
+def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Change]) -> None:
     console = fitted_console(_WIDTH)
     console.print(Text(f"Rows: {rows_from}."), soft_wrap=True)
-    console.print(_state_table(plan))
-    console.print(_step_table(plan, is_narrow=console.width < _WIDTH))
-    console.print(Text(_NOTE, "dim"))
-    console.print(_sum(plan, limit))
+    devices = "1 device" if planned.devices == 1 else f"each of {planned.devices:,} devices"
+    if planned.n_batch * planned.n_shards == planned.devices > 1:
+        devices += f", {planned.n_batch} × {planned.n_shards}"
+    columns = ("rows", "padded", "placement", "shards", "weights", "slots")
+    tables = _table(f"Tables, on {devices}", *columns)
+    for table in planned.tables:
+        tables.add_row(
+            Text(table.table),
+            f"{table.rows:,}",
+            f"{table.padded_rows:,}",
+            table.placement,
+            f"{table.shards:,}",
+            plain_size(table.bytes_per_device),
+            plain_size(table.slot_bytes_per_device) if table.slot_bytes_per_device else ABSENT,
+        )
+    console.print(tables)
+    step = _table("All of it, on each device", "bytes")
+    tables_bytes = planned.step.state_bytes - planned.other_bytes
+    step.add_row("tables and their slots", plain_size(tables_bytes))
+    step.add_row("other weights and slots", plain_size(planned.other_bytes))
+    step.add_row("temporary, in a step", plain_size(planned.step.temporary_bytes))
+    for collective, n_bytes in sorted(planned.step.collectives.items()):
+        step.add_row(f"received by {collective}, in a step", plain_size(n_bytes))
+    console.print(step)
+    console.print(_verdict(planned, limit))
     if advice:
-        console.print(_advice_table(advice))
+        changes = _table("What to change", "a device", "saves", "fits")
+        for change in advice:
+            sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
+            changes.add_row(Text(change.words), *sizes, "yes" if change.fits else "no")
+        console.print(changes)
 
 
-def _table(title: str, first: str, *others: str) -> Table:
+def _table(title: str, *headings: str) -> Table:
     table = titled_table(title)
-    table.add_column(first, no_wrap=True)
-    for heading in others:
+    table.add_column("", overflow="fold")
+    for heading in headings:
         # A number goes on in the next line rather than lose digits.
         table.add_column(heading, justify="right", overflow="fold")
     return table
 
 
-def _state_table(plan: Plan) -> Table:
-    devices = "1 device" if plan.devices == 1 else f"each of {plan.devices:,} devices"
-    if plan.n_batch * plan.n_shards == plan.devices > 1:
-        devices += f", {plan.n_batch} × {plan.n_shards}"
-    columns = ("rows", "padded", "placement", "shards", "weights", "slots")
-    table = _table(f"Tables and towers, on {devices}", "", *columns)
-    for part in plan.parts:
-        if part.placement is not None:
-            placed = part.placement
-            where = (f"{placed.rows:,}", f"{placed.padded_rows:,}", placed.placement)
-            table.add_row(Text(part.name), *where, f"{placed.shards:,}", *_state(part))
-        elif part.weights:
-            table.add_row(part.name, ABSENT, ABSENT, "replicated", "1", *_state(part))
-    return table
-
-
-def _state(part: Part) -> tuple[str, str]:
-    return _or_absent(part.weights), _or_absent(part.slots)
-
-
-def _step_table(plan: Plan, *, is_narrow: bool) -> Table:
-    used = [c for c in _COLLECTIVES if any(c in p.step.by_collective() for p in plan.parts)]
-    headings = [name.replace("-", "-\n", 1) if is_narrow else name for name in used]
-    table = _table("A step, on each device", "", "buffers", *headings, "sent")
-    for part in plan.parts:
-        sent = part.step.by_collective()
-        table.add_row(
-            Text(part.name),
-            _or_absent(part.step.held_bytes),
-            *(_or_absent(sent.get(collective, 0)) for collective in used),
-            _or_absent(part.step.sent_bytes),
-        )
-    return table
-
-
-def _sum(plan: Plan, limit: int | None) -> Text:
-    state = sum(part.weights + part.slots for part in plan.parts)
-    buffers = plan.bytes_per_device - state
-    needed = f"A device holds {plain_size(plan.bytes_per_device)}"
-    made_of = f"{plain_size(state)} of weights and slots, {plain_size(buffers)} of buffers"
-    sends = f"It sends {_or_absent(plan.sent_bytes)} in a step." if plan.sent_bytes else ""
+def _verdict(planned: Plan, limit: int | None) -> Text:
+    needed = f"A device holds {plain_size(planned.bytes_per_device)}"
     if limit is None:
-        return Text(f"{needed}: {made_of}. {sends}")
-    fits = plan.bytes_per_device <= limit
-    verdict = f"{'which fits' if fits else 'which does not fit'} in {plain_size(limit)}"
-    return Text.assemble(
-        f"{needed}, ", (verdict, "bold green" if fits else "bold red"), f": {made_of}. {sends}"
-    )
-
-
-def _advice_table(advice: Sequence[Change]) -> Table:
-    table = _table("What to change", "", "a device", "saves", "fits")
-    table.columns[0].no_wrap = False
-    for column in table.columns[1:]:
-        column.no_wrap = True
-    for change in advice:
-        fits = "yes" if change.fits else "no"
-        sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
-        table.add_row(Text(change.words), *sizes, fits)
-    return table
-
-
-def _or_absent(n_bytes: int) -> str:
-    return plain_size(n_bytes) if n_bytes else ABSENT
+        return Text(f"{needed}.")
+    fits = planned.bytes_per_device <= limit
+    verdict = f"which {'fits' if fits else 'does not fit'} in {plain_size(limit)}"
+    return Text.assemble(f"{needed}, ", (verdict, "bold green" if fits else "bold red"), ".")

@@ -198,9 +198,11 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
     """
     try:
         # Strict JSON mode: lists become tuples, "4" never becomes 4.
-        return kind.model_validate_json(json.dumps(raw))
+        text = json.dumps(raw)
+        return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         problems = sorted(error.errors(include_url=False), key=lambda p: p["type"] != "missing")
+    raw = json.loads(text)  # Keys are texts there, as in the places of the problems.
     first, where, more = problems[0], _config_path(problems[0], raw), _more(problems, raw)
     if first["type"] == "extra_forbidden":
         allowed = _allowed_keys(first["loc"][:-1], raw)

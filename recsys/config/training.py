@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,20 +17,62 @@ from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
-from recsys.registry import Choice, Named, Plugins, get, names
+from recsys.registry import Choice, Plugins
 from recsys.strict import Repeats, Share, Strict
 
-
-def _registered(name: str) -> str:
-    if name not in names("row_optimizer"):
-        try:
-            get("row_optimizer", name)  # Looks at the entry points too.
-        except UsageError as error:
-            raise ValueError(f"must be one of {', '.join(names('row_optimizer'))}") from error
-    return name
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-RowOptimizerName = Annotated[str, AfterValidator(_registered), Named("row_optimizer")]
+class RowOptimizerConfig(Strict):
+    """What every optimizer of table rows has, beside its rate and its decay."""
+
+    clipnorm: NonNegativeFloat = 0.0
+    """Longest gradient of one row; a longer one is shortened to it; 0: none is."""
+
+
+class SgdConfig(RowOptimizerConfig):
+    """Plain gradient descent."""
+
+
+class AdagradConfig(RowOptimizerConfig):
+    """Adagrad, with a sum of squares a weight, or a row."""
+
+    initial_accumulator_value: NonNegativeFloat = 0.1
+    """What the sums start with."""
+    epsilon: NonNegativeFloat = 1e-7
+    """Keeps the root of a sum away from 0."""
+
+
+class RowWiseAdagradConfig(AdagradConfig):
+    """Adagrad with one sum a row."""
+
+
+class LazyAdamConfig(RowOptimizerConfig):
+    """Adam on the rows that a step touches."""
+
+    beta_1: Decay = 0.9
+    """Share of itself that the mean of gradients keeps [0..1)."""
+    beta_2: Decay = 0.999
+    """Share of itself that the mean of squares keeps [0..1)."""
+    epsilon: NonNegativeFloat = 1e-7
+    """Keeps the root of the mean of squares away from 0."""
+
+
+class FtrlConfig(RowOptimizerConfig):
+    """FTRL-Proximal, with Keras' arguments."""
+
+    learning_rate_power: Annotated[float, Field(le=0.0)] = -0.5
+    """Power of the sums of squares that the rate falls with."""
+    initial_accumulator_value: NonNegativeFloat = 0.1
+    """What the sums start with."""
+    l1_regularization_strength: NonNegativeFloat = 0.0
+    """Strength of the L1 penalty."""
+    l2_regularization_strength: NonNegativeFloat = 0.0
+    """Strength of the L2 penalty."""
+    l2_shrinkage_regularization_strength: NonNegativeFloat = 0.0
+    """Strength of the L2 penalty on the gradient."""
+    beta: NonNegativeFloat = 0.0
+    """The paper's β."""
 
 
 class HardNegativesConfig(Strict):
@@ -111,9 +152,10 @@ class TrainConfig(Strict):
     examples count alike, at 1 all users do."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
-    table_optimizer: RowOptimizerName = "adagrad"
+    table_optimizer: Annotated[RowOptimizerConfig, Choice("row_optimizer")] = AdagradConfig()
     """Optimizer of the tables' rows: `adagrad`, `row_wise_adagrad`, which keeps one number a
-    row in place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin."""
+    row in place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin; with options
+    `{type: lazy_adam, beta_1: 0.8}`."""
     table_learning_rate: PositiveFloat = 0.05
     """Learning rate of the tables."""
     user_learning_rate: PositiveFloat | None = None

@@ -6,8 +6,8 @@ from recsys.embedding.layer import ShardedEmbedding
 from recsys.embedding.layout import activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.model import SparseModel
 from recsys.embedding.optimizers import SGD, Adagrad, Ftrl, LazyAdam, RowWiseAdagrad
-from recsys.embedding.planner import TablePlacement
 from recsys.embedding.sparsecore import embedding_layer
+from recsys.embedding.table import TablePlacement
 
 __all__ = [
     "SGD",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import keras
 import keras_rs
@@ -12,7 +12,7 @@ import keras_rs
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 from recsys.errors import UsageError
 
-FeatureConfig = keras_rs.layers.FeatureConfig
+FeatureConfig: TypeAlias = keras_rs.layers.FeatureConfig
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 Placement = Literal["row", "column", "replicated"]

@@ -6,7 +6,7 @@ other backends, which serve and evaluate, it gathers rows by `keras.ops` alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -66,7 +66,8 @@ class ShardedEmbedding(keras.layers.Layer):
         self.feature_configs, self.table_stacking = feature_configs, table_stacking
         self.n_shards = devices_of_distribution() if n_shards is None else n_shards
         self.seed = seed
-        self._paths = dict(_flat(feature_configs))
+        self._paths: dict[str, FeatureConfig] = {}
+        walked(feature_configs, self._paths.__setitem__)
         configs = _by_name([feature.table for feature in self._paths.values()])
         self._resolved = {name: resolve(config) for name, config in configs.items()}
         for feature in self._paths.values():
@@ -159,21 +160,21 @@ class ShardedEmbedding(keras.layers.Layer):
     def _map(self, inputs: Nested, function: Any) -> Nested:
         """Maps `function(path, feature, leaf)` over the leaves that `inputs` has."""
 
-        def walk(prefix: str, node: Any) -> Any:
-            if prefix in self._paths:
-                return function(prefix, self._paths[prefix], node)
-            if isinstance(node, dict):
-                return {key: walk(_join(prefix, key), value) for key, value in node.items()}
-            if isinstance(node, list | tuple) and not isinstance(node, Ragged):
-                return type(node)(walk(_join(prefix, i), value) for i, value in enumerate(node))
-            raise UsageError(
-                "R356",
-                "The inputs must have the structure of the feature configs.",
-                f"Features: {', '.join(sorted(self._paths))}.",
-                prefix or type(node).__name__,
-            )
+        def is_feature(path: str, node: Any) -> bool:
+            if path in self._paths:
+                return True
+            if isinstance(node, Ragged) or not isinstance(node, dict | list | tuple):
+                raise UsageError(
+                    "R356",
+                    "The inputs must have the structure of the feature configs.",
+                    f"Features: {', '.join(sorted(self._paths))}.",
+                    path or type(node).__name__,
+                )
+            return False
 
-        return walk("", inputs)
+        return walked(
+            inputs, lambda path, leaf: function(path, self._paths[path], leaf), is_feature
+        )
 
     def _leaves(self, nested: Nested) -> list[tuple[str, Any]]:
         leaves: list[tuple[str, Any]] = []
@@ -196,7 +197,7 @@ class ShardedEmbedding(keras.layers.Layer):
             **super().get_config(),
             "tables": {name: _of_ours(t).get_config() for name, t in tables.items()},
             "features": features,
-            "structure": _skeleton(self.feature_configs, ""),
+            "structure": walked(self.feature_configs, lambda path, _: path),
             "table_stacking": self.table_stacking,
             "n_shards": self.n_shards,
             "seed": self.seed,
@@ -214,7 +215,7 @@ class ShardedEmbedding(keras.layers.Layer):
             for path, f in config.pop("features").items()
         }
         structure = config.pop("structure")
-        return cls(mapped_features(structure, features.__getitem__), **config)
+        return cls(walked(structure, lambda _, path: features[path]), **config)
 
 
 def devices_of_distribution() -> int:
@@ -228,36 +229,23 @@ def _dim(feature: FeatureConfig) -> int:
     return int(feature.table.embedding_dim)
 
 
-def _join(prefix: str, key: Any) -> str:
-    return f"{prefix}.{key}" if prefix else str(key)
+def _is_leaf(_: str, node: Any) -> bool:
+    return not isinstance(node, dict | list | tuple)
 
 
-def _flat(node: Nested, prefix: str = "") -> list[tuple[str, FeatureConfig]]:
+def walked(
+    node: Nested,
+    function: Callable[[str, Any], Any],
+    is_leaf: Callable[[str, Any], bool] = _is_leaf,
+    path: str = "",
+) -> Nested:
+    """Returns a nested structure with `function(path, leaf)` in place of each leaf."""
+    if is_leaf(path, node):
+        return function(path, node)
+    prefix = f"{path}." if path else ""
     if isinstance(node, dict):
-        pairs = [(key, value) for key, value in node.items()]
-    elif isinstance(node, list | tuple):
-        pairs = list(enumerate(node))
-    else:
-        return [(prefix, node)]
-    return [leaf for key, value in pairs for leaf in _flat(value, _join(prefix, key))]
-
-
-def _skeleton(node: Nested, prefix: str) -> Nested:
-    """Returns the structure with the path of each leaf in its place."""
-    if isinstance(node, dict):
-        return {key: _skeleton(value, _join(prefix, key)) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_skeleton(value, _join(prefix, i)) for i, value in enumerate(node)]
-    return prefix
-
-
-def mapped_features(node: Nested, function: Any) -> Nested:
-    """Returns the nested structure `node` with `function(leaf)` for each leaf."""
-    if isinstance(node, dict):
-        return {key: mapped_features(value, function) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [mapped_features(value, function) for value in node]
-    return function(node)
+        return {k: walked(v, function, is_leaf, f"{prefix}{k}") for k, v in node.items()}
+    return type(node)(walked(v, function, is_leaf, f"{prefix}{i}") for i, v in enumerate(node))
 
 
 def _of_ours(table: Any) -> TableConfig:

@@ -18,8 +18,7 @@ import keras
 
 from recsys.embedding.config import Placement, TableSpec, resolve
 from recsys.embedding.layer import ShardedEmbedding, stacks
-from recsys.embedding.planner import TablePlacement, planned
-from recsys.embedding.table import WEIGHTS, Table
+from recsys.embedding.table import WEIGHTS, Table, TablePlacement, planned
 from recsys.errors import RecsysError, UsageError
 
 AXIS = "devices"
@@ -30,20 +29,23 @@ _OUTPUT = "/output"
 Rules = Mapping[str, Sequence[str | None]]
 
 
-def device_mesh(data: int | None = None, model: int | None = None) -> keras.distribution.DeviceMesh:
-    """Returns all devices as one axis `devices`, or as a grid of `data` × `model`.
+def device_mesh(
+    data: int | None = None, model: int | None = None, devices: int | None = None
+) -> keras.distribution.DeviceMesh:
+    """Returns devices as one axis `devices`, or as a grid of `data` × `model`.
 
     Args:
         data: Parts of a batch; None for what `model` leaves.
         model: Devices that share each copy of a table; None for what `data` leaves.
+        devices: How many are used; None for all.
 
     Raises:
         UsageError: The grid has more or fewer devices than there are.
     """
-    devices = keras.distribution.list_devices()
-    n = len(devices)
+    names = keras.distribution.list_devices()[:devices]
+    n = len(names)
     if data is None and model is None:
-        return keras.distribution.DeviceMesh((n,), (AXIS,), devices)
+        return keras.distribution.DeviceMesh((n,), (AXIS,), names)
     data = data or n // (model or 1)
     shape = (data, model or n // data)
     if shape[0] * shape[1] != n:
@@ -54,7 +56,7 @@ def device_mesh(data: int | None = None, model: int | None = None) -> keras.dist
             " simulates N devices.",
             n,
         )
-    return keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), devices)
+    return keras.distribution.DeviceMesh(shape, (BATCH_AXIS, MODEL_AXIS), names)
 
 
 class Layout(keras.distribution.LayoutMap):
@@ -338,7 +340,7 @@ def _check_table_rules(
 
 
 def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePlacement:
-    placement = planned(table, _shards(table, layout))
+    placement = planned(table, int(layout.device_mesh.shape[-1]))
     plan = (placement.bytes_per_device, placement.slot_bytes_per_device)
     n_devices = int(layout.device_mesh.devices.size)
     held = [_bytes_per_device(variable.value) for variable in table.variables_by_row]
@@ -356,12 +358,6 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
             {device: (held[0][device], slots[device]) for device in held[0]},
         )
     return placement
-
-
-def _shards(table: Table, layout: keras.distribution.LayoutMap) -> int:
-    if table.spec.placement == "replicated":
-        return 1
-    return int(layout.device_mesh.shape[-1])
 
 
 def _bytes_per_device(array: Any) -> dict[str, int]:

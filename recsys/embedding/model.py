@@ -19,9 +19,8 @@ from keras import ops
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.lookup import Counts, Tape, recording, refuse
-from recsys.embedding.planner import planned
 from recsys.embedding.step_check import StepProof, check_step
-from recsys.embedding.table import Table
+from recsys.embedding.table import Table, planned
 from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table
 from recsys.errors import UsageError
 from recsys.formats import count, size
@@ -257,6 +256,31 @@ class SparseModel(keras.Model):
 
         return proven
 
+    def prove(self, data: Any) -> None:
+        """Compiles and checks the training step ahead of time, for shapes alone.
+
+        The model must have been built and compiled in an open
+        `keras.StatelessScope(initialize_variables=False)`, so that no variable has a value.
+
+        Args:
+            data: What `train_step` takes, of `jax.ShapeDtypeStruct`.
+        """
+        for variable in self.variables:
+            _place(variable)
+        self.optimizer.build(self.trainable_variables)
+        self._with_buffers(self._shapes(), data)
+        self._proven_step(self._shapes(), data)
+
+    def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
+        """Returns the state that `train_step` takes, without values."""
+        parts = (
+            self.trainable_variables,
+            self.non_trainable_variables,
+            self.optimizer.variables,
+            self.metrics_variables,
+        )
+        return tuple([_place(variable) for variable in part] for part in parts)
+
     def _proven_step(self, state: Any, data: Any) -> Any:
         distribution = keras.distribution.distribution()
         if isinstance(distribution, LayoutDistribution):
@@ -379,6 +403,16 @@ class FunctionalSparseModel(SparseModel, Functional):
             if x is not None and "int" in spec.dtype:
                 checked_ids(x, spec.name)
         return super()._convert_inputs_to_tensors(flat_inputs)
+
+
+def _place(variable: Any) -> jax.ShapeDtypeStruct:
+    """Gives a variable without a value its layout, as Keras does with one; returns its shape."""
+    distribution = keras.distribution.distribution()
+    sharding = None
+    if distribution is not None:
+        variable._layout = distribution.get_variable_layout(variable)
+        sharding = variable._layout.backend_layout
+    return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
 
 
 def _jitted(step: Any, state: Any) -> Any:

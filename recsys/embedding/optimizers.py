@@ -9,15 +9,18 @@ batch are left alone: moments decay and weights shrink when a row is touched.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+import pydantic
 
+from recsys.config.training import RowOptimizerConfig
 from recsys.errors import UsageError
 from recsys.registry import get, names, register_row_optimizer
 
@@ -65,13 +68,36 @@ class Slot:
     per_row: bool = False
 
 
+class _Options:
+    """The typed config of a row optimizer, made of its fields."""
+
+    def __get__(self, instance: object, owner: type[RowOptimizer]) -> type[RowOptimizerConfig]:
+        options: type[RowOptimizerConfig] = _options(cast(Any, owner))
+        return options
+
+
+@functools.cache
+def _options(cls: Any) -> type[RowOptimizerConfig]:
+    hints, of_all = get_type_hints(cls), {field.name for field in dataclasses.fields(RowOptimizer)}
+    own: dict[str, Any] = {
+        field.name: (
+            hints[field.name],
+            ... if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(cls)
+        if field.name not in of_all
+    }
+    return pydantic.create_model(f"{cls.__name__}Config", __base__=RowOptimizerConfig, **own)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
     """Base class of row optimizers; subclass it to add one.
 
     `@recsys.register_row_optimizer("name")` on it lets a config and a `TableConfig` name it.
-    A subclass defines `slots` and `apply`. JAX runs it everywhere; built-in ones have C kernels
-    of the same `kind`, which must equal `apply`.
+    A subclass is a dataclass that defines `slots` and `apply`; its fields are its options in a
+    config: `table_optimizer: {type: name, beta: 0.9}`. JAX runs it everywhere; built-in ones
+    have C kernels of the same `kind`, which must equal `apply`.
 
     Args:
         learning_rate: A number, or a Keras schedule of the table's own step count.
@@ -86,6 +112,13 @@ class RowOptimizer:
 
     kind: ClassVar[str] = ""
     slots: ClassVar[tuple[Slot, ...]] = ()
+    Config: ClassVar[Any] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Gives a subclass without a config of its own the one that its fields make."""
+        super().__init_subclass__(**kwargs)
+        if "Config" not in vars(cls):
+            cls.Config = _Options()
 
     def __post_init__(self) -> None:
         """Checks the numbers, those of a schedule too.
@@ -191,7 +224,7 @@ def _serializable(cls: type) -> type:
     return keras.saving.register_keras_serializable(package="recsys")(cls)
 
 
-@register_row_optimizer("sgd")
+@register_row_optimizer("sgd", config="recsys.config.training:SgdConfig")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SGD(RowOptimizer):
@@ -213,7 +246,7 @@ class SGD(RowOptimizer):
         return row - rate * gradient, slots
 
 
-@register_row_optimizer("adagrad")
+@register_row_optimizer("adagrad", config="recsys.config.training:AdagradConfig")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(RowOptimizer):
@@ -241,7 +274,7 @@ class Adagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@register_row_optimizer("row_wise_adagrad")
+@register_row_optimizer("row_wise_adagrad", config="recsys.config.training:RowWiseAdagradConfig")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
@@ -269,7 +302,7 @@ class RowWiseAdagrad(RowOptimizer):
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
 
 
-@register_row_optimizer("lazy_adam")
+@register_row_optimizer("lazy_adam", config="recsys.config.training:LazyAdamConfig")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
@@ -308,7 +341,7 @@ class LazyAdam(RowOptimizer):
         )
 
 
-@register_row_optimizer("ftrl")
+@register_row_optimizer("ftrl", config="recsys.config.training:FtrlConfig")
 @_serializable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ftrl(RowOptimizer):

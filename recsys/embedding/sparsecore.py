@@ -14,7 +14,7 @@ import keras
 import keras_rs
 
 from recsys.embedding.config import FeatureConfig
-from recsys.embedding.layer import ShardedEmbedding, mapped_features
+from recsys.embedding.layer import ShardedEmbedding, walked
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
 from recsys.errors import UsageError
 
@@ -53,13 +53,13 @@ def for_keras_rs(feature_configs: Any) -> Any:
     """Returns feature configs for `keras_rs.layers.DistributedEmbedding`, in their structure."""
     tables: dict[str, keras_rs.layers.TableConfig] = {}
 
-    def convert(feature: FeatureConfig) -> FeatureConfig:
+    def convert(_: str, feature: FeatureConfig) -> FeatureConfig:
         name = feature.table.name
         if name not in tables:
             tables[name] = _table(feature.table)
         return FeatureConfig(feature.name, tables[name], feature.input_shape, feature.output_shape)
 
-    return mapped_features(feature_configs, convert)
+    return walked(feature_configs, convert)
 
 
 def _table(table: Any) -> keras_rs.layers.TableConfig:

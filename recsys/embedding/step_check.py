@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from recsys.embedding.planner import planned
-from recsys.embedding.table import Table
+from recsys.embedding.table import Table, planned
 from recsys.errors import RecsysError
 
 COLLECTIVES = (
@@ -42,6 +43,10 @@ _READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort",
 _TOP_K = 'custom_call_target="TopK"'
 _ITEMSIZE = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=(%?[\w.\-]+)"
+    r"|branch_computations=\{([^}]*)\}"
+)
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
 
@@ -54,7 +59,7 @@ class StepProof:
         state_bytes: Bytes that the step changes in place.
         temporary_bytes: Bytes that it needs beside them.
         collectives: Bytes of the results of each kind of collective; of the chunks of
-            an exchange, of which a step takes one size, all sizes are counted.
+            an exchange, of which a step takes one size, the largest is counted.
         dense_per_row: Dense weights with one number for each row of a table. Each step
             computes all of their gradient, and so costs what their length costs.
     """
@@ -97,6 +102,12 @@ class _Instruction:
         called = re.search(r"calls=%?([\w.\-]+)", self.rest) if self.op == "fusion" else None
         return called.group(1) if called else None
 
+    @property
+    def called(self) -> list[str]:
+        """The computations that this one runs."""
+        lists = ("".join(groups) for groups in _CALLED.findall(self.rest))
+        return [name for names in lists for name in re.findall(r"[\w.\-]+", names)]
+
     def bytes(self) -> int:
         return sum(
             _ITEMSIZE.get(kind, 4) * math.prod(int(d) for d in dims.split(",") if d)
@@ -113,7 +124,11 @@ class _Program:
 
     def __init__(self, text: str) -> None:
         self.instructions = _parsed(text)
+        self._entry = re.findall(r"^ENTRY %?([\w.\-]+)", text, re.MULTILINE)[0]
         self._by_name = {i.name: i for i in self.instructions}
+        self._by_computation: dict[str, list[_Instruction]] = {}
+        for instruction in self.instructions:
+            self._by_computation.setdefault(instruction.computation, []).append(instruction)
         self._roots = {i.computation: i for i in self.instructions if i.is_root}
         self._fused = {i.fusion for i in self.instructions}
         self._results = {name for fused in self._fused if fused for name in self._results_of(fused)}
@@ -127,6 +142,18 @@ class _Program:
             if any(operand and rows.are_in(operand) for operand in operands):
                 return "reads", instruction
         return None
+
+    def collectives(self, computation: str | None = None) -> Counter[str]:
+        """Returns the bytes of the results of each kind of collective; of branches, the most."""
+        n_bytes: Counter[str] = Counter()
+        for instruction in self._by_computation[computation or self._entry]:
+            op = instruction.op.removesuffix("-start")
+            if op in COLLECTIVES:
+                n_bytes[op] += instruction.bytes()
+            called = [self.collectives(name) for name in instruction.called]
+            join = operator.or_ if instruction.op == "conditional" else operator.add
+            n_bytes += functools.reduce(join, called, Counter())
+        return n_bytes
 
     def _makes(self, instruction: _Instruction) -> bool:
         """Whether an instruction computes its result, rather than only passing it on."""
@@ -232,7 +259,7 @@ def check_step(
         tables=tuple(checked),
         state_bytes=int(memory.alias_size_in_bytes),
         temporary_bytes=int(memory.temp_size_in_bytes),
-        collectives=_collectives(program.instructions),
+        collectives=dict(program.collectives()),
         dense_per_row=tuple(per_row),
     )
 
@@ -282,12 +309,3 @@ def _check_aliases(tables: Iterable[Table], memory: Any) -> None:
             "Compile the model with jit_compile=True, and train it by fit or train_on_batch.",
             memory.alias_size_in_bytes,
         )
-
-
-def _collectives(instructions: Iterable[_Instruction]) -> dict[str, int]:
-    n_bytes: dict[str, int] = {}
-    for instruction in instructions:
-        op = instruction.op.removesuffix("-start")
-        if op in COLLECTIVES:
-            n_bytes[op] = n_bytes.get(op, 0) + instruction.bytes()
-    return n_bytes

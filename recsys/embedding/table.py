@@ -6,6 +6,7 @@ and to everybody else, row r is the r-th: the logical order.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import zlib
@@ -16,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.embedding.config import TableSpec
+from recsys.embedding.config import Placement, TableSpec
 from recsys.embedding.sharding import (
     TableSharding,
     logical_rows,
@@ -179,6 +180,52 @@ class _Initial(keras.initializers.Initializer):
         return values.astype(dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class TablePlacement:
+    """Where one table lies.
+
+    Attributes:
+        table: Name of the table.
+        placement: `row`, `column`, or `replicated`.
+        rows: Logical rows, without padding.
+        padded_rows: Rows with those that make the shards equal.
+        dim: Width of a row [floats].
+        shards: Devices that hold a part each of one copy.
+        bytes_per_device: Bytes of the weights on each device.
+        slot_bytes_per_device: Bytes of the optimizer's slots on each device.
+    """
+
+    table: str
+    placement: Placement
+    rows: int
+    padded_rows: int
+    dim: int
+    shards: int
+    bytes_per_device: int
+    slot_bytes_per_device: int
+
+
+def planned(table: Table, n_shards: int) -> TablePlacement:
+    """Returns the placement of `table`, built or not, when `n_shards` devices share a copy."""
+    spec = table.spec
+    n_shards = 1 if spec.placement == "replicated" else n_shards
+    slots = () if spec.optimizer is None else spec.optimizer.slot_list()
+    per_row = sum(slot.per_row for slot in slots)
+    full = (len(slots) - per_row) * table.n_physical * spec.dim * 4 // n_shards
+    # On a column-wise table every device keeps the slots of whole rows.
+    rows_here = table.n_physical // (n_shards if spec.placement == "row" else 1)
+    return TablePlacement(
+        table=table.name,
+        placement=spec.placement,
+        rows=table.rows,
+        padded_rows=table.n_physical,
+        dim=spec.dim,
+        shards=n_shards,
+        bytes_per_device=table.n_physical * spec.dim * spec.itemsize // n_shards,
+        slot_bytes_per_device=full + per_row * rows_here * 4,
+    )
+
+
 class FeatureInput(NamedTuple):
     """One feature's lookup in its table.
 
@@ -193,12 +240,6 @@ class FeatureInput(NamedTuple):
     spec: TableSpec
     ids: Any
     weights: Any
-
-
-def bytes_per_row(spec: TableSpec) -> tuple[int, int]:
-    """Returns the bytes of a row's weights, and of its slots."""
-    slots = () if spec.optimizer is None else spec.optimizer.slot_list()
-    return spec.dim * spec.itemsize, sum(4 * (1 if s.per_row else spec.dim) for s in slots)
 
 
 def checked_columns(spec: TableSpec, n_shards: int) -> None:

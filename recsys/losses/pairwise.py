@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recsys.errors import RecsysError
 from recsys.losses.loss import Loss
@@ -22,18 +22,10 @@ class Bpr(Loss):
     holds_logits: ClassVar[bool] = False
 
     def __call__(
-        self,
-        query: keras.KerasTensor,
-        candidate: keras.KerasTensor,
-        *,
-        item_row: keras.KerasTensor,
-        log_q: keras.KerasTensor,
-        temperature: float | keras.KerasTensor,
-        sample_weight: keras.KerasTensor | None = None,
-        known: keras.KerasTensor | None = None,
+        self, query: keras.KerasTensor, candidate: keras.KerasTensor, *, log_q: Any, **batch: Any
     ) -> keras.KerasTensor:
         """Returns the loss of a batch; see `bpr`. Pairs need no correction by `log_q`."""
-        return bpr(query, candidate, item_row, temperature, sample_weight, known)
+        return bpr(query, candidate, **batch)
 
 
 def bpr(

@@ -19,18 +19,10 @@ class SampledSoftmax(Loss):
     title: ClassVar[str] = "Sampled softmax with logQ correction"
 
     def __call__(
-        self,
-        query: keras.KerasTensor,
-        candidate: keras.KerasTensor,
-        *,
-        item_row: keras.KerasTensor,
-        log_q: keras.KerasTensor,
-        temperature: float | keras.KerasTensor,
-        sample_weight: keras.KerasTensor | None = None,
-        known: keras.KerasTensor | None = None,
+        self, query: keras.KerasTensor, candidate: keras.KerasTensor, **batch: Any
     ) -> keras.KerasTensor:
         """Returns the loss of a batch; see `sampled_softmax`."""
-        return sampled_softmax(query, candidate, item_row, log_q, temperature, sample_weight, known)
+        return sampled_softmax(query, candidate, **batch)
 
 
 @register_loss("full_softmax")

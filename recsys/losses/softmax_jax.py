@@ -7,7 +7,8 @@ queries over all candidates, and gets back the sum of its own candidates' gradie
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +17,15 @@ from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
 from recsys.kernels import softmax as native_softmax
+from recsys.kernels.softmax import SoftmaxBatch
 from recsys.losses import softmax_blocks
-
-
-class _BatchSharding(NamedTuple):
-    """How the batch is split: over one axis of a mesh."""
-
-    mesh: Mesh
-    axis: str
-
-    @property
-    def n_parts(self) -> int:
-        return int(self.mesh.shape[self.axis])
 
 
 def can_sweep(n_queries: int, n_candidates: int) -> bool:
     """Returns whether both sizes divide among the devices of the active distribution."""
-    sharding = _batch_sharding()
-    return sharding is None or (
-        n_queries % sharding.n_parts == 0 and n_candidates % sharding.n_parts == 0
-    )
+    mesh, axis = _batch_axis()
+    n_parts = mesh.shape[axis] if mesh is not None else 1
+    return n_queries % n_parts == 0 and n_candidates % n_parts == 0
 
 
 def sweep_loss(
@@ -68,39 +58,23 @@ def sweep_loss(
 
 
 @jax.custom_vjp
-def _sweep_loss(
-    query: jax.Array,
-    candidate: jax.Array,
-    item_row: jax.Array,
-    log_q: jax.Array,
-    temperature: jax.Array,
-    weight: jax.Array,
-    known: jax.Array,
-) -> jax.Array:
-    arrays = (query, candidate, item_row, log_q, known)
-    sharding = _batch_sharding()
-    if sharding is None:
-        loss = _kernels(query).losses(*arrays, 1 / temperature, 0)
-    else:
-        loss = _sharded_losses(sharding, *arrays, 1 / temperature)
-    return jnp.sum(weight * loss)
+def _sweep_loss(*arguments: jax.Array) -> jax.Array:
+    batch = _batch(*arguments)
+    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_kernels(batch).losses(batch)])[0])
 
 
 def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    query, candidate, item_row, log_q, temperature, weight, known = (x.value for x in primals)
-    with_log_q = primals[3].perturbed
-    arrays = (query, candidate, item_row, log_q, weight, known)
-    sharding = _batch_sharding()
-    if sharding is None:
-        swept = _kernels(query).losses_and_gradients(*arrays, 1 / temperature, 0, with_log_q)
-    else:
-        swept = _sharded_gradients(sharding, *arrays, 1 / temperature, with_log_q)
-    loss, d_query, d_candidate, d_log_q = swept
+    arguments = [primal.value for primal in primals]
+    batch, temperature, with_log_q = _batch(*arguments), arguments[4], primals[3].perturbed
+    loss, d_query, d_candidate, d_log_q = _swept(
+        batch, lambda batch: _kernels(batch).losses_and_gradients(batch, with_log_q)
+    )
     if not with_log_q:
-        d_log_q = jnp.zeros_like(log_q)
+        d_log_q = jnp.zeros_like(batch.log_q)
     # Logits depend on query / temperature alone: one gradient follows from the other.
-    d_temperature = -jnp.sum(query * d_query) / temperature
-    return jnp.sum(weight * loss), (d_query, d_candidate, d_log_q, d_temperature, loss)
+    d_temperature = -jnp.sum(batch.query * d_query) / temperature
+    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss)
+    return jnp.sum(batch.weight * loss), residuals
 
 
 def _backward(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
@@ -111,92 +85,61 @@ def _backward(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[A
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _kernels(query: jax.Array) -> Any:
+def _batch(
+    query: jax.Array,
+    candidate: jax.Array,
+    item_row: jax.Array,
+    log_q: jax.Array,
+    temperature: jax.Array,
+    weight: jax.Array,
+    known: jax.Array,
+) -> SoftmaxBatch:
+    first = jnp.int32(0)
+    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, 1 / temperature, first)
+
+
+def _kernels(batch: SoftmaxBatch) -> Any:
     """Returns the module that sweeps on one device."""
-    is_native = query.shape[1] <= native_softmax.MAX_DIM and kernels.available()
+    is_native = batch.query.shape[1] <= native_softmax.MAX_DIM and kernels.available()
     return native_softmax if is_native else softmax_blocks
 
 
-# --- under a mesh
-
-
-def _batch_sharding() -> _BatchSharding | None:
-    """Returns how the batch is split as the active distribution says; None if it isn't."""
+def _batch_axis() -> tuple[Mesh | None, str]:
+    """Returns the mesh and its axis that split the batch; no mesh if nothing does."""
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.batch_dim_name is None:
-        return None
-    sharding = _BatchSharding(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
-    return None if sharding.n_parts == 1 else sharding
+        return None, ""
+    mesh, axis = distribution.device_mesh.backend_mesh, distribution.batch_dim_name
+    return (None, "") if mesh.shape[axis] == 1 else (mesh, axis)
 
 
-def _sharded_losses(
-    sharding: _BatchSharding,
-    query: jax.Array,
-    candidate: jax.Array,
-    item_row: jax.Array,
-    log_q: jax.Array,
-    known: jax.Array,
-    scale: jax.Array,
-) -> jax.Array:
-    def part(query: jax.Array, *rest: jax.Array) -> jax.Array:
-        *candidates, known, scale = rest
-        return _kernels(query).losses(
-            query, *_gathered(sharding, *candidates), known, scale, _first_positive(sharding, query)
-        )
+def _swept(
+    batch: SoftmaxBatch, sweep: Callable[[SoftmaxBatch], Sequence[jax.Array]]
+) -> Sequence[jax.Array]:
+    """Returns what `sweep` returns; under a mesh each device sweeps its own queries.
 
-    own = PartitionSpec(sharding.axis)
-    return _mapped(sharding, part, (*[own] * 5, PartitionSpec()), own)(
-        query, candidate, item_row, log_q, known, scale
-    )
+    Args:
+        batch: The whole batch.
+        sweep: Returns the losses, or these, the queries' gradients, and those of arrays with
+            an entry for each candidate, which are summed over the devices.
+    """
+    mesh, axis = _batch_axis()
+    if mesh is None:
+        return sweep(batch)
 
+    def part(batch: SoftmaxBatch) -> tuple[jax.Array, ...]:
+        of_all = {
+            name: jax.lax.all_gather(getattr(batch, name), axis, tiled=True)
+            for name in ("candidate", "item_row", "log_q")
+        }
+        first = jax.lax.axis_index(axis) * len(batch.query)
+        swept = sweep(batch._replace(**of_all, first=first))
+        sums = (jax.lax.psum_scatter(x, axis, tiled=True) for x in swept[2:])
+        return (*swept[:2], *sums)
 
-def _sharded_gradients(
-    sharding: _BatchSharding,
-    query: jax.Array,
-    candidate: jax.Array,
-    item_row: jax.Array,
-    log_q: jax.Array,
-    weight: jax.Array,
-    known: jax.Array,
-    scale: jax.Array,
-    with_log_q: bool,
-) -> tuple[jax.Array, ...]:
-    def part(
-        query: jax.Array,
-        candidate: jax.Array,
-        item_row: jax.Array,
-        log_q: jax.Array,
-        weight: jax.Array,
-        known: jax.Array,
-        scale: jax.Array,
-    ) -> tuple[jax.Array, ...]:
-        candidates = _gathered(sharding, candidate, item_row, log_q)
-        loss, d_query, *d_candidates = _kernels(query).losses_and_gradients(
-            query, *candidates, weight, known, scale, _first_positive(sharding, query), with_log_q
-        )
-        return loss, d_query, *_scattered(sharding, *d_candidates)
-
-    own = PartitionSpec(sharding.axis)
-    return _mapped(sharding, part, (*[own] * 6, PartitionSpec()), (own, own, own, own))(
-        query, candidate, item_row, log_q, weight, known, scale
-    )
-
-
-def _mapped(sharding: _BatchSharding, part: Any, in_specs: Any, out_specs: Any) -> Any:
+    own, whole = PartitionSpec(axis), PartitionSpec()
+    specs = SoftmaxBatch._make([own] * 6 + [whole] * 2)
     # Along other axes of the mesh everything is repeated.
-    return jax.shard_map(
-        part, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
-
-
-def _gathered(sharding: _BatchSharding, *parts: jax.Array) -> list[jax.Array]:
-    return [jax.lax.all_gather(x, sharding.axis, tiled=True) for x in parts]
-
-
-def _scattered(sharding: _BatchSharding, *sums: jax.Array) -> list[jax.Array]:
-    return [jax.lax.psum_scatter(x, sharding.axis, tiled=True) for x in sums]
-
-
-def _first_positive(sharding: _BatchSharding, query: jax.Array) -> jax.Array:
-    """Returns the position of the positive of this device's query 0 among all candidates."""
-    return jax.lax.axis_index(sharding.axis) * query.shape[0]
+    mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=own, check_vma=False)
+    swept: Sequence[jax.Array] = mapped(batch)
+    return swept

@@ -10,7 +10,7 @@ from recsys.contents import lazy_contents
 if TYPE_CHECKING:
     from recsys.models.encoders import HistoryEncoder
     from recsys.models.inputs import ModelInputs
-    from recsys.models.retrieval import RetrievalModel, model_class, model_tables
+    from recsys.models.retrieval import RetrievalModel, model_class
     from recsys.models.saved import TrainedModel, load_model, save_model
     from recsys.models.spec import FeatureSpec, ModelSpec
     from recsys.models.two_tower import TwoTower
@@ -25,7 +25,6 @@ __all__ = [
     "TwoTower",
     "load_model",
     "model_class",
-    "model_tables",
     "save_model",
 ]
 __getattr__, __dir__ = lazy_contents(__name__, __file__)

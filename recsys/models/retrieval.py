@@ -157,7 +157,10 @@ class RetrievalModel(SparseModel):
             }
             kwargs = {**of_train, **kwargs}
         sizes = data.spec if isinstance(data, Data) else data
-        return cls(ModelSpec.of(getattr(config, "model", config), sizes), **kwargs)
+        spec = ModelSpec.of(
+            getattr(config, "model", config), sizes.user_rows, sizes.item_rows, sizes.features
+        )
+        return cls(spec, **kwargs)
 
     @property
     def config(self) -> Any:
@@ -425,15 +428,6 @@ def model_class(spec: ModelSpec) -> type[RetrievalModel]:
     """Returns the class of a model."""
     cls: type[RetrievalModel] = registry.get("model", registry.name_of("model", spec.config))
     return cls
-
-
-def model_tables(
-    spec: ModelSpec,
-    optimizer: RowOptimizer | None = None,
-    user_optimizer: RowOptimizer | None = None,
-) -> Tables:
-    """Returns the tables of a model by name; see `RetrievalModel.make_tables`."""
-    return model_class(spec).make_tables(spec, optimizer, user_optimizer)
 
 
 def _name_layers(name: str, value: Any) -> None:

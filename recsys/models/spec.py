@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.dataset import DataSpec, FeatureTable
+from recsys.data.dataset import FeatureTable
 from recsys.errors import UsageError
 from recsys.registry import Choice
 from recsys.strict import Strict
@@ -46,13 +46,25 @@ class ModelSpec(Strict):
     """Features of the items, then those of the users."""
 
     @classmethod
-    def of(cls, config: RetrievalConfig, data: DataSpec) -> Self:
-        """Returns the spec of a model for data of these sizes.
+    def of(
+        cls,
+        config: RetrievalConfig,
+        user_rows: int,
+        item_rows: int,
+        features: Iterable[FeatureTable] = (),
+    ) -> Self:
+        """Returns the spec of a model for tables of these sizes.
 
         Raises:
             UsageError: There is no such model.
         """
-        return cls._of(config, data.user_rows, data.item_rows, data.features)
+        with_dim = tuple(
+            FeatureSpec(**dataclasses.asdict(feature), dim=config.feature_dim)
+            for feature in features
+        )
+        spec = cls(config=config, user_rows=user_rows, item_rows=item_rows, features=with_dim)
+        spec.check()
+        return spec
 
     @classmethod
     def for_data(
@@ -62,13 +74,7 @@ class ModelSpec(Strict):
         catalogue: Catalogue,
         user_features: Iterable[FeatureBags] = (),
     ) -> Self:
-        """Returns the spec of a model.
-
-        Args:
-            config: The model's options.
-            user_rows: Rows of the user table.
-            catalogue: The items.
-            user_features: What is known of the users.
+        """Returns the spec of a model for a catalogue, and what is known of the users.
 
         Raises:
             UsageError: There is no such model.
@@ -80,23 +86,7 @@ class ModelSpec(Strict):
             for side, bags in sides.items()
             for f in bags
         ]
-        return cls._of(config, user_rows, catalogue.n_rows, features)
-
-    @classmethod
-    def _of(
-        cls,
-        config: RetrievalConfig,
-        user_rows: int,
-        item_rows: int,
-        features: Iterable[FeatureTable],
-    ) -> Self:
-        with_dim = tuple(
-            FeatureSpec(**dataclasses.asdict(feature), dim=config.feature_dim)
-            for feature in features
-        )
-        spec = cls(config=config, user_rows=user_rows, item_rows=item_rows, features=with_dim)
-        spec.check()
-        return spec
+        return cls.of(config, user_rows, catalogue.n_rows, features)
 
     def check(self) -> None:
         """Checks the config against the data.

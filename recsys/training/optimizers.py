@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from recsys import registry
 from recsys.config import TrainConfig
-from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+from recsys.embedding.optimizers import RowOptimizer
 
 
 @keras.saving.register_keras_serializable(package="recsys")
@@ -81,12 +81,14 @@ def table_optimizers(
 
 
 def _of_rows(train: TrainConfig, peak: float, updates: int, start: int) -> RowOptimizer:
-    rate = _rate(peak, train, updates, start)
-    return dataclasses.replace(
-        row_optimizer(train.table_optimizer),
-        learning_rate=rate,
+    options = train.table_optimizer
+    cls: Any = registry.get("row_optimizer", registry.name_of("row_optimizer", options))
+    optimizer: RowOptimizer = cls(
+        learning_rate=_rate(peak, train, updates, start),
         weight_decay=train.table_weight_decay,
+        **options.model_dump(),
     )
+    return optimizer
 
 
 def tower_optimizer(train: TrainConfig, updates: int, start: int = 0) -> keras.optimizers.Optimizer:

@@ -54,30 +54,23 @@ class Remarks:
         return sentences
 
 
-def check_divides(train: TrainConfig, n_devices: int) -> None:
-    """Checks that every device gets an equal part of each batch.
+def check_divides(train: TrainConfig, n_parts: int) -> None:
+    """Checks that a batch divides into the parts that the devices take.
 
     Raises:
         UsageError: A number doesn't divide.
     """
-    for error in uneven_errors(train, n_devices):
-        raise error
-
-
-def uneven_errors(train: TrainConfig, n_devices: int) -> list[UsageError]:
-    """Returns an error for each number that doesn't divide among the devices."""
-    return [
-        UsageError(
+    for key, value, fitting in uneven(train, n_parts):
+        raise UsageError(
             "R321",
-            f"train.{key} must be a multiple of the {n_devices} devices.",
+            f"train.{key} must be a multiple of {n_parts}, the parts that devices split a batch"
+            " into.",
             f"Use {fitting}.",
             value,
         )
-        for key, value, fitting in uneven(train, n_devices)
-    ]
 
 
-def uneven(train: TrainConfig, n_devices: int) -> list[tuple[str, int, int]]:
+def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
     """Returns key, value, and next fitting value of the numbers that don't divide."""
     numbers = {
         "batch_size": train.batch_size,
@@ -87,9 +80,9 @@ def uneven(train: TrainConfig, n_devices: int) -> list[tuple[str, int, int]]:
     if train.loss.negatives == "catalogue":  # Draws none.
         del numbers["uniform_negatives"]
     return [
-        (key, value, -(-value // n_devices) * n_devices)
+        (key, value, -(-value // n_parts) * n_parts)
         for key, value in numbers.items()
-        if value % n_devices
+        if value % n_parts
     ]
 
 

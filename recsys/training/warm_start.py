@@ -156,8 +156,6 @@ def _date(seconds: int) -> str:
 CHANGED = "R390"
 """Code of the error that the model is another one than the earlier one."""
 
-_OPTIMIZERS = ("table_optimizer", "tower_optimizer")
-
 
 def differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> list[str]:
     """Returns what keeps a training from going on from `base`, each as `what: then → now`.
@@ -199,8 +197,11 @@ def _of_config(spec: ModelSpec, stage: TrainStage) -> Iterator[str]:
 
 
 def _of_optimizers(before: TrainStage, now: TrainStage) -> Iterator[str]:
-    for name in _OPTIMIZERS:
-        then, today = getattr(before.train, name), getattr(now.train, name)
+    tables = [
+        registry.name_of("row_optimizer", stage.train.table_optimizer) for stage in (before, now)
+    ]
+    towers = [stage.train.tower_optimizer for stage in (before, now)]
+    for name, (then, today) in (("table_optimizer", tables), ("tower_optimizer", towers)):
         if then != today:
             yield f"train.{name}: {then} → {today}"
 

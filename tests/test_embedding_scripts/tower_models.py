@@ -8,7 +8,7 @@ import numpy as np
 
 from recsys.config import TwoTowerConfig
 from recsys.config.architecture import SequenceConfig
-from recsys.models import ModelSpec, TwoTower, model_tables
+from recsys.models import ModelSpec, TwoTower
 
 DIM, HISTORY, USERS, ITEMS = 8, 5, 11, 13
 # What is pooled alone is seen through towers without layers and without the users' ids.
@@ -41,7 +41,7 @@ def build(features=(), optimizer=None, scale=0.5, **options):
     """Returns a model whose weights are random, those that start at 0 too."""
     config = TwoTowerConfig(dim=DIM, feature_dim=3, history=HISTORY, **options)
     spec = ModelSpec(config=config, user_rows=USERS, item_rows=ITEMS, features=features)
-    model = TwoTower(spec, model_tables(spec, optimizer), seed=7)
+    model = TwoTower(spec, TwoTower.make_tables(spec, optimizer), seed=7)
     model.build()
     for number, variable in enumerate(model.weights):
         if "steps" not in variable.path and "temperature" not in variable.path:

@@ -13,7 +13,7 @@ from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
-from recsys.models import ModelInputs, ModelSpec, TwoTower, model_tables, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.training.earlier_model import TrainingState, save_state
 from recsys.training.optimizers import table_optimizers, tower_optimizer
 from recsys.training.run_state import moments_of, seeds_of
@@ -135,7 +135,7 @@ def compiled(inputs, stage, updates_before=0):
     spec = ModelSpec.for_data(
         stage.model, inputs.users.n_rows, inputs.catalogue, inputs.user_features
     )
-    tables = model_tables(spec, *table_optimizers(stage.train, 10, updates_before))
+    tables = TwoTower.make_tables(spec, *table_optimizers(stage.train, 10, updates_before))
     model = TwoTower(spec, tables, stage.train.seed)
     model.build()
     model.compile(optimizer=tower_optimizer(stage.train, 10, updates_before))
