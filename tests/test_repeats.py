@@ -20,7 +20,6 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.config.load import load_config, load_stage
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.training_events import training_events
@@ -231,18 +230,6 @@ def test_examples_show_what_the_served_model_would(results):
             for one in result["examples"]
         ]
         assert any(both) == (repeats == "include")
-
-
-def test_the_rule_on_repeats_is_read_from_the_old_key_too(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("evaluate: {k: [10], mask_seen: false}\n")
-    small = ["name=x", "root=out", "data.interactions.files=x.csv"]
-    small += ["data.interactions.columns={user: u, item: i, timestamp: t}"]
-    assert load_config(file, small).repeats == "include"
-    assert load_config(file, [*small, "evaluate.mask_seen=true"]).repeats == "exclude"
-    with pytest.raises(RecsysError, match=r"R105.*evaluate\.mask_seen"):
-        load_config(file, [*small, "repeats=exclude"])
-    assert load_stage(file, EvaluateStage).repeats == "include"
 
 
 @pytest.mark.parametrize("native", ["1", "0"], ids=["kernel", "jax"])
