@@ -23,8 +23,7 @@ from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving import batch_file
-from recsys.serving.batch_file import ENCODED, SCHEMA, recommend_file
-from recsys.serving.users_file import UsersFile
+from recsys.serving.batch_file import ENCODED, SCHEMA, UsersFile, recommend_file
 
 _REPO = Path(__file__).resolve().parent.parent
 
@@ -200,7 +199,7 @@ _RUN = """
 import sys, time
 sys.path[:0] = [{tests!r}, {worlds!r}]
 from pathlib import Path
-from recsys.serving.users_file import UsersFile
+from recsys.serving.batch_file import UsersFile
 from recsys.serving.batch_file import recommend_file
 from test_recommend_batch import Echo, quiet
 class Slow(Echo):
@@ -272,7 +271,7 @@ print(json.dumps({"source": [s.decode() for s in found["source"]],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [7, 8192])
+@pytest.mark.parametrize("block", [pytest.param(7, marks=pytest.mark.thorough), 8192])
 def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, capsys, block):
     users = [*(f"u{n}" for n in range(40)), *(f"late{n}" for n in range(5)),
              *(f"stranger {n}" for n in range(30)), "ü"]  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from recsys.bundles.signatures import NO_SCORE, Input, Signature
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import UsageError
-from recsys.serving.catalogue_search import CatalogueSearch, ItemFilters
+from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.ranker import Ranker
 from recsys.serving.recommendations import LoadedBundle
 from recsys.serving.retriever import Retriever
@@ -180,14 +180,6 @@ def test_filters_hold_exactly(retriever, wish):
     found = retriever.ask("recommend_filtered", asked)
     assert found["candidate_ids"][0].tolist() == by_hand("u0", SEEN[b"u0"], allowed)
     assert found["candidate_ids"][1].tolist() == by_hand("u1")  # Each row has its own filter.
-
-
-def test_tokens_come_with_those_of_the_most_items_first():
-    filters = ItemFilters({"genres": pa.array([["b"], ["a", "b"], ["a", "b"]])}, 4)
-    assert filters.feature_of == {"only_genres": "genres"}
-    assert filters.tokens("only_genres", "", 9) == ["b", "a"]
-    assert filters.tokens("only_genres", "", 1) == ["b"]
-    assert filters.tokens("only_genres", "A", 9) == ["a"]
 
 
 def ids(answer):

@@ -213,17 +213,6 @@ def test_wrong_wishes_are_refused_with_a_sentence(server, wish, status):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"\xff", b'{"user": "\\ud800"}', b'{"k": NaN}', b"[" * 100_000],
-    ids=lambda body: repr(body)[:20],
-)
-def test_broken_bodies_are_refused_with_a_sentence(server, body):
-    kind = {"Content-Type": "application/json"}
-    answer = requesting.post(f"{server.url}/api/recommend", content=body, headers=kind)
-    assert (answer.status_code in (400, 422), set(answer.json())) == (True, {"error"})
-
-
-@pytest.mark.parametrize(
     ("path", "status"),
     [
         ("users?n=0", 422),

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 import httpx
@@ -348,24 +346,6 @@ def test_the_openapi_page_lists_every_route_and_what_it_may_answer(server):
     assert set(predict["responses"]) >= {"200", "400", "404", "408", "413", "429", "503"}
     assert predict["requestBody"]["required"]
     assert "/v1/models/{name}/versions/{version}/metadata" in page["paths"]
-
-
-@settings(max_examples=60)
-@given(
-    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "X"]),
-    path=st.sampled_from(["/v1/models/m:predict", "/v1/models/", "/healthz", "/api/", "/"]),
-    more=st.binary(max_size=20),
-    body=st.binary(max_size=200),
-)
-def test_no_request_ends_in_an_error_of_ours(server, method, path, more, body):
-    answer = requesting.request(
-        method, httpx.URL(server.url, raw_path=path.encode() + _quoted(more)), content=body
-    )
-    assert answer.status_code < 500
-
-
-def _quoted(more):
-    return b"".join(b"%%%02x" % byte for byte in more)
 
 
 def test_many_clients_at_once_get_their_own_answers(server):

@@ -2,8 +2,7 @@
 
 exporting         `recsys.export`: starts the stage from Python
 export            the stage: from a model folder to a bundle
-graph             the signatures of its SavedModel
-row_embedding     users and items by row inside the graph
+graph             the signatures of its SavedModel, and what is stored of users and items
 candidates        the best k inside the graph
 raw_features      raw columns to token rows inside the graph
 id_table          ids to rows inside the graph
@@ -11,8 +10,7 @@ variables         the variables of a SavedModel, written slice by slice
 quantization      item embeddings in fewer bits
 signatures        what the signatures take and answer
 parity            what a SavedModel must do before it becomes a bundle
-parity_process    the process of that check, with TensorFlow alone
-parity_reference  what the trainer computed, for that check
+parity_process    the process of that check, with TensorFlow alone, and what it compares with
 item_table        ids, titles and features of the items
 model_card        MODEL_CARD.md
 warmup            TensorFlow Serving's warm-up requests

@@ -32,12 +32,9 @@ def write_manifest(bundle: Path, fields: Mapping[str, Any]) -> None:
     try:
         manifests.write_manifest(bundle / MANIFEST, {**fields, "format": _FORMAT}, files)
     except (TypeError, ValueError) as error:
-        raise RecsysError(
-            "R504",
-            "The fields of a manifest must be JSON without NaN and infinity.",
-            "Report this as a bug, with the run's log.",
-            str(error),
-        ) from None
+        rule = "The fields of a manifest must be JSON without NaN and infinity."
+        cure = "Report this as a bug, with the run's log."
+        raise RecsysError("R504", rule, cure, str(error)) from None
 
 
 def read_manifest(bundle: Path) -> dict[str, Any]:
@@ -48,11 +45,14 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     """
     try:
         manifest = manifests.read_manifest(bundle / MANIFEST)
+        received = f"format {manifest.get('format')!r}"
+        if manifest.get("format") == _FORMAT:
+            return manifest
     except manifests.ManifestError as error:
-        raise _no_manifest(bundle, error.reason) from None
-    if type(manifest.get("format")) is not int or manifest["format"] != _FORMAT:
-        raise _no_manifest(bundle, f"format {manifest.get('format')!r}")
-    return manifest
+        received = error.reason
+    rule = f"A bundle must have a whole manifest at {str(bundle / MANIFEST)!r}."
+    cure = "Name a folder that the export wrote, or run again: recsys run."
+    raise RecsysError("R501", rule, cure, received)
 
 
 def verify(bundle: Path) -> dict[str, Any]:
@@ -66,50 +66,22 @@ def verify(bundle: Path) -> dict[str, Any]:
     try:
         manifests.verify_folder(bundle / MANIFEST)
     except manifests.SpecialFileError as error:
-        raise _special_file(bundle, error) from None
-    except manifests.UnlistedFileError as error:
-        raise _damaged("R503", bundle, error) from None
+        rule = (
+            f"The bundle {str(bundle)!r} must hold plain files and folders alone;"
+            f" {error.name!r} is neither."
+        )
+        cure = "Put the file itself in its place, or run again: recsys run."
+        raise RecsysError("R514", rule, cure, error.reason) from None
     except manifests.ManifestError as error:
-        raise _damaged("R502", bundle, error) from None
+        code = "R503" if isinstance(error, manifests.UnlistedFileError) else "R502"
+        rule = (
+            f"The file {error.name!r} of the bundle {str(bundle)!r} must be as the manifest says."
+        )
+        cure = "The bundle is damaged: delete it and run again: recsys run."
+        raise RecsysError(code, rule, cure, error.reason) from None
     return manifest
 
 
 def manifest_digest(bundle: Path) -> str | None:
     """Returns the sha256 of the manifest, which identifies all content; None without one."""
     return manifests.manifest_digest(bundle / MANIFEST)
-
-
-def excludes_seen(manifest: Mapping[str, Any]) -> bool:
-    """Returns whether answers leave out what users have seen, unless a request says otherwise.
-
-    It is `repeats` of the config that a bundle was exported with; earlier ones have none.
-    """
-    return manifest.get("repeats", "exclude") == "exclude"
-
-
-def _no_manifest(bundle: Path, received: str) -> RecsysError:
-    return RecsysError(
-        "R501",
-        f"A bundle must have a whole manifest at {str(bundle / MANIFEST)!r}.",
-        "Name a folder that the export wrote, or run again: recsys run.",
-        received,
-    )
-
-
-def _damaged(code: str, bundle: Path, error: manifests.ManifestError) -> RecsysError:
-    return RecsysError(
-        code,
-        f"The file {error.name!r} of the bundle {str(bundle)!r} must be as the manifest says.",
-        "The bundle is damaged: delete it and run again: recsys run.",
-        error.reason,
-    )
-
-
-def _special_file(bundle: Path, error: manifests.ManifestError) -> RecsysError:
-    return RecsysError(
-        "R514",
-        f"The bundle {str(bundle)!r} must hold plain files and folders alone; {error.name!r} is"
-        " neither.",
-        "Put the file itself in its place, or run again: recsys run.",
-        error.reason,
-    )

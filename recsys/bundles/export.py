@@ -26,8 +26,7 @@ from recsys.bundles.bundle import MANIFEST, write_manifest
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
 from recsys.bundles.model_card import model_card
-from recsys.bundles.parity_process import ParityProcess
-from recsys.bundles.parity_reference import Reference, raw_probes
+from recsys.bundles.parity_process import ParityProcess, Reference, raw_probes
 from recsys.bundles.raw_features import RawFeatures
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popularity_shares
 from recsys.bundles.variables import filled_later
@@ -159,12 +158,10 @@ def _histories(data: Path, saved: TrainedModel) -> ServingHistories:
     for name, of_model in (("users", saved.users), ("items", saved.items)):
         of_data = Vocabulary.load(data / "vocabulary" / f"{name}.parquet")
         if of_model.fingerprint() != of_data.fingerprint():
-            raise RecsysError(
-                "R524",
-                f"The {name} of the model must be those of the data folder {str(data)!r}.",
-                "Export with the data folder that the model was trained on.",
-                {"model": of_model.n_rows, "data": of_data.n_rows},
-            )
+            rule = f"The {name} of the model must be those of the data folder {str(data)!r}."
+            cure = "Export with the data folder that the model was trained on."
+            received = {"model": of_model.n_rows, "data": of_data.n_rows}
+            raise RecsysError("R524", rule, cure, received)
     return serving_histories(InteractionStore.open(data / "store"))
 
 
@@ -188,14 +185,15 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
     Raises:
         RecsysError: An input is damaged, or the SavedModel differs from the trainer.
     """
-    if keras.config.backend() != "tensorflow":
-        raise RecsysError(
-            "R520",
-            "The export must run with Keras on TensorFlow.",
-            "Set KERAS_BACKEND=tensorflow; `recsys export` does.",
-            keras.config.backend(),
-        )
-    _check_replaceable(out)
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        rule = "The export must run with Keras on TensorFlow."
+        cure = "Set KERAS_BACKEND=tensorflow; `recsys export` does."
+        raise RecsysError("R520", rule, cure, backend)
+    is_taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if is_taken and not (out / MANIFEST).exists():
+        rule = "The export writes to a new or empty folder, or over an older bundle."
+        raise UsageError("R521", rule, "Name another folder with --out.", str(out))
     temporary = out.parent / f".{out.name}.partial"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -203,13 +201,12 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
         checked = _write(temporary, stage, sources)
         _replace(temporary, out)
     except OSError as error:
-        raise RecsysError(
-            "R525",
+        rule = (
             f"The export must be able to read or write {Path(error.filename or out).name!r} in"
-            f" {str(out.parent)!r}{free_there(out)}.",
-            "Free some space, correct the permissions, or run again: recsys run.",
-            str(error),
-        ) from None
+            f" {str(out.parent)!r}{free_there(out)}."
+        )
+        cure = "Free some space, correct the permissions, or run again: recsys run."
+        raise RecsysError("R525", rule, cure, str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return {"bundle": str(out), **checked}
@@ -217,19 +214,12 @@ def export(stage: ExportStage, sources: Sources, out: Path) -> dict[str, Any]:
 
 def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]:
     """Writes a checked bundle into `folder`; the manifest comes last."""
-    warmup.check_available()
-    with ParityProcess() as parity:
-        return _write_checked(folder, stage, sources, parity)
-
-
-def _write_checked(
-    folder: Path, stage: ExportStage, sources: Sources, parity: ParityProcess
-) -> dict[str, Any]:
-    training = _json(sources.model / "training.json")
-    evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
-    fields, reference = _write_contents(folder, stage, sources)
-    gc.collect()  # The memory is needed by the process of the checks.
-    with tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+    warmup.messages()  # Before the work of minutes.
+    with ParityProcess() as parity, tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
+        training = _json(sources.model / "training.json")
+        evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
+        fields, reference = _write_contents(folder, stage, sources)
+        gc.collect()  # The memory is needed by the process of the checks.
         reference.save(Path(scratch))
         checked = parity.check(folder, Path(scratch))
     trained_with = fields["config"]
@@ -266,7 +256,11 @@ def _write_contents(
     shutil.copyfile(sources.model / "catalogue" / "titles.parquet", folder / "titles.parquet")
     write_catalogue(folder, saved.catalogue)
     is_item, candidates = saved.catalogue.is_item, opened.probe.candidates
-    index = build(folder, candidates, is_item, reference.query, k, config.index, _tell_indexed)
+
+    def report(done: int, total: int) -> None:
+        _tell(f"{done:,} of {total:,} items indexed", done, total)
+
+    index = build(folder, candidates, is_item, reference.query, k, config.index, report)
     fields = {
         "k": k,
         "index": index,
@@ -301,30 +295,18 @@ def _save_model(
         warmup.write_warmup(folder, stage.name, reference)
 
 
-def _tell_indexed(done: int, total: int) -> None:
-    text = f"{done:,} of {total:,} items indexed"
-    emit("progress", step=_STEP, done=done, total=total, text=text)
-
-
 def _tell_written(done: int, total: int) -> None:
     text = f"{done / 2**30:.2f} of {total / 2**30:.2f} GiB of variables written"
+    _tell(text, done, total)
+
+
+def _tell(text: str, done: int, total: int) -> None:
     emit("progress", step=_STEP, done=done, total=total, text=text)
 
 
 def _json(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
-
-
-def _check_replaceable(out: Path) -> None:
-    is_taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
-    if is_taken and not (out / MANIFEST).exists():
-        raise UsageError(
-            "R521",
-            "The export writes to a new or empty folder, or over an older bundle.",
-            "Name another folder with --out.",
-            str(out),
-        )
 
 
 def _replace(temporary: Path, out: Path) -> None:

@@ -78,12 +78,9 @@ def _model_folder(model: Any, data: Any, scratch: Path) -> Path:
     result = model if hasattr(model, "summary") and hasattr(model, "stage") else None
     result = result or getattr(model, "training_result", None)
     if result is None:
-        raise UsageError(
-            "R536",
-            "The model to export must be trained, or a model folder.",
-            "Train it with recsys.Trainer, or name the folder that a training wrote.",
-            type(model).__name__,
-        )
+        rule = "The model to export must be trained, or a model folder."
+        cure = "Train it with recsys.Trainer, or name the folder that a training wrote."
+        raise UsageError("R536", rule, cure, type(model).__name__)
     from recsys.data.dataset import open_data
     from recsys.train import write_model
 

@@ -75,12 +75,9 @@ def _sorted(ids: pa.Array | Sequence[str]) -> tuple[tuple[int, int], np.ndarray,
         twins = np.flatnonzero(hashes[1:] == hashes[:-1])
         if not len(twins):
             return key, hashes, order
-    raise RecsysError(
-        "R527",
-        "The ids of a table must differ from each other.",
-        "Report this as a bug, with the run's log.",
-        str(ids[int(order[twins[0]])]),
-    )
+    rule = "The ids of a table must differ from each other."
+    cure = "Report this as a bug, with the run's log."
+    raise RecsysError("R527", rule, cure, str(ids[int(order[twins[0]])]))
 
 
 def _hashed(ids: pa.Array | Sequence[str], buckets: int, key: tuple[int, int]) -> np.ndarray:

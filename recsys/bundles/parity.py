@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from recsys.bundles.parity_reference import Reference
+from recsys.bundles.parity_process import Reference
 from recsys.bundles.quantization import check_parity, stored
 from recsys.bundles.signatures import POPULARITY
 from recsys.bundles.variables import read_rows
+from recsys.bundles.warmup import example
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.errors import RecsysError
 
@@ -43,13 +44,12 @@ def difference(code: str, subject: str, values: np.ndarray, expected: np.ndarray
 
 def refused(code: str, subject: str, received: str) -> RecsysError:
     """Returns the error of a model that must not be exported."""
-    return RecsysError(
-        code,
+    rule = (
         f"The {subject} of the exported model must be the trainer's within {TOLERANCE:g}"
-        " of the largest number, or of 1.",
-        "Nothing was exported. Train again: recsys run; if it stays, report it as a bug.",
-        received,
+        " of the largest number, or of 1."
     )
+    cure = "Nothing was exported. Train again: recsys run; if it stays, report it as a bug."
+    return RecsysError(code, rule, cure, received)
 
 
 _BLOCK_ROWS = 8192
@@ -211,14 +211,8 @@ def _answer(signature: Any, reference: Reference, part: slice) -> dict[str, tf.T
 
 
 def _examples(reference: Reference, part: slice) -> tf.Tensor:
-    serialized = []
-    for user_id, history in zip(reference.user_id[part], reference.history[part], strict=True):
-        example = tf.train.Example()
-        feature = example.features.feature
-        feature["user_id"].bytes_list.value.append(user_id.encode())
-        feature["history"].bytes_list.value.extend(id_.encode() for id_ in history)
-        feature["exclude_seen"].int64_list.value.append(0)
-        serialized.append(example.SerializeToString())
+    probes = zip(reference.user_id[part], reference.history[part], strict=True)
+    serialized = [example(*probe, exclude_seen=0) for probe in probes]
     return tf.constant(serialized, tf.string, [len(serialized)])
 
 
@@ -249,16 +243,11 @@ def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray)
         columns = {name: tf.fill([len(ids), 1], "") for name in raw}
         outputs = signature(item_id=tf.constant(ids, tf.string, [len(ids)]), **columns)
         outputs = outputs["embedding"].numpy()
-        expected = _picked(embeddings, rows[part])
+        # Ascending rows lie close together.
+        start, stop = (rows[part][0], rows[part][-1] + 1) if ids else (0, 0)
+        expected = read_rows(embeddings, start, stop)[rows[part] - start]
         worst = max(worst, difference("R531", "item embeddings", outputs, expected))
     return worst
-
-
-def _picked(embeddings: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the embeddings of ascending `rows`, which lie close together."""
-    if not len(rows):
-        return np.zeros((0, embeddings.shape[1]), np.float32)
-    return read_rows(embeddings, rows[0], rows[-1] + 1)[rows - rows[0]]
 
 
 def _answers(signature: str, outputs: dict[str, np.ndarray], items: Vocabulary) -> Answers:
@@ -295,20 +284,6 @@ def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[s
     Raises:
         RecsysError: They take longer (R528).
     """
-    times = _times_ms(model, reference)[_WARM_UP:]
-    p50, p99 = (float(np.quantile(times, share, method="higher")) for share in (0.5, 0.99))
-    if p99 > allowed_ms:
-        raise RecsysError(
-            "R528",
-            f"The exported model must answer 99 % of single requests within {allowed_ms:g} ms.",
-            "Raise export.latency_ms, use an index or a smaller export.k, or export on a"
-            " machine that does nothing else.",
-            f"{p99:.2f} ms",
-        )
-    return {"p50": p50, "p99": p99}
-
-
-def _times_ms(model: Any, reference: Reference) -> np.ndarray:
     signature = model.signatures["recommend"]
     times = np.empty(_WARM_UP + _REQUESTS)
     for number in range(len(times)):
@@ -318,4 +293,12 @@ def _times_ms(model: Any, reference: Reference) -> np.ndarray:
         for value in signature(**inputs).values():
             value.numpy()
         times[number] = (time.perf_counter() - started) * 1e3
-    return times
+    p50, p99 = np.quantile(times[_WARM_UP:], (0.5, 0.99), method="higher").tolist()
+    if p99 > allowed_ms:
+        rule = f"The exported model must answer 99 % of single requests within {allowed_ms:g} ms."
+        cure = (
+            "Raise export.latency_ms, use an index or a smaller export.k, or export on a"
+            " machine that does nothing else."
+        )
+        raise RecsysError("R528", rule, cure, f"{p99:.2f} ms")
+    return {"p50": p50, "p99": p99}

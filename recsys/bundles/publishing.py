@@ -24,6 +24,7 @@ from recsys.bundles.versions import (
     HIDDEN,
     VersionRegistry,
     hidden_folder,
+    is_version,
     versions,
     withdrawn_folders,
 )
@@ -32,7 +33,6 @@ from recsys.system.commit import commit_folder
 from recsys.system.held_folder import HeldFolder
 
 _LOCK = ".lock"
-_HIGHEST = 2**63 - 1
 
 
 class WithdrawnError(RecsysError):
@@ -62,9 +62,9 @@ def publish(bundle: Path, serving_root: Path, keep: int) -> Path:
         raise RecsysError("R512", "At least one version must be kept.", "Set push.keep to 1.", keep)
     verify(bundle)
     with only_publisher(serving_root) as held:
-        ledger = VersionRegistry.open(serving_root)
-        path = _published_already(bundle, serving_root) or _add(bundle, held, ledger)
-        _prune(held, keep, ledger.pinned)
+        registry = VersionRegistry.open(serving_root)
+        path = _published_already(bundle, serving_root) or _add(bundle, held, registry)
+        _prune(held, keep, registry.pinned)
     return path
 
 
@@ -79,21 +79,29 @@ def _published_already(bundle: Path, serving_root: Path) -> Path | None:
     return published[-1]
 
 
-def _add(bundle: Path, held: HeldFolder, ledger: VersionRegistry) -> Path:
+def _add(bundle: Path, held: HeldFolder, registry: VersionRegistry) -> Path:
     serving_root = held.path
     digest = manifest_digest(bundle)
-    for number, withdrawn in ledger.withdrawn.items():
+    for number, withdrawn in registry.withdrawn.items():
         if withdrawn == digest:
-            raise _withdrawn(bundle, number)
-    number = ledger.highest + 1
-    if number > _HIGHEST:
-        raise OSError(f"no number is left above {ledger.highest}")
+            rule = (
+                f"What was rolled back is not published again: the bundle {str(bundle)!r} has"
+                f" the content of version {number}."
+            )
+            cure = (
+                "Train on new data or with another config; or bring that version back:"
+                f" recsys rollback --to {number}."
+            )
+            raise WithdrawnError("R513", rule, cure)
+    number = registry.highest + 1
+    if not is_version(str(number)):
+        raise OSError(f"no number is left above {registry.highest}")
     temporary, final = serving_root / f"{HIDDEN}{number}", serving_root / str(number)
     try:
         shutil.copytree(bundle, temporary, symlinks=True)
         verify(temporary)  # It may have changed while it was copied.
         # Before it can be seen: were it deleted by hand, its number would be forgotten.
-        dataclasses.replace(ledger, highest=number).save(serving_root)
+        registry.save(serving_root, highest=number)
         commit_folder(temporary, final)
     finally:
         with contextlib.suppress(OSError):
@@ -106,10 +114,8 @@ def _prune(held: HeldFolder, keep: int, pinned: int | None) -> None:
     serving_root = held.path
     old = [path for path in versions(serving_root)[:-keep] if int(path.name) != pinned]
     rolled_back = list(withdrawn_folders(serving_root).values())[:-keep]
-    if rolled_back:
-        VersionRegistry.open(serving_root).save(
-            serving_root
-        )  # What they hold is not to be forgotten.
+    if rolled_back:  # What they hold is not to be forgotten.
+        VersionRegistry.open(serving_root).save(serving_root)
     for path in [*old, *rolled_back]:
         hidden = serving_root / f"{HIDDEN}old-{path.name.lstrip('.')}"
         held.rename(path, hidden)
@@ -132,13 +138,12 @@ def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
                 held.remove(path)
             yield held
     except OSError as error:
-        raise RecsysError(
-            "R511",
-            f"The serving folder {str(serving_root)!r} must be a folder that can be written.",
+        rule = f"The serving folder {str(serving_root)!r} must be a folder that can be written."
+        cure = (
             "Free some space, or correct its permissions, and run again;"
-            " the version that was served is untouched.",
-            str(error),
-        ) from None
+            " the version that was served is untouched."
+        )
+        raise RecsysError("R511", rule, cure, str(error)) from None
 
 
 @contextlib.contextmanager
@@ -152,16 +157,6 @@ def _locked(held: HeldFolder) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _withdrawn(bundle: Path, number: int) -> WithdrawnError:
-    return WithdrawnError(
-        "R513",
-        f"What was rolled back is not published again: the bundle {str(bundle)!r} has the"
-        f" content of version {number}.",
-        "Train on new data or with another config; or bring that version back:"
-        f" recsys rollback --to {number}.",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,71 +190,48 @@ def rollback(serving_root: Path, to: int | None = None) -> Rollback:
     if not versions(serving_root) and not withdrawn_folders(serving_root):
         raise _nothing_before(serving_root)
     with only_publisher(serving_root) as held:
-        target = _target(serving_root, to)
-        _check_target(target)
-        number = _number_of(target)
+        number, target = _target(serving_root, to)
         newer = [path for path in versions(serving_root) if int(path.name) > number]
-        if newer or target.name.startswith("."):
+        served = serving_root / str(number)
+        if newer or target != served:
             # On a full disk it can't be written, and the folders tell what matters.
             with contextlib.suppress(OSError):
-                _pinning(VersionRegistry.open(serving_root), number).save(serving_root)
-        return Rollback(_switch(held, target, newer), [int(p.name) for p in newer])
+                registry = VersionRegistry.open(serving_root)
+                withdrawn = {n: x for n, x in registry.withdrawn.items() if n != number}
+                registry.save(serving_root, pinned=number, withdrawn=withdrawn)
+        # The last rename alone changes which number is the highest.
+        if target != served:
+            _rename(held, target, served)
+        for path in newer:
+            hidden = hidden_folder(serving_root, int(path.name))
+            held.remove(hidden)
+            _rename(held, path, hidden)
+        return Rollback(served, [int(path.name) for path in newer])
 
 
-def _pinning(ledger: VersionRegistry, number: int) -> VersionRegistry:
-    withdrawn = {n: digest for n, digest in ledger.withdrawn.items() if n != number}
-    return dataclasses.replace(ledger, pinned=number, withdrawn=withdrawn)
-
-
-def _switch(held: HeldFolder, target: Path, newer: list[Path]) -> Path:
-    """Serves `target`; the last rename alone changes which number is the highest."""
-    serving_root = held.path
-    number = _number_of(target)
-    if target.name.startswith("."):
-        served = serving_root / str(number)
-        _rename(held, target, served)
-    else:
-        served = target
-    for path in newer:
-        hidden = hidden_folder(serving_root, int(path.name))
-        held.remove(hidden)
-        _rename(held, path, hidden)
-    return served
-
-
-def _target(serving_root: Path, to: int | None) -> Path:
-    published = versions(serving_root)
-    if to is None:
-        if len(published) < 2:
-            raise _nothing_before(serving_root)
-        return published[-2]
-    there = withdrawn_folders(serving_root) | {int(path.name): path for path in published}
-    if to not in there:
-        raise UsageError(
-            "R516",
+def _target(serving_root: Path, to: int | None) -> tuple[int, Path]:
+    """Returns the number and the folder of the version to roll back to, which is whole."""
+    published = {int(path.name): path for path in versions(serving_root)}
+    there = withdrawn_folders(serving_root) | published
+    if to is None and len(published) < 2:
+        raise _nothing_before(serving_root)
+    number = list(published)[-2] if to is None else to
+    if number not in there:
+        rule = (
             f"The serving folder {str(serving_root)!r} must have the version, in service or"
-            " rolled back.",
-            f"Name one of {', '.join(map(str, sorted(there)))}; recsys rollback --list tells"
-            " of them.",
-            to,
+            " rolled back."
         )
-    return there[to]
-
-
-def _number_of(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
-
-
-def _check_target(target: Path) -> None:
+        numbers = ", ".join(map(str, sorted(there)))
+        cure = f"Name one of {numbers}; recsys rollback --list tells of them."
+        raise UsageError("R516", rule, cure, to)
     try:
-        verify(target)
+        verify(there[number])
     except RecsysError as error:
-        raise RecsysError(
-            "R517",
-            f"The version to roll back to must be whole; {str(target)!r} is damaged: {error.rule}",
-            "Nothing was changed. Name another version: recsys rollback --list, --to VERSION.",
-            f"{error.code}, {error.received}",
-        ) from None
+        target = str(there[number])
+        rule = f"The version to roll back to must be whole; {target!r} is damaged: {error.rule}"
+        cure = "Nothing was changed. Name another version: recsys rollback --list, --to VERSION."
+        raise RecsysError("R517", rule, cure, f"{error.code}, {error.received}") from None
+    return number, there[number]
 
 
 def _rename(held: HeldFolder, path: Path, to: Path) -> None:
@@ -269,10 +241,10 @@ def _rename(held: HeldFolder, path: Path, to: Path) -> None:
 
 
 def _nothing_before(serving_root: Path) -> RecsysError:
-    return RecsysError(
-        "R515",
-        f"A rollback needs two versions in {str(serving_root)!r}: the served one and an earlier.",
+    rule = f"A rollback needs two versions in {str(serving_root)!r}: the served one and an earlier."
+    cure = (
         "Nothing was changed. Push another model: recsys run; push.keep in the config says"
-        " how many versions stay.",
-        [path.name for path in versions(serving_root)],
+        " how many versions stay."
     )
+    received = [path.name for path in versions(serving_root)]
+    return RecsysError("R515", rule, cure, received)

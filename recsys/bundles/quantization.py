@@ -64,7 +64,9 @@ def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
             block = np.rint(block / np.where(scale[rows] > 0, scale[rows], 1)[:, None])
             block = np.clip(block, -_LARGEST, _LARGEST)
         elif largest.max(initial=0) > np.finfo(np.float16).max:
-            raise _too_large(float(largest.max()))
+            rule = f"Item embeddings of float16 must be at most {np.finfo(np.float16).max:g}."
+            cure = "Set export.item_embeddings to int8 or float32, or model.similarity to cosine."
+            raise RecsysError("R539", rule, cure, float(largest.max()))
         values[rows] = block
     return StoredEmbeddings(values, scale)
 
@@ -110,7 +112,15 @@ def check_parity(
         hits += int(np.sum((rows > 0) & (scores >= last - room)))
     recall = hits / (k * len(query))
     if recall < least:
-        raise _not_alike(recall, least, k)
+        rule = (
+            f"With short item embeddings, {least:.2%} of the best {k} must be those of exact"
+            " float32."
+        )
+        cure = (
+            "Set export.item_embeddings to float16 or float32, or export.min_parity lower;"
+            " then run again: recsys run."
+        )
+        raise RecsysError("R538", rule, cure, f"{recall:.4f}")
     return recall
 
 
@@ -125,22 +135,3 @@ def _best_scores(
         if best.shape[1] > k:
             best = -np.partition(-best, k - 1, axis=1)[:, :k]
     return -np.sort(-best, axis=1)
-
-
-def _too_large(largest: float) -> RecsysError:
-    return RecsysError(
-        "R539",
-        f"Item embeddings of float16 must be at most {np.finfo(np.float16).max:g}.",
-        "Set export.item_embeddings to int8 or float32, or model.similarity to cosine.",
-        largest,
-    )
-
-
-def _not_alike(recall: float, least: float, k: int) -> RecsysError:
-    return RecsysError(
-        "R538",
-        f"With short item embeddings, {least:.2%} of the best {k} must be those of exact float32.",
-        "Set export.item_embeddings to float16 or float32, or export.min_parity lower;"
-        " then run again: recsys run.",
-        f"{recall:.4f}",
-    )

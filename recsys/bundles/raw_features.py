@@ -116,13 +116,12 @@ class RawFeatures(tf.Module):
         self._column_of = raw_inputs(sorted(set(self._specs) - {id_column}))
         missing = sorted({id_column, *widths} - set(self._function.structured_outputs))
         if missing:
-            raise RecsysError(
-                "R523",
+            rule = (
                 f"The transform graph in {str(folder)!r} must give {id_column!r} and every"
-                " feature of the model.",
-                "Export with the transform graphs that the model's data were made with.",
-                missing,
+                " feature of the model."
             )
+            cure = "Export with the transform graphs that the model's data were made with."
+            raise RecsysError("R523", rule, cure, missing)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -162,12 +161,9 @@ def _load(folder: Path) -> Any:
     try:
         return tf.saved_model.load(str(folder / "transform_fn"))
     except (OSError, ValueError) as error:
-        raise RecsysError(
-            "R522",
-            f"{str(folder)!r} must hold the output of Transform.",
-            "Name the folder that holds transform_fn/, or leave the option out.",
-            str(error),
-        ) from None
+        rule = f"{str(folder)!r} must hold the output of Transform."
+        cure = "Name the folder that holds transform_fn/, or leave the option out."
+        raise RecsysError("R522", rule, cure, str(error)) from None
 
 
 def _as(column: tf.Tensor, spec: Any) -> Any:

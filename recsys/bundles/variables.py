@@ -93,7 +93,7 @@ def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
     return variable
 
 
-def fill(folder: Path, variables: Iterable[tf.Variable], report: Tell | None = None) -> None:
+def fill(folder: Path, variables: Iterable[tf.Variable], report: Tell = lambda *_: None) -> None:
     """Gives the variables of the SavedModel in `folder` their content.
 
     Args:
@@ -108,7 +108,7 @@ def fill(folder: Path, variables: Iterable[tf.Variable], report: Tell | None = N
     prefix = folder / "variables" / "variables"
     sources = [v for v in variables if getattr(v, _SOURCE, None) is not None]
     with written_whole(folder):
-        _rewrite(prefix, sources, report or _silent)
+        _rewrite(prefix, sources, report)
 
 
 @contextlib.contextmanager
@@ -124,12 +124,9 @@ def written_whole(folder: Path) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise RecsysError(
-            "R526",
-            f"The SavedModel must be written whole{free_there(folder)}.",
-            "Free some space, correct the permissions, or run again: recsys run.",
-            error.message,
-        ) from None
+        rule = f"The SavedModel must be written whole{free_there(folder)}."
+        cure = "Free some space, correct the permissions, or run again: recsys run."
+        raise RecsysError("R526", rule, cure, error.message) from None
 
 
 def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
@@ -144,7 +141,7 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
         shape_and_slices=[""] * len(rest),
         tensors=[reader.get_tensor(key) for key in rest],
     )
-    total = sum(_bytes(variable) for variable in variables)
+    total = sum(getattr(x, _SOURCE).size * x.dtype.size for x in variables)
     done = 0
     for number, (key, variable) in enumerate(by_key.items()):
         for part in _written(f"{prefix}-{number}", key, variable):
@@ -192,15 +189,6 @@ def _keys(reader: Any) -> dict[str, str]:
     graph = TrackableObjectGraph.FromString(reader.get_tensor(_OBJECT_GRAPH))
     attributes = [attribute for node in graph.nodes for attribute in node.attributes]
     return {attribute.full_name: attribute.checkpoint_key for attribute in attributes}
-
-
-def _bytes(variable: tf.Variable) -> int:
-    values = getattr(variable, _SOURCE)
-    return int(values.size) * variable.dtype.size
-
-
-def _silent(done: int, total: int) -> None:
-    """Reports nothing."""
 
 
 def constant(values: Any, dtype: tf.DType) -> tf.Variable:

@@ -7,13 +7,15 @@ with a damaged one, the folders are all that is known.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from recsys.bundles.bundle import manifest_digest
 from recsys.errors import RecsysError
+from recsys.strict import Strict
 from recsys.system.commit import commit_file
 from recsys.system.files import read_plain
 
@@ -54,32 +56,32 @@ def latest(serving_root: Path) -> Path:
     """
     published = versions(serving_root)
     if not published:
-        raise RecsysError(
-            "R510",
-            f"A bundle must have been pushed to {str(serving_root)!r}.",
-            "Run the pipeline first: recsys run. Its report says why a model was not pushed.",
-        )
+        rule = f"A bundle must have been pushed to {str(serving_root)!r}."
+        cure = "Run the pipeline first: recsys run. Its report says why a model was not pushed."
+        raise RecsysError("R510", rule, cure)
     return published[-1]
 
 
-@dataclasses.dataclass(frozen=True)
-class VersionRegistry:
-    """What is remembered.
+_Number = Annotated[int, pydantic.Field(ge=0, le=_HIGHEST_VERSION)]
 
-    Attributes:
-        highest: Highest number that was ever given; 0 before the first.
-        pinned: The version that the last rollback chose, and that is kept.
-        withdrawn: Digest of the manifest of each version that was rolled back.
-    """
 
-    highest: int = 0
-    pinned: int | None = None
-    withdrawn: dict[int, str] = dataclasses.field(default_factory=dict)
+class VersionRegistry(Strict):
+    """What is remembered."""
+
+    highest: _Number = 0
+    """Highest number that was ever given; 0 before the first."""
+    pinned: _Number | None = None
+    """The version that the last rollback chose, and that is kept."""
+    withdrawn: dict[_Number, str] = pydantic.Field(default_factory=dict)
+    """Digest of the manifest of each version that was rolled back."""
 
     @classmethod
     def open(cls, serving_root: Path) -> VersionRegistry:
-        """Reads the ledger, and what the folders know better."""
-        kept = _read(serving_root / LEDGER)
+        """Reads the registry, and what the folders know better."""
+        try:
+            kept = cls.model_validate_json(read_plain(serving_root / LEDGER, _LONGEST))
+        except (OSError, ValueError):
+            kept = cls()
         there = {int(path.name) for path in versions(serving_root)}
         withdrawn = kept.withdrawn | {
             number: digest
@@ -94,13 +96,14 @@ class VersionRegistry:
             withdrawn={n: withdrawn[n] for n in sorted(withdrawn.keys() - there)},
         )
 
-    def save(self, serving_root: Path) -> None:
-        """Writes the ledger in one step."""
-        newest = dict(list(self.withdrawn.items())[-_MOST_WITHDRAWN:])
+    def save(self, serving_root: Path, **changes: Any) -> None:
+        """Writes the registry in one step, with some fields changed."""
+        fields = self.model_dump() | changes
+        fields["withdrawn"] = dict(list(fields["withdrawn"].items())[-_MOST_WITHDRAWN:])
         temporary = serving_root / f"{HIDDEN}versions.json"
         temporary.unlink(missing_ok=True)
         with temporary.open("x", encoding="utf-8") as file:  # Never through a link.
-            json.dump({**dataclasses.asdict(self), "withdrawn": newest}, file)
+            json.dump(fields, file)
         commit_file(temporary, serving_root / LEDGER)
 
 
@@ -119,24 +122,3 @@ def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
 def hidden_folder(serving_root: Path, number: int) -> Path:
     """Returns where the version `number` goes when it is rolled back."""
     return serving_root / f"{_WITHDRAWN}{number}"
-
-
-def _read(path: Path) -> VersionRegistry:
-    try:
-        return _parsed(json.loads(read_plain(path, _LONGEST)))
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return VersionRegistry()
-
-
-def _parsed(fields: dict[str, Any]) -> VersionRegistry:
-    withdrawn = {_number(int(n)): str(digest) for n, digest in fields["withdrawn"].items()}
-    pinned = fields["pinned"]
-    return VersionRegistry(
-        _number(fields["highest"]), None if pinned is None else _number(pinned), withdrawn
-    )
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or not is_version(str(value)):
-        raise ValueError(f"{value!r} is no version")
-    return value

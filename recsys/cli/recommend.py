@@ -71,11 +71,10 @@ def check_options(
     if is_one or (user is None and users is not None and out is not None):
         return
     options = {"--user": user, "--users": users, "--out": out, "--column": column}
+    rule = "Items are recommended to one user, or to the users of a file."
+    cure = "Give --user ID, or --users FILE --out FILE.parquet."
     raise UsageError(
-        "R548",
-        "Items are recommended to one user, or to the users of a file.",
-        "Give --user ID, or --users FILE --out FILE.parquet.",
-        [name for name, value in options.items() if value is not None],
+        "R548", rule, cure, [name for name, value in options.items() if value is not None]
     )
 
 
@@ -95,12 +94,9 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
         return (root or Path(config.root)) / "serving" / config.name
     names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
     if len(names) != 1:
-        raise UsageError(
-            "R904",
-            f"The folder {str(root)!r} must have exactly one model under serving/.",
-            "Name the config of the run too: --config FILE.",
-            [path.name for path in names],
-        )
+        rule = f"The folder {str(root)!r} must have exactly one model under serving/."
+        cure = "Name the config of the run too: --config FILE."
+        raise UsageError("R904", rule, cure, [path.name for path in names])
     return names[0]
 
 
@@ -162,8 +158,8 @@ def recommend_file(
         as_json: Print one line of JSON.
     """
     from recsys.serving import batch_file
+    from recsys.serving.batch_file import UsersFile
     from recsys.serving.retriever import Retriever
-    from recsys.serving.users_file import UsersFile
 
     bundle = latest(serving_folder(config, root))
     file = UsersFile.open(users, column)  # What is wrong with it is said at once.

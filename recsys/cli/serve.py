@@ -42,12 +42,9 @@ def serve(
     try:
         from recsys.serving.server.service import Service, serve
     except ImportError as error:
-        raise UsageError(
-            "R550",
-            "Serving needs the extra 'serve'.",
-            install_extra("serve"),
-            str(error),
-        ) from None
+        rule = "Serving needs the extra 'serve'."
+        cure = install_extra("serve")
+        raise UsageError("R550", rule, cure, str(error)) from None
 
     def ready(url: str) -> None:
         print(json.dumps({"url": url, "name": served}) if as_json else url, flush=True)
@@ -73,17 +70,11 @@ def _folder(
             return base / "serving" / name
         return serving_folder(config, root)
     if config is not None or root is not None:
-        raise UsageError(
-            "R565",
-            "--model-dir stands in place of --config and --root.",
-            "Give one of them.",
-            str(model_dir),
-        )
+        rule = "--model-dir stands in place of --config and --root."
+        cure = "Give one of them."
+        raise UsageError("R565", rule, cure, str(model_dir))
     if (model_dir / MANIFEST).exists():
-        raise UsageError(
-            "R565",
-            "--model-dir must hold versions, not be one.",
-            f"Name the folder that holds it: --model-dir {model_dir.absolute().parent}.",
-            str(model_dir),
-        )
+        rule = "--model-dir must hold versions, not be one."
+        cure = f"Name the folder that holds it: --model-dir {model_dir.absolute().parent}."
+        raise UsageError("R565", rule, cure, str(model_dir))
     return model_dir.absolute()

@@ -7,9 +7,7 @@ ann_index         the approximate index: FAISS
 index_build       makes and judges it at the export
 catalogue_search  users and items by name; filters by features
 recommendations   `load_bundle`: answers in Python, which show themselves
-batch_file        a file of users in, a file of recommendations out
-users_file        reads a file of users
+batch_file        a file of users in, of any format; a file of recommendations out
 embed             a process that embeds queries for the evaluation
-pool              the versions that are loaded
 server            the HTTP server and its page
 """

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from recsys.bundles.parity_reference import stand_ins
+from recsys.bundles.parity_process import stand_ins
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.bundle_process import EMBEDDINGS, HISTORIES, USERS
 from recsys.serving.saved_model import SavedModelGraph

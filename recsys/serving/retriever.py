@@ -283,6 +283,6 @@ def normal_id(id_: str) -> str:
     try:
         id_.encode()
     except UnicodeEncodeError:
-        rule, cure = "An id must be text.", "Write the id as the data have it."
+        rule, cure = "An id must be text in UTF-8.", "Write the id as the data have it."
         raise UsageError("R540", rule, cure, id_) from None
     return unicodedata.normalize("NFC", id_)

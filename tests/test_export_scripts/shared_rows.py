@@ -7,7 +7,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from recsys.bundles import graph, row_embedding
+from recsys.bundles import graph
 from recsys.bundles.export import Sources, export
 from recsys.config import ExportConfig, ExportStage
 from recsys.errors import RecsysError
@@ -39,10 +39,7 @@ def main(folder):
     )
     result["answers"] = [[id_.decode() for id_ in row] for row in answer["candidate_ids"].numpy()]
     try:
-        with (
-            mock.patch.object(graph, "hash_rows", other_rows),
-            mock.patch.object(row_embedding, "hash_rows", other_rows),
-        ):
+        with mock.patch.object(graph, "hash_rows", other_rows):
             export(stage, sources, folder / "faulty")
     except RecsysError as error:
         result["refused"] = error.code

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from recsys.bundles import parity
 from recsys.bundles.export import Sources, export
-from recsys.bundles.parity_reference import Reference
+from recsys.bundles.parity_process import Reference
 from recsys.config import ExportConfig, ExportStage
 from recsys.models import load_model
 from recsys.serving.saved_model import load_saved_model
