@@ -8,9 +8,6 @@ from tfx.types import artifact_utils
 from tfx.types.artifact import Artifact
 from tfx.types.standard_artifacts import Examples
 
-CURRENT_MODEL = "current_model_id"
-"""Custom property of a blessing, and of what was pushed by it: the model (TFX's name)."""
-
 
 class DeadLetters(Artifact):
     """Rows that could not be used: `dead_letters.parquet`, and `summary.json` with counts."""

@@ -59,8 +59,9 @@ def DataGate(
     letters = _by_kind(interaction_letters, item_letters, user_letters)
     for what, folder in letters.items():
         check_rejected(what, Path(folder.uri), gate.max_rejected_share)
-    contents = {what: _read(Path(artifact.uri)) for what, artifact in validations.items()}
+    contents = {}
     for what, artifact in validations.items():
+        contents[what] = json.loads((Path(artifact.uri) / "validation.json").read_text())
         check_validation(contents[what], Path(artifact.uri))
     (Path(verdict.uri) / "verdict.json").write_text(json.dumps(contents, indent=1) + "\n")
     for what, artifact in validations.items():
@@ -77,14 +78,15 @@ def check_validation(validation: Mapping[str, Any], folder: Path) -> None:
         validation: `validation.json`.
         folder: Where it lies.
     """
+    what, file = validation["what"], folder / "validation.json"
     if validation["anomalies"]:
-        raise _broken_schema(validation["what"], validation["anomalies"], folder)
+        raise _broken_schema(what, validation["anomalies"], file)
     beyond = [distance for distance in validation["comparisons"] if distance["exceeds"]]
     if beyond:
-        raise _too_far(validation["what"], beyond, folder)
+        raise _too_far(what, beyond, file)
 
 
-def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], folder: Path) -> RecsysError:
+def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], file: Path) -> RecsysError:
     first = anomalies[0]
     column = f"column {first['column']!r}: " if first["column"] else ""
     return RecsysError(
@@ -92,11 +94,11 @@ def _broken_schema(what: str, anomalies: Sequence[Mapping[str, str]], folder: Pa
         f"The {what} (split {first['split']!r}) must fit their schema;"
         f" {column}{first['text']}{_more(anomalies)}",
         f"Mend the data, or change {what}.pbtxt in data.gate.schema_dir; all anomalies are in"
-        f" {folder / 'validation.json'}.",
+        f" {file}.",
     )
 
 
-def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], folder: Path) -> RecsysError:
+def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], file: Path) -> RecsysError:
     # Drift first: it is what changed since yesterday.
     first = min(beyond, key=lambda distance: (distance["kind"], -distance["value"]))
     code, earlier, key = _EARLIER[first["kind"]]
@@ -108,12 +110,8 @@ def _too_far(what: str, beyond: Sequence[Mapping[str, Any]], folder: Path) -> Re
         f" ({_MEASURES[first['measure']]}{note}){_more(beyond)}.",
         f"Mend the data, or if the change is meant raise data.gate.{key} (null: no limit), or"
         f" give the column a {first['kind']}_comparator in {what}.pbtxt of"
-        f" data.gate.schema_dir; all distances are in {folder / 'validation.json'}.",
+        f" data.gate.schema_dir; all distances are in {file}.",
     )
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "validation.json").read_text())
 
 
 def _more(findings: Sequence[object]) -> str:

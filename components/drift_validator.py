@@ -6,7 +6,7 @@ have some; the config's limits fill in the rest.
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ _USER = "user_id"
 _SHOWN_CHARACTERS = 60
 _COMPARATORS = {"drift": "drift_comparator", "skew": "skew_comparator"}
 _MEASUREMENTS = {"drift": "drift_measurements", "skew": "skew_measurements"}
+_NORMS = {L_INFINITY: "infinity_norm", JENSEN_SHANNON: "jensen_shannon_divergence"}
 _EARLIER = {"drift": "previous_statistics", "skew": "serving_statistics"}
 _MEASURES = {
     anomalies_pb2.DriftSkewInfo.Measurement.L_INFTY: L_INFINITY,
@@ -120,13 +121,17 @@ def compare(
         limits = dataclasses.replace(limits, limit=None)
     compared = schema_pb2.Schema()
     compared.CopyFrom(schema)
-    skipped = list(_set_comparators(kind, split, now, earlier, compared, limits))
+    comparisons = list(_set_comparators(kind, split, now, earlier, compared, limits))
     anomalies = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
-    emptied = _emptied(kind, split, _shares_missing(now), _shares_missing(earlier), limits)
-    return sorted(
-        [*_measured(kind, split, anomalies), *skipped, *emptied],
-        key=lambda distance: (distance.column, distance.measure),
-    )
+    comparisons += _measured(kind, split, anomalies)
+    # TFDV measures values only, not how many there are.
+    shares, before = _shares_missing(now), _shares_missing(earlier)
+    for name in shares.keys() & before.keys():
+        if shares[name] != before[name]:
+            note = f"{before[name]:.1%} before, {shares[name]:.1%} now"
+            moved = abs(shares[name] - before[name])
+            comparisons.append(Comparison(kind, split, name, MISSING, moved, limits.limit, note))
+    return sorted(comparisons, key=lambda distance: (distance.column, distance.measure))
 
 
 def _set_comparators(
@@ -147,10 +152,9 @@ def _set_comparators(
             yield Comparison(kind, split, name, _measure(columns.get(name)), None, None, note)
         elif not feature.HasField(_COMPARATORS[kind]):
             limit = None if name in limits.ids else limits.limit
-            measure = _measure(columns[name])
-            _threshold(getattr(feature, _COMPARATORS[kind]), measure).threshold = (
-                NO_LIMIT if limit is None else limit
-            )
+            norm = _NORMS[_measure(columns[name])]
+            threshold = getattr(getattr(feature, _COMPARATORS[kind]), norm)
+            threshold.threshold = NO_LIMIT if limit is None else limit
 
 
 def _why_not(name: str, now: dict[str, Any], earlier: dict[str, Any], limits: Limits) -> str:
@@ -188,29 +192,12 @@ def _shares_missing(statistics: statistics_pb2.DatasetFeatureStatisticsList) -> 
     }
 
 
-def _emptied(
-    kind: Kind, split: str, now: dict[str, float], earlier: dict[str, float], limits: Limits
-) -> Iterator[Comparison]:
-    """Yields the columns whose share of missing values changed; TFDV measures values only."""
-    for name in now.keys() & earlier.keys():
-        if now[name] != earlier[name]:
-            note = f"{earlier[name]:.1%} before, {now[name]:.1%} now"
-            moved = abs(now[name] - earlier[name])
-            yield Comparison(kind, split, name, MISSING, moved, limits.limit, note)
-
-
 def _common(feature: statistics_pb2.FeatureNameStatistics) -> Any:
     return getattr(feature, feature.WhichOneof("stats")).common_stats
 
 
 def _measure(feature: statistics_pb2.FeatureNameStatistics | None) -> str:
     return JENSEN_SHANNON if feature is not None and feature.type in _NUMBERS else L_INFINITY
-
-
-def _threshold(comparator: schema_pb2.FeatureComparator, measure: str) -> Any:
-    if measure == L_INFINITY:
-        return comparator.infinity_norm
-    return comparator.jensen_shannon_divergence
 
 
 def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Iterator[Comparison]:
@@ -285,12 +272,28 @@ def DriftValidator(
         "drift": _load(accepted_statistics),
         "skew": _load(trained_statistics),
     }
-    distances = list(_distances(limits, now, earlier, tfdv.load_schema_text(str(schema_file))))
+    loaded = tfdv.load_schema_text(str(schema_file))
+    highest: dict[Kind, float | None] = {"drift": limits.max_drift, "skew": limits.max_skew}
+    distances = [
+        distance
+        for kind, before in earlier.items()
+        for split in sorted(now.keys() & before.keys())
+        for distance in compare(
+            kind,
+            split,
+            now[split],
+            before[split],
+            loaded,
+            Limits(highest[kind], limits.ids, limits.moving),
+        )
+    ]
     content = {
         "what": limits.what,
         "schema": str(schema_file),
         "anomalies": list(read_anomalies(Path(anomalies.uri))),
-        "comparisons": [_as_json(distance) for distance in distances],
+        "comparisons": [
+            {**dataclasses.asdict(distance), "exceeds": distance.exceeds} for distance in distances
+        ],
         "earlier": {kind: bool(statistics) for kind, statistics in earlier.items()},
         "splits": {split: summarize_split(proto) for split, proto in now.items()},
         "pages": write_pages(Path(validation.uri), limits.what, now, earlier["drift"]),
@@ -318,20 +321,3 @@ def _load(artifact: ExampleStatistics | None) -> Statistics:
     return {
         split: stats_artifact_utils.load_statistics(artifact, split).proto() for split in splits
     }
-
-
-def _distances(
-    limits: DriftLimits,
-    now: Statistics,
-    earlier: Mapping[Kind, Statistics],
-    schema: schema_pb2.Schema,
-) -> Iterator[Comparison]:
-    highest: dict[Kind, float | None] = {"drift": limits.max_drift, "skew": limits.max_skew}
-    for kind, before in earlier.items():
-        for split in sorted(now.keys() & before.keys()):
-            allowed = Limits(highest[kind], limits.ids, limits.moving)
-            yield from compare(kind, split, now[split], before[split], schema, allowed)
-
-
-def _as_json(comparison: Comparison) -> dict[str, Any]:
-    return {**dataclasses.asdict(comparison), "exceeds": comparison.exceeds}

@@ -9,14 +9,10 @@ from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArti
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import ModelBlessing, PushedModel
 
-from components.artifacts import CURRENT_MODEL, ServingBundle
+from components.artifacts import ServingBundle
+from components.metadata import CURRENT_MODEL, DESTINATION, WITHDRAWN
 from recsys.bundles.publishing import WithdrawnError, publish
 from recsys.config import Strict
-
-DESTINATION = "pushed_destination"
-"""Custom property of a pushed model: the folder of its version."""
-WITHDRAWN = "withdrawn"
-"""Custom property of a pushed model: 1 where its content had been rolled back."""
 
 
 class PushTarget(Strict):

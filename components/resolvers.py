@@ -9,27 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 import ml_metadata as mlmd
-from ml_metadata.proto.metadata_store_pb2 import Event, Execution
 from tfx.dsl.components.common.resolver import Resolver, ResolverStrategy
 from tfx.types import Artifact, BaseChannel, Channel
 from tfx.types.standard_artifacts import ExampleStatistics, Model, ModelBlessing, PushedModel
 
-from components.artifacts import CURRENT_MODEL, Verdict, statistics_property
-from components.pusher import DESTINATION
-from recsys.bundles.versions import VersionRegistry
+from components.artifacts import Verdict, statistics_property
+from components.metadata import (
+    INPUTS,
+    artifact_ids,
+    blessed_models,
+    good_models,
+    maker,
+    parameters_of,
+)
 
-_OUTPUTS, _INPUTS = (Event.OUTPUT, Event.DECLARED_OUTPUT), (Event.INPUT, Event.DECLARED_INPUT)
-_PREVIOUS, _BASE = "previous", "base"
-_MODELS = ("model", "blessing", "pushed")
+_MODELS = {"model": Model, "blessing": ModelBlessing, "pushed": PushedModel}
 
 _Artifacts = dict[str, list[Artifact]]
 """Artifacts by the key of a resolver's input or output."""
-
-
-# --- the vocabularies that a step goes on from
 
 
 class PreviousStrategy(ResolverStrategy):
@@ -44,13 +43,13 @@ class PreviousStrategy(ResolverStrategy):
 
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
         """Returns `previous`, an empty list where there is none, and the inputs as they are."""
-        by_id = {artifact.id: artifact for artifact in input_dict[_PREVIOUS]}
-        inputs = _without(input_dict, (_PREVIOUS,))
+        by_id = {artifact.id: artifact for artifact in input_dict["previous"]}
+        inputs = _without(input_dict, ("previous",))
         newest = sorted(by_id)[-1:]
-        taken = _taken_before(store, newest, inputs, self._parameters, _PREVIOUS, by_id)
+        taken = _taken_before(store, newest, inputs, self._parameters, "previous", by_id)
         # Where what it was made from is deleted, it goes on from itself.
         chosen = newest if taken is None else taken[:1]
-        return {_PREVIOUS: [by_id[id_] for id_ in chosen], **inputs}
+        return {"previous": [by_id[id_] for id_ in chosen], **inputs}
 
 
 def Previous(
@@ -67,12 +66,9 @@ def Previous(
     return Resolver(
         strategy_class=PreviousStrategy,
         config={"parameters": parameters},
-        **{_PREVIOUS: Channel(type=kind)},
+        previous=Channel(type=kind),
         **inputs,
     ).with_id(name)
-
-
-# --- the model that a training goes on from
 
 
 class WarmBaseStrategy(ResolverStrategy):
@@ -90,14 +86,14 @@ class WarmBaseStrategy(ResolverStrategy):
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
         """Returns `model`, an empty list where there is none, and the inputs as they are."""
         models = {model.id: model for model in input_dict["model"]}
-        there = {id_ for id_, model in models.items() if _has_files(model)}
+        there = {id_ for id_, model in models.items() if (Path(model.uri) / "model.json").exists()}
         inputs = _without(input_dict, _MODELS)
         # A base that is deleted can't be read again: the last good model takes its place.
         # Where the model that it became has its files, nobody reads the base's.
         reruns = [id_ for id_ in _made_with(store, models, inputs) if id_ in there]
-        chosen = _taken_before(store, reruns, inputs, self._parameters, _BASE, models)
+        chosen = _taken_before(store, reruns, inputs, self._parameters, "base", models)
         if chosen is None:
-            chosen = sorted(there & good_models(input_dict["blessing"], input_dict["pushed"]))
+            chosen = sorted(there & _good_models(input_dict))
         newest = [models[id_] for id_ in chosen[-1:]]
         return {"model": newest, "blessing": [], "pushed": [], **inputs}
 
@@ -112,12 +108,9 @@ def WarmBase(parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
     return Resolver(
         strategy_class=WarmBaseStrategy,
         config={"parameters": parameters},
-        **_model_channels(),
+        **{key: Channel(type=kind) for key, kind in _MODELS.items()},
         **inputs,
     ).with_id("WarmBase")
-
-
-# --- the model that a new one must be better than
 
 
 class LatestBlessedStrategy(ResolverStrategy):
@@ -126,21 +119,18 @@ class LatestBlessedStrategy(ResolverStrategy):
     def resolve_artifacts(self, store: mlmd.MetadataStore, input_dict: _Artifacts) -> _Artifacts:
         """Returns the model and the current one; no model where none was blessed."""
         del store
-        inputs = _without(input_dict, _MODELS)
-        good = good_models(input_dict["blessing"], input_dict["pushed"])
-        good -= {model.id for model in inputs["current"]}
+        good = _good_models(input_dict) - {model.id for model in input_dict["current"]}
         models = {model.id: model for model in input_dict["model"]}
+        inputs = _without(input_dict, _MODELS)
         return {"model": _newest(models, good), "blessing": [], "pushed": [], **inputs}
 
 
 def LatestBlessed(current: BaseChannel) -> Resolver:
     """Returns the node whose output `model` is the last blessed model but `current`."""
-    return Resolver(
-        strategy_class=LatestBlessedStrategy, **_model_channels(), current=current
-    ).with_id("LatestBlessed")
-
-
-# --- the statistics that today's are compared with
+    channels = {key: Channel(type=kind) for key, kind in _MODELS.items()}
+    return Resolver(strategy_class=LatestBlessedStrategy, **channels, current=current).with_id(
+        "LatestBlessed"
+    )
 
 
 class EarlierStatisticsStrategy(ResolverStrategy):
@@ -170,7 +160,8 @@ class EarlierStatisticsStrategy(ResolverStrategy):
             verdict.id: verdict.get_int_custom_property(self._property)
             for verdict in input_dict["verdict"]
         }
-        models = sorted(_blessed_models(input_dict["blessing"]), reverse=True)
+        blessings = [blessing.mlmd_artifact for blessing in input_dict["blessing"]]
+        models = sorted(blessed_models(blessings), reverse=True)
         trained = (statistics_of.get(_verdict_behind(store, model)) for model in models)
         return {
             **{key: [] for key in input_dict},
@@ -198,50 +189,9 @@ def EarlierStatistics(what: str, current: BaseChannel) -> Resolver:
     ).with_id(f"EarlierStatistics.{what.capitalize()}")
 
 
-# --- models that are good enough
-
-
-def good_models(blessings: Iterable[Artifact], pushed: Iterable[Artifact]) -> set[int]:
-    """Returns the ids of the models that were blessed, without those rolled back.
-
-    Args:
-        blessings: The evaluations' verdicts.
-        pushed: What was pushed by them.
-    """
-    return _blessed_models(blessings) - _rolled_back(pushed)
-
-
-def _blessed_models(blessings: Iterable[Artifact]) -> set[int]:
-    return {
-        blessing.get_int_custom_property(CURRENT_MODEL)
-        for blessing in blessings
-        if blessing.get_int_custom_property("blessed") == 1
-    }
-
-
-def _rolled_back(pushed: Iterable[Artifact]) -> set[int]:
-    """Returns the ids of the models whose version was taken out of service."""
-    registries: dict[Path, VersionRegistry] = {}
-    models = set()
-    for push in pushed:
-        destination = Path(push.get_string_custom_property(DESTINATION))
-        root = destination.parent
-        if not destination.name.isdecimal() or not root.is_dir():
-            continue  # Nothing was pushed, or what was served is gone.
-        if root not in registries:
-            registries[root] = VersionRegistry.open(root)
-        if int(destination.name) in registries[root].withdrawn:
-            models.add(push.get_int_custom_property(CURRENT_MODEL))
-    return models
-
-
-def _has_files(model: Artifact) -> bool:
-    return (Path(model.uri) / "model.json").exists()
-
-
-def _model_channels() -> dict[str, Channel]:
-    kinds = (Model, ModelBlessing, PushedModel)
-    return {key: Channel(type=kind) for key, kind in zip(_MODELS, kinds, strict=True)}
+def _good_models(artifacts: _Artifacts) -> set[int]:
+    sides = ([each.mlmd_artifact for each in artifacts[key]] for key in ("blessing", "pushed"))
+    return good_models(*sides)
 
 
 # --- what an execution took
@@ -268,19 +218,19 @@ def _taken_before(
     Args:
         store: The metadata store.
         made: Ids of artifacts that such a run may have made, in the order of trial.
-        inputs: The inputs of the step now, but for the one asked for.
+        inputs: The inputs of the step now, but for `key`.
         parameters: The step's parameters now.
-        key: The input that is asked for.
+        key: The input to look up.
         known: Ids that still exist; a run that took others doesn't count.
     """
     now = {name: [artifact.id for artifact in some] for name, some in inputs.items() if some}
     for id_ in made:
-        execution = _maker(store, id_)
+        execution = maker(store, id_)
         if execution is None:
             continue
-        taken = _inputs(store, execution.id)
+        taken = artifact_ids(store, execution.id, INPUTS)
         before = {name: ids for name, ids in taken.items() if name in inputs}
-        if now == before and parameters == _parameters(execution, parameters):
+        if now == before and parameters.items() <= parameters_of(execution).items():
             ids = taken.get(key, [])
             if set(ids) <= set(known):
                 return ids
@@ -300,27 +250,6 @@ def _made_with(store: mlmd.MetadataStore, models: Collection[int], inputs: _Arti
 
 def _verdict_behind(store: mlmd.MetadataStore, model: int) -> int:
     """Returns the id of the verdict that the training of `model` started from; 0 for none."""
-    execution = _maker(store, model)
-    verdicts = [] if execution is None else _inputs(store, execution.id).get("verdict", [])
-    return verdicts[0] if verdicts else 0
-
-
-def _maker(store: mlmd.MetadataStore, artifact: int) -> Execution | None:
-    """Returns the execution that made an artifact; later ones took it from the cache."""
-    events = store.get_events_by_artifact_ids([artifact])
-    ids = [event.execution_id for event in events if event.type in _OUTPUTS]
-    return store.get_executions_by_id([min(ids)])[0] if ids else None
-
-
-def _inputs(store: mlmd.MetadataStore, execution: int) -> dict[str, list[int]]:
-    """Returns the ids of the artifacts that an execution took, by the key of the input."""
-    ids: dict[str, list[int]] = {}
-    for event in store.get_events_by_execution_ids([execution]):
-        if event.type in _INPUTS:
-            ids.setdefault(event.path.steps[0].key, []).append(event.artifact_id)
-    return ids
-
-
-def _parameters(execution: Execution, names: Iterable[str]) -> dict[str, Any]:
-    values = {**execution.properties, **execution.custom_properties}
-    return {name: values[name].string_value for name in names if name in values}
+    execution = maker(store, model)
+    taken = {} if execution is None else artifact_ids(store, execution.id, INPUTS)
+    return taken.get("verdict", [0])[0]

@@ -7,7 +7,8 @@ from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArti
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model, ModelBlessing, ModelEvaluation
 
-from components.artifacts import CURRENT_MODEL, InteractionData
+from components.artifacts import InteractionData
+from components.metadata import CURRENT_MODEL
 from recsys.system.process import run_stage_with_config
 
 

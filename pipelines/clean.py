@@ -1,55 +1,56 @@
-"""`python -m pipelines.clean`: removes what retention lets go, and marks it in ML Metadata first.
+"""`recsys clean`: what of earlier runs goes, and its removal.
 
-An artifact is marked as deleted before its folder goes: TFX's cache and every resolver
-take live artifacts alone, so a kill in between leaves a folder that nobody uses, and
-that the next cleaning removes.
+An artifact is marked as deleted in ML Metadata before its folder is removed: TFX's cache and
+every resolver take live artifacts alone, so a kill in between leaves a folder that nobody
+uses, and that the next cleaning removes.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_metadata as mlmd
 from absl import logging
-from ml_metadata.proto import metadata_store_pb2 as proto
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Context, Execution
 
-from pipelines.metadata_store import open_store, read_known, with_password
+from components.metadata import CURRENT_MODEL, DESTINATION, blessed_models, good_models
+from pipelines.metadata_store import open_store, with_password
 from pipelines.recovery import sweep_empty
 from recsys.config import Config
-from recsys.config.load import load_config
 from recsys.errors import RecsysError
 from recsys.report.index import write_index
-from recsys.runs.cleaning_plan import (
-    EXAMPLES,
-    GONE,
-    Plan,
-    Thing,
-    plan_artifacts,
-    plan_files,
-    plan_segments,
-    served_versions,
-    with_sizes,
-)
 from recsys.runs.lock import run_lock
-from recsys.runs.removal import remove
-from recsys.runs.retention import REPORT, kept_runs, needed_artifacts, records_since
-from recsys.runs.retention_facts import Known
+from recsys.runs.retention import (
+    GONE,
+    Thing,
+    oldest_record,
+    plan_files,
+    plan_json,
+    remove,
+    served_versions,
+)
 from recsys.system.events import emit
 from recsys.system.held_folder import link_on_the_way
-from recsys.system.process import stage_main
 
-_STEP = "clean"
+_SMALL = ("ModelBlessing", "PushedModel", "Verdict", "ExampleStatistics")
+"""Types that always stay: some kB each, and the resolvers look into all of them."""
+REPORT = "Report"
+"""Type of the reports, which people read and no step does: they stay with their records."""
+_NEWEST = 2
+"""Models and vocabularies: the next run goes on from the last one, a rerun of the last run
+from the one before it."""
+_DAY_S = 86_400.0
 
 
 def clean(config: Config, *, apply: bool) -> dict[str, Any]:
     """Plans, and where `apply` is set removes, while no run holds the root.
 
     Returns:
-        The plan as JSON, `applied`, and `failed`: what could not be removed, and why.
+        The plan (`recsys.runs.retention.plan_json`), `applied`, and `failed`: path and reason
+        of what could not be removed.
 
     Raises:
         RecsysError: A run holds the root (R601), its folder of what is removed is a link
@@ -57,44 +58,28 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
     """
     root = Path(config.root)
     if not root.is_dir():
-        return {**Plan([], []).to_json(), "applied": False, "failed": []}
+        return {**plan_json([]), "applied": False, "failed": []}
     with run_lock(root):
-        _check_gone(root)
-        store = open_store(config)
-        known = Known((), (), {}) if store is None else read_known(store, config.name)
-        del store
-        plan = make_plan(config, known, time.time())
-        failed = _apply(config, plan) if apply else []
-    return {**plan.to_json(), "applied": apply, "failed": failed}
-
-
-def make_plan(config: Config, known: Known, now: float) -> Plan:
-    """Returns what goes and what stays.
-
-    Args:
-        config: The config of the runs.
-        known: What ML Metadata knows of them.
-        now: Seconds since 1970.
-    """
-    root, keep = Path(config.root), config.keep
-    versions = served_versions(root / "serving" / config.name)
-    since = records_since(known.runs, keep)
-    reasons = needed_artifacts(known, kept_runs(known, keep, now), versions)
-    reports = _reports(known, since)
-    goes, stays = plan_artifacts(known, reasons, root / "artifacts", reports_stay=reports)
-    more, others = plan_files(root, config.name, known.runs, keep, since)
-    unused, used = plan_segments(
-        root, [thing.path for thing in stays if thing.name == EXAMPLES], keep
-    )
-    return Plan(with_sizes([*goes, *more, *unused]), with_sizes([*stays, *others, *used]))
+        if link := link_on_the_way(root, root / GONE):
+            raise RecsysError(
+                "R605",
+                f"The folder {GONE!r} of a root must be no link: it is where things are removed.",
+                "Nothing was changed. Look at what it leads to, and remove the link.",
+                str(link),
+            )
+        things = _plan(config, open_store(config))
+        plan = plan_json(things)
+        goes = [thing for thing in things if thing.goes]
+        failed = _apply(config, goes) if apply else []
+    return {**plan, "applied": apply, "failed": failed}
 
 
 def clean_after_run(config: Config) -> dict[str, Any] | None:
     """Cleans after a run if the config says so; never fails the run over it.
 
     Returns:
-        How many things went, what was freed [bytes], and how many could not be removed;
-        None where the config keeps everything, or nothing could be done.
+        How many things are `removed`, the bytes `freed`, and how many `failed`; None where
+        the config keeps everything, or nothing could be done.
     """
     if not config.keep.is_set:
         return None
@@ -103,24 +88,112 @@ def clean_after_run(config: Config) -> dict[str, Any] | None:
     except (RecsysError, OSError, mlmd.errors.StatusError) as error:
         logging.warning("Nothing was cleaned: %s", error)
         return None
-    return {
-        "removed": len(done["goes"]) - len(done["failed"]),
-        "freed": done["freed"],
-        "failed": len(done["failed"]),
-    }
+    n_failed = len(done["failed"])
+    return {"removed": len(done["goes"]) - n_failed, "freed": done["freed"], "failed": n_failed}
 
 
-def _reports(known: Known, since: float | None) -> set[int]:
-    """Returns the ids of the reports whose run's record stays."""
-    young = {run.id for run in known.runs if since is None or run.started >= since}
-    reports = {report.id for report in known.of_kind(REPORT)}
-    made = (execution.artifacts for execution in known.executions if execution.run in young)
-    return {id_ for ids in made for id_ in ids} & reports
+def _plan(config: Config, store: mlmd.MetadataStore | None) -> list[Thing]:
+    root, keep = Path(config.root), config.keep
+    pipeline = store and store.get_context_by_type_and_name("pipeline", config.name)
+    if store is None or pipeline is None:
+        return list(plan_files(root, config.name, [], keep, []))
+    children = store.get_children_contexts_by_context(pipeline.id)
+    contexts = [context for context in children if context.type == "pipeline_run"]
+    contexts.sort(key=lambda context: (context.create_time_since_epoch, context.id))
+    runs = [(context.name, context.create_time_since_epoch / 1e3) for context in contexts]
+    whole = {context.id for context in _whole_runs(store, config, contexts)}
+    artifacts = sorted(store.get_artifacts_by_context(pipeline.id), key=lambda each: each.id)
+    reasons = _reasons(config, artifacts, oldest_record(runs, keep))
+    for run in whole:
+        for artifact in store.get_artifacts_by_context(run):
+            if artifact.type != REPORT:
+                reasons.setdefault(artifact.id, "a run that stays made it or took it")
+    things = [_thing(root, each, reasons) for each in artifacts if Path(each.uri).is_dir()]
+    examples = [thing.path for thing in things if thing.kind == "Examples" and not thing.goes]
+    return [*things, *plan_files(root, config.name, runs, keep, examples)]
 
 
-def _apply(config: Config, plan: Plan) -> list[list[str]]:
+def _whole_runs(
+    store: mlmd.MetadataStore, config: Config, runs: Sequence[Context]
+) -> Iterator[Context]:
+    """Yields the runs that `keep` names, and the last one that came to its end.
+
+    After a week of failed nights a rerun of that one must still be cached.
+    """
+    keep = config.keep
+    if keep.runs is None and keep.days is None:
+        yield from runs
+        return
+    since = time.time() - keep.days * _DAY_S if keep.days is not None else float("inf")
+    for place, run in enumerate(reversed(runs)):
+        if place < (keep.runs or 0) or run.create_time_since_epoch / 1e3 >= since:
+            yield run
+    reporter = store.get_context_by_type_and_name("node", f"{config.name}.Reporter")
+    reports = [] if reporter is None else store.get_executions_by_context(reporter.id)
+    finished = [each.id for each in reports if each.last_known_state == Execution.COMPLETE]
+    if finished:
+        contexts = store.get_contexts_by_execution(max(finished))
+        yield from (context for context in contexts if context.type == "pipeline_run")
+
+
+def _reasons(config: Config, artifacts: Sequence[Artifact], since: float) -> dict[int, str]:
+    """Returns the artifacts that stay whatever their run's age is, each with the reason.
+
+    Args:
+        config: The config of the runs.
+        artifacts: All artifacts of the pipeline, the oldest first.
+        since: When the oldest run started whose record stays [seconds since 1970].
+    """
+    live: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        if artifact.state == Artifact.LIVE:
+            live.setdefault(artifact.type, []).append(artifact)
+    blessings, pushes = live.get("ModelBlessing", []), live.get("PushedModel", [])
+    models = {model.id for model in live.get("Model", ())}
+    reasons = {}
+    # Whether something was rolled back may be forgotten: then the newest of all count too.
+    for blessed in (good_models(blessings, pushes), blessed_models(blessings)):
+        for model in sorted(models & blessed)[-_NEWEST:]:
+            reasons[model] = "it is one of the last blessed models"
+    serving = Path(config.root) / "serving" / config.name
+    served = {str(serving / str(number)): number for number in served_versions(serving)}
+    for push in pushes:
+        version = served.get(push.custom_properties[DESTINATION].string_value)
+        if version is not None:
+            model = push.custom_properties[CURRENT_MODEL].int_value
+            reasons[model] = f"it is the model of version {version}"
+    for vocabularies in live.get("Vocabularies", ())[-_NEWEST:]:
+        reasons[vocabularies.id] = "it is one of the newest vocabularies"
+    for report in live.get(REPORT, ()):
+        if report.create_time_since_epoch / 1e3 >= since:
+            reasons[report.id] = "its run's record stays"
+    for kind in _SMALL:
+        for artifact in live.get(kind, ()):
+            reasons[artifact.id] = "it is small, and later runs look it up"
+    return reasons
+
+
+def _thing(root: Path, artifact: Artifact, reasons: Mapping[int, str]) -> Thing:
+    path = Path(artifact.uri)
+    link = link_on_the_way(root, path)
+    why, goes = reasons.get(artifact.id, ""), False
+    if link is not None:
+        why = f"{link.name!r} is a link, and what it leads to is left alone"
+    elif path.resolve().parent.parent.parent != (root / "artifacts").resolve():
+        why = "it lies outside of this root"
+    elif artifact.state == Artifact.DELETED:
+        why, goes = "it was marked as removed, and its removal was cut short", True
+    elif artifact.state != Artifact.LIVE:
+        why = "its step has not ended well"
+    elif not why:
+        why, goes = "no run that stays made it or took it, and nothing else needs it", True
+    return Thing(artifact.type, path, why, goes, artifact.id)
+
+
+def _apply(config: Config, goes: Sequence[Thing]) -> list[list[str]]:
     """Marks, removes, and writes the page of all runs anew; returns what failed, and why."""
-    marked = [thing.artifact for thing in plan.goes if thing.artifact is not None]
+    root = Path(config.root)
+    marked = [thing.artifact for thing in goes if thing.artifact is not None]
     if marked:
         _mark(mlmd.MetadataStore(with_password(config)), marked)
     done = 0
@@ -128,44 +201,18 @@ def _apply(config: Config, plan: Plan) -> list[list[str]]:
     def tell(thing: Thing) -> None:
         nonlocal done
         done += 1
-        emit("progress", step=_STEP, done=done, total=len(plan.goes), text=str(thing.path))
+        emit("progress", step="clean", done=done, total=len(goes), text=str(thing.path))
 
-    root = Path(config.root)
-    _, failed = remove(root, plan.goes, tell)
-    sweep_empty(root / "artifacts")
-    if plan.goes and (root / "runs").is_dir():
+    failed = remove(root, goes, tell)
+    sweep_empty(root)
+    if goes and (root / "runs").is_dir():
         write_index(root)  # A report that is gone has no link there.
-    return [[str(thing.path), why] for thing, why in failed]
-
-
-def _check_gone(root: Path) -> None:
-    """Refuses a link before anything is marked; removing looks again at each step."""
-    link = link_on_the_way(root, root / GONE)
-    if link is not None:
-        raise RecsysError(
-            "R605",
-            f"The folder {GONE!r} of a root must be no link: it is where things are removed.",
-            "Nothing was changed. Look at what it leads to, and remove the link.",
-            str(link),
-        )
+    return failed
 
 
 def _mark(store: mlmd.MetadataStore, ids: Sequence[int]) -> None:
     """Marks artifacts as deleted, all of them or none."""
     artifacts = store.get_artifacts_by_id(ids)
     for artifact in artifacts:
-        artifact.state = proto.Artifact.DELETED
+        artifact.state = Artifact.DELETED
     store.put_artifacts(artifacts)
-
-
-def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Cleans as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.clean")
-    parser.add_argument("--config", type=Path, required=True, help="config file (YAML)")
-    parser.add_argument("--apply", action="store_true", help="remove what the plan says")
-    options = parser.parse_args(arguments)
-    return clean(load_config(options.config), apply=options.apply)
-
-
-if __name__ == "__main__":
-    stage_main(main)

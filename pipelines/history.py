@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import ml_metadata as mlmd
-from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
+
+from components.metadata import INPUTS, OUTPUTS, artifact_ids, parameters_of
 
 CACHED = "cached: nothing it depends on has changed"
 CACHED_EARLIER = "cached: an earlier run did the same"
@@ -16,19 +18,6 @@ CACHED_EARLIER = "cached: an earlier run did the same"
 _ENDED_WELL = (Execution.COMPLETE, Execution.CACHED)
 _SHOWN_CHARACTERS = 40
 _MOST_CHANGES = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What an execution started from.
-
-    Attributes:
-        parameters: Value of each parameter.
-        artifacts: Ids of the artifacts of each input.
-    """
-
-    parameters: dict[str, Any]
-    artifacts: dict[str, tuple[int, ...]]
 
 
 class History:
@@ -45,9 +34,11 @@ class History:
 
     def last_good(self, step: str, before: int | None = None) -> Execution | None:
         """Returns the newest successful execution of `step` older than the id `before`."""
+        context = self._store.get_context_by_type_and_name("node", f"{self._pipeline}.{step}")
+        executions = self._store.get_executions_by_context(context.id) if context else []
         good = [
             execution
-            for execution in self._executions(step)
+            for execution in executions
             if execution.last_known_state in _ENDED_WELL
             and (before is None or execution.id < before)
         ]
@@ -57,23 +48,21 @@ class History:
         """Returns the execution `id_`."""
         return self._store.get_executions_by_id([id_])[0]
 
-    def inputs(self, execution: Execution) -> Inputs:
-        """Returns what `execution` started from."""
-        artifacts = self._artifact_ids(execution.id, (Event.INPUT, Event.DECLARED_INPUT))
-        parameters = {
-            name: getattr(value, value.WhichOneof("value"))
-            for properties in (execution.properties, execution.custom_properties)
-            for name, value in properties.items()
-            if not name.startswith("__")
-        }
-        return Inputs(parameters, {key: tuple(ids) for key, ids in artifacts.items()})
+    def inputs(self, execution: int) -> dict[str, list[int]]:
+        """Returns the ids of the artifacts that an execution took, by input."""
+        return artifact_ids(self._store, execution, INPUTS)
 
-    def output(self, execution: Execution, key: str) -> Artifact:
-        """Returns the output `key` of `execution`."""
-        (id_,) = self._artifact_ids(execution.id, (Event.OUTPUT, Event.DECLARED_OUTPUT))[key]
-        return self._store.get_artifacts_by_id([id_])[0]
+    def output(self, execution: int, key: str) -> Artifact:
+        """Returns the output `key` of an execution."""
+        return self._store.get_artifacts_by_id(artifact_ids(self._store, execution, OUTPUTS)[key])[
+            0
+        ]
 
-    def why(self, step: str, execution: Execution, producers: dict[str, str]) -> str:
+    def folder(self, execution: int, key: str) -> Path:
+        """Returns the folder of the output `key` of an execution."""
+        return Path(self.output(execution, key).uri)
+
+    def why(self, step: str, execution: Execution, producers: Mapping[str, str]) -> str:
         """Returns why `execution` of `step` ran or was cached.
 
         Args:
@@ -85,57 +74,50 @@ class History:
         is_cached = execution.last_known_state == Execution.CACHED
         if previous is None:
             return CACHED_EARLIER if is_cached else "first run"
-        changes = list(_changes(self.inputs(previous), self.inputs(execution), producers))
+        changes = [
+            *changed_parameters(parameters_of(previous), parameters_of(execution)),
+            *changed_inputs(self.inputs(previous.id), self.inputs(execution.id), producers),
+        ]
         if is_cached:
             return CACHED_EARLIER if changes else CACHED
         return "; ".join(changes) or "its earlier output is gone"
 
-    def _executions(self, step: str) -> list[Execution]:
-        context = self._store.get_context_by_type_and_name("node", f"{self._pipeline}.{step}")
-        return list(self._store.get_executions_by_context(context.id)) if context else []
 
-    def _artifact_ids(self, execution_id: int, kinds: tuple[int, ...]) -> dict[str, list[int]]:
-        ids: dict[str, list[int]] = {}
-        for event in self._store.get_events_by_execution_ids([execution_id]):
-            if event.type in kinds:
-                ids.setdefault(event.path.steps[0].key, []).append(event.artifact_id)
-        return ids
-
-
-def _changes(before: Inputs, after: Inputs, producers: dict[str, str]) -> Iterator[str]:
-    """Yields what of the inputs is not as before, a phrase each."""
-    names = before.parameters.keys() | after.parameters.keys()
-    old = {name: _parsed(before.parameters.get(name)) for name in sorted(names)}
-    new = {name: _parsed(after.parameters.get(name)) for name in sorted(names)}
+def changed_parameters(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what of a step's code, files and config is not as before, a phrase each."""
+    old, new = ({name: _parsed(value) for name, value in side.items()} for side in (before, after))
     changed = list(_differences(old, new, ""))
-    if any(path.split(".")[-1] == "code" for path, *_ in changed):
+    code = [path for path, *_ in changed if path.split(".")[-1] == "code"]
+    if code:
         yield "its code changed"
     if any(path == "files_digest" for path, *_ in changed):
         yield "the content of its files changed"
     settings = [
         f"{path.removeprefix('config.')} {_shown(was)} → {_shown(now)}"
         for path, was, now in changed
-        if path.split(".")[-1] != "code" and path != "files_digest"
+        if path not in (*code, "files_digest")
     ]
     if settings:
         more = len(settings) - _MOST_CHANGES
         tail = f" and {more} more" if more > 0 else ""
         yield f"its config changed: {', '.join(settings[:_MOST_CHANGES])}{tail}"
-    keys = sorted(before.artifacts.keys() | after.artifacts.keys())
-    inputs = [key for key in keys if before.artifacts.get(key) != after.artifacts.get(key)]
-    if inputs:
-        yield _changed_inputs(inputs, producers)
 
 
-def _changed_inputs(inputs: list[str], producers: dict[str, str]) -> str:
-    names = ", ".join(f"`{key}`" for key in inputs)
-    makers = ", ".join(dict.fromkeys(producers[key] for key in inputs if key in producers))
-    again = f" ({makers} ran again)" if makers else ""
-    return f"its input{'s' if len(inputs) > 1 else ''} {names} changed{again}"
+def changed_inputs(
+    before: Mapping[str, list[int]], after: Mapping[str, list[int]], producers: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields a phrase that names the inputs with other artifacts than before, and their makers."""
+    keys = sorted(before.keys() | after.keys())
+    keys = [key for key in keys if before.get(key) != after.get(key)]
+    if keys:
+        names = ", ".join(f"`{key}`" for key in keys)
+        makers = ", ".join(dict.fromkeys(producers[key] for key in keys if key in producers))
+        again = f" ({makers} ran again)" if makers else ""
+        yield f"its input{'s' if len(keys) > 1 else ''} {names} changed{again}"
 
 
 def _parsed(value: Any) -> Any:
-    """Returns what a parameter says; ours are JSON."""
+    """Returns the content of a parameter; ours are JSON."""
     if isinstance(value, str) and value[:1] in "{[":
         try:
             return json.loads(value)

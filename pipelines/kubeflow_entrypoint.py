@@ -1,13 +1,16 @@
 """What a step's container starts with on Kubeflow: our steps want folders, it gives addresses.
 
+    python -m pipelines.kubeflow_entrypoint [--plugin=MODULE …] WORDS OF TFX'S OWN ENTRY POINT
+
 The bucket is mounted, so each `gs://` address has a path. The executor is given the paths,
-and what it says of its output is written with the addresses again. TFX's own entry point
-does the rest.
+and its output is written with the addresses again. The plugins are loaded first: the part of
+the config that a step gets names classes of theirs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,19 +18,24 @@ from typing import Any
 
 import yaml
 
-from pipelines.kubeflow_platform import OUR_TYPES, addressed, mounted
+from recsys.registry import load_plugins
 
+BUCKET_SCHEME = "gs://"
+MOUNT_VARIABLE = "RECSYS_GCS_MOUNT"
+"""Environment variable: the folder of the mounted buckets, `/gcs` by default."""
+OUR_TYPES = "recsys."
+"""What the names of our artifact types start with there; TFX's own start with `tfx.`."""
+PLUGIN = "--plugin="
 _INVOCATION = "--json_serialized_invocation_args"
-_CURRENT = "current_model_id"
-_BASELINE = "baseline_model_id"
-_MODELS = {_CURRENT: "model", _BASELINE: "blessed_model"}
+_MODELS = {"current_model_id": "model", "baseline_model_id": "blessed_model"}
 
 
 def main(words: Sequence[str]) -> None:
     """Runs the executor that the command line names."""
+    load_plugins([word.removeprefix(PLUGIN) for word in words if word.startswith(PLUGIN)])
+    words = [word for word in words if not word.startswith(PLUGIN)]
     from tfx.orchestration.kubeflow.v2.container import kubeflow_v2_run_executor as executor
 
-    words = list(words)
     place = words.index(_INVOCATION) + 1
     invocation = json.loads(words[place])
     local = _with_uris(invocation, mounted)
@@ -44,6 +52,23 @@ def main(words: Sequence[str]) -> None:
     file.write_text(json.dumps(_with_uris({"outputs": output}, addressed)["outputs"]))
 
 
+def mounted(address: str) -> str:
+    """Returns the path under the mount of a `gs://` address, and anything else as it is."""
+    if not address.startswith(BUCKET_SCHEME):
+        return address
+    return f"{_mount()}/{address.removeprefix(BUCKET_SCHEME)}"
+
+
+def addressed(path: str) -> str:
+    """Returns the `gs://` address of a path under the mount, and anything else as it is."""
+    inside = path.startswith(f"{_mount()}/")
+    return BUCKET_SCHEME + path.removeprefix(f"{_mount()}/") if inside else path
+
+
+def _mount() -> str:
+    return os.environ.get(MOUNT_VARIABLE, "/gcs")
+
+
 def _with_uris(part: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Returns a copy of inputs and outputs with the address of each artifact changed."""
     copy: dict[str, Any] = json.loads(json.dumps(part))
@@ -54,16 +79,16 @@ def _with_uris(part: dict[str, Any], change: Callable[[str], str]) -> dict[str, 
 
 
 def _artifacts(side: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for some in side.get("artifacts", {}).values() for one in some["artifacts"]]
+    lists = [each["artifacts"] for each in side.get("artifacts", {}).values()]
+    return [artifact for artifacts in lists for artifact in artifacts]
 
 
 def _name_class(kind: dict[str, str]) -> None:
     """Gives the class of a type of ours, which TFX imports; its own it knows."""
     title = kind.get("schemaTitle") or yaml.safe_load(kind.get("instanceSchema", "{}")).get("title")
     if title and title.startswith(OUR_TYPES):
-        name = title.removeprefix(OUR_TYPES)
         kind.clear()
-        kind["schemaTitle"] = f"components.artifacts.{name}"
+        kind["schemaTitle"] = f"components.artifacts.{title.removeprefix(OUR_TYPES)}"
 
 
 def _name_models(output: dict[str, Any], inputs: dict[str, Any]) -> None:
@@ -73,8 +98,8 @@ def _name_models(output: dict[str, Any], inputs: dict[str, Any]) -> None:
     """
     for artifact in _artifacts(output):
         metadata = artifact.get("metadata", {})
-        for key, given in _MODELS.items():
-            models = inputs.get(given, {}).get("artifacts", [])
+        for key, name in _MODELS.items():
+            models = inputs.get(name, {}).get("artifacts", [])
             if key in metadata and models:
                 metadata[key] = models[0]["name"]
 

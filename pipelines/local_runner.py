@@ -23,6 +23,7 @@ if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from pipelines.aftercare import after_run, tell_of_killed
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_errors import stopped_error
 from recsys.config.load import default_config_path, load_config
@@ -81,7 +82,6 @@ def _run(path: Path, overrides: list[str]) -> None:
         check_sources(config.data)
         check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
-        from pipelines.aftercare import tell_of_killed
         from pipelines.retrieval import create_pipeline
         from pipelines.runner import Runner
 
@@ -112,11 +112,7 @@ def _after(
     """Cleans and notifies after a run; does nothing where another run holds the root."""
     if config is None or isinstance(error, BusyError):
         return None
-    from pipelines.aftercare import after_run
-
-    if runner is None:
-        return after_run(config, None, error, state=state)
-    return after_run(config, runner.run_id, error, runner.step, state)
+    return after_run(config, runner and runner.run_id, error, runner and runner.step, state)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a pipeline asks of the platform that it runs on.
 
-Here it can look into ML Metadata and at its files when it is built. Elsewhere, as on
-Kubeflow (`pipelines.kubeflow_platform`), it can't, and a platform says what is done instead.
+On this machine it can look into ML Metadata and at its files when it is built. Elsewhere, as
+on Kubeflow (`pipelines.kubeflow`), it can't, and the platform says what is done instead.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from tfx.dsl.compiler.constants import PIPELINE_RUN_ID_PARAMETER_NAME
 from tfx.dsl.components.common.resolver import Resolver
@@ -20,108 +19,68 @@ from components.resolvers import EarlierStatistics, LatestBlessed, Previous, War
 from recsys.errors import RecsysError
 
 
-class Platform(Protocol):
-    """What runs a pipeline."""
+class Platform:
+    """This machine, by our own runner.
 
-    @property
-    def run_id(self) -> RuntimeParameter | str:
-        """What becomes the id of a run when it starts."""
+    Attributes:
+        run_id: What becomes the id of a run when it starts.
+        is_cached: Whether what a step made is used again where nothing has changed.
+    """
 
-    @property
-    def is_cached(self) -> bool:
-        """Whether what a step made is used again where nothing has changed."""
-
-    def artifact_root(self, folder: Path) -> str:
-        """Returns the address of the artifacts' folder."""
-
-    def digest(self, of_now: Callable[[], str]) -> str:
-        """Returns what the cache knows the raw files by; `of_now` looks at them now."""
-
-    def schema_file(self, file: Path, root: Path) -> Path:
-        """Returns the file that the committed schema `file` is read from in a run."""
-
-    def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
-        """Returns the node of `EarlierStatistics`; None where nobody knows of earlier ones."""
-
-    def previous(
-        self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
-    ) -> Resolver | None:
-        """Returns the node of `Previous`; None where nobody knows of an earlier one."""
-
-    def latest_blessed(self, current: BaseChannel) -> Resolver:
-        """Returns the node of `LatestBlessed`, or what comes next to it."""
-
-    def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-        """Returns the node of `WarmBase`, or what comes next to it."""
-
-
-class LocalPlatform:
-    """This machine, by our own runner."""
-
-    run_id = RuntimeParameter(name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str)
+    run_id: RuntimeParameter | str = RuntimeParameter(
+        name=PIPELINE_RUN_ID_PARAMETER_NAME, ptype=str
+    )
     is_cached = True
 
     def artifact_root(self, folder: Path) -> str:
-        """Returns the folder."""
+        """Returns the address of the artifacts' folder."""
         return str(folder)
 
     def digest(self, of_now: Callable[[], str]) -> str:
-        """Returns the digest of the files as they are now."""
+        """Returns what the cache knows the raw files by; `of_now` looks at them now."""
         return of_now()
 
     def schema_file(self, file: Path, root: Path) -> Path:
-        """Returns a copy whose path changes with its content."""
-        return pin_schema(file, root)
+        """Returns a copy of a committed schema whose path changes with its content.
+
+        The cache key of TFX's ImportSchemaGen has the path of the file, not what is in
+        it: with the file itself an edited schema would never be read.
+
+        Raises:
+            RecsysError: The file can't be read.
+        """
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise RecsysError(
+                "R243",
+                f"{str(file)!r} must be a committed TFDV schema.",
+                "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove"
+                " that key to infer the schema from the data.",
+                error.strerror,
+            ) from None
+        pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / file.name
+        pinned.parent.mkdir(parents=True, exist_ok=True)
+        pinned.write_bytes(content)
+        return pinned
 
     def earlier_statistics(self, what: str, current: BaseChannel) -> Resolver | None:
-        """Returns the node that asks ML Metadata."""
+        """Returns the node of `EarlierStatistics`; None where nobody knows of earlier ones."""
         return EarlierStatistics(what, current)
 
     def previous(
         self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
     ) -> Resolver | None:
-        """Returns the node that asks ML Metadata."""
+        """Returns the node of `Previous`; None where nobody knows of an earlier one."""
         return Previous(name, kind, parameters, **inputs)
 
     def latest_blessed(self, current: BaseChannel) -> Resolver:
-        """Returns the node that asks ML Metadata."""
+        """Returns the node of `LatestBlessed`, or what comes next to it."""
         return LatestBlessed(current)
 
     def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
-        """Returns the node that asks ML Metadata."""
+        """Returns the node of `WarmBase`, or what comes next to it."""
         return WarmBase(parameters, **inputs)
 
 
-LOCAL: Platform = LocalPlatform()
-
-
-# --- committed schemas, pinned by their content
-
-
-def pin_schema(schema: Path, root: Path) -> Path:
-    """Copies a schema to a path that changes with its content, and returns that.
-
-    The cache key of TFX's ImportSchemaGen has the path of the file, not what is in
-    it: with the file itself an edited schema would never be read.
-
-    Args:
-        schema: A TFDV schema as text.
-        root: Folder of everything that a run writes.
-
-    Raises:
-        RecsysError: The file can't be read.
-    """
-    try:
-        content = schema.read_bytes()
-    except OSError as error:
-        raise RecsysError(
-            "R243",
-            f"{str(schema)!r} must be a committed TFDV schema.",
-            "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove that"
-            " key to infer the schema from the data.",
-            error.strerror,
-        ) from None
-    pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / schema.name
-    pinned.parent.mkdir(parents=True, exist_ok=True)
-    pinned.write_bytes(content)
-    return pinned
+LOCAL = Platform()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tfx.components.statistics_gen.component import StatisticsGen
 from tfx.components.transform.component import Transform
 from tfx.dsl.components.base.base_node import BaseNode
 from tfx.orchestration.pipeline import Pipeline
-from tfx.types import BaseChannel
 
 from components.artifacts import Vocabularies
+from components.data_gate import DataGate
 from components.entity_gen import EntitySource
 from components.exporter import Exporter
 from components.interaction_encoder import InteractionEncoder
@@ -22,7 +23,7 @@ from components.trainer import Trainer
 from components.vocabulary_gen import VocabularyGen
 from pipelines.metadata_store import connection_config
 from pipelines.platforms import LOCAL, Platform
-from pipelines.raw_data import RawData, read_raw
+from pipelines.raw_data import raw_sources
 from recsys.config import (
     Config,
     EvaluateStage,
@@ -33,8 +34,6 @@ from recsys.config import (
 )
 from recsys.fingerprint import code_fingerprint
 from recsys.report.runs import RUNS
-
-_ONE_PROCESS = "--runner=DirectRunner"
 
 
 def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
@@ -47,15 +46,63 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
     Raises:
         RecsysError: A raw file or a schema that the config names is missing.
     """
-    raw = read_raw(config, platform)
-    previous, vocabularies = _vocabularies(config, platform, raw)
-    encoder = _encoder(config, raw, vocabularies)
-    data = encoder.outputs["data"]
-    warm_base, trainer = _trainer(config, platform, data=data, verdict=raw.verdict)
-    made = {"data": data, "model": trainer.outputs["model"]}
-    blessed = platform.latest_blessed(made["model"])
+    root, data = Path(config.root), config.data
+    raw = raw_sources(config, platform)
+    examples = {what: source.gen.outputs["examples"] for what, source in raw.items()}
+    letters = {what: source.gen.outputs["dead_letters"] for what, source in raw.items()}
+    transforms = {what: source.transform for what, source in raw.items() if source.transform}
+    graphs = {
+        f"{what[:-1]}_graph": step.outputs["transform_graph"] for what, step in transforms.items()
+    }
+    tokens = {
+        f"{what[:-1]}_tokens": step.outputs["transformed_examples"]
+        for what, step in transforms.items()
+    }
+    # Inputs of steps have the names `item_letters`, `user_letters`, ….
+    input_letters = {f"{what[:-1]}_letters": channel for what, channel in letters.items()}
+    gate = DataGate(
+        **{f"{what[:-1]}_validation": source.validated for what, source in raw.items()},
+        **input_letters,
+        config=canonical_json(data.gate),
+        code=code_fingerprint("components.data_gate"),
+    )
+    verdict = gate.outputs["verdict"]
+    for transform in transforms.values():
+        transform.add_upstream_node(gate)
+
+    parameters = {
+        "config": canonical_json(data.vocabulary),
+        "code": code_fingerprint("components.vocabulary_gen"),
+    }
+    inputs = {**examples, "verdict": verdict}
+    previous = platform.previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
+    vocabulary_gen = VocabularyGen(**_output(previous, "previous"), **inputs, **parameters)
+    vocabularies = vocabulary_gen.outputs["vocabularies"]
+    encoder = InteractionEncoder(
+        **{what: channel for what, channel in examples.items() if what != "users"},
+        **tokens,
+        **graphs,
+        vocabularies=vocabularies,
+        config=canonical_json(EntitySource(items=data.items, users=data.users)),
+        code=code_fingerprint("components.interaction_encoder", config=[data]),
+    )
+    data_folder = encoder.outputs["data"]
+
+    parameters = {
+        "config": canonical_json(stage_of(config, TrainStage)),
+        "checkpoints": str(root / "checkpoints"),
+        "code": code_fingerprint(
+            "components.trainer", "recsys.train", config=[config.model, config.train]
+        ),
+    }
+    inputs = {"data": data_folder, "verdict": verdict}
+    base = platform.warm_base(parameters, **inputs) if config.warm_start is not None else None
+    trainer = Trainer(**inputs, **_output(base, "model", "base"), **parameters)
+    model = trainer.outputs["model"]
+    blessed = platform.latest_blessed(model)
     evaluator = RetrievalEvaluator(
-        **made,
+        data=data_folder,
+        model=model,
         blessed_model=blessed.outputs["model"],
         config=canonical_json(stage_of(config, EvaluateStage)),
         code=code_fingerprint(
@@ -64,28 +111,52 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
             config=[config.model, config.evaluate, config.bless],
         ),
     )
-    made["evaluation"] = evaluator.outputs["evaluation"]
+    evaluation = evaluator.outputs["evaluation"]
     exporter = Exporter(
-        **made,
-        **raw.graphs,
-        **raw.origin,
+        data=data_folder,
+        model=model,
+        evaluation=evaluation,
+        **graphs,
+        **{f"{what}_letters": channel for what, channel in letters.items()},
+        **{f"{what}_digest": s.gen.exec_properties["files_digest"] for what, s in raw.items()},
         config=canonical_json(stage_of(config, ExportStage)),
         code=code_fingerprint(
             "components.exporter", "recsys.bundles.export", config=[config.model]
         ),
     )
-    made["bundle"] = exporter.outputs["bundle"]
-    pusher = _pusher(config, bundle=made["bundle"], blessing=evaluator.outputs["blessing"])
-    made["pushed"] = pusher.outputs["pushed"]
-    made["vocabularies"] = vocabularies.outputs["vocabularies"]
-    reporter = _reporter(config, platform, raw, **made)
-    steps = [*raw.steps, *previous, vocabularies, *raw.transforms, encoder, *warm_base, trainer]
-    steps += [blessed, evaluator, exporter, pusher, reporter]
-    return _pipeline(config, platform, steps)
+    target = PushTarget(serving_root=str(root / "serving" / config.name), keep=config.push.keep)
+    pusher = Pusher(
+        bundle=exporter.outputs["bundle"],
+        blessing=evaluator.outputs["blessing"],
+        config=canonical_json(target),
+        code=code_fingerprint("components.pusher"),
+    )
+    reporter = Reporter(
+        **input_letters,
+        data=data_folder,
+        model=model,
+        evaluation=evaluation,
+        bundle=exporter.outputs["bundle"],
+        pushed=pusher.outputs["pushed"],
+        vocabularies=vocabularies,
+        verdict=verdict,
+        config=canonical_json(config),
+        records=str(root / RUNS),
+        run_id=platform.run_id,
+        code=code_fingerprint("components.reporter", config=[config]),
+    )
+    reading = [step for source in raw.values() for step in (source.gen, *source.validation)]
+    steps = [*reading, gate, previous, vocabulary_gen, *transforms.values(), encoder]
+    steps += [base, trainer, blessed, evaluator, exporter, pusher, reporter]
+    return _pipeline(config, platform, [step for step in steps if step is not None])
+
+
+def _output(node: BaseNode | None, key: str, name: str | None = None) -> dict[str, Any]:
+    """Returns an output as the optional input `name`: TFX takes no None for such."""
+    return {} if node is None else {name or key: node.outputs[key]}
 
 
 def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipeline:
-    """Returns the pipeline of some steps."""
     if config.beam.tfx_args is not None:
         for step in steps:
             if isinstance(step, StatisticsGen | Transform):
@@ -100,77 +171,11 @@ def _pipeline(config: Config, platform: Platform, steps: list[BaseNode]) -> Pipe
     )
 
 
-def _encoder(config: Config, raw: RawData, vocabularies: BaseNode) -> BaseNode:
-    """Returns the step that writes the data folder."""
-    examples = {name: channel for name, channel in raw.examples.items() if name != "users"}
-    return InteractionEncoder(
-        **examples,
-        **raw.tokens,
-        **raw.graphs,
-        vocabularies=vocabularies.outputs["vocabularies"],
-        config=canonical_json(EntitySource(items=config.data.items, users=config.data.users)),
-        code=code_fingerprint("components.interaction_encoder", config=[config.data]),
-    )
-
-
-def _vocabularies(
-    config: Config, platform: Platform, raw: RawData
-) -> tuple[list[BaseNode], BaseNode]:
-    """Returns the step that gives ids their rows, and what finds those that it goes on from."""
-    parameters = {
-        "config": canonical_json(config.data.vocabulary),
-        "code": code_fingerprint("components.vocabulary_gen"),
-    }
-    inputs = {**raw.examples, "verdict": raw.verdict}
-    previous = platform.previous("PreviousVocabularies", Vocabularies, parameters, **inputs)
-    if previous is None:
-        return [], VocabularyGen(**inputs, **parameters)
-    vocabularies = VocabularyGen(previous=previous.outputs["previous"], **inputs, **parameters)
-    return [previous], vocabularies
-
-
-def _trainer(
-    config: Config, platform: Platform, **inputs: BaseChannel
-) -> tuple[list[BaseNode], BaseNode]:
-    """Returns the step that trains, and what finds the model that it goes on from, if any."""
-    parameters = {
-        "config": canonical_json(stage_of(config, TrainStage)),
-        "checkpoints": str(Path(config.root) / "checkpoints"),
-        "code": code_fingerprint(
-            "components.trainer", "recsys.train", config=[config.model, config.train]
-        ),
-    }
-    if config.warm_start is None:
-        return [], Trainer(**inputs, **parameters)
-    base = platform.warm_base(parameters, **inputs)
-    return [base], Trainer(**inputs, base=base.outputs["model"], **parameters)
-
-
-def _pusher(config: Config, **inputs: BaseChannel) -> BaseNode:
-    """Returns the step that puts a blessed bundle into service."""
-    serving = Path(config.root) / "serving" / config.name
-    target = PushTarget(serving_root=str(serving), keep=config.push.keep)
-    code = code_fingerprint("components.pusher")
-    return Pusher(**inputs, config=canonical_json(target), code=code)
-
-
-def _reporter(config: Config, platform: Platform, raw: RawData, **inputs: BaseChannel) -> BaseNode:
-    """Returns the step that writes the report."""
-    return Reporter(
-        **raw.letters,
-        **inputs,
-        verdict=raw.verdict,
-        config=canonical_json(config),
-        records=str(Path(config.root) / RUNS),
-        run_id=platform.run_id,
-        code=code_fingerprint("components.reporter", config=[config]),
-    )
-
-
 def _beam_args(args: Sequence[str]) -> list[str]:
     """Returns arguments of Beam, with what spares the runner of one process seconds a step.
 
     For each step with Beam, TFX packs itself as a wheel for the workers, unless some
     package is named. Workers inside this process need none, and look for none.
     """
-    return [*args, "--extra_package=none"] if list(args) == [_ONE_PROCESS] else list(args)
+    is_alone = list(args) == ["--runner=DirectRunner"]
+    return [*args, "--extra_package=none"] if is_alone else list(args)

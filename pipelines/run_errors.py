@@ -22,7 +22,7 @@ rolls back, and ML Metadata then says that there is no transaction."""
 _NAMED = re.compile(r"[\s'\"](/[^'\";\s]+)")
 
 
-def as_recsys_error(error: BaseException, step: str, root: Path | None = None) -> RecsysError:
+def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
     """Returns the `RecsysError` that caused `error`, or one that says that `step` failed.
 
     Args:
@@ -38,10 +38,12 @@ def as_recsys_error(error: BaseException, step: str, root: Path | None = None) -
             return storage_error(cause, root)
     for cause in causes:
         if full := _FULL.search(str(cause)):
-            return _full(full, root)
+            near = full.string[max(0, full.start() - 300) : full.end() + 300]
+            named = [path for path in _NAMED.findall(near) if Path(path).parent.is_dir()]
+            return _full([*named, str(root)][0])
     free = free_bytes(root)
-    if root is not None and free is not None and free < _FULL_BYTES:
-        return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root)))
+    if free is not None and free < _FULL_BYTES:
+        return _full(str(root))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return RecsysError(
         "R600",
@@ -63,13 +65,8 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
     )
 
 
-def _full(match: re.Match[str], root: Path | None) -> RecsysError:
-    """Returns the error of a full disk, with the file that the text names near by, if any."""
-    near = match.string[max(0, match.start() - 300) : match.end() + 300]
-    named = [path for path in _NAMED.findall(near) if Path(path).parent.is_dir()]
-    place = root if root is not None and not named else None
-    error = OSError(errno.ENOSPC, match[0], named[0] if named else None)
-    return storage_error(error, place)
+def _full(path: str) -> RecsysError:
+    return storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

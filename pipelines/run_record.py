@@ -1,4 +1,4 @@
-"""Keeps the record of a run and the page of all runs, and never fails a run over them."""
+"""The record of a run and the page of all runs; a record that fails is a warning."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ from recsys.report.runs import RUNS, RunRecord
 from recsys.system.source_version import source_version
 
 _T = TypeVar("_T")
+_READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}
+_COUNTED = ("read", "rejected", "duplicates")
+_MEASURED = (
+    *("query", "split", "repeats", "repeated_positives", "sampled_negatives", "confidence"),
+    *("metrics", "intervals", "baselines", "blessed_model"),
+)
+_MOST_ANOMALIES = 20
 
 
 def new_run_id() -> str:
@@ -28,7 +35,7 @@ def new_run_id() -> str:
 
 
 class Recorder:
-    """Writes what a run does and what came of it; a record that fails is a warning.
+    """Writes what a run does and what it made.
 
     Args:
         root: Folder of everything that the run writes.
@@ -52,15 +59,15 @@ class Recorder:
 
     def end(
         self,
-        tell: Callable[[], Mapping[str, Any]],
+        describe: Callable[[], Mapping[str, Any]],
         error: RecsysError | None = None,
         step: str | None = None,
         state: str = "failed",
     ) -> Path | None:
-        """Writes what came of the run, and the page of all runs.
+        """Writes the result of the run, and the page of all runs.
 
         Args:
-            tell: Returns what is known of data, model and report.
+            describe: Returns what is known of data, model and report.
             error: Why it failed or was stopped, if it did or was.
             step: The step that failed, or the last one.
             state: What a run with an error is: `failed` or `stopped`.
@@ -77,7 +84,7 @@ class Recorder:
         }
         if error is not None:
             result |= {"error": str(error), "step": step}
-        result |= _tried(tell) or {}
+        result |= _tried(describe) or {}
         _tried(lambda: self._record.end(result))
         return _tried(lambda: write_index(self._root))
 
@@ -90,177 +97,109 @@ def _tried(write: Callable[[], _T]) -> _T | None:
         return None
 
 
-# --- the result: what a run made, where that is, and how good it is
-
-_EVALUATION = "evaluation.json"
-_READERS = {"InteractionGen": "interactions", "ItemGen": "items", "UserGen": "users"}
-_COUNTED = ("read", "rejected", "duplicates")
-_MEASURED = (
-    "query",
-    "split",
-    "repeats",
-    "repeated_positives",
-    "sampled_negatives",
-    "confidence",
-    "metrics",
-    "intervals",
-    "baselines",
-    "blessed_model",
-)
-
-
-def summarize(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
-    """Returns the object that the event `finished` has.
+class Outputs:
+    """What the steps of a run that ended well have made.
 
     Args:
-        executions: The execution of each step.
-        history: Where their outputs are looked up.
+        history: Where it is looked up.
+        ended: Id of the execution of each step.
     """
-    evaluation_file = _folder(executions, history, "RetrievalEvaluator", "evaluation") / _EVALUATION
-    evaluation = json.loads(evaluation_file.read_text())
-    training = json.loads(
-        (_folder(executions, history, "Trainer", "model") / "training.json").read_text()
-    )
-    pushed = _pushed(executions, history)
-    return {
-        "blessed": evaluation["verdict"]["blessed"],
-        "bundle": pushed["destination"],
-        "not_pushed": pushed.get("reason"),
-        "report": str(_report(executions, history)),
-        "metrics": {**evaluation["metrics"], "baselines": evaluation["baselines"]},
-        "evaluation": str(evaluation_file),
-        "data": str(_folder(executions, history, "InteractionEncoder", "data")),
-        "model": str(_folder(executions, history, "Trainer", "model")),
-        "sharding": training["sharding"],
-    }
 
+    def __init__(self, history: History, ended: Mapping[str, int]) -> None:
+        self._history, self._ended = history, ended
 
-def steps_record(
-    executions: Mapping[str, Execution], history: History, root: Path
-) -> dict[str, Any]:
-    """Returns what `run.json` holds of the steps that ended well, be they all or a few.
+    def folder(self, step: str, key: str) -> Path:
+        """Returns the folder of the output `key` of `step`."""
+        return self._history.folder(self._ended[step], key)
 
-    Args:
-        executions: The execution of each step that ended well.
-        history: Where their outputs are looked up.
-        root: Paths are given from here.
-    """
-    result: dict[str, Any] = {"rejected": _rejected(executions, history)}
-    result |= data_record(executions, history)
-    if "Trainer" in executions:
-        training = _folder(executions, history, "Trainer", "model") / "training.json"
-        result["carried"] = json.loads(training.read_text()).get("warm_start")
-    if "RetrievalEvaluator" in executions:
-        folder = _folder(executions, history, "RetrievalEvaluator", "evaluation")
-        result |= _measured(json.loads((folder / _EVALUATION).read_text()))
-    if "Pusher" in executions:
-        pushed = _pushed(executions, history)
-        result |= {"pushed": pushed["destination"], "not_pushed": pushed.get("reason")}
-    if "Reporter" in executions:
-        result["report"] = Path(os.path.relpath(_report(executions, history), root)).as_posix()
-    return result
+    def read(self, step: str, key: str, file: str) -> Any:
+        """Returns the JSON in a file of an output."""
+        return json.loads((self.folder(step, key) / file).read_text())
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the object that the event `finished` has, of a run whose steps all ended."""
+        evaluation = self.read("RetrievalEvaluator", "evaluation", "evaluation.json")
+        pushed = self.read("Pusher", "pushed", "pushed.json")
+        model = self.folder("Trainer", "model")
+        file = self.folder("RetrievalEvaluator", "evaluation") / "evaluation.json"
+        return {
+            "blessed": evaluation["verdict"]["blessed"],
+            "bundle": pushed["destination"],
+            "not_pushed": pushed.get("reason"),
+            "report": str(self.folder("Reporter", "report") / "report.html"),
+            "metrics": {**evaluation["metrics"], "baselines": evaluation["baselines"]},
+            "evaluation": str(file),
+            "data": str(self.folder("InteractionEncoder", "data")),
+            "model": str(model),
+            "sharding": json.loads((model / "training.json").read_text())["sharding"],
+        }
+
+    def record(self, root: Path) -> dict[str, Any]:
+        """Returns what `run.json` holds of the steps; paths are given from `root`."""
+        result: dict[str, Any] = {"rejected": self._rejected()}
+        result["anomalies"] = list(self._anomalies())[:_MOST_ANOMALIES]
+        if "InteractionGen" in self._ended:
+            result |= self._spans()
+        if "Trainer" in self._ended:
+            result["carried"] = self.read("Trainer", "model", "training.json").get("warm_start")
+        if "RetrievalEvaluator" in self._ended:
+            result |= _measured(self.read("RetrievalEvaluator", "evaluation", "evaluation.json"))
+        if "Pusher" in self._ended:
+            push = self.read("Pusher", "pushed", "pushed.json")
+            result |= {"pushed": push["destination"], "not_pushed": push.get("reason")}
+        if "Reporter" in self._ended:
+            report = self.folder("Reporter", "report") / "report.html"
+            result["report"] = Path(os.path.relpath(report, root)).as_posix()
+        return result
+
+    def _rejected(self) -> dict[str, Any]:
+        counts = {}
+        for step, what in _READERS.items():
+            if step in self._ended:
+                summary = self.read(step, "dead_letters", "summary.json")
+                counts[what] = {name: summary.get(name) for name in _COUNTED}
+        return counts
+
+    def _spans(self) -> dict[str, Any]:
+        """Returns `spans`: those that are new, late, or not simply read; nothing without spans."""
+        if not (self.folder("InteractionGen", "dead_letters") / "spans.json").is_file():
+            return {}
+        spans = self.read("InteractionGen", "dead_letters", "spans.json")
+        reader = self._history.execution(self._ended["InteractionGen"])
+        if reader.last_known_state == Execution.CACHED:
+            # What was new to an earlier run is new no more.
+            spans = [{**span, "new": False, "late": False} for span in spans]
+        states = ("read", "reused")
+        changed = (
+            span
+            for span in spans
+            if span.get("new") or span.get("late") or span.get("state") not in states
+        )
+        return {"spans": list(changed)}
+
+    def _anomalies(self) -> Iterator[dict[str, str]]:
+        """Yields what breaks a schema, and what moved too far."""
+        for step in sorted(self._ended):
+            if not step.startswith("DriftValidator."):
+                continue
+            validation = self.read(step, "validation", "validation.json")
+            for anomaly in validation.get("anomalies") or []:
+                text = f"{anomaly.get('column') or anomaly.get('split')}: {anomaly.get('text')}"
+                yield {"of": validation["what"], "kind": "schema", "text": text}
+            for distance in validation.get("comparisons") or []:
+                if distance.get("exceeds"):
+                    value, limit = f"{distance['value']:.3g}", f"{distance['limit']:.3g}"
+                    text = f"{distance['column']}: {value} is more than {limit}"
+                    yield {"of": validation["what"], "kind": distance["kind"], "text": text}
 
 
 def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     verdict = evaluation["verdict"]
+    comparisons = evaluation.get("comparisons") or {}
     return {
         **{name: evaluation.get(name) for name in _MEASURED},
         "deciding": verdict.get("metric"),
         "blessed": verdict["blessed"],
         "sentence": verdict.get("sentence") or "; ".join(verdict.get("reasons", [])),
-        "against": {
-            name: comparison.get(verdict.get("metric"))
-            for name, comparison in (evaluation.get("comparisons") or {}).items()
-        },
+        "against": {name: each.get(verdict.get("metric")) for name, each in comparisons.items()},
     }
-
-
-def _rejected(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
-    """Returns the rows read, rejected and left out as duplicates of each kind of data."""
-    counts = {}
-    for step, what in _READERS.items():
-        if step in executions:
-            file = _folder(executions, history, step, "dead_letters") / "summary.json"
-            summary = json.loads(file.read_text())
-            counts[what] = {name: summary.get(name) for name in _COUNTED}
-    return counts
-
-
-def _pushed(executions: Mapping[str, Execution], history: History) -> dict[str, str | None]:
-    """Returns `destination`, and the `reason` where there is none."""
-    file = _folder(executions, history, "Pusher", "pushed") / "pushed.json"
-    push: dict[str, str | None] = json.loads(file.read_text())
-    return push
-
-
-def _report(executions: Mapping[str, Execution], history: History) -> Path:
-    return _folder(executions, history, "Reporter", "report") / "report.html"
-
-
-def _folder(executions: Mapping[str, Execution], history: History, step: str, key: str) -> Path:
-    return output_folder(executions, history, step, key)
-
-
-# --- its data: spans and anomalies
-
-_SPANS = "spans.json"
-_AS_EVER = ("read", "reused")
-_VALIDATOR = "DriftValidator."
-_MOST = 20
-
-
-def data_record(executions: Mapping[str, Execution], history: History) -> dict[str, Any]:
-    """Returns `spans`, where the source has any, and `anomalies`.
-
-    Args:
-        executions: The execution of each step that ended well.
-        history: Where their outputs are looked up.
-    """
-    record: dict[str, Any] = {"anomalies": list(_anomalies(executions, history))[:_MOST]}
-    spans = _spans(executions, history)
-    return record if spans is None else {**record, "spans": spans}
-
-
-def output_folder(
-    executions: Mapping[str, Execution], history: History, step: str, key: str
-) -> Path:
-    """Returns the folder of the output `key` of `step`."""
-    return Path(history.output(executions[step], key).uri)
-
-
-def _spans(executions: Mapping[str, Execution], history: History) -> list[dict[str, Any]] | None:
-    """Returns the spans that are new, late, or not simply read; None without spans."""
-    reader = executions.get("InteractionGen")
-    if reader is None:
-        return None
-    file = output_folder(executions, history, "InteractionGen", "dead_letters") / _SPANS
-    if not file.is_file():
-        return None
-    # What was new to an earlier run, and is read from the cache now, is new no more.
-    is_cached = reader.last_known_state == Execution.CACHED
-    spans = [
-        {**span, **({"new": False, "late": False} if is_cached else {})}
-        for span in json.loads(file.read_text())
-    ]
-    return [
-        span
-        for span in spans
-        if span.get("new") or span.get("late") or span.get("state") not in _AS_EVER
-    ]
-
-
-def _anomalies(executions: Mapping[str, Execution], history: History) -> Iterator[dict[str, str]]:
-    """Yields what breaks a schema, and what moved too far."""
-    for step in sorted(executions):
-        if not step.startswith(_VALIDATOR):
-            continue
-        file = output_folder(executions, history, step, "validation") / "validation.json"
-        validation = json.loads(file.read_text())
-        for anomaly in validation.get("anomalies") or []:
-            text = f"{anomaly.get('column') or anomaly.get('split')}: {anomaly.get('text')}"
-            yield {"of": validation["what"], "kind": "schema", "text": text}
-        for distance in validation.get("comparisons") or []:
-            if distance.get("exceeds"):
-                value, limit = f"{distance['value']:.3g}", f"{distance['limit']:.3g}"
-                text = f"{distance['column']}: {value} is more than {limit}"
-                yield {"of": validation["what"], "kind": distance["kind"], "text": text}

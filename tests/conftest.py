@@ -23,6 +23,7 @@ sys.path.extend(
         "shapes",
         "splits",
         "hostile",
+        "runs",
     )
 )
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.

@@ -18,9 +18,17 @@ from recsys.config import Config
 from recsys.data.interactions import interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
-from recsys.runs.backtest import BacktestData, BacktestJournal, replay_config, span_file
+from recsys.runs.backtest import (
+    BREAKS,
+    BacktestData,
+    BacktestJournal,
+    as_seconds,
+    draw_broken,
+    periods,
+    replay_config,
+    span_file,
+)
 from recsys.runs.backtest_page import summarize, write_page
-from recsys.runs.backtest_spans import BREAKS, as_seconds, draw_broken, periods
 
 _DAYS = st.dates(dt.date(1995, 1, 1), dt.date(2035, 1, 1))
 
@@ -121,7 +129,7 @@ def test_the_pipeline_reads_a_span_as_it_read_the_raw_rows(config: Config, tmp_p
 def test_periods_follow_each_other_without_a_gap(a: dt.date, b: dt.date, by: str) -> None:
     first, last = min(a, b), max(a, b)
     last = min(last, first + dt.timedelta(days=900))
-    found = periods(first, last, by)  # type: ignore[arg-type]
+    found = periods(first, last, by)
     assert found[0] <= first
     assert found[-1] <= last
     starts = {

@@ -10,54 +10,15 @@ import pytest
 
 pytest.importorskip("tfx", reason="the pipeline's history lies in ML Metadata")
 
-import ml_metadata as mlmd
+from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import recovery as module
-from pipelines.recovery import ENDED, cancel, clear_up, find_orphans, record_killed
+from pipelines.recovery import cancel, clear_up, find_orphans, record_killed
 from recsys.report.index import read_runs
 from recsys.report.runs import RunRecord, read_result
 
 STATE = proto.Execution
-
-
-class Store:
-    """ML Metadata in memory, with what a runner puts there."""
-
-    def __init__(self) -> None:
-        config = proto.ConnectionConfig()
-        config.fake_database.SetInParent()
-        self.store = mlmd.MetadataStore(config)
-        put = self.store.put_context_type
-        kinds = ("pipeline", "pipeline_run", "node")
-        self._kinds = {name: put(proto.ContextType(name=name)) for name in kinds}
-        self._step = self.store.put_execution_type(proto.ExecutionType(name="step"))
-        self._data = self.store.put_artifact_type(proto.ArtifactType(name="data"))
-
-    def execution(self, state, *, pipeline="tiny", run="run-1", makes=()):
-        """Puts an execution; `makes` are pairs of event and state of an artifact."""
-        names = {"pipeline": pipeline, "pipeline_run": run, "node": f"{pipeline}.Step"}
-        contexts = [proto.Context(type_id=self._kinds[k], name=n) for k, n in names.items()]
-        outputs = [
-            (
-                proto.Artifact(type_id=self._data, uri=f"/x/{i}", state=artifact_state),
-                proto.Event(type=event),
-            )
-            for i, (event, artifact_state) in enumerate(makes)
-        ]
-        id_, artifacts, _ = self.store.put_execution(
-            proto.Execution(type_id=self._step, last_known_state=state),
-            outputs,
-            contexts,
-            reuse_context_if_already_exist=True,
-        )
-        return id_, artifacts
-
-    def state(self, id_):
-        return self.store.get_executions_by_id([id_])[0].last_known_state
-
-    def run(self, name):
-        return self.store.get_context_by_type_and_name("pipeline_run", name)
 
 
 @pytest.fixture
@@ -70,34 +31,35 @@ def clear(tmp_path, store, pipeline=None):
 
 
 def test_executions_that_nobody_runs_are_failed_and_their_artifacts_abandoned(tmp_path, store):
-    pending = (proto.Event.PENDING_OUTPUT, proto.Artifact.PENDING)
-    shared = (proto.Event.OUTPUT, proto.Artifact.LIVE)
-    ghost, (half, live) = store.execution(STATE.RUNNING, makes=[pending, shared])
-    new, _ = store.execution(STATE.NEW, run="run-2")
+    made = {"data": ("Data", {})}
+    half = {"event": proto.Event.PENDING_OUTPUT, "artifact_state": proto.Artifact.PENDING}
+    orphan, pending = store.execute("A", "1", state=STATE.RUNNING, made=made, **half)
+    new, live = store.execute("B", "2", state=STATE.NEW, made=made)
     good = {
-        state: store.execution(state)[0] for state in (STATE.COMPLETE, STATE.CACHED, STATE.FAILED)
+        state: store.execute("C", "1", state=state)[0]
+        for state in (STATE.COMPLETE, STATE.CACHED, STATE.FAILED)
     }
     cleared = clear(tmp_path, store)
-    assert cleared.executions == [ghost, new]
+    assert cleared.executions == [orphan, new]
     assert "2 executions marked as failed" in cleared.text()
-    assert store.state(ghost) == store.state(new) == STATE.FAILED
+    assert store.state(orphan) == store.state(new) == STATE.FAILED
     assert {state: store.state(id_) for state, id_ in good.items()} == {s: s for s in good}
-    states = [one.state for one in store.store.get_artifacts_by_id([half, live])]
-    assert states == [proto.Artifact.ABANDONED, proto.Artifact.LIVE]
-    assert store.run("run-1").custom_properties[ENDED].string_value == "killed"
+    states = store.states()
+    assert states[pending["data"]] == proto.Artifact.ABANDONED
+    assert states[live["data"]] == proto.Artifact.LIVE
     assert not clear(tmp_path, store)  # Nothing is left to do.
 
 
 def test_in_a_shared_database_only_the_pipeline_s_own_count(tmp_path, store):
-    ours, _ = store.execution(STATE.RUNNING)
-    theirs, _ = store.execution(STATE.RUNNING, pipeline="other", run="run-2")
+    ours, _ = store.execute("A", "1", state=STATE.RUNNING)
+    theirs, _ = store.execute("A", "2", state=STATE.RUNNING, pipeline="other")
     assert clear(tmp_path, store, "tiny").executions == [ours]
     assert store.state(theirs) == STATE.RUNNING
     assert clear(tmp_path, store, "nobody").executions == []
 
 
 def test_a_stopped_run_is_cancelled_and_the_next_one_clears_up_after_it(tmp_path, store):
-    id_, _ = store.execution(STATE.RUNNING)
+    id_, _ = store.execute("Step", "1", state=STATE.RUNNING)
     cancel(store.store, "tiny")
     assert store.state(id_) == STATE.CANCELED
     folder = tmp_path / "artifacts" / "Step" / "data" / str(id_)
@@ -105,8 +67,6 @@ def test_a_stopped_run_is_cancelled_and_the_next_one_clears_up_after_it(tmp_path
     assert clear(tmp_path, store).executions == [id_]
     assert not folder.exists()
     assert store.state(id_) == STATE.FAILED
-    ended = store.store.get_executions_by_id([id_])[0].custom_properties[ENDED]
-    assert ended.string_value == "stopped"
     assert not clear(tmp_path, store)
 
 
@@ -122,8 +82,8 @@ def files(root):
 
 
 def test_only_what_a_dead_execution_wrote_and_what_is_half_written_goes(tmp_path, store):
-    dead, _ = store.execution(STATE.RUNNING)
-    good, _ = store.execution(STATE.COMPLETE)
+    dead, _ = store.execute("Step", "1", state=STATE.RUNNING)
+    good, _ = store.execute("Step", "1", state=STATE.COMPLETE)
     kept = [
         f"artifacts/Step/data/{good}/part-{dead}",
         f"artifacts/Step/data/{good}/.hidden",
@@ -159,25 +119,25 @@ def test_only_what_a_dead_execution_wrote_and_what_is_half_written_goes(tmp_path
 
 
 def test_a_sweep_that_is_killed_is_done_again(tmp_path, store, monkeypatch):
-    dead, _ = store.execution(STATE.RUNNING)
+    dead, _ = store.execute("Step", "1", state=STATE.RUNNING)
     make(tmp_path, f"artifacts/Step/data/{dead}/x", "runs/r/steps.jsonl")
 
     def killed(*_):
         raise KeyboardInterrupt
 
-    for name in ("mark_failed", "mark_runs", "record_killed"):
+    for name in ("mark_failed", "record_killed"):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, killed)
             with pytest.raises(KeyboardInterrupt):
                 clear(tmp_path, store)
         assert store.state(dead) == STATE.RUNNING
     assert clear(tmp_path, store).executions == [dead]
-    assert find_orphans(store.store).executions == []
+    assert find_orphans(store.store) == []
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root writes anywhere")
 def test_what_can_not_be_removed_stops_nobody(tmp_path, store):
-    dead, _ = store.execution(STATE.RUNNING)
+    dead, _ = store.execute("Step", "1", state=STATE.RUNNING)
     make(tmp_path, f"artifacts/Step/data/{dead}/x")
     (tmp_path / "artifacts/Step/data").chmod(0o500)
     assert clear(tmp_path, store).executions == [dead]

@@ -171,10 +171,10 @@ def rerun(runs, first):
 
 @pytest.fixture(scope="module")
 def changed(runs, rerun):
-    """The events of a run with another config of the training, and of that run again."""
-    finished = [runs("train.epochs=3") for _ in range(2)]
-    assert [code for code, _ in finished] == [0, 0]
-    return [events for _, events in finished]
+    """The events of a run with another config of the training."""
+    code, events = runs("train.epochs=3")
+    assert code == 0
+    return events
 
 
 def test_a_first_run_runs_every_step_and_publishes(runs, first):
@@ -239,25 +239,23 @@ def test_each_run_leaves_a_record_and_its_report_tells_of_it(runs, rerun):
 
 
 def test_a_change_of_the_training_config_runs_what_depends_on_it(changed):
-    events, again = changed
-    done = steps(events)
+    done = steps(changed)
     assert done["Trainer"] == ("ran", "its config changed: train.epochs 2 → 3")
     assert done["Exporter"][1].startswith("its inputs")
-    assert {step for step, (state, _) in made(events).items() if state == "ran"} == {
+    assert {step for step, (state, _) in made(changed).items() if state == "ran"} == {
         "Trainer",
         "RetrievalEvaluator",
         "Exporter",
         "Pusher",
     }
-    assert summary(events)["bundle"].endswith("tiny/2")
-    assert {state for state, _ in made(again).values()} == {"cached"}
+    assert summary(changed)["bundle"].endswith("tiny/2")
 
 
 def test_a_deleted_version_is_published_again(runs, changed):
-    shutil.rmtree(summary(changed[-1])["bundle"])
+    shutil.rmtree(summary(changed)["bundle"])
     code, events = runs("train.epochs=3")
     assert code == 0
-    assert steps(events)["Pusher"][0] == "ran"
+    assert {step for step, (state, _) in made(events).items() if state == "ran"} == {"Pusher"}
     assert (runs.folder / "run/serving/tiny" / runs.served()[-1] / "saved_model.pb").is_file()
     assert summary(events)["bundle"].endswith(runs.served()[-1])
 

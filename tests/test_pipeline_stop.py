@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 
 import ml_metadata as mlmd
+from metadata_nights import Store
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines import runner as module
-from pipelines.recovery import ENDED
 from pipelines.run_errors import as_recsys_error, stopped_error
 from pipelines.run_record import Recorder
 from recsys.errors import RecsysError
@@ -26,9 +26,7 @@ from recsys.system.signals import StoppedError
 
 @pytest.fixture
 def store():
-    config = proto.ConnectionConfig()
-    config.fake_database.SetInParent()
-    return mlmd.MetadataStore(config)
+    return Store()
 
 
 class Steps(module.Runner):
@@ -44,7 +42,7 @@ class Steps(module.Runner):
             for name in steps
         ]
         pipeline = SimpleNamespace(nodes=nodes, pipeline_info=SimpleNamespace(id="tiny"))
-        connection = nullcontext(SimpleNamespace(store=store))
+        connection = nullcontext(SimpleNamespace(store=store.store))
         self.parts = (pipeline, None, connection, recorder)
 
     def _run_step(self, node, run):
@@ -54,31 +52,16 @@ class Steps(module.Runner):
 
     def start(self):
         with run_lock(self.root) as lock, module._stop_signals_raised():
-            self._run_steps(module._Run(*self.parts, lock))
+            self._run_steps(module.Run(*self.parts, lock))
 
     def result(self):
         return json.loads((self.root / "runs/r1/run.json").read_text())
 
 
-def execution(store):
-    """Puts an execution that runs."""
-    kinds = {
-        name: store.put_context_type(proto.ContextType(name=name))
-        for name in ("pipeline", "pipeline_run")
-    }
-    step = store.put_execution_type(proto.ExecutionType(name="step"))
-    contexts = [
-        proto.Context(type_id=kinds["pipeline"], name="tiny"),
-        proto.Context(type_id=kinds["pipeline_run"], name="r1"),
-    ]
-    made = proto.Execution(type_id=step, last_known_state=proto.Execution.RUNNING)
-    return store.put_execution(made, [], contexts)[0]
-
-
 def test_a_run_that_is_stopped_says_so_in_its_record_and_in_the_metadata(
     tmp_path, store, heard_signal
 ):
-    signum, running = heard_signal, execution(store)
+    signum, running = heard_signal, store.execute("B", "r1", state=proto.Execution.RUNNING)[0]
     runner = Steps(
         tmp_path, store, {"A": int, "B": lambda: os.kill(os.getpid(), signum), "C": pytest.fail}
     )
@@ -88,9 +71,7 @@ def test_a_run_that_is_stopped_says_so_in_its_record_and_in_the_metadata(
     result = runner.result()
     assert (result["state"], result["step"]) == ("stopped", "B")
     assert f"[R606] The run was stopped by {signal.Signals(signum).name} in B" in result["error"]
-    (found,) = store.get_executions_by_id([running])
-    assert found.last_known_state == proto.Execution.CANCELED
-    assert found.custom_properties[ENDED].string_value == "stopped"
+    assert store.state(running) == proto.Execution.CANCELED
 
 
 def test_a_run_whose_lock_was_taken_over_stops_before_the_next_step(tmp_path, store):

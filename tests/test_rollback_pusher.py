@@ -12,7 +12,8 @@ pytest.importorskip("tfx", reason="needs the extra `pipeline`")
 from tfx.types.standard_artifacts import Model, ModelBlessing, PushedModel
 
 from components.artifacts import ServingBundle
-from components.pusher import DESTINATION, WITHDRAWN, Pusher, PushTarget
+from components.metadata import DESTINATION, WITHDRAWN
+from components.pusher import Pusher, PushTarget
 from components.resolvers import LatestBlessedStrategy
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import rollback

@@ -10,25 +10,17 @@ import pytest
 
 pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 
-from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
+from metadata_nights import config_of
+from ml_metadata.proto.metadata_store_pb2 import Execution
 
 from pipelines import aftercare
 from pipelines.aftercare import after_run, tell_of_killed
 from pipelines.recovery import record_killed
-from pipelines.run_record import data_record
-from recsys.config import Config
+from pipelines.run_record import Outputs
 from recsys.errors import RecsysError
 from recsys.report.runs import RunRecord
 
 RUN = "2026-02-03T01-00-00.000000Z"
-
-
-def config_of(root: Path, **more: Any) -> Config:
-    columns = {"user": "u", "item": "i", "timestamp": "t"}
-    data = {"interactions": {"files": "e.csv", "columns": columns}}
-    return Config.model_validate_json(
-        json.dumps({"name": "tiny", "root": str(root), "data": data, **more})
-    )
 
 
 @pytest.fixture
@@ -36,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What was cleaned and told, in place of doing it."""
     seen: dict[str, Any] = {"cleaned": 0, "told": []}
 
-    def clean(_config: Config) -> dict[str, int]:
+    def clean(_config: Any) -> dict[str, int]:
         seen["cleaned"] += 1
         return {"removed": 3, "freed": 10, "failed": 0}
 
@@ -44,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["told"].append(json.loads(json.dumps(night)))
         return {"host": "h", "sent": True, "attempts": 1, "error": None}
 
-    monkeypatch.setattr(aftercare, "clean_after_run", clean)
+    monkeypatch.setattr("pipelines.clean.clean_after_run", clean)
     monkeypatch.setattr(aftercare, "send_summary", tell)
     return seen
 
@@ -126,18 +118,20 @@ def test_whatever_goes_wrong_afterwards_is_no_failure_of_the_run(tmp_path, calls
 class History:
     """Stands for what ML Metadata knows: each output lies in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, state: int = Execution.COMPLETE) -> None:
+        self._folder, self._state = folder, state
 
-    def output(self, execution: Execution, key: str) -> Artifact:
-        return Artifact(uri=str(self._folder / execution.name / key))
+    def folder(self, execution: int, key: str) -> Path:
+        return self._folder / key
 
+    def execution(self, execution: int) -> Execution:
+        return Execution(id=execution, last_known_state=self._state)
 
-def step(history: Path, name: str, key: str, file: str, content: Any, state: int) -> Execution:
-    folder = history / name / key
-    folder.mkdir(parents=True)
-    (folder / file).write_text(json.dumps(content))
-    return Execution(name=name, last_known_state=state)
+    def record(self, step: str, key: str, file: str, content: Any) -> dict[str, Any]:
+        (self._folder / key).mkdir(parents=True)
+        (self._folder / key / file).write_text(json.dumps(content))
+        (self._folder / key / "summary.json").write_text("{}")
+        return Outputs(self, {step: 1}).record(self._folder)
 
 
 @pytest.mark.parametrize("is_cached", [False, True])
@@ -147,24 +141,22 @@ def test_spans_that_were_simply_read_are_left_out(tmp_path, is_cached):
         {"name": "2", "state": "empty", "new": False, "late": False},
         {"name": "3", "state": "read", "new": True, "late": True},
     ]
-    state = Execution.CACHED if is_cached else Execution.COMPLETE
-    read = step(tmp_path, "InteractionGen", "dead_letters", "spans.json", spans, state)
-    told = data_record({"InteractionGen": read}, History(tmp_path))
+    history = History(tmp_path, Execution.CACHED if is_cached else Execution.COMPLETE)
+    record = history.record("InteractionGen", "dead_letters", "spans.json", spans)
     # What was new to the run that read it is new no more to one that takes it from the cache.
-    assert [one["name"] for one in told["spans"]] == (["2"] if is_cached else ["2", "3"])
-    assert "spans" not in data_record({}, History(tmp_path))
+    assert [each["name"] for each in record["spans"]] == (["2"] if is_cached else ["2", "3"])
+    assert "spans" not in Outputs(history, {}).record(tmp_path)
 
 
-def test_what_breaks_a_schema_or_moved_too_far_is_told(tmp_path):
+def test_what_breaks_a_schema_or_moved_too_far_is_recorded(tmp_path):
     moved = {"column": "rating", "kind": "drift", "value": 0.31, "limit": 0.1}
-    found = {
+    validation = {
         "what": "interactions",
         "anomalies": [{"column": "", "split": "train", "text": "No examples."}],
         "comparisons": [{**moved, "exceeds": True}, {**moved, "exceeds": False}],
     }
-    name = "DriftValidator.Interactions"
-    validated = step(tmp_path, name, "validation", "validation.json", found, Execution.COMPLETE)
-    assert data_record({name: validated}, History(tmp_path))["anomalies"] == [
+    step = ("DriftValidator.Interactions", "validation", "validation.json")
+    assert History(tmp_path).record(*step, validation)["anomalies"] == [
         {"of": "interactions", "kind": "schema", "text": "train: No examples."},
         {"of": "interactions", "kind": "drift", "text": "rating: 0.31 is more than 0.1"},
     ]

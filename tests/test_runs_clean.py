@@ -1,7 +1,8 @@
-"""`recsys clean` over ML Metadata: what is marked, what is removed, and a kill in between."""
+"""`recsys clean`: what stays whatever its age, what goes, and a kill in between."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,139 +15,29 @@ import pytest
 
 pytest.importorskip("ml_metadata", reason="needs the extra `pipeline`")
 
-import ml_metadata as mlmd
+from metadata_nights import Store, config_of
 from ml_metadata.proto import metadata_store_pb2 as proto
 
 from pipelines.clean import clean, clean_after_run
-from pipelines.metadata_store import read_known
-from pipelines.recovery import sweep_artifacts, sweep_records
+from pipelines.recovery import clear_up
 from recsys.cli import main
-from recsys.config import Config
+from recsys.config.operation import KeepConfig
 from recsys.errors import BusyError, RecsysError
 from recsys.runs.lock import run_lock
+from recsys.runs.retention import Thing, own_size, plan_files, remove
 
-OUTPUT, INPUT = proto.Event.OUTPUT, proto.Event.INPUT
-
-
-class Store:
-    """A small store of ML Metadata under a root, filled as TFX fills it.
-
-    Args:
-        root: The root.
-    """
-
-    def __init__(self, root: Path) -> None:
-        root.mkdir(exist_ok=True)
-        self.root = root
-        connection = proto.ConnectionConfig()
-        connection.sqlite.filename_uri = str(root / "metadata.sqlite")
-        connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READWRITE_OPENCREATE
-        self.store = mlmd.MetadataStore(connection)
-        self._execution_type = self.store.put_execution_type(proto.ExecutionType(name="step"))
-
-    def run(self, run: str, pipeline: str = "tiny") -> Run:
-        return Run(self, run, pipeline)
-
-    def context(self, kind: str, name: str) -> proto.Context:
-        type_id = self.store.put_context_type(proto.ContextType(name=kind))
-        if self.store.get_context_by_type_and_name(kind, name) is None:
-            self.store.put_contexts([proto.Context(name=name, type_id=type_id)])
-        return self.store.get_context_by_type_and_name(kind, name)
-
-    def states(self) -> dict[int, int]:
-        return {one.id: one.state for one in self.store.get_artifacts()}
+BIG = ("examples", "vocabularies", "model", "bundle")
+"""Of an old night only the small things stay: what resolvers look up."""
 
 
-class Run:
-    """One run in the store."""
-
-    def __init__(self, store: Store, run: str, pipeline: str) -> None:
-        self._store, self._pipeline = store, pipeline
-        whole = store.context("pipeline", pipeline)
-        self._contexts = [store.context("pipeline_run", run), whole]
-        links = store.store.get_children_contexts_by_context(whole.id)
-        if self._contexts[0].id not in {one.id for one in links}:
-            link = proto.ParentContext(parent_id=whole.id, child_id=self._contexts[0].id)
-            store.store.put_parent_contexts([link])
-
-    def step(
-        self,
-        step: str,
-        key: str,
-        kind: str,
-        properties: dict[str, Any] | None = None,
-        state: int = proto.Artifact.LIVE,
-        **inputs: list[int],
-    ) -> int:
-        """Adds an execution with one output; returns the output's id."""
-        store = self._store.store
-        type_id = store.put_artifact_type(proto.ArtifactType(name=kind))
-        (id_,) = store.put_artifacts([proto.Artifact(type_id=type_id, state=state)])
-        folder = self._store.root / "artifacts" / step / key / str(id_)
-        folder.mkdir(parents=True)
-        (folder / "content").write_bytes(b"x" * 100)
-        (artifact,) = store.get_artifacts_by_id([id_])
-        artifact.uri = str(folder)
-        for name, value in (properties or {}).items():
-            field = "int_value" if isinstance(value, int) else "string_value"
-            setattr(artifact.custom_properties[name], field, value)
-        store.put_artifacts([artifact])
-        self._execute(step, [(OUTPUT, key, [id_]), *((INPUT, k, v) for k, v in inputs.items())])
-        return id_
-
-    def _execute(self, step: str, links: list[tuple[int, str, list[int]]]) -> None:
-        store = self._store.store
-        execution = proto.Execution(
-            type_id=self._store._execution_type, last_known_state=proto.Execution.COMPLETE
-        )
-        (id_,) = store.put_executions([execution])
-        events = []
-        for kind, key, ids in links:
-            for place, artifact in enumerate(ids):
-                event = proto.Event(artifact_id=artifact, execution_id=id_, type=kind)
-                event.path.steps.add().key = key
-                event.path.steps.add().index = place
-                events.append(event)
-        store.put_events(events)
-        node = self._store.context("node", f"{self._pipeline}.{step}")
-        store.put_attributions_and_associations(
-            [],
-            [
-                proto.Association(context_id=context.id, execution_id=id_)
-                for context in [*self._contexts, node]
-            ],
-        )
-
-
-def night(store: Store, day: int, *, blessed: bool = True, **kwargs: Any) -> dict[str, int]:
-    """Adds a night that came to its end."""
-    run = store.run(f"2026-01-{day:02}", **kwargs)
-    ids = {"examples": run.step("InteractionGen", "examples", "Examples")}
-    ids["model"] = run.step("Trainer", "model", "Model", data=[ids["examples"]])
-    verdict = {"blessed": int(blessed), "current_model_id": ids["model"]}
-    ids["blessing"] = run.step("RetrievalEvaluator", "blessing", "ModelBlessing", verdict)
-    ids["report"] = run.step("Reporter", "report", "Report")
-    return ids
-
-
-def config_of(root: Path, **keep: Any) -> Config:
-    columns = {"user": "u", "item": "i", "timestamp": "t"}
-    return Config.model_validate_json(
-        json.dumps(
-            {
-                "name": "tiny",
-                "root": str(root),
-                "data": {"interactions": {"files": "e.csv", "columns": columns}},
-                "keep": keep,
-            }
-        )
-    )
+def cleaned(store: Store, *, apply: bool = True, **keep: Any) -> dict[str, Any]:
+    return clean(config_of(store.root, keep=keep), apply=apply)
 
 
 @pytest.fixture(scope="module")
 def four_nights(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, int]]]:
     store = Store(tmp_path_factory.mktemp("four") / "run")
-    return store.root, [night(store, day) for day in (1, 2, 3, 4)]
+    return store.root, [store.night(f"2026-01-0{day}") for day in (1, 2, 3, 4)]
 
 
 @pytest.fixture
@@ -163,6 +54,9 @@ def store(tmp_path: Path, four_nights: tuple[Path, list[dict[str, int]]]) -> Sto
     artifacts = copied.store.get_artifacts()
     for artifact in artifacts:
         artifact.uri = artifact.uri.replace(str(four_nights[0]), str(copied.root))
+        if "pushed_destination" in artifact.custom_properties:
+            pushed = artifact.custom_properties["pushed_destination"]
+            pushed.string_value = pushed.string_value.replace(str(four_nights[0]), str(copied.root))
     copied.store.put_artifacts(artifacts)
     return copied
 
@@ -171,15 +65,17 @@ def there(store: Store) -> set[int]:
     return {int(path.name) for path in store.root.glob("artifacts/*/*/*")}
 
 
+def big(*nights: dict[str, int]) -> set[int]:
+    return {night[key] for night in nights for key in BIG}
+
+
 def test_a_dry_run_changes_nothing_and_says_what_would_go(store, nights):
-    old, *new = nights
+    first, second, *_ = nights
     states, folders = store.states(), there(store)
-    plan = clean(config_of(store.root, runs=2), apply=False)
+    plan = cleaned(store, runs=2, apply=False)
     goes = {thing["artifact"] for thing in plan["goes"]}
-    # Of the second night the model is one of the last two blessed ones but for the newest.
-    assert goes == {old["examples"], old["model"], new[0]["examples"], new[0]["model"]}
-    assert plan["freed"] == 400
-    assert plan["applied"] is False
+    assert goes == big(first, second)
+    assert (plan["freed"], plan["applied"]) == (800, False)
     assert (store.states(), there(store)) == (states, folders)
     stays = {thing["artifact"] for thing in plan["stays"]}
     assert not stays & goes
@@ -187,28 +83,68 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(store, nights):
 
 
 def test_what_goes_is_marked_and_gone_and_all_else_is_as_it_was(store, nights):
-    old = nights[0]
-    before = {one.id: one.SerializeToString() for one in store.store.get_artifacts()}
-    done = clean(config_of(store.root, runs=2), apply=True)
+    before = {each.id: each.SerializeToString() for each in store.store.get_artifacts()}
+    done = cleaned(store, runs=2)
     assert done["failed"] == []
     goes = {thing["artifact"] for thing in done["goes"]}
     assert there(store) == before.keys() - goes
     states = store.states()
     assert {id_ for id_, state in states.items() if state == proto.Artifact.DELETED} == goes
     # To the byte: an artifact's properties are part of TFX's cache key.
-    after = {one.id: one.SerializeToString() for one in store.store.get_artifacts()}
+    after = {each.id: each.SerializeToString() for each in store.store.get_artifacts()}
     assert all(after[id_] == before[id_] for id_ in after.keys() - goes)
-    assert old["blessing"] in after.keys() - goes
-    assert clean(config_of(store.root, runs=2), apply=True)["goes"] == []
+    assert cleaned(store, runs=2)["goes"] == []
+
+
+def test_without_a_limit_every_artifact_stays(store):
+    assert cleaned(store, checkpoints=1)["goes"] == []
+    assert cleaned(store, days=1)["goes"] == []  # All of them are of today.
+
+
+def test_what_the_next_run_goes_on_from_stays_though_its_own_run_goes(store, nights):
+    failed = store.night("2026-01-05", "failed")  # After it made vocabularies.
+    last = store.night("2026-01-06", "refused")
+    for day in (7, 8):
+        store.execute("InteractionGen", f"2026-01-0{day}")  # Both were refused by the gate.
+    cleaned(store, runs=1)
+    *_, third, fourth = nights
+    stay = there(store)
+    assert set(last.values()) <= stay, "the last run that came to its end is whole"
+    assert {last["vocabularies"], failed["vocabularies"]} <= stay
+    assert {third["model"], fourth["model"]} <= stay, "the last two blessed models"
+    assert stay.isdisjoint([third["examples"], fourth["examples"], third["bundle"]])
+    small = ("statistics", "verdict", "blessing", "pushed")
+    assert {night[key] for night in nights for key in small} <= stay
+
+
+def test_the_models_of_versions_stay_and_of_those_rolled_back(store, nights):
+    serving = store.root / "serving" / "tiny"
+    (serving / "1").mkdir(parents=True)
+    (serving / ".withdrawn-2").mkdir()
+    done = cleaned(store, runs=1)
+    first, second, *_ = nights
+    assert {first["model"], second["model"]} <= there(store)
+    whys = {thing["artifact"]: thing["why"] for thing in done["stays"]}
+    assert whys[second["model"]] == "it is the model of version 2"
+
+
+def test_the_last_models_that_were_not_rolled_back_stay(store, nights):
+    ledger = {"highest": 4, "pinned": None, "withdrawn": {"3": "d", "4": "d"}}
+    serving = store.root / "serving" / "tiny"
+    serving.mkdir(parents=True)
+    (serving / ".versions.json").write_text(json.dumps(ledger))
+    store.night("2026-01-05", "refused")
+    cleaned(store, runs=1)
+    assert {night["model"] for night in nights} <= there(store)
 
 
 def test_the_empty_folders_of_executions_go_and_those_with_something_in_them_stay(store):
     system = store.root / "artifacts" / "Trainer" / ".system" / "executor_execution"
     (system / "7").mkdir(parents=True)
     (system / "8" / "executor_output.pb").mkdir(parents=True)
-    clean(config_of(store.root), apply=False)
+    cleaned(store, apply=False)
     assert (system / "7").is_dir()
-    clean(config_of(store.root), apply=True)
+    cleaned(store)
     assert [path.name for path in system.iterdir()] == ["8"]
 
 
@@ -233,13 +169,13 @@ module.clean(config, apply=True)
 
 @pytest.mark.parametrize("moment", ["before", "between", "inside"])
 def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
-    config = config_of(store.root, runs=1)
-    planned = {thing["artifact"] for thing in clean(config, apply=False)["goes"]}
+    planned = {thing["artifact"] for thing in cleaned(store, runs=1, apply=False)["goes"]}
+    config = config_of(store.root, keep={"runs": 1})
     command = [sys.executable, "-c", KILLED, moment, config.model_dump_json()]
     assert subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode == 9
-    deleted = {id_ for id_, one in store.states().items() if one == proto.Artifact.DELETED}
+    deleted = {id_ for id_, state in store.states().items() if state == proto.Artifact.DELETED}
     assert deleted == (set() if moment == "before" else planned)
-    assert clean(config, apply=True)["failed"] == []
+    assert cleaned(store, runs=1)["failed"] == []
     assert there(store).isdisjoint(planned)
     assert list((store.root / ".gone").iterdir()) == []
     states = store.states()
@@ -247,52 +183,48 @@ def test_a_cleaning_that_was_killed_is_finished_by_the_next(store, moment):
     assert all(states[id_] == proto.Artifact.LIVE for id_ in there(store))
 
 
-def test_another_pipeline_under_the_root_is_left_alone(store):
-    theirs = night(store, 5, pipeline="other")
-    folders = there(store)
-    done = clean(config_of(store.root, runs=1), apply=True)
-    assert done["goes"]
-    assert there(store) >= set(theirs.values())
-    assert there(store) < folders
-    assert (
-        clean(config_of(store.root, runs=1).model_copy(update={"name": "none"}), apply=True)["goes"]
-        == []
+def test_what_belongs_to_others_is_left_alone(store, tmp_path, nights):
+    theirs = store.night("other-1", pipeline="other")
+    _, pending = store.execute(
+        "Trainer",
+        "2026-01-01",
+        made={"model": ("Model", {})},
+        artifact_state=proto.Artifact.PENDING,
     )
-
-
-def test_what_a_step_is_still_at_is_left_alone(store):
-    run = store.run("2026-01-01")
-    pending = run.step("Trainer", "model", "Model", state=proto.Artifact.PENDING)
-    clean(config_of(store.root, runs=1), apply=True)
-    assert pending in there(store)
+    (copied,) = store.store.get_artifacts_by_id([nights[0]["examples"]])
+    copied.uri = str(tmp_path / "original" / "step" / "key" / "7")
+    Path(copied.uri).mkdir(parents=True)
+    store.store.put_artifacts([copied])
+    done = cleaned(store, runs=1)
+    assert there(store) >= {*theirs.values(), pending["model"]}
+    assert Path(copied.uri).is_dir()
+    whys = {thing["artifact"]: thing["why"] for thing in done["stays"]}
+    assert whys[copied.id] == "it lies outside of this root"
+    assert whys[pending["model"]] == "its step has not ended well"
 
 
 def test_no_cleaning_while_a_run_holds_the_root(store):
-    folders = there(store)
+    folders, keep = there(store), config_of(store.root, keep={"runs": 1})
     with run_lock(store.root):
         with pytest.raises(BusyError):
-            clean(config_of(store.root, runs=1), apply=True)
-        assert clean_after_run(config_of(store.root, runs=1)) is None
+            clean(keep, apply=True)
+        assert clean_after_run(keep) is None
     assert there(store) == folders
-    told = clean_after_run(config_of(store.root, runs=1))
-    assert told is not None
-    assert told["removed"] == 5
+    assert clean_after_run(keep)["removed"] == 10
     assert clean_after_run(config_of(store.root)) is None
 
 
 def test_reports_follow_the_records(store, nights):
-    reports = [one["report"] for one in nights]
-    clean(config_of(store.root, runs=1), apply=True)
+    reports = [night["report"] for night in nights]
+    cleaned(store, runs=1)
     assert set(reports) <= there(store)
-    clean(config_of(store.root, records=2), apply=True)
+    cleaned(store, records=2)
     assert set(reports) & there(store) == set(reports[2:])
 
 
 def test_a_root_without_a_run_has_nothing_to_clean(tmp_path):
-    assert clean(config_of(tmp_path / "none", runs=1), apply=True)["goes"] == []
-    (tmp_path / "run").mkdir()
-    assert clean(config_of(tmp_path / "run", runs=1), apply=True)["goes"] == []
-    assert read_known(Store(tmp_path / "run").store, "tiny").runs == ()
+    for root in (tmp_path / "none", tmp_path):
+        assert clean(config_of(root, keep={"runs": 1}), apply=True)["goes"] == []
 
 
 EVERYTHING = {"runs": 1, "checkpoints": 1, "records": 1}
@@ -323,16 +255,12 @@ def content(folder: Path) -> list[str]:
     [
         ".gone",
         "artifacts",
-        "artifacts/Trainer",
         "artifacts/Trainer/model",
         "artifacts/Trainer/.system",
-        "checkpoints",
         "checkpoints/0000000000000000",
         "logs",
-        "runs",
         "runs/2026-01-01",
         "segments",
-        "serving",
         "serving/tiny",
     ],
 )
@@ -344,9 +272,9 @@ def test_nothing_behind_a_link_is_touched_and_it_is_said(store, tmp_path, place)
     before = content(outside)
     if place == ".gone":
         with pytest.raises(RecsysError, match="R605"):
-            clean(config_of(store.root, **EVERYTHING), apply=True)
+            cleaned(store, **EVERYTHING)
         return
-    done = clean(config_of(store.root, **EVERYTHING), apply=True)
+    done = cleaned(store, **EVERYTHING)
     assert content(outside) == before
     # Of TFX's own folders, which no plan names, nothing is said.
     whys = [thing["why"] for thing in done["stays"]]
@@ -354,12 +282,12 @@ def test_nothing_behind_a_link_is_touched_and_it_is_said(store, tmp_path, place)
     assert is_said or place == "artifacts/Trainer/.system"
     assert done["failed"] == []
     # Nothing is marked as removed that is still there.
-    marked = [one for one in store.store.get_artifacts() if one.state == proto.Artifact.DELETED]
-    assert not any(Path(one.uri).exists() for one in marked)
+    marked = [each for each in store.store.get_artifacts() if each.state == proto.Artifact.DELETED]
+    assert not any(Path(each.uri).exists() for each in marked)
 
 
 @pytest.mark.parametrize("moment", ["rename", "rmtree"])
-@pytest.mark.parametrize("place", ["artifacts", "artifacts/Trainer", ".gone"])
+@pytest.mark.parametrize("place", ["artifacts/Trainer", ".gone"])
 def test_a_link_that_comes_in_between_leads_nowhere(store, tmp_path, monkeypatch, moment, place):
     furnish(store.root)
     aside, outside = tmp_path / "aside", tmp_path / "outside"
@@ -374,7 +302,7 @@ def test_a_link_that_comes_in_between_leads_nowhere(store, tmp_path, monkeypatch
         return real(*words, **more)
 
     monkeypatch.setattr(of, moment, swap_first)
-    clean(config_of(store.root, **EVERYTHING), apply=True)
+    cleaned(store, **EVERYTHING)
     assert (store.root / place).is_symlink()
     assert content(outside) == before
 
@@ -382,21 +310,22 @@ def test_a_link_that_comes_in_between_leads_nowhere(store, tmp_path, monkeypatch
 def test_a_root_that_is_a_link_itself_is_cleaned(store, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(store.root)
-    done = clean(config_of(link, runs=1), apply=True)
-    assert (len(done["goes"]), done["failed"]) == (5, [])
+    done = clean(config_of(link, keep={"runs": 1}), apply=True)
+    assert (len(done["goes"]), done["failed"]) == (10, [])
     assert there(store).isdisjoint(thing["artifact"] for thing in done["goes"])
 
 
 def test_what_killed_runs_left_behind_links_stays(tmp_path):
-    root, outside = tmp_path / "root", tmp_path / "outside"
-    for place in ("runs/1/.run.json.5", "artifacts/Trainer/model/7/x"):
+    root, outside, store = tmp_path / "root", tmp_path / "outside", Store()
+    dead, _ = store.execute("Trainer", "1", state=proto.Execution.RUNNING)
+    for place in ("runs/1/.run.json.5", f"artifacts/Trainer/model/{dead}/x"):
         (outside / place).parent.mkdir(parents=True)
         (outside / place).touch()
     root.mkdir()
     for name in ("runs", "artifacts"):
         (root / name).symlink_to(outside / name)
     before = content(outside)
-    assert sweep_records(root) == sweep_artifacts(root / "artifacts", [7]) == []
+    assert clear_up(root, root / "serving", store.store, None).swept == []
     assert content(outside) == before
 
 
@@ -408,13 +337,13 @@ def test_the_command_shows_the_plan_and_carries_it_out(store, tmp_path, capsys):
     folders = there(store)
     assert run_main(*words) == 0
     text = capsys.readouterr().out
-    assert "A dry run: 5 things, 500 B would go." in text
-    assert "artifacts/Trainer/model/2" in text
+    assert "A dry run: 10 things, 1.0 kB would go." in text
+    assert "artifacts/Trainer/model/" in text
     assert there(store) == folders
     assert run_main(*words, "--apply", "--json") == 0
     done = json.loads(capsys.readouterr().out)
-    assert (done["applied"], done["freed"], len(done["goes"])) == (True, 500, 5)
-    assert len(there(store)) == len(folders) - 5
+    assert (done["applied"], done["freed"], len(done["goes"])) == (True, 1000, 10)
+    assert len(there(store)) == len(folders) - 10
 
 
 def run_main(*arguments: str) -> int:
@@ -428,6 +357,74 @@ def test_a_page_is_not_written_through_a_link(store, tmp_path):
     outside.write_text("theirs")
     (store.root / f".index.html.{os.getpid()}").symlink_to(outside)
     (store.root / "runs").mkdir()
-    clean(config_of(store.root, runs=1), apply=True)
+    cleaned(store, runs=1)
     assert (store.root / "index.html").read_text().startswith("<!doctype html>")
     assert outside.read_text() == "theirs"
+
+
+# --- files that are no artifacts
+
+
+def written(path: Path, size: int = 10) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "content").write_bytes(b"x" * size)
+    return path
+
+
+def set_time(path: Path, moment: float) -> None:
+    for each in [*path.rglob("*"), path]:
+        os.utime(each, (moment, moment))
+
+
+def test_checkpoints_records_and_logs_have_limits_of_their_own(tmp_path):
+    runs = [(f"run-{i}", 1000.0 * i) for i in range(5)]
+    (tmp_path / "logs").mkdir()
+    for place, (run, started) in enumerate(runs):
+        name = f"{place:016x}"
+        for path in (tmp_path / "checkpoints" / name, tmp_path / "tensorboard" / name):
+            set_time(written(path), started + 1)
+        written(tmp_path / "runs" / run)
+        (tmp_path / "logs" / f"{place}.log").touch()
+        set_time(tmp_path / "logs" / f"{place}.log", started + 1)
+    written(tmp_path / "checkpoints" / "mine")
+    written(tmp_path / "runs" / "another-pipeline")
+
+    def goes(**keep: Any) -> set[tuple[str, str]]:
+        things = plan_files(tmp_path, "tiny", runs, KeepConfig(**keep), [])
+        return {(thing.kind, thing.path.name) for thing in things if thing.goes}
+
+    assert goes() == set()
+    assert goes(checkpoints=2) == {("checkpoints", f"{i:016x}") for i in range(3)}
+    assert goes(records=3) == {
+        *(("log", f"{i}.log") for i in range(2)),
+        *(("record", f"run-{i}") for i in range(2)),
+        *(("tensorboard", f"{i:016x}") for i in range(2)),
+    }
+
+
+def test_checkpoints_that_a_training_writes_stay(tmp_path):
+    folder = written(tmp_path / "checkpoints" / ("0" * 16))
+    thing = Thing("checkpoints", folder, "", goes=True)
+    with (folder / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert remove(tmp_path, [thing], print) == [[str(folder), "a training is writing it"]]
+    assert remove(tmp_path, [thing], print) == []
+    assert not folder.exists()
+
+
+def test_nothing_outside_is_removed_whatever_a_plan_says(tmp_path):
+    outside, root = written(tmp_path / "outside"), written(tmp_path / "root")
+    link = root / "link"
+    link.symlink_to(outside)
+    things = [Thing("rest", outside, "", goes=True), Thing("Model", link, "", goes=True)]
+    assert len(remove(root, [*things, Thing("rest", root, "", goes=True)], pytest.fail)) == 3
+    assert (outside / "content").exists()
+
+
+def test_a_file_with_a_name_elsewhere_frees_nothing(tmp_path):
+    shared = written(tmp_path / "segments", 1000) / "content"
+    linked = written(tmp_path / "artifact", 50)
+    os.link(shared, linked / "first")
+    os.link(shared, linked / "second")
+    assert own_size(linked) == 50
+    assert own_size(tmp_path) == 1050

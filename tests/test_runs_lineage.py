@@ -18,14 +18,7 @@ from recsys.bundles.bundle import write_manifest
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
 from recsys.runs import lineage
-from recsys.runs.lineage import (
-    describe_origin,
-    describe_source,
-    find_bundle,
-    model_fingerprint,
-    trace,
-)
-from recsys.runs.retention_facts import Artifact, Execution, Known, PastRun
+from recsys.runs.lineage import describe_origin, describe_source, model_fingerprint
 from recsys.system.source_version import source_version
 from recsys.training import earlier_model
 from recsys.training.checksums import encoded
@@ -105,52 +98,41 @@ def test_an_origin_depends_on_no_place_and_no_time(tmp_path):
     assert (cold["base"], cold["evaluation"], cold["data"]) == (None, None, None)
 
 
-def known_nights(folder: Path) -> Known:
-    """Two nights; the second went on from the first."""
-    artifacts = {}
-    executions = []
-    made = [
-        ("InteractionGen", "examples", "Examples", "1", {}),
-        ("Trainer", "model", "Model", "1", {"data": [1]}),
-        ("InteractionGen", "examples", "Examples", "2", {}),
-        ("Trainer", "model", "Model", "2", {"data": [3], "base": [2]}),
-        ("Exporter", "bundle", "ServingBundle", "2", {"model": [4], "data": [3]}),
-        ("Pusher", "pushed", "PushedModel", "2", {"bundle": [5]}),
-    ]
-    for id_, (step, key, kind, run, inputs) in enumerate(made, 1):
-        path = folder / step / str(id_)
-        texts = {"pushed_destination": str(folder / "serving" / "7")} if key == "pushed" else {}
-        artifacts[id_] = Artifact(id_, kind, path, texts=texts)
-        parameters = {"code": f"code-{step}", "files_digest": "d"}
-        executions.append(Execution(id_, step, run, True, inputs, {key: [id_]}, parameters))
-    return Known([PastRun("1", 1.0), PastRun("2", 2.0)], executions, artifacts)
+@pytest.fixture
+def nights(tmp_path: Path) -> tuple[Any, dict[str, int], dict[str, int]]:
+    """A store of two nights, and their ids; the second went on from the first."""
+    metadata_nights = pytest.importorskip("metadata_nights", reason="needs the extra `pipeline`")
+    store = metadata_nights.Store(tmp_path / "run")
+    first = store.night("1")
+    return store, first, store.night("2", base=first["model"])
 
 
-def test_a_bundle_is_found_by_its_place_or_its_manifest(tmp_path):
-    known = known_nights(tmp_path)
-    bundle = known.artifacts[5].path
-    bundle.mkdir(parents=True)
+def test_a_bundle_is_known_by_its_place_or_its_manifest(nights, tmp_path):
+    from pipelines.commands import find_bundle, trace
+
+    store, _, last = nights
+    bundle = store.root / "artifacts" / "Exporter" / "bundle" / str(last["bundle"])
     write_manifest(bundle, {"name": "tiny"})
     copied = tmp_path / "elsewhere"
     copied.mkdir()
-    (copied / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes())
-    for place in (bundle, tmp_path / "serving" / "7", copied):
-        assert find_bundle(known, place) == 5
+    shutil.copy(bundle / "manifest.json", copied)
+    for place in (bundle, store.root / "serving" / "tiny" / "2", copied):
+        assert find_bundle(store.store, place) == last["bundle"]
     (copied / "manifest.json").write_text("{}")
-    assert find_bundle(known, copied) is None
+    assert trace(store.store, copied) is None
 
 
-def test_the_steps_of_its_night_and_the_models_before_it_are_told(tmp_path):
-    known = known_nights(tmp_path)
-    known.artifacts[2].path.mkdir(parents=True)
-    told = trace(known, 5)
-    assert [one["step"] for one in told["steps"]] == ["InteractionGen", "Trainer", "Exporter"]
-    assert {one["run"] for one in told["steps"]} == {"2"}
-    assert told["steps"][0]["files_digest"] == "d"
-    assert [(one["artifact"], one["run"], one["is_there"]) for one in told["models"]] == [
-        (4, "2", False),
-        (2, "1", True),
-    ]
+def test_the_steps_of_its_night_and_the_models_before_it_are_shown(nights):
+    from pipelines.commands import trace
+
+    store, first, last = nights
+    shutil.rmtree(store.root / "artifacts" / "Trainer" / "model" / str(last["model"]))
+    known = trace(store.store, store.root / "serving" / "tiny" / "2")
+    steps = ["InteractionGen", "DataGate", "Trainer", "Exporter"]
+    assert (known["name"], [step["step"] for step in known["steps"]]) == ("tiny", steps)
+    assert {step["run"] for step in known["steps"]} == {"2"}
+    models = [(model["artifact"], model["run"], model["is_there"]) for model in known["models"]]
+    assert models == [(last["model"], "2", False), (first["model"], "1", True)]
 
 
 def test_a_copy_elsewhere_still_tells(tmp_path, capsys):

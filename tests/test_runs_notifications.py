@@ -18,8 +18,7 @@ from recsys.cli import main
 from recsys.config.operation import NotifyConfig
 from recsys.report.runs import RunRecord
 from recsys.runs import notifications
-from recsys.runs.past_summaries import read_summaries
-from recsys.runs.summary import one_line, run_summary
+from recsys.runs.summary import one_line, read_summaries, run_summary
 
 SECRET = "hunter2-T0KEN"  # noqa: S105
 ROOT = Path("/srv/run")
@@ -92,13 +91,6 @@ def test_the_line_holds_what_matters_and_is_one():
     assert one_line(run_summary("1", {**FAILED, "error": "a\nb" * 999}, ROOT)).count("\n") == 0
     assert len(one_line(run_summary("1", {**FAILED, "error": "x" * 9999}, ROOT))) == 500
     assert one_line({}) == "? recsys: no verdict"
-
-
-@pytest.mark.parametrize("result", [{}, {"metrics": 3, "rejected": [], "spans": 7, "pushed": 1}])
-def test_a_damaged_record_makes_a_summary_too(result: dict[str, Any]):
-    night = run_summary("1", result, ROOT)
-    assert night["metrics"] is None
-    assert one_line(night)
 
 
 def test_runs_are_read_newest_first_with_those_that_did_not_end(tmp_path):

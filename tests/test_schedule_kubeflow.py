@@ -14,8 +14,9 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from tfx.dsl.components.base.base_component import BaseComponent
 
 from components import artifacts
-from pipelines import kubeflow_entrypoint, kubeflow_runner
-from pipelines.kubeflow_platform import addressed, for_kubeflow, mounted
+from pipelines import kubeflow, kubeflow_entrypoint
+from pipelines.kubeflow import for_kubeflow
+from pipelines.kubeflow_entrypoint import addressed, mounted
 from pipelines.retrieval import create_pipeline
 from recsys.config.load import load_config
 from recsys.errors import UsageError
@@ -70,7 +71,7 @@ def compiled(request, tmp_path_factory):
     (folder / "ratings.csv").write_text("user,item,time\n")
     (folder / "films.csv").write_text("id,name,genres\n")
     job = folder / "pipeline.json"
-    kubeflow_runner.compile_pipeline(write(folder, "gs://bucket", **changes), IMAGE, job)
+    kubeflow.compile_pipeline(write(folder, "gs://bucket", **changes), IMAGE, job)
     local = create_pipeline(write(folder, str(folder), **changes))
     return json.loads(job.read_text()), {node.id: node for node in local.components}
 
@@ -106,7 +107,7 @@ def test_every_step_that_runs_here_is_a_container_of_ours_there(compiled):
         label = spec.components[task.component_ref.name].executor_label
         container = deployment.executors[label].container
         assert container.image == IMAGE
-        assert tuple(container.command) == kubeflow_runner.ENTRYPOINT
+        assert tuple(container.command) == kubeflow.ENTRYPOINT
         executor = local[name].executor_spec.executor_class
         words = list(container.args)
         path = words[words.index("--executor_class_path") + 1]
@@ -228,7 +229,7 @@ def test_the_compiled_job_runs_two_nights(tmp_path, monkeypatch):
 
     write_data(tmp_path / "gcs/bucket")
     job = tmp_path / "pipeline.json"
-    kubeflow_runner.compile_pipeline(write(tmp_path, "gs://bucket", warm_start="{}"), IMAGE, job)
+    kubeflow.compile_pipeline(write(tmp_path, "gs://bucket", warm_start="{}"), IMAGE, job)
     text = job.read_text().replace("/gcs/bucket", str(tmp_path / "gcs/bucket"))
     monkeypatch.setenv("RECSYS_GCS_MOUNT", str(tmp_path / "gcs"))
     world = []

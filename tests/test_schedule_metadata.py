@@ -86,8 +86,8 @@ def test_a_server_that_is_down_is_named(tmp_path, monkeypatch):
             " user 'ada'@'127.0.0.1' to database 'mlmd', error: ",
             "R613",
         ),
-        ("ConnectImplmysql_query failed: errno: Unknown database 'mlmd', error: ", "R614"),
-        ("MLMD database version 6 is older than library version 10.", "R619"),
+        ("ConnectImplmysql_query failed: errno: Unknown database 'mlmd', error: ", "R613"),
+        ("MLMD database version 6 is older than library version 10.", "R613"),
     ],
 )
 def test_what_the_server_says_decides_what_is_told(tmp_path, said, code):

@@ -104,7 +104,7 @@ def config(server, tmp_path, monkeypatch):
         ({"password": "wrong"}, "R613"),
         ({"user": "nobody"}, "R613"),
         ({"database": "other"}, "R613"),
-        ({"database": "none", "user": "root2"}, "R614"),
+        ({"database": "none", "user": "root2"}, "R613"),
         ({"ssl": {"ca": "/etc/ssl/certs/ca-certificates.crt"}}, "R613"),
     ],
     ids=["password", "user", "rights", "database", "tls"],

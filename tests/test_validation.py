@@ -23,7 +23,7 @@ from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
 from components.data_gate import DataGate
 from components.drift_validator import Limits, compare
-from pipelines.freeze_schemas import committable, freeze_schemas
+from pipelines.commands import committable, freeze_schemas
 from pipelines.raw_data import validate
 from pipelines.runner import Runner
 from recsys.config import Config, canonical_json
@@ -193,7 +193,7 @@ class Nights:
             "interactions", gen.outputs["examples"], config, ("user_id",), ("timestamp",)
         )
         data_gate = DataGate(
-            interaction_validation=valid.validation,
+            interaction_validation=valid[-1].outputs["validation"],
             interaction_letters=gen.outputs["dead_letters"],
             config=canonical_json(config.data.gate),
             code="1",
@@ -203,7 +203,7 @@ class Nights:
         pipeline = Pipeline(
             pipeline_name="nights",
             pipeline_root=str(self.root / "artifacts"),
-            components=[gen, *valid.steps, data_gate, trainer, evaluator],
+            components=[gen, *valid, data_gate, trainer, evaluator],
             enable_cache=True,
             metadata_connection_config=metadata.sqlite_metadata_connection_config(
                 str(self.root / "metadata.sqlite")

@@ -8,7 +8,8 @@ import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as pb
 from tfx.types.standard_artifacts import Model, ModelBlessing
 
-from components.artifacts import CURRENT_MODEL, InteractionData
+from components.artifacts import InteractionData
+from components.metadata import CURRENT_MODEL
 from components.resolvers import WarmBaseStrategy
 
 pytestmark = pytest.mark.pipeline

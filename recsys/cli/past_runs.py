@@ -27,7 +27,7 @@ from recsys.formats import (
     span,
 )
 from recsys.report.spans import spans_in_words
-from recsys.runs.past_summaries import read_summaries
+from recsys.runs.summary import read_summaries
 from recsys.system.source_version import version_text
 
 _WIDTH = 130  # Where there is no terminal.
@@ -157,7 +157,7 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns what stays, things of one name and reason on one line, the largest first."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for thing in things:
-        group = groups.setdefault((thing["name"], thing["why"]), {**thing, "size": 0, "n": 0})
+        group = groups.setdefault((thing["kind"], thing["why"]), {**thing, "size": 0, "n": 0})
         group["size"] += thing["size"]
         group["n"] += 1
     return sorted(groups.values(), key=lambda group: -group["size"])
@@ -175,7 +175,7 @@ def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Ta
         if more:
             where += f" and {more:,} more"
         size = plain_size(thing["size"])
-        table.add_row(Text(thing["name"]), size, Text(where), Text(thing["why"]))
+        table.add_row(Text(thing["kind"]), size, Text(where), Text(thing["why"]))
     return table
 
 

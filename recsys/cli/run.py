@@ -19,10 +19,10 @@ from recsys.cli.terminal import Console, fitted_console, plain_size, titled_tabl
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import BusyError, RecsysError
 from recsys.formats import change, change_span, span
+from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated
 from recsys.runs.lock import refuse_if_held
-from recsys.runs.past_summaries import read_summary
-from recsys.runs.summary import run_summary
+from recsys.runs.summary import read_summary, run_summary
 
 _WIDTH = 100  # Where there is no terminal.
 _RESULT_KEYS = ("blessed", "bundle", "report", "index", "metrics", "night")
@@ -56,8 +56,10 @@ def run(path: Path | None, overrides: Sequence[str], *, as_json: bool) -> None:
         if as_json and not isinstance(error, BusyError):
             # By its id: a clock that was set back makes earlier runs look like later ones.
             failed = {"name": config.name, "state": "failed", "error": str(error)}
-            night = view.run_id and read_summary(root, view.run_id)
-            result["night"] = night or run_summary(None, failed, root)
+            try:
+                result["night"] = read_summary(root, view.run_id or "")
+            except (MissingError, OSError):
+                result["night"] = run_summary(None, failed, root)
             print(json.dumps({**result, "seconds": round(time.monotonic() - started, 1)}))
         raise
     seconds = round(time.monotonic() - started, 1)

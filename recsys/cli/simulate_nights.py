@@ -22,15 +22,16 @@ from recsys.formats import change, count, duration, figure
 from recsys.report.evaluated import MODEL
 from recsys.report.index import INDEX
 from recsys.runs.backtest import (
+    BREAKS,
     BacktestArms,
     BacktestData,
     BacktestJournal,
+    draw_broken,
     read_evaluated,
     replay_config,
     training_facts,
 )
 from recsys.runs.backtest_page import ARMS, WARM, summarize, write_page
-from recsys.runs.backtest_spans import BREAKS, Period, draw_broken
 
 _LEAST_NIGHTS = 2
 
@@ -48,7 +49,7 @@ class Options:
         arms: Whether models are trained anew and left frozen, to compare with.
     """
 
-    by: Period
+    by: str
     nights: int | None
     window: int | None
     broken: int
@@ -72,6 +73,8 @@ def simulate(
         RecsysError: The data can't be read, or `out` holds something else. A night whose run
             fails is part of the simulation.
     """
+    if options.by not in ("day", "week", "month"):
+        raise UsageError("R914", "--by must be day, week or month.", "Try --by week.", options.by)
     require_pipeline()
     config = load_config(path, overrides)
     if config.data.split != "time":
@@ -96,9 +99,9 @@ class _Simulation:
     def __init__(self, config: Config, out: Path, options: Options) -> None:
         self._out, self._options, self._talk = out, options, Console(stderr=True)
         self._replay = BacktestData.read(config, options.by, options.nights)
-        _check(len(self._replay), options)
+        _check(len(self._replay.days), options)
         self.config = _of_nights(config, out, options)
-        self._broken = draw_broken(len(self._replay), options.broken, options.seed)
+        self._broken = draw_broken(len(self._replay.days), options.broken, options.seed)
         self._arms = BacktestArms(self.config, out)
         plan = {
             "config": json.loads(canonical_json(self.config)),
@@ -110,7 +113,7 @@ class _Simulation:
 
     def run(self) -> None:
         """Replays the nights that have not been yet."""
-        done, n_nights = len(self.journal.nights), len(self._replay)
+        done, n_nights = len(self.journal.nights), len(self._replay.days)
         if self._replay.n_rejected:
             self._talk.print(f"{count(self._replay.n_rejected)} bad rows are not replayed.")
         if done:

@@ -126,7 +126,7 @@ def pipeline_module(command: str) -> str:
     installed, which may be older.
 
     Args:
-        command: `run`, `clean`, `freeze-schema` or `lineage`.
+        command: `run`, or `commands`, whose module has the others.
 
     Raises:
         UsageError: Nothing that is installed runs it.
@@ -139,7 +139,7 @@ def pipeline_module(command: str) -> str:
     if command not in entries:
         raise UsageError(
             "R901",
-            f"`recsys {command}` needs the entry point {command!r} of the group {GROUP!r}.",
+            f"This command needs the entry point {command!r} of the group {GROUP!r}.",
             install_extra("pipeline"),
             sorted(entries),
         )
@@ -150,15 +150,15 @@ def call_pipeline(command: str, words: Sequence[str], config: Config | None = No
     """Runs a command of the pipeline in a process of its own and returns its result.
 
     Args:
-        command: As for `pipeline_module`.
-        words: Command line of the module.
+        command: `clean`, `freeze-schema` or `lineage`.
+        words: The rest of the command line.
         config: Handed on as a file, `--config FILE`; None: the words name one, or none.
 
     Raises:
         RecsysError: TFX or the module is missing, or the process failed.
     """
     require_pipeline()
-    return run_process(pipeline_module(command), "jax", config, words)
+    return run_process(pipeline_module("commands"), "jax", config, [command, *words])
 
 
 def _words(**folders: Path | None) -> list[str]:

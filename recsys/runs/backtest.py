@@ -9,16 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
+import json
+import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from recsys.system.commit import commit_file
-from recsys.config import Config, ItemsConfig, write_feature
+
+from recsys.system.commit import commit_file, commit_folder, commit_text
+from recsys.config import (
+    BlessConfig,
+    Config,
+    EvaluateStage,
+    ItemsConfig,
+    TrainStage,
+    canonical_json,
+    stage_of,
+    write_feature,
+)
 from recsys.data.entities import (
     EntityConfig,
     example_columns,
@@ -36,19 +52,10 @@ from recsys.data.interactions import (
 )
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
-from recsys.runs.backtest_spans import Period, as_seconds, periods
-import json
-import shutil
-import tempfile
-from recsys.system.commit import commit_folder
-from recsys.config import BlessConfig, Config, EvaluateStage, TrainStage, canonical_json, stage_of
-from recsys.system.process import run_stage, stage_environment
+from recsys.errors import RecsysError
 from recsys.report.artifacts import read_json
 from recsys.report.evaluated import BLESSED, Evaluated
-import os
-from collections.abc import Mapping
-from recsys.system.commit import commit_text
-from recsys.errors import RecsysError
+from recsys.system.process import run_stage, stage_environment
 
 LANDING = "landing"
 """Folder of the spans, a folder each with the day that it begins on for its name."""
@@ -75,12 +82,12 @@ class BacktestData:
     n_rejected: int
 
     @classmethod
-    def read(cls, config: Config, period: Period, n_nights: int | None) -> BacktestData:
+    def read(cls, config: Config, period: str, n_nights: int | None) -> BacktestData:
         """Reads the data of a config.
 
         Args:
             config: Whose `data` is read.
-            period: Period that one simulated night covers.
+            period: str that one simulated night covers.
             n_nights: Nights; the newest ones, and what came before them is in the span of
                 the first one. None: half of the periods that there are.
         """
@@ -97,13 +104,12 @@ class BacktestData:
         entities = {}
         for what, side in sides.items():
             if side is not None:
-                entities[what], n = _read_entities(side, what)
-                n_rejected += n
+                parse = functools.partial(_parse_entities, side)
+                read = _read(side, what, raw_columns(side), parse, example_schema(side))
+                entities[what] = read[0]
+                n_rejected += read[1]
         days, spans = _spans(events, period, n_nights)
         return cls(days, spans, entities, n_rejected)
-
-    def __len__(self) -> int:
-        return len(self.days)
 
     def write_span(self, out: Path, night: int) -> Path:
         """Writes the span of a night, whole; returns its file."""
@@ -150,26 +156,19 @@ def _columns(side: EntityConfig) -> dict[str, Any]:
     columns = {"item" if isinstance(side, ItemsConfig) else "user": id_column(side)}
     if isinstance(side, ItemsConfig) and side.columns.title is not None:
         columns["title"] = "title"
-    of_feature = example_columns(side)
-    features = [_as_typed(feature, of_feature[feature.name]) for feature in side.features]
+    names, features = example_columns(side), []
+    for feature in side.features:
+        typed: dict[str, Any] = {"column": names[feature.name]}
+        if isinstance(feature, DateFeature):
+            typed["format"] = None  # A date is no text there.
+        features.append(write_feature(feature.model_copy(update=typed)))
     return {"columns": columns, "features": features}
 
 
-def _as_typed(feature: Feature, column: str) -> dict[str, Any]:
-    """Returns a feature that is made of a typed column, in which dates are no text."""
-    changed = {"column": column} | ({"format": None} if isinstance(feature, DateFeature) else {})
-    written: dict[str, Any] = write_feature(feature.model_copy(update=changed))
-    return written
-
-
-def _read_entities(side: EntityConfig, what: str) -> tuple[pa.Table, int]:
-    return _read(
-        side,
-        what,
-        raw_columns(side),
-        lambda batch, index: parse_entities(batch, side, index),
-        example_schema(side),
-    )
+def _parse_entities(
+    side: EntityConfig, batch: RawBatch, index: int
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    return parse_entities(batch, side, index)
 
 
 def _read(
@@ -188,19 +187,16 @@ def _read(
 
 
 def _spans(
-    events: pa.Table, period: Period, n_nights: int | None
+    events: pa.Table, period: str, n_nights: int | None
 ) -> tuple[list[dt.date], list[pa.Table]]:
     """Returns the first days of the spans, and the events of each."""
     times = events["timestamp"].to_numpy()
-    first, last = (dt.datetime.fromtimestamp(int(t), dt.UTC).date() for t in _ends(times))
+    ends = (int(times.min()), int(times.max())) if len(times) else (0, 0)
+    first, last = (dt.datetime.fromtimestamp(end, dt.UTC).date() for end in ends)
     days = periods(first, last, period)
     days = days[-(n_nights or -(-len(days) // 2)) :]
     at = np.searchsorted(as_seconds(days[1:]), times, side="right")
     return days, [events.filter(pa.array(at == number)) for number in range(len(days))]
-
-
-def _ends(times: np.ndarray) -> tuple[int, int]:
-    return (int(times.min()), int(times.max())) if len(times) else (0, 0)
 
 
 def _write(table: pa.Table, file: Path) -> Path:
@@ -210,6 +206,78 @@ def _write(table: pa.Table, file: Path) -> Path:
     commit_file(temporary, file)
     return file
 
+
+
+_DAY = dt.timedelta(days=1)
+
+
+def periods(first: dt.date, last: dt.date, period: str) -> list[dt.date]:
+    """Returns the first day of each period from that of `first` to that of `last`.
+
+    Args:
+        first: A day of the first period.
+        last: A day of the last one.
+        period: `day`, `week`, which begins on Monday, or `month`.
+    """
+    start = first
+    if period != "day":
+        start -= _DAY * (first.day - 1 if period == "month" else first.weekday())
+    starts = []
+    while start <= last:
+        starts.append(start)
+        # 31 days after the first of a month lies in the next month.
+        start += _DAY * {"day": 1, "week": 7, "month": 31}[period]
+        start = start.replace(day=1) if period == "month" else start
+    return starts
+
+
+def as_seconds(days: Sequence[dt.date]) -> list[int]:
+    """Returns the midnights that days begin with [seconds since 1970, UTC]."""
+    return [int(dt.datetime(d.year, d.month, d.day, tzinfo=dt.UTC).timestamp()) for d in days]
+
+
+# --- broken spans: cut off, of other columns, or full of rubbish
+
+def _truncate(file: Path) -> None:
+    """Truncates a file in the middle, like an interrupted upload."""
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def _rename_column(file: Path) -> None:
+    """Renames the column of users, like an upstream schema change."""
+    table = pq.read_table(file)
+    names = ["uid" if name == "user_id" else name for name in table.column_names]
+    pq.write_table(table.rename_columns(names), file)
+
+
+def _spoil_rows(file: Path) -> None:
+    """Moves the times of a third of the rows to 1970, like a changed time unit."""
+    table = pq.read_table(file)
+    times = table["timestamp"].to_numpy().copy()
+    times[np.arange(len(times)) % 3 == 0] //= 1_000_000
+    at = table.column_names.index("timestamp")
+    pq.write_table(table.set_column(at, "timestamp", pa.array(times)), file)
+
+
+BREAKS: dict[str, Callable[[Path], None]] = {
+    "cut off": _truncate,
+    "other columns": _rename_column,
+    "wrong times": _spoil_rows,
+}
+"""What can be wrong with a span, and what does it to its file."""
+
+
+def draw_broken(n_nights: int, n_broken: int, seed: int) -> dict[int, str]:
+    """Draws the nights whose spans arrive broken, and how; never the first or last one.
+
+    They lie apart, so that each is repaired before the next.
+    """
+    rng, kinds = np.random.default_rng(seed), list(BREAKS)
+    # Nights that lie apart are any nights, with one more put behind each of them.
+    drawn = rng.choice(n_nights - 2 - max(0, n_broken - 1), n_broken, replace=False)
+    nights = 1 + np.sort(drawn) + np.arange(n_broken)
+    return {int(night): kinds[i % len(kinds)] for i, night in enumerate(nights)}
 
 
 # --- the systems compared: a model trained anew, and one left as it was
@@ -307,7 +375,17 @@ class BacktestJournal:
         written = out / _PLAN
         text = json.dumps(plan, indent=1, sort_keys=True) + "\n"
         if written.exists():
-            _refuse_other(out, json.loads(written.read_text("utf-8")), json.loads(text))
+            before, requested = json.loads(written.read_text("utf-8")), json.loads(text)
+            keys = before.keys() | requested.keys()
+            different = sorted(key for key in keys if before.get(key) != requested.get(key))
+            if different:
+                raise RecsysError(
+                    "R911",
+                    f"The folder {str(out)!r} holds a simulation with another"
+                    f" {', '.join(different)}.",
+                    "Ask for the same to go on with it, or name another folder with --out.",
+                    {key: requested.get(key) for key in different},
+                )
         elif any(out.iterdir()):
             raise RecsysError(
                 "R910",
@@ -335,16 +413,3 @@ class BacktestJournal:
         if whole != text:  # Killed while it wrote: that night is replayed.
             commit_text(whole, self.file)
         return [json.loads(line) for line in whole.splitlines()]
-
-
-def _refuse_other(out: Path, there: dict[str, Any], requested: dict[str, Any]) -> None:
-    different = sorted(key for key in {*there, *requested} if there.get(key) != requested.get(key))
-    if different:
-        raise RecsysError(
-            "R911",
-            f"The folder {str(out)!r} holds a simulation with another {', '.join(different)}.",
-            "Ask for the same to go on with it, or name another folder with --out.",
-            {key: requested.get(key) for key in different},
-        )
-
-

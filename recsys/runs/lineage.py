@@ -12,11 +12,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
 from recsys.data.vocabulary import Vocabulary
 from recsys.system.source_version import source_version
-from collections.abc import Iterator
-from recsys.bundles.bundle import MANIFEST
-from recsys.runs.retention_facts import Artifact, Execution, Known
 
 FORMAT = 1
 _STATE = "training_state/state.json"  # As `recsys.training.earlier_model` has it.
@@ -114,102 +112,3 @@ def _below_common(files: list[str]) -> list[str]:
     paths = [Path(file).absolute() for file in files]
     common = os.path.commonpath([path.parent for path in paths]) if paths else ""
     return [path.relative_to(common).as_posix() for path in paths]
-
-
-
-# --- the steps behind a bundle, and the models behind its model
-
-_BUNDLE, _PUSHED = "ServingBundle", "PushedModel"
-_DESTINATION = "pushed_destination"
-_LONGEST_CHAIN = 1000
-
-
-def find_bundle(known: Known, bundle: Path) -> int | None:
-    """Returns the id of the artifact that a bundle is, or is a copy of; None if it isn't known.
-
-    Args:
-        known: All that ML Metadata knows of a pipeline.
-        bundle: A bundle of the exporter, or a version that was pushed.
-    """
-    where = bundle.resolve()
-    bundles = [artifact for artifact in known.artifacts.values() if artifact.kind == _BUNDLE]
-    for artifact in bundles:
-        if artifact.path.resolve() == where:
-            return artifact.id
-    for push in known.artifacts.values():
-        if push.kind == _PUSHED and Path(push.texts.get(_DESTINATION, "")).resolve() == where:
-            maker = known.maker(push.id)
-            if maker is not None and maker.inputs.get("bundle"):
-                return maker.inputs["bundle"][0]
-    manifest = (bundle / MANIFEST).read_bytes()
-    return next((artifact.id for artifact in bundles if _is_same(artifact.path, manifest)), None)
-
-
-def _is_same(folder: Path, manifest: bytes) -> bool:
-    try:
-        return (folder / MANIFEST).read_bytes() == manifest
-    except OSError:
-        return False
-
-
-def trace(known: Known, bundle: int) -> dict[str, Any]:
-    """Returns where the bundle with this id comes from.
-
-    Returns:
-        `steps`: each step behind it, the first one first, with `step`, `execution`,
-        `run`, `code`, `files_digest` and `outputs`; `models`: its model, then those that
-        each training went on from, with `artifact`, `path`, `run`, `is_there`.
-    """
-    steps = sorted(_behind(known, bundle), key=lambda execution: execution.id)
-    return {"steps": [_step(known, execution) for execution in steps], "models": list(_models(known, steps))}
-
-
-def _behind(known: Known, bundle: int) -> list[Execution]:
-    """Returns the executions that a bundle needed; what a training went on from is no part."""
-    executions: dict[int, Execution] = {}
-    waiting = [bundle]
-    while waiting:
-        maker = known.maker(waiting.pop())
-        if maker is None or maker.id in executions:
-            continue
-        executions[maker.id] = maker
-        # What an earlier night made belongs to that night.
-        earlier = ("base", "previous", "blessed_model", "accepted_statistics", "trained_statistics")
-        waiting += [id_ for key, ids in maker.inputs.items() if key not in earlier for id_ in ids]
-    return list(executions.values())
-
-
-def _step(known: Known, execution: Execution) -> dict[str, Any]:
-    outputs = [known.artifacts[id_] for ids in execution.outputs.values() for id_ in ids
-               if id_ in known.artifacts]  # fmt: skip
-    return {
-        "step": execution.step,
-        "execution": execution.id,
-        "run": execution.run,
-        "code": execution.parameters.get("code"),
-        "files_digest": execution.parameters.get("files_digest"),
-        "outputs": [_artifact(output) for output in outputs],
-    }
-
-
-def _models(known: Known, steps: list[Execution]) -> Iterator[dict[str, Any]]:
-    training = next((execution for execution in steps if execution.step == "Trainer"), None)
-    for _ in range(_LONGEST_CHAIN):
-        if training is None:
-            return
-        (model,) = training.outputs["model"]
-        if model in known.artifacts:
-            yield {**_artifact(known.artifacts[model]), "run": training.run}
-        base = next(iter(training.inputs.get("base", ())), None)
-        training = None if base is None else known.maker(base)
-
-
-def _artifact(artifact: Artifact) -> dict[str, Any]:
-    return {
-        "artifact": artifact.id,
-        "kind": artifact.kind,
-        "path": str(artifact.path),
-        "is_there": artifact.state == "live" and artifact.path.is_dir(),
-    }
-
-

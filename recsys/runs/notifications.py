@@ -1,17 +1,14 @@
 """Sends the summary of a run to a webhook, with retries and a time limit.
 
 The URL of a webhook is a secret: whoever knows it can write there. It comes from the
-environment, and of it the host alone is ever shown.
-
-Python's own HTTP client does: one POST with certificates verified needs no other one.
-No redirect is followed: none leads to another host, and none takes the message there.
+environment, and of it the host alone is ever shown. No redirect is followed: none leads to
+another host, and none takes the message there.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
-import functools
 import json
 import os
 import ssl
@@ -35,16 +32,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 20.0
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 
 
-class _AgainError(Exception):
-    """An attempt failed; another one may succeed after at least `after_s` seconds."""
+class _AttemptError(Exception):
+    """An attempt failed; another one may succeed after at least `after_s` seconds, if given."""
 
-    def __init__(self, text: str, after_s: float = 0.0) -> None:
+    def __init__(self, text: str, after_s: float | None = 0.0) -> None:
         super().__init__(text)
         self.after_s = after_s
-
-
-class _RefusedError(Exception):
-    """An attempt failed permanently."""
 
 
 def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, Any] | None:
@@ -61,113 +54,117 @@ def send_summary(night: Mapping[str, Any], config: NotifyConfig) -> dict[str, An
     if config.webhook_env is None or night.get("state") not in config.on:
         return None
     url = os.environ.get(config.webhook_env, "").strip()
-    host = _host(url)
-    if not host:
-        wanted = f"the variable {config.webhook_env} holds no http or https URL"
-        return {"host": None, "sent": False, "attempts": 0, "error": wanted}
-    body = json.dumps({"text": one_line(night), **night}).encode()
-    return _send(url, host, body, config)
-
-
-def _host(url: str) -> str:
-    """Returns host and port of a URL; empty where it is none that we send to."""
-    try:
-        parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return ""
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return ""
-    return f"{parts.hostname}{port}"
-
-
-def _send(url: str, host: str, body: bytes, config: NotifyConfig) -> dict[str, Any]:
-    if url.startswith("https:"):
-        _certificates()
+    outcome: dict[str, Any] = {"host": _host(url), "sent": False, "attempts": 0, "error": None}
+    if outcome["host"] is None:
+        error = f"the variable {config.webhook_env} holds no http or https URL"
+        return {**outcome, "error": error}
+    request = _request(url, json.dumps({"text": one_line(night), **night}).encode())
     deadline = time.monotonic() + config.total_s
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(config.attempts)
         | tenacity.stop_before_delay(config.total_s),
         wait=_wait_s,
-        retry=tenacity.retry_if_exception_type(_AgainError),
+        retry=tenacity.retry_if_exception(lambda e: getattr(e, "after_s", None) is not None),
         reraise=True,
     )
-    outcome: dict[str, Any] = {"host": host, "sent": False, "attempts": 0, "error": None}
     try:
         for attempt in retrying:
             with attempt:
                 outcome["attempts"] = attempt.retry_state.attempt_number
-                left = deadline - time.monotonic()
-                _within(min(config.timeout_s, max(left, 0.1)), url, body)
-    except (_AgainError, _RefusedError) as error:
+                left_s = max(deadline - time.monotonic(), 0.1)
+                _within(min(config.timeout_s, left_s), request)
+    except _AttemptError as error:
         return {**outcome, "error": str(error)}
     return {**outcome, "sent": True}
+
+
+def _host(url: str) -> str | None:
+    """Returns host and port of a URL; None where it is none that we send to."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return None
+    is_web = parts.scheme in ("http", "https") and parts.hostname
+    return f"{parts.hostname}{port}" if is_web else None
+
+
+def _request(url: str, body: bytes) -> urllib.request.Request:
+    """Returns the request; `name:password@` in a URL becomes a header."""
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "recsys"}
+    parts = urlsplit(url)
+    login, at, place = parts.netloc.rpartition("@")
+    if at:
+        url = urlunsplit(parts._replace(netloc=place))
+        encoded = base64.b64encode(unquote(login).encode()).decode()
+        headers["Authorization"] = f"Basic {encoded}"
+    return urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 http(s)
 
 
 def _wait_s(state: tenacity.RetryCallState) -> float:
     """Returns how long to wait [s]: a random time that grows, and what the answer asks for."""
     drawn = tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S)
     error = state.outcome.exception() if state.outcome else None
-    return max(drawn(state), error.after_s if isinstance(error, _AgainError) else 0.0)
+    return max(drawn(state), error.after_s or 0.0 if isinstance(error, _AttemptError) else 0.0)
 
 
-def _within(timeout_s: float, url: str, body: bytes) -> None:
+def _within(timeout_s: float, request: urllib.request.Request) -> None:
     """Makes one attempt that ends after `timeout_s`, even if the answer comes in drops.
 
     A time limit of a socket begins anew with every byte, and that of a name's lookup is
     none of ours; so the attempt has a thread, which is left behind.
     """
-    outcome: list[Exception | None] = []
+    errors: list[Exception] = []
 
     def attempt() -> None:
         try:
-            _post(url, body, timeout_s)
-        except Exception as error:  # noqa: BLE001 it is told where it is waited for
-            outcome.append(error)
-        else:
-            outcome.append(None)
+            _post(request, timeout_s)
+        except Exception as error:  # noqa: BLE001 it is raised where it is waited for
+            errors.append(error)
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if not outcome:
-        raise _AgainError(f"no answer within {timeout_s:.3g} s")
-    if outcome[0] is not None:
-        raise _redacted(outcome[0]) from None
+    if thread.is_alive():
+        raise _AttemptError(f"no answer within {timeout_s:.3g} s")
+    if errors:
+        raise _redacted(errors[0]) from None
 
 
-def _redacted(error: Exception) -> Exception:
+def _redacted(error: Exception) -> _AttemptError:
     """Returns an error whose text doesn't contain the URL."""
-    if isinstance(error, _AgainError | _RefusedError):
-        return error
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(error, _AttemptError):
+        return error
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return _RefusedError(f"its certificate is not good: {reason.verify_message}")
+        text = f"its certificate is not good: {reason.verify_message}"
+        return _AttemptError(text, after_s=None)
     if isinstance(reason, TimeoutError):
-        return _AgainError("no answer in time")
+        return _AttemptError("no answer in time")
     if isinstance(reason, OSError):
-        return _AgainError(reason.strerror or type(reason).__name__)
+        return _AttemptError(reason.strerror or type(reason).__name__)
     # Errors of other kinds may quote what they were given.
-    return _AgainError(f"no answer that can be read ({type(reason).__name__})")
+    return _AttemptError(f"no answer that can be read ({type(reason).__name__})")
 
 
-def _post(url: str, body: bytes, timeout_s: float) -> None:
-    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "recsys"}
-    bare, login = _without_login(url)
-    if login:
-        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
-    request = urllib.request.Request(bare, body, headers, method="POST")  # noqa: S310 http(s)
-    with _opener().open(request, timeout=timeout_s) as answer:
+def _post(request: urllib.request.Request, timeout_s: float) -> None:
+    opener = urllib.request.OpenerDirector()  # It follows no redirects, and opens no files.
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+    ):
+        opener.add_handler(handler)
+    with opener.open(request, timeout=timeout_s) as answer:
         status = int(answer.status)
         after = str(answer.headers.get("Retry-After") or "").strip()
         answer.read(_LONGEST_ANSWER)
-    if 200 <= status < 300:
-        return
     if status in _AGAIN:
-        raise _AgainError(f"status {status}", _seconds_until(after))
+        raise _AttemptError(f"status {status}", _seconds_until(after))
     if 300 <= status < 400:
-        raise _RefusedError(f"status {status}: redirects are not followed")
-    raise _RefusedError(f"status {status}")
+        raise _AttemptError(f"status {status}: redirects are not followed", after_s=None)
+    if not 200 <= status < 300:
+        raise _AttemptError(f"status {status}", after_s=None)
 
 
 def _seconds_until(retry_after: str) -> float:
@@ -181,33 +178,3 @@ def _seconds_until(retry_after: str) -> float:
     # A date without a zone is one in UTC there.
     then = then if then.tzinfo else then.replace(tzinfo=dt.UTC)
     return max(0.0, (then - dt.datetime.now(dt.UTC)).total_seconds())
-
-
-def _without_login(url: str) -> tuple[str, str]:
-    """Returns a URL without `name:password@`, and what stood there."""
-    parts = urlsplit(url)
-    login, at, place = parts.netloc.rpartition("@")
-    if not at:
-        return url, ""
-    return urlunsplit(parts._replace(netloc=place)), unquote(login)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Returns what opens http and https, through the proxy of the environment if it has one.
-
-    Nothing in it follows redirects, opens files or makes an error of a status.
-    """
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=_certificates()),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-@functools.cache
-def _certificates() -> ssl.SSLContext:
-    """Returns what certificates are verified by; to read those takes its time."""
-    return ssl.create_default_context()

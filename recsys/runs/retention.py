@@ -1,165 +1,241 @@
-"""Retention: the artifacts that resolvers, rollbacks and reruns still need, with reasons.
+"""Retention: which files of earlier runs are removed, which stay, and the removal itself.
 
-The rules mirror the resolvers of `components`: a resolver sees live artifacts only, so
-what it reasons with has to stay live with what it returns.
+Artifacts are planned by `pipelines.clean`, which asks ML Metadata. Each thing is renamed into
+a hidden folder before it is removed, so a kill at any moment leaves no partial folder; the
+next cleaning removes what is left there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from recsys.runs.retention_facts import Known, Version
-from collections.abc import Sequence
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from recsys.bundles.versions import versions, withdrawn_folders
 from recsys.config.operation import KeepConfig
-from recsys.runs.retention_facts import Known, PastRun
+from recsys.data.ingest.cache import sweep
+from recsys.data.ingest.segment_files import segments_in_use
+from recsys.report.runs import RUNS
+from recsys.system.held_folder import HeldFolder, link_on_the_way
 
-ALWAYS = ("ModelBlessing", "PushedModel")
-"""Kinds that always stay: some bytes each, and every verdict and rollback rests on them."""
+GONE = ".gone"
+"""Folder under a root for what is being removed."""
+_FOLDERS = (GONE, "artifacts", "checkpoints", "logs", "runs", "segments", "serving", "tensorboard")
+_TRAINING = re.compile("[0-9a-f]{16}")
 
-REPORT = "Report"
-_MODEL_OF = "current_model_id"
-_DESTINATION = "pushed_destination"
-_STATISTICS = "_statistics_id"
-_NEWEST_BLESSED = 2
-"""The next run starts from the last one; a rerun of the last run from the one before it."""
+Runs = Sequence[tuple[str, float]]
+"""Id and start [seconds since 1970] of each run of a pipeline, the oldest first."""
 
 
-def needed_artifacts(known: Known, kept_runs: Collection[str], versions: Sequence[Version]) -> dict[int, str]:
-    """Returns the ids of the artifacts to keep, each with the reason, a phrase.
+@dataclasses.dataclass(frozen=True)
+class Thing:
+    """A file or folder to remove or to keep.
 
-    Args:
-        known: All that is known of the pipeline.
-        kept_runs: Ids of the runs that stay whole: what they made, and what they were
-            made from.
-        versions: What is served, and what can be served again.
+    Attributes:
+        kind: Type of an artifact, or what people call the thing.
+        path: Where it lies.
+        why: Why it is removed or kept, a phrase.
+        goes: Whether it is removed.
+        artifact: Its id in ML Metadata, if it is an artifact.
     """
-    reasons: dict[int, str] = {}
-    for id_, why in _roots(known, kept_runs, versions):
-        reasons.setdefault(id_, why)
-    _add_dependencies(known, reasons)
-    return {id_: why for id_, why in reasons.items() if id_ in known.artifacts}
+
+    kind: str
+    path: Path
+    why: str
+    goes: bool
+    artifact: int | None = None
 
 
-def _roots(
-    known: Known, kept_runs: Collection[str], versions: Sequence[Version]
-) -> Iterator[tuple[int, str]]:
-    yield from _models(known, versions)
-    yield from _newest_of_a_kind(known)
-    for execution in known.executions:
-        if execution.run in kept_runs:
-            for id_ in sorted(execution.artifacts):
-                yield id_, "a run that stays made it or took it"
-    for kind in ALWAYS:
-        for artifact in known.of_kind(kind):
-            yield artifact.id, "verdicts and pushes stay: later runs rest on them"
+def plan_json(things: Iterable[Thing]) -> dict[str, Any]:
+    """Returns `goes` and `stays`, the largest first, and the bytes `freed` and `kept`."""
+    listed = [
+        {**dataclasses.asdict(thing), "path": str(thing.path), "size": own_size(thing.path)}
+        for thing in things
+    ]
+    listed.sort(key=lambda thing: (-thing["size"], thing["path"]))
+    goes = [thing for thing in listed if thing["goes"]]
+    stays = [thing for thing in listed if not thing["goes"]]
+    freed, kept = (sum(thing["size"] for thing in side) for side in (goes, stays))
+    return {"goes": goes, "stays": stays, "freed": freed, "kept": kept}
 
 
-def _models(known: Known, versions: Sequence[Version]) -> Iterator[tuple[int, str]]:
-    """Yields the models of the versions, and the last blessed ones."""
-    there = {str(version.path): version for version in versions}
-    withdrawn = {version.number for version in versions if not version.is_served}
-    rolled_back = set()
-    for push in known.of_kind("PushedModel"):
-        destination, model = push.texts.get(_DESTINATION, ""), push.numbers.get(_MODEL_OF, 0)
-        version = there.get(destination)
-        if version is not None:
-            yield model, f"it is the model of version {version.number}"
-        if version is not None and version.number in withdrawn:
-            rolled_back.add(model)
-    blessed = blessed_models(known)
-    good = [model for model in blessed if model not in rolled_back]
-    # Whether something was rolled back may be forgotten: then the newest of all count too.
-    for model in [*good[-_NEWEST_BLESSED:], *blessed[-_NEWEST_BLESSED:]]:
-        yield model, "it is one of the last blessed models"
+def own_size(path: Path) -> int:
+    """Returns the bytes that a removal frees: none for a file with a hard link elsewhere."""
+    walk = os.walk(path) if _is_folder(path) else [(str(path.parent), [], [path.name])]
+    statuses: dict[tuple[int, int], list[os.stat_result]] = {}
+    for folder, _, names in walk:
+        for name in names:
+            with suppress(OSError):
+                status = os.lstat(os.path.join(folder, name))
+                statuses.setdefault((status.st_dev, status.st_ino), []).append(status)
+    return sum(same[0].st_size for same in statuses.values() if len(same) >= same[0].st_nlink)
 
 
-def blessed_models(known: Known) -> list[int]:
-    """Returns the ids of the live models that were blessed, the oldest first."""
-    models = {artifact.id for artifact in known.of_kind("Model")}
-    blessed = {
-        artifact.numbers.get(_MODEL_OF, 0)
-        for artifact in known.of_kind("ModelBlessing")
-        if artifact.numbers.get("blessed") == 1
-    }
-    return sorted(models & blessed)
-
-
-def _newest_of_a_kind(known: Known) -> Iterator[tuple[int, str]]:
-    """Yields the vocabularies and the accepted data that the next run goes on from."""
-    vocabularies = known.of_kind("Vocabularies")
-    for vocabulary in vocabularies[-1:]:
-        yield vocabulary.id, "it is the newest vocabulary"
-        maker = known.maker(vocabulary.id)
-        for id_ in maker.inputs.get("previous", ()) if maker else ():
-            yield id_, "the newest vocabulary was made from it"
-    # Drift is measured against the accepted data before today's.
-    for verdict in known.of_kind("Verdict")[-2:]:
-        yield verdict.id, "it is the data that was accepted last"
-
-
-def _add_dependencies(known: Known, reasons: dict[int, str]) -> None:
-    """Adds what the artifacts in `reasons` are looked up by, until nothing is missing."""
-    links = _links(known)
-    waiting = list(reasons)
-    while waiting:
-        for other, why in links.get(waiting.pop(), ()):
-            if other not in reasons:
-                reasons[other] = why
-                waiting.append(other)
-
-
-def _links(known: Known) -> dict[int, list[tuple[int, str]]]:
-    """Returns what stays with each artifact, and why."""
-    links: dict[int, list[tuple[int, str]]] = {}
-    for execution in known.executions:
-        for model in execution.outputs.get("model", ()):
-            for verdict in execution.inputs.get("verdict", ()):
-                links.setdefault(model, []).append((verdict, f"the model {model} rests on it"))
-    for accepted in known.of_kind("Verdict"):
-        for name, statistics in accepted.numbers.items():
-            if name.endswith(_STATISTICS):
-                measure = (statistics, "drift or skew is measured by it")
-                links.setdefault(accepted.id, []).append(measure)
-                accepts = (accepted.id, "it accepted statistics that stay")
-                links.setdefault(statistics, []).append(accepts)
-    return links
-
-
-
-# --- runs that stay whole
-
-_DAY_S = 86_400.0
-_LAST_STEP = "Reporter"
-
-
-def kept_runs(known: Known, keep: KeepConfig, now: float) -> set[str]:
-    """Returns the ids of the runs that stay whole.
-
-    Those that `keep` names, and the last one that came to its end: after a week of failed
-    nights a rerun must still find it.
+def plan_files(
+    root: Path, name: str, runs: Runs, keep: KeepConfig, examples: Iterable[Path]
+) -> Iterator[Thing]:
+    """Yields the things under a root that are no artifacts.
 
     Args:
-        known: All that is known of the pipeline.
+        root: Folder of everything that the runs write.
+        name: Name of the pipeline.
+        runs: Its runs.
         keep: The limits.
-        now: Seconds since 1970.
+        examples: Folders of the examples that stay.
     """
-    ids = [run.id for run in known.runs]
-    if keep.runs is None and keep.days is None:
-        return set(ids)
-    kept = set(ids[-keep.runs :]) if keep.runs is not None else set()
-    if keep.days is not None:
-        kept |= {run.id for run in known.runs if run.started >= now - keep.days * _DAY_S}
-    return kept | set(_last_finished(known))
+    yield from _checkpoints(root, keep)
+    yield from _records(root, runs, keep)
+    yield from _segments(root, examples, keep)
+    for path in _children(root / GONE):
+        yield Thing("rest", path, "a removal was cut short", goes=True)
+    for number, path in served_versions(root / "serving" / name).items():
+        yield Thing(f"version {number}", path, "push.keep decides on it", goes=False)
+    places = [*(root / folder for folder in _FOLDERS), root / "serving" / name]
+    for path in [*places, *_children(root / "runs"), *_children(root / "checkpoints")]:
+        if path.is_symlink():
+            why = "it is a link, and what it leads to is left alone"
+            yield Thing("link", path, why, goes=False)
 
 
-def records_since(runs: Sequence[PastRun], keep: KeepConfig) -> float | None:
-    """Returns when the oldest run started whose record stays; None where all of them do."""
-    if keep.records is None or len(runs) <= keep.records:
-        return None
-    return runs[-keep.records].started
+def served_versions(serving: Path) -> dict[int, Path]:
+    """Returns the folders of the versions in service, and of those that were rolled back."""
+    if not serving.is_dir():
+        return {}
+    return {int(path.name): path for path in versions(serving)} | withdrawn_folders(serving)
 
 
-def _last_finished(known: Known) -> list[str]:
-    finished = {execution.run for execution in known.executions if execution.step == _LAST_STEP and execution.ended_well}
-    return [run.id for run in known.runs if run.id in finished][-1:]
+def oldest_record(runs: Runs, keep: KeepConfig) -> float:
+    """Returns when the oldest run started whose record stays [seconds since 1970]."""
+    n_kept = min(keep.records or len(runs), len(runs))
+    return runs[-n_kept][1] if 0 < n_kept < len(runs) else 0.0
 
 
+def _checkpoints(root: Path, keep: KeepConfig) -> Iterator[Thing]:
+    trainings = [path for path in _children(root / "checkpoints") if _is_training(path)]
+    for place, path in enumerate(sorted(trainings, key=_written, reverse=True)):
+        goes = keep.checkpoints is not None and place >= keep.checkpoints
+        why = "newer trainings have theirs" if goes else "keep.checkpoints keeps it"
+        yield Thing("checkpoints", path, why, goes)
+
+
+def _records(root: Path, runs: Runs, keep: KeepConfig) -> Iterator[Thing]:
+    """Yields the records of this pipeline's runs, and the logs and events as old as they."""
+    since = oldest_record(runs, keep)
+    logs = [path for path in _children(root / "logs") if path.suffix == ".log"]
+    boards = [path for path in _children(root / "tensorboard") if _is_training(path)]
+    records = [(root / RUNS / run, started) for run, started in runs]
+    dated = [
+        *(("record", path, moment) for path, moment in records if _is_record(root, path)),
+        *(("log", path, _written(path)) for path in logs),
+        *(("tensorboard", path, _written(path)) for path in boards),
+    ]
+    for kind, path, moment in dated:
+        goes = moment < since
+        why = "it is older than every record that stays" if goes else "keep.records keeps it"
+        yield Thing(kind, path, why, goes)
+
+
+def _is_record(root: Path, path: Path) -> bool:
+    return path.parent == root / RUNS and path.is_dir() and link_on_the_way(root, path) is None
+
+
+def _segments(root: Path, examples: Iterable[Path], keep: KeepConfig) -> Iterator[Thing]:
+    """Yields the segments: events that runs share, linked into the examples."""
+    folders = [path for path in _children(root / "segments") if _is_folder(path)]
+    unused: set[str] = set()
+    if folders and (keep.runs is not None or keep.days is not None):
+        in_use = segments_in_use([path for path in examples if path.is_dir()])
+        unused = set(sweep(root / "segments", in_use, dry_run=True))
+    for path in folders:
+        goes = path.name in unused
+        why = "no examples that stay use it, and no run has for a week" if goes else ""
+        yield Thing("segment", path, why or "runs may use it", goes)
+
+
+def _children(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if _is_folder(folder) else []
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_training(path: Path) -> bool:
+    return bool(_TRAINING.fullmatch(path.name)) and _is_folder(path)
+
+
+def _written(path: Path) -> float:
+    """Returns when a file, or the newest thing at the top of a folder, changed last."""
+    moments = [0.0]
+    for entry in [path, *path.glob("*"), *path.glob("*/*")]:
+        with suppress(OSError):
+            moments.append(entry.lstat().st_mtime)
+    return max(moments)
+
+
+# --- removal
+
+
+def remove(root: Path, things: Iterable[Thing], tell: Callable[[Thing], None]) -> list[list[str]]:
+    """Removes things below `root`, and nothing that a link below it leads to.
+
+    Args:
+        root: Folder of everything that the runs write; links that lead to it are followed.
+        things: The things to remove.
+        tell: Called with each removed thing.
+
+    Returns:
+        Path and reason of what could not be removed.
+    """
+    failed = []
+    with HeldFolder(root) as held:
+        for thing in things:
+            try:
+                _remove(held, thing)
+            except OSError as error:
+                failed.append([str(thing.path), error.strerror or str(error)])
+            else:
+                tell(thing)
+    return failed
+
+
+def _remove(root: HeldFolder, thing: Thing) -> None:
+    if thing.kind == "rest":
+        root.remove(thing.path)
+        return
+    if root.is_link(thing.path):
+        raise OSError(errno.EPERM, "it is a link, and what it leads to is left alone")
+    with _not_in_use(root, thing):
+        hidden = root.make(GONE) / "--".join(root.parts(thing.path))
+        root.remove(hidden)
+        try:
+            root.rename(thing.path, hidden)
+        except OSError as error:
+            if error.errno != errno.EXDEV:  # A folder of the root may lie on another disk.
+                raise
+            hidden = thing.path
+        root.remove(hidden)
+
+
+@contextmanager
+def _not_in_use(root: HeldFolder, thing: Thing) -> Iterator[None]:
+    """Refuses checkpoints that a training writes: it holds the lock in their folder."""
+    if thing.kind != "checkpoints":
+        yield
+        return
+    with root.opened(thing.path) as folder:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open("lock", flags, 0o644, dir_fd=folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "a training is writing it") from None
+    finally:
+        os.close(lock)

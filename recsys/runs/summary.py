@@ -1,4 +1,4 @@
-"""The summary of a run: one JSON object, made from its record.
+"""The summary of a run: one JSON object, made from its record, and the same as one line.
 
 docs/runs.md describes it. What is not known is null, so that a reader finds every key.
 """
@@ -6,15 +6,18 @@ docs/runs.md describes it. What is not known is null, so that a reader finds eve
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
-from recsys.formats import ends_of, is_number
+
+from recsys.errors import BusyError
+from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
+from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import BLESSED
 from recsys.report.index import INDEX
+from recsys.report.runs import RESULT, RUNS, read_result, read_steps
 from recsys.report.spans import spans_of
-from collections.abc import Iterator, Mapping
-from recsys.formats import change, count, counted, duration, figure, is_number, span
+from recsys.runs.lock import refuse_if_held
 
 FORMAT = 1
 _CUT_SHORT = ("interrupted", "killed", "stopped")
@@ -73,52 +76,35 @@ def state_of(result: Mapping[str, Any]) -> str:
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    metrics, intervals = result.get("metrics"), result.get("intervals")
-    if not isinstance(metrics, Mapping):
-        return None
-    ends = intervals if isinstance(intervals, Mapping) else {}
-    return {
-        name: {"value": value, "interval": ends_of(ends.get(name))}
-        for name, value in metrics.items()
+    intervals = result.get("intervals") or {}
+    return result.get("metrics") and {
+        name: {"value": value, "interval": ends_of(intervals.get(name))}
+        for name, value in result["metrics"].items()
     }
 
 
 def _against(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns how far the deciding metric lies from that of each other model."""
-    metric, comparisons = result.get("deciding"), result.get("against")
-    others = dict(result.get("baselines") or {}) | {BLESSED: result.get(BLESSED)}
+    metric, comparisons = result.get("deciding"), result.get("against") or {}
+    others = {**(result.get("baselines") or {}), BLESSED: result.get(BLESSED)}
     compared = {}
     for name, figures in others.items():
-        if not isinstance(figures, Mapping) or not is_number(figures.get(metric)):
-            continue
-        apart = comparisons.get(name) if isinstance(comparisons, Mapping) else None
-        apart = apart if isinstance(apart, Mapping) else {}
-        compared[name] = {
-            "value": figures[metric],
-            "relative": apart.get("relative"),
-            "interval": ends_of(apart.get("interval")),
-        }
+        if figures and is_number(figures.get(metric)):
+            apart = comparisons.get(name) or {}
+            ends = ends_of(apart.get("interval"))
+            known = {"value": figures[metric], "relative": apart.get("relative")}
+            compared[name] = {**known, "interval": ends}
     return compared or None
 
 
 def _data(result: Mapping[str, Any]) -> dict[str, Any]:
-    sources = result.get("rejected")
-    sources = dict(sources) if isinstance(sources, Mapping) else {}
-    total = {
-        key: _sum([source.get(key) for source in sources.values() if isinstance(source, Mapping)])
-        for key in ("read", "rejected", "duplicates")
-    }
-    return {
-        **total,
-        "sources": sources,
-        "spans": spans_of(result.get("spans")),
-        "anomalies": result.get("anomalies"),
-    }
-
-
-def _sum(values: Sequence[Any]) -> float | None:
-    numbers = [value for value in values if is_number(value)]
-    return sum(numbers) if numbers else None
+    sources = result.get("rejected") or {}
+    total = {}
+    for key in ("read", "rejected", "duplicates"):
+        numbers = [source[key] for source in sources.values() if is_number(source.get(key))]
+        total[key] = sum(numbers) if numbers else None
+    spans = spans_of(result.get("spans"))
+    return {**total, "sources": sources, "spans": spans, "anomalies": result.get("anomalies")}
 
 
 def _moment(started: Any) -> str | None:
@@ -127,10 +113,9 @@ def _moment(started: Any) -> str | None:
     return f"{dt.datetime.fromtimestamp(started, dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _version(pushed: Any) -> int | None:
-    name = PurePath(str(pushed)).name if pushed else ""
+def _version(pushed: str | None) -> int | None:
+    name = PurePath(pushed or "").name
     return int(name) if name.isascii() and name.isdecimal() else None
-
 
 
 # --- the same as one line, for a chat
@@ -187,3 +172,67 @@ def _data_parts(data: Mapping[str, Any]) -> Iterator[str]:
         yield counted(len(data["anomalies"]), "anomaly", "anomalies")
 
 
+# --- the summaries of the runs under a root
+
+_UNREADABLE = (MissingError, OSError, LookupError, TypeError, ValueError, AttributeError)
+
+
+def read_summaries(
+    root: Path, most: int | None = None
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """Returns the summaries of the newest runs, the newest first, and the damaged records.
+
+    Args:
+        root: Folder of everything that the runs write.
+        most: How many; None for all.
+
+    Returns:
+        The summaries; and path and fault of each record that can't be read.
+    """
+    summaries: list[dict[str, Any]] = []
+    damaged: list[tuple[str, str]] = []
+    for folder in _newest_first(root):
+        if most is not None and len(summaries) >= most:
+            break
+        try:
+            summaries.append(read_summary(root, folder.name))
+        except _UNREADABLE as error:
+            damaged.append((f"{RUNS}/{folder.name}", str(error)))
+    return summaries, damaged
+
+
+def read_summary(root: Path, run_id: str) -> dict[str, Any]:
+    """Returns the summary of one run, from its record alone.
+
+    Raises:
+        MissingError: It left no record, or a damaged one.
+    """
+    folder = root / RUNS / run_id
+    return run_summary(run_id, read_result(folder) or _unfinished(folder, root), root)
+
+
+def _newest_first(root: Path) -> list[Path]:
+    folders = [path for path in (root / RUNS).glob("*") if path.is_dir()]
+    return sorted(folders, key=lambda path: path.name, reverse=True)
+
+
+def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
+    """Returns the partial result of a run without `run.json`."""
+    recorded = read_steps(folder)
+    n_done, n_all = len(recorded.steps), len(recorded.planned)
+    step = recorded.planned[n_done] if n_done < n_all else None
+    # Of those without a result: a clock that was set back makes ended runs look newer.
+    unfinished = (path for path in _newest_first(root) if not (path / RESULT).exists())
+    try:
+        refuse_if_held(root)
+        is_running = False
+    except BusyError:
+        is_running = folder == next(unfinished)
+    return {
+        "name": recorded.name,
+        "started": recorded.started,
+        "seconds": round(recorded.seconds, 1),
+        "state": "running" if is_running else "interrupted",
+        "step": step,
+        "sentence": f"{n_done} of {n_all} steps ended",
+    }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipelines import kubeflow_entrypoint, kubeflow_runner
+from pipelines import kubeflow, kubeflow_entrypoint
 
 
 class Job:
@@ -112,7 +112,7 @@ class Job:
             assert done.returncode == 0, f"{name}: {done.stderr[-3000:]}"
         else:
             # The same without another import of TFX.
-            assert command == kubeflow_runner.ENTRYPOINT
+            assert command == kubeflow.ENTRYPOINT
             kubeflow_entrypoint.main(words)
         file = invocation["outputs"]["outputFile"].removeprefix("gs://")
         return json.loads((self.mount / file).read_text())

@@ -1,0 +1,204 @@
+"""`python -m pipelines.commands NAME …`: the commands of `recsys` that ask ML Metadata."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_metadata as mlmd
+from ml_metadata.proto.metadata_store_pb2 import Artifact, Execution
+
+from components.metadata import DESTINATION, INPUTS, OUTPUTS, artifact_ids, maker, parameters_of
+from pipelines.clean import clean
+from pipelines.history import History
+from pipelines.metadata_store import open_sqlite, open_store
+from recsys.bundles.bundle import MANIFEST
+from recsys.config import Config
+from recsys.config.load import load_config
+from recsys.errors import RecsysError
+from recsys.system.process import stage_main
+
+# --- freeze-schema: the schemas of the last run, to be committed
+
+
+def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
+    """Writes `interactions.pbtxt`, and `items.pbtxt` and `users.pbtxt` where there are such.
+
+    Args:
+        config: The config of the run.
+        out: Folder to write.
+        force: Whether files that are there are overwritten.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        RecsysError: There was no run, or a file is there and `force` is not set.
+    """
+    store = open_store(config)
+    schemas = {} if store is None else last_schemas(History(store, config.name))
+    if not schemas:
+        raise RecsysError(
+            "R246",
+            f"The pipeline {config.name!r} must have inferred its schemas in a run under"
+            f" {config.root}.",
+            "Run it with `recsys run` first; later steps may fail.",
+        )
+    files = {out / f"{what}.pbtxt": schema for what, schema in schemas.items()}
+    there = [str(file) for file in files if file.exists()]
+    if there and not force:
+        raise RecsysError(
+            "R247",
+            "A committed schema is not overwritten, as people may have edited it.",
+            "Choose another folder, or take --force.",
+            there[0],
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    for file, schema in files.items():
+        file.write_text(committable(schema.read_text()))
+    return list(files)
+
+
+def committable(text: str) -> str:
+    """Returns a schema whose lists may have any length: that all had the same was chance."""
+    from google.protobuf import text_format
+    from tensorflow_metadata.proto.v0 import schema_pb2
+
+    schema = text_format.Parse(text, schema_pb2.Schema())
+    for feature in schema.feature:
+        if feature.value_count.max > 1:
+            feature.value_count.CopyFrom(schema_pb2.ValueCount(min=1))
+    return text_format.MessageToString(schema)
+
+
+def last_schemas(history: History) -> dict[str, Path]:
+    """Returns the newest schema, inferred or committed, of each kind of data."""
+    schemas = {}
+    for what in ("interactions", "items", "users"):
+        steps = (f"{step}.{what.capitalize()}" for step in ("SchemaGen", "ImportSchemaGen"))
+        executions = [each for step in steps if (each := history.last_good(step)) is not None]
+        if executions:
+            newest = max(execution.id for execution in executions)
+            schemas[what] = next(history.folder(newest, "schema").glob("*.pbtxt"))
+    return schemas
+
+
+# --- lineage: the steps behind a bundle, and the models behind its model
+
+_EARLIER = {"base", "previous", "blessed_model", "accepted_statistics", "trained_statistics"}
+"""Inputs that an earlier night made."""
+
+
+def trace(store: mlmd.MetadataStore, bundle: Path) -> dict[str, Any] | None:
+    """Returns where a bundle comes from; None if ML Metadata doesn't know it.
+
+    Args:
+        store: The metadata store.
+        bundle: A bundle of the exporter, a version that was pushed, or a copy of either.
+
+    Returns:
+        `name` of the pipeline; `steps`: each step behind it, the first one first, with
+        `step`, `execution`, `run`, `code`, `files_digest` and `outputs`; `models`: its model,
+        then those that each training went on from, with `artifact`, `path`, `run`, `is_there`.
+    """
+    waiting = [id_ for id_ in [find_bundle(store, bundle)] if id_ is not None]
+    if not waiting:
+        return None
+    executions: dict[int, Execution] = {}
+    while waiting:
+        execution = maker(store, waiting.pop())
+        if execution is not None and execution.id not in executions:
+            executions[execution.id] = execution
+            inputs = artifact_ids(store, execution.id, INPUTS)
+            waiting += [id_ for key in inputs.keys() - _EARLIER for id_ in inputs[key]]
+    steps = [_step(store, executions[id_]) for id_ in sorted(executions)]
+    training = next((step["execution"] for step in steps if step["step"] == "Trainer"), None)
+    name = _context(store, max(executions), "pipeline")
+    return {"name": name, "steps": steps, "models": list(_models(store, training))}
+
+
+def find_bundle(store: mlmd.MetadataStore, bundle: Path) -> int | None:
+    """Returns the id of the artifact that a bundle is, or is a copy of."""
+    where = bundle.resolve()
+    bundles = store.get_artifacts_by_type("ServingBundle")
+    for artifact in bundles:
+        if Path(artifact.uri).resolve() == where:
+            return int(artifact.id)
+    for push in store.get_artifacts_by_type("PushedModel"):
+        if Path(push.custom_properties[DESTINATION].string_value).resolve() == where:
+            execution = maker(store, push.id)
+            taken = artifact_ids(store, execution.id, INPUTS) if execution else {}
+            if "bundle" in taken:
+                return taken["bundle"][0]
+    manifest = (bundle / MANIFEST).read_bytes()
+    files = ((artifact.id, Path(artifact.uri) / MANIFEST) for artifact in bundles)
+    return next((id_ for id_, f in files if f.is_file() and f.read_bytes() == manifest), None)
+
+
+def _step(store: mlmd.MetadataStore, execution: Execution) -> dict[str, Any]:
+    outputs = artifact_ids(store, execution.id, OUTPUTS)
+    artifacts = store.get_artifacts_by_id([id_ for ids in outputs.values() for id_ in ids])
+    parameters = parameters_of(execution)
+    node = _context(store, execution.id, "node")
+    return {
+        "step": node.removeprefix(f"{_context(store, execution.id, 'pipeline')}."),
+        "execution": execution.id,
+        "run": _context(store, execution.id, "pipeline_run"),
+        "code": parameters.get("code"),
+        "files_digest": parameters.get("files_digest"),
+        "outputs": [_described(artifact) for artifact in artifacts],
+    }
+
+
+def _models(store: mlmd.MetadataStore, training: int | None) -> Iterator[dict[str, Any]]:
+    while training is not None:
+        (model,) = artifact_ids(store, training, OUTPUTS)["model"]
+        (artifact,) = store.get_artifacts_by_id([model])
+        yield {**_described(artifact), "run": _context(store, training, "pipeline_run")}
+        base = artifact_ids(store, training, INPUTS).get("base")
+        execution = maker(store, base[0]) if base else None
+        training = execution and execution.id
+
+
+def _described(artifact: Artifact) -> dict[str, Any]:
+    is_there = artifact.state == Artifact.LIVE and Path(artifact.uri).is_dir()
+    return {
+        "artifact": artifact.id,
+        "kind": artifact.type,
+        "path": artifact.uri,
+        "is_there": is_there,
+    }
+
+
+def _context(store: mlmd.MetadataStore, execution: int, kind: str) -> str:
+    contexts = store.get_contexts_by_execution(execution)
+    return next((str(context.name) for context in contexts if context.type == kind), "")
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs the command that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.commands")
+    parser.add_argument("command", choices=("clean", "freeze-schema", "lineage"))
+    parser.add_argument("--config", type=Path, help="config file (YAML)")
+    parser.add_argument("--apply", action="store_true", help="clean: remove what the plan says")
+    parser.add_argument("--out", type=Path, help="freeze-schema: folder to write")
+    parser.add_argument("--force", action="store_true", help="freeze-schema: overwrite files")
+    parser.add_argument("--bundle", type=Path, help="lineage: the bundle")
+    parser.add_argument("--root", type=Path, help="lineage: folder of the run, if no --config")
+    options = parser.parse_args(arguments)
+    config = None if options.config is None else load_config(options.config)
+    if options.command == "lineage":
+        store = open_sqlite(options.root) if config is None else open_store(config)
+        return {"found": None if store is None else trace(store, options.bundle)}
+    if config is None:
+        parser.error("--config is required")
+    if options.command == "clean":
+        return clean(config, apply=options.apply)
+    files = freeze_schemas(config, options.out, force=options.force)
+    return {"files": [str(file) for file in files]}
+
+
+if __name__ == "__main__":
+    stage_main(main)

@@ -1,0 +1,227 @@
+"""Compiles the pipeline for Kubeflow Pipelines v2 and Vertex AI; runs nothing, asks no server.
+
+    python -m pipelines.kubeflow CONFIG --image IMAGE [--set path=value …] [--out FILE]
+
+`CONFIG` is the config of any run, with `root` and the files in a bucket (`--set` will do).
+Each step is a container. Its artifacts have `gs://` addresses, and its files lie under the
+bucket's mount, `/gcs/BUCKET/…`, which Vertex AI puts into every container; see
+`pipelines.kubeflow_entrypoint`. There is no ML Metadata to ask, only a query for the latest
+blessed model. docs/schedule/kubeflow.md says what becomes of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tfx.dsl.components.common.resolver import Resolver
+from tfx.dsl.input_resolution.strategies.latest_blessed_model_strategy import (
+    LatestBlessedModelStrategy,
+)
+from tfx.types import Artifact, BaseChannel, Channel
+from tfx.types.standard_artifacts import Model, ModelBlessing
+
+from components import artifacts
+from pipelines.kubeflow_entrypoint import BUCKET_SCHEME, OUR_TYPES, PLUGIN, addressed, mounted
+from pipelines.platforms import Platform
+from pipelines.retrieval import create_pipeline
+from recsys.config import Config, SourceConfig
+from recsys.config.load import load_config
+from recsys.config.operation import KeepConfig
+from recsys.data.sources.files import is_remote, patterns
+from recsys.distribution import install_extra
+from recsys.errors import UsageError
+from recsys.system.process import stage_main
+
+ENTRYPOINT = ("python", "-m", "pipelines.kubeflow_entrypoint")
+"""What every container starts with; it gives the executor paths in the place of addresses."""
+_JOB_NAME = "{{$.pipeline_job_name}}"
+
+
+class KubeflowPlatform(Platform):
+    """Kubeflow Pipelines v2, as Vertex AI runs them."""
+
+    run_id = _JOB_NAME
+    # What is in the raw files is known in the run alone, so nothing may be used again.
+    is_cached = False
+
+    def artifact_root(self, folder: Path) -> str:
+        """Returns the address in the bucket: the platform knows nothing of the mount."""
+        return addressed(str(folder))
+
+    def digest(self, of_now: Callable[[], str]) -> str:
+        """Returns the name of the job: the files are read in the run, and by each run anew."""
+        del of_now
+        return _JOB_NAME
+
+    def schema_file(self, file: Path, root: Path) -> Path:
+        """Returns the file itself; nothing is cached, so nothing has to be pinned."""
+        del root
+        return file
+
+    def earlier_statistics(self, what: str, current: BaseChannel) -> None:
+        """Returns None: by its type alone one kind of statistics can't be told from another."""
+        del what, current
+
+    def previous(
+        self, name: str, kind: type[Artifact], parameters: dict[str, str], **inputs: BaseChannel
+    ) -> None:
+        """Returns None: types of our own can't be asked for."""
+        del name, kind, parameters, inputs
+
+    def latest_blessed(self, current: BaseChannel) -> Resolver:
+        """Returns the node that takes the latest blessed model; it looks before `current` is."""
+        del current
+        return _latest_blessed("LatestBlessed")
+
+    def warm_base(self, parameters: dict[str, str], **inputs: BaseChannel) -> Resolver:
+        """Returns the node that takes the latest blessed model."""
+        del parameters, inputs
+        return _latest_blessed("WarmBase")
+
+
+def _latest_blessed(name: str) -> Resolver:
+    return Resolver(
+        strategy_class=LatestBlessedModelStrategy,
+        model=Channel(type=Model),
+        model_blessing=Channel(type=ModelBlessing),
+    ).with_id(name)
+
+
+def for_kubeflow(config: Config) -> Config:
+    """Returns `config` as the containers read it: with the paths of the mount.
+
+    Raises:
+        UsageError: It asks for what can't be done there.
+    """
+    for key, rule, cure, received in _refused(config):
+        raise UsageError("R617", f"On Kubeflow `{key}` must {rule}.", cure, received)
+    raw = config.model_dump(mode="json")
+    raw["root"] = mounted(config.root)
+    gate = raw["data"]["gate"]
+    if gate["schema_dir"] is not None:
+        gate["schema_dir"] = mounted(gate["schema_dir"])
+    for what in _sources(config):
+        files = raw["data"][what]["files"]
+        several = isinstance(files, list)
+        paths = [mounted(file) for file in (files if several else [files])]
+        raw["data"][what]["files"] = paths if several else paths[0]
+    return Config.model_validate(raw, strict=False)
+
+
+def _sources(config: Config) -> dict[str, SourceConfig]:
+    sides = {what: getattr(config.data, what) for what in ("interactions", "items", "users")}
+    return {what: source for what, source in sides.items() if source is not None}
+
+
+def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
+    """Yields key, rule, cure and value of what of `config` can't be done there."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", config.name):
+        rule = "hold small letters, digits and hyphens alone"
+        yield "name", rule, "Write - in the place of _.", config.name
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]+/.+", config.root):
+        rule = "be a folder of a bucket: a container's disk is gone when it ends"
+        yield "root", rule, "Write --set root=gs://BUCKET/FOLDER.", config.root
+    for what, source in _sources(config).items():
+        held_out = getattr(source, "eval_files", ())
+        for pattern in (*patterns(source.files), *patterns(held_out)):
+            if not is_remote(pattern):
+                rule = "be URLs: a container sees no file of this machine"
+                cure = "Copy them to the bucket, and name them gs://BUCKET/…."
+                yield f"data.{what}.files", rule, cure, pattern
+    gate = config.data.gate
+    if gate.schema_dir is not None and not gate.schema_dir.startswith(BUCKET_SCHEME):
+        cure = "Copy the schemas to the bucket, and name that folder."
+        yield "data.gate.schema_dir", "be a folder of a bucket, or null", cure, gate.schema_dir
+    mysql, webhook = config.metadata.mysql, config.notify.webhook_env
+    earlier = "null: what earlier data looked like is asked of ML Metadata, which isn't there"
+    for key, value, why in (
+        ("data.gate.max_drift", gate.max_drift, earlier),
+        ("data.gate.max_skew", gate.max_skew, earlier),
+        ("metadata.mysql", mysql and mysql.host, "null: the platform keeps its own metadata"),
+        ("notify.webhook_env", webhook, "null: our runner, which sends it, isn't there"),
+    ):
+        if value is not None:
+            yield key, f"be {why}", f"Write --set {key}=null.", value
+    if config.keep != KeepConfig():
+        rule = "be left out: our runner, which clears up after a run, isn't there"
+        cure = "Give the bucket a lifecycle rule in its place."
+        yield "keep", rule, cure, config.keep.model_dump(exclude_defaults=True)
+
+
+def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
+    """Writes the job of `config` and returns it.
+
+    Args:
+        config: The whole config, with addresses of a bucket.
+        image: The container image of all steps (deploy/Dockerfile), with the plugins in it.
+        out: File to write: `.json` holds a PipelineJob, `.yaml` its PipelineSpec.
+
+    Raises:
+        UsageError: `kfp` is not installed, or the config asks for what can't be done there.
+    """
+    if importlib.util.find_spec("kfp") is None:
+        raise UsageError(
+            "R618",
+            "Compiling for Kubeflow needs the package kfp.",
+            f"{install_extra('kubeflow')} It needs Python 3.11.",
+        )
+    from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner as kubeflow
+
+    command = [*ENTRYPOINT, *(f"{PLUGIN}{module}" for module in config.plugins)]
+    runner = kubeflow.KubeflowV2DagRunner(
+        config=kubeflow.KubeflowV2DagRunnerConfig(
+            default_image=image, default_commands=command, use_pipeline_spec_2_1=True
+        ),
+        output_dir=str(out.resolve().parent),
+        output_filename=out.name,
+    )
+    with _named_for_kubeflow():
+        pipeline = create_pipeline(for_kubeflow(config), KubeflowPlatform())
+        job: dict[str, Any] = runner.run(pipeline)
+    return job
+
+
+@contextmanager
+def _named_for_kubeflow() -> Iterator[None]:
+    """Gives our artifact types names as Kubeflow wants them, `recsys.DeadLetters`.
+
+    At home they keep the short ones: under others ML Metadata would not find what earlier
+    runs made.
+    """
+    types: list[Any] = [
+        value
+        for value in vars(artifacts).values()
+        if isinstance(value, type) and value.__module__ == artifacts.__name__
+    ]
+    names = [kind.TYPE_NAME for kind in types]
+    try:
+        for kind, name in zip(types, names, strict=True):
+            kind.TYPE_NAME = f"{OUR_TYPES}{name}"
+        yield
+    finally:
+        for kind, name in zip(types, names, strict=True):
+            kind.TYPE_NAME = name
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Compiles as the command line says; returns what was written."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.kubeflow")
+    parser.add_argument("config", type=Path, help="config file (YAML)")
+    parser.add_argument("--image", required=True, help="container image of all steps")
+    parser.add_argument("--out", type=Path, default=Path("pipeline.json"), help=".json or .yaml")
+    parser.add_argument("--set", dest="overrides", metavar="path=value", action="append")
+    options = parser.parse_args(arguments)
+    config = load_config(options.config, options.overrides or [])
+    job = compile_pipeline(config, options.image, options.out)
+    tasks = sorted(job["pipelineSpec"]["root"]["dag"]["tasks"])
+    return {"file": str(options.out), "name": config.name, "image": options.image, "tasks": tasks}
+
+
+if __name__ == "__main__":
+    stage_main(main)
