@@ -29,8 +29,7 @@ from benchmarks.measure import run
 from benchmarks.peers.ingest_digest import digest
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.store_writer import build_store
-from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.store import InteractionStore
 
 

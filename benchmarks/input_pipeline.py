@@ -32,11 +32,9 @@ import pyarrow as pa
 
 from benchmarks.measure import module, options_of, print_line, watch, words_of
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data.batches import BatchSource
+from recsys.data.batches import BatchSource, read_ahead
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.read_ahead import read_ahead
-from recsys.data.shard import EVENTS_OF_A_SHARD, write_shard
-from recsys.data.store import InteractionStore, write_manifest
+from recsys.data.store import EVENTS_OF_A_SHARD, InteractionStore, write_manifest, write_shard
 from recsys.data.training_events import training_events
 
 _CASES = ("ids", "history", "known", "others", "model", "popular", "validated", "feed")

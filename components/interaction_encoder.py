@@ -14,7 +14,7 @@ from tfx.types.standard_artifacts import Examples, TransformGraph
 from components.artifacts import InteractionData, Vocabularies
 from components.entity_gen import EntitySource
 from components.interaction_gen import CUT_PROPERTY, split_of
-from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
+from recsys.data.ingest.entity_rows import Transformed, write_catalogue, write_user_features
 from recsys.data.ingest.store_writer import build_store
 
 

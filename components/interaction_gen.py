@@ -14,7 +14,7 @@ from tfx.types.standard_artifacts import Examples
 from components.artifacts import DeadLetters, set_parquet_splits
 from recsys.data.ingest.bigquery import stage_query
 from recsys.data.ingest.ingestion import SPLITS, InteractionSource, ingest_interactions
-from recsys.data.split_rule import BY_TIME, SplitRule
+from recsys.data.split import BY_TIME, SplitRule
 
 CUT_PROPERTY = "cut"
 """Custom property of the examples: the moment that the training data end [seconds since 1970,

@@ -14,7 +14,7 @@ from components.artifacts import Verdict, Vocabularies
 from components.interaction_gen import CUT_PROPERTY, split_of
 from recsys.config import VocabulariesConfig
 from recsys.data.ingest.entity_rows import SPLIT
-from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.store_writer import make_vocabularies
 
 
 @component

@@ -27,7 +27,7 @@ from pipelines.aftercare import after_run, tell_of_killed
 from pipelines.metadata_store import check_metadata, with_password
 from pipelines.run_errors import stopped_error
 from recsys.config.load import default_config_path, load_config
-from recsys.data.source_check import check_sources
+from recsys.data.ingest.window import check_sources
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events
 from recsys.system.files import scratch_folder, temporary_files_in

@@ -69,12 +69,7 @@ def raw_sources(config: Config, platform: Platform) -> dict[str, RawSource]:
 
 def _interactions(config: Config, platform: Platform) -> BaseNode:
     data = config.data
-    source = InteractionSource(
-        interactions=data.interactions, eval_share=data.eval_share, split=data.split
-    )
-    if has_spans(data.interactions):
-        share = data.gate.max_rejected_share
-        source = source.model_copy(update={"max_rejected_share": share})
+    source = InteractionSource.of(data)
     segments = Path(config.root) / "segments"
     return InteractionGen(
         config=canonical_json(source),

@@ -6,9 +6,9 @@ from batch_sources import N_ITEMS, N_USERS, again, included, make, make_log, sma
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data import read_ahead as reader
+from recsys.data import batches as reader
+from recsys.data.batches import read_ahead
 from recsys.data.catalogue import Catalogue
-from recsys.data.read_ahead import read_ahead
 from recsys.errors import RecsysError
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from recsys.cli import main
 from recsys.config.load import default_config_path, load_config
+from recsys.data.ingest.window import check_sources
 from recsys.data.inspect.dialect import understand
 from recsys.data.inspect.names import name_score, shown
 from recsys.data.inspect.profile import Distinct
 from recsys.data.interactions import interaction_columns, parse_interactions
-from recsys.data.source_check import check_sources
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import RecsysError
 

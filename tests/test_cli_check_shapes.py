@@ -9,8 +9,8 @@ import pytest
 
 from recsys.cli import main
 from recsys.config.load import load_config
+from recsys.data.ingest.window import check_sources
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
-from recsys.data.source_check import check_sources
 from recsys.data.sources.pieces import plan_pieces, read_piece
 
 NOW = 1_790_000_000

@@ -26,13 +26,9 @@ def test_a_feature_is_written_as_it_is_read(kind):
     assert write_feature(read_feature(written)) == written
 
 
-def test_an_option_of_another_kind_is_refused_but_not_the_default_that_old_configs_hold():
+def test_an_option_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="buckets"):
         feature("category", buckets=20)
-    old = {"separator": "|", "format": None, "min_count": 1, "max_tokens": 8,
-           "hash_buckets": None, "buckets": 10}  # fmt: skip
-    for kind in KINDS:
-        assert feature(kind, **old) == feature(kind)
     with pytest.raises(ValueError, match=r"category.*no_kind"):
         feature("no_kind")
     with pytest.raises(ValueError, match="must have a kind"):

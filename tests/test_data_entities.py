@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from recsys.config import ItemColumns, ItemsConfig, UserColumns, UsersConfig, read_feature
 from recsys.data.dead_letters import SCHEMA
-from recsys.data.duplicates import POSITION
 from recsys.data.entities import (
-    drop_duplicate_entities,
     example_columns,
     example_schema,
     id_column,
@@ -23,6 +21,7 @@ from recsys.data.entities import (
     to_dates,
 )
 from recsys.data.examples import read_examples, write_examples
+from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError
 
@@ -199,8 +198,11 @@ def test_the_first_row_of_an_id_stays():
     config = users_config(feature("f", "c", "category"))
     batch = batch_of({"uid": ["b", "a", "b"], "c": ["1", "2", "3"]})
     rows, _ = parse_entities(batch, config, file_index=1)
-    kept, n_dropped = drop_duplicate_entities(pa.Table.from_batches([rows]), config)
-    assert kept.to_pydict() == {"user_id": ["b", "a"], "c": ["1", "2"]}
+    kept, n_dropped = keep_first(pa.Table.from_batches([rows]), ["user_id"])
+    assert kept.drop_columns([POSITION.name]).to_pydict() == {
+        "user_id": ["b", "a"],
+        "c": ["1", "2"],
+    }
     assert n_dropped == 1
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from recsys.config import Config
 from recsys.config.load import load_config
+from recsys.data.ingest.window import check_sources
 from recsys.data.interactions import interaction_columns
-from recsys.data.source_check import check_sources
 from recsys.errors import RecsysError
 
 _GOOD = {"files/r.csv": "u,i,t\na,x,100000000\n", "files/i.csv": "i,title,genre\nx,X,g\n"}

@@ -22,8 +22,7 @@ import yaml
 
 from recsys.bundles.bundle import verify
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
-from recsys.data.histories import ServingHistories, serving_histories
-from recsys.data.store import InteractionStore, write_store
+from recsys.data.store import InteractionStore, ServingHistories, serving_histories, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.system.process import run_stage
 

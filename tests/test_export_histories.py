@@ -6,9 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.data.histories import serving_histories
-from recsys.data.shard import write_shard
-from recsys.data.store import InteractionStore, write_manifest
+from recsys.data.store import InteractionStore, serving_histories, write_manifest, write_shard
 
 
 def table(ids, rows, items, times):

@@ -99,6 +99,25 @@ def test_a_run_gives_what_is_frozen(case, runs):
         assert ids == known or (not is_same_cpu and len({*ids} & {*known}) >= 0.9 * len(known))
 
 
+INGEST = """
+import sys
+from recsys.data.ingest import ingest
+ingest(sys.argv[1], sys.argv[2], progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.pipeline
+@pytest.mark.parametrize("case", CASES)
+def test_ingest_makes_the_data_of_the_pipeline_byte_by_byte(case, runs, tmp_path):
+    run, out = runs(case), tmp_path / "data"
+    subprocess.run([sys.executable, "-c", INGEST, run.config, out], check=True, cwd=run.folder)
+    parts = {path.name for path in run.data.iterdir() if path.is_dir()}
+    assert {"store", "vocabulary", "catalogue"} <= parts
+    for part in parts:
+        assert folder_digest(out / part) == folder_digest(run.data / part), part
+
+
 @pytest.mark.slow
 @pytest.mark.pipeline
 @pytest.mark.thorough

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("apache_beam")
 
-from recsys.data.dead_letters import dead_letters
-from recsys.data.ingest import shuffle
-from recsys.data.ingest.shuffle import SpillWriter, read_spills, write_spill
-from recsys.data.ingest.tally import add_up, letters_tally
+from recsys.data.dead_letters import add_up, dead_letters, letters_tally
+from recsys.data.ingest import read_rows
+from recsys.data.ingest.read_rows import SpillWriter, read_spills
 
 pytestmark = pytest.mark.pipeline
 
@@ -44,7 +43,7 @@ def test_every_row_comes_back_in_its_bucket_and_in_its_order(tmp_path_factory, b
 
 
 def test_a_writer_that_is_full_goes_on_in_the_same_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(shuffle, "_FLUSH_BYTES", 100)
+    monkeypatch.setattr(read_rows, "_FLUSH_BYTES", 100)
     rows = [(np.array([i % 2]), batch([str(i)])) for i in range(100)]
     found = spilled(tmp_path, rows)
     assert found[0]["text"].to_pylist() == [str(i) for i in range(0, 100, 2)]
@@ -56,11 +55,6 @@ def test_a_task_that_runs_twice_counts_once(tmp_path):
     assert first == []  # Nothing of a writer that died is referred to.
     found = spilled(tmp_path, [(np.array([0]), batch(["kept"]))])
     assert found[0]["text"].to_pylist() == ["kept"]
-
-
-def test_rows_of_a_file_of_their_own_come_back(tmp_path):
-    table = pa.table({"n": pa.array([3, 1, 2])})
-    assert read_spills([write_spill(tmp_path / "new", table)]).equals(table)
 
 
 def batch(texts):

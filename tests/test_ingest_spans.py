@@ -25,22 +25,16 @@ from recsys.config import (
 )
 from recsys.data.event_times import event_times
 from recsys.data.examples import read_split
-from recsys.data.ingest import ingestion, make_segments, read_rows
+from recsys.data.ingest import ingestion, read_rows, segments
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.make_segments import MakeSegments
-from recsys.data.ingest.segment_files import counts_of, segments_in_use
-from recsys.data.ingest.span_state import unread_files
-from recsys.data.ingest.store_writer import build_store
-from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.segments import counts_of, segments_in_use
+from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.split import choose_cut
 from recsys.data.store import InteractionStore
 from recsys.data.store import write_store as write_plain_store
 from recsys.data.vocabulary_growth import grow
 from recsys.errors import RecsysError
-
-segment_facts = make_segments._write_facts
-span_facts = read_rows._write_facts
 
 pytestmark = pytest.mark.pipeline
 
@@ -85,11 +79,6 @@ class World:
         )
         return out, summary
 
-    def unread(self, config=None, code="code"):
-        """What a night would have to read, by the folders of its spans."""
-        files = unread_files(config or self.config, self.root / "segments", code)
-        return [Path(file).parents[1].name[-2:] for file in files]
-
 
 def rows_of(day, n, seed=0, spill=0):
     """`n` rows of a day, the last `spill` of them of the day before."""
@@ -105,31 +94,21 @@ def rows_of(day, n, seed=0, spill=0):
 # --- Beam, without Beam: a pipeline takes half a second to start
 
 
-def run_plainly(pipeline, transform):
-    """Does what Beam does with a transform."""
-    del pipeline
-    if isinstance(transform, MakeSegments):
-        tasks = [
-            (at, bucket)
-            for at, plan in enumerate(transform._plans)
-            for bucket in range(plan.n_buckets)
-        ]
-        found = [one for task in tasks for one in transform._make.process(task)]
-        finish = segment_facts
-    else:
-        tasks = [(at, piece) for at, plan in enumerate(transform._plans) for piece in plan.pieces]
+def run_plainly(_pipeline, tasks, each, _work, group=None):
+    """Does what Beam does with tasks, with the JSON between its workers."""
+    results = [result for task in tasks for result in each(task)]
+    if group is not None:
         groups = {}
-        for task in enumerate(tasks):
-            for key, value in transform._read.process(task):
-                groups.setdefault(key, []).append(value)
-        found = [one for group in groups.items() for one in transform._write.process(group)]
-        finish = span_facts
-    finish(found, transform._plans, str(transform._out))
+        for key, value in results:
+            groups.setdefault(key, []).append(value)
+        results = [result for key, values in groups.items() for result in group(key, values)]
+    return json.loads(json.dumps(results))
 
 
 @pytest.fixture
 def plainly(monkeypatch):
-    monkeypatch.setattr(ingestion, "run_transform", run_plainly)
+    for module in (read_rows, segments):
+        monkeypatch.setattr(module, "run_tasks", run_plainly)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -269,9 +248,7 @@ def test_each_night_reads_what_is_new_and_equals_a_run_from_scratch(world):
     assert {one["new"] for one in told(out)} == {True}
     for day in range(3, 7):
         world.write(day, rows_of(day, 40, spill=3))
-        assert world.unread() == [f"{day + 1:02}"]
         out, summary = world.night()
-        assert world.unread() == []
         before = check(out, summary, before)
         found = list(states(out).values())
         assert found == [*["reused"] * (len(found) - 1), "read"]
@@ -529,9 +506,7 @@ def test_a_sweep_leaves_what_is_in_use_and_what_was_used_lately(world):
 def test_what_other_code_or_another_config_made_is_not_used(world):
     for day in range(4):
         world.write(day, rows_of(day, 30))
-    assert world.unread() == ["01", "02", "03", "04"]
     world.night()
-    assert world.unread(code="other") == ["01", "02", "03", "04"]
     assert world.night(code="other")[1]["segments"]["made"] == 4
     stricter = world.config.model_copy(update={"positive_at_least": 4.0})
     assert world.night(stricter)[1]["segments"]["made"] == 4
@@ -613,7 +588,7 @@ def test_a_full_disk_leaves_nothing_half(world, monkeypatch):
 
     for name in ("write_events", "write_examples"):
         with monkeypatch.context() as patched:
-            patched.setattr(make_segments, name, full)
+            patched.setattr(segments, name, full)
             with pytest.raises(OSError, match="No space"):
                 world.night()
         assert not list((world.root / "segments").glob(".segment-*"))

@@ -12,10 +12,9 @@ from hypothesis import given
 from recsys.config import VocabularyConfig
 from recsys.data.examples import read_examples, write_examples
 from recsys.data.farmhash import hash_buckets
-from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_events, write_index
+from recsys.data.ingest.segments import FOLDER, SegmentPart, counts_of, write_events, write_index
 from recsys.data.ingest.store_writer import build_store
 from recsys.data.store import InteractionStore
-from recsys.data.vocabulary import count_ids
 from recsys.data.vocabulary_growth import grow
 
 _CUT = 6
@@ -51,11 +50,6 @@ def positives_of(events):
     return [event for event in events if event[3]]
 
 
-def vocabulary_of(events, column, config):
-    positives = as_table(positives_of(events))
-    return grow(None, count_ids(positives[column], positives["timestamp"]), config, _CUT)[0]
-
-
 def write_segments(folder, parts, n_buckets):
     """Writes the events of each split as segments of two seconds, in buckets of users."""
     written = []
@@ -66,7 +60,7 @@ def write_segments(folder, parts, n_buckets):
             name = f"{moment:05d}-{bucket:05d}"
             part = folder / FOLDER / name
             n = write_events(part, some.filter(pc.equal(some["label"], 1)))
-            written += [SegmentPart(name, split, part, n)] if n else []
+            written += [SegmentPart(split, part, n)] if n else []
     write_index(folder, written, [])
 
 
@@ -83,10 +77,13 @@ def test_every_positive_is_in_the_store_once_with_its_user(
     train = [event for event in events if event[2] < _CUT]
     held_out = [event for event in events if event[2] >= _CUT]
     config = VocabularyConfig(min_count=min_count, hash_buckets=hash_rows)
-    users, items = (vocabulary_of(train, c, config) for c in ("user_id", "item_id"))
+    write_segments(folder, {"train": train, "eval": held_out}, 2)
+    users, items = (
+        grow(None, counts_of(folder, "train", f"{name}.parquet"), config, _CUT)[0]
+        for name in ("users", "items")
+    )
     users.save(folder / "users.parquet")
     items.save(folder / "items.parquet")
-    write_segments(folder, {"train": train, "eval": held_out}, 2)
     build_store(folder, folder, _CUT, folder / "store", most=most)
     store = InteractionStore.open(folder / "store", verify=True)
     for log, known, some in (

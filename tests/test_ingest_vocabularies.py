@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from recsys.config import VocabulariesConfig, VocabularyConfig
-from recsys.data.ingest.segment_files import FOLDER, SegmentPart, write_events, write_index
-from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.segments import FOLDER, SegmentPart, write_events, write_index
+from recsys.data.ingest.store_writer import make_vocabularies
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
@@ -22,7 +22,7 @@ def write(folder, parts):
             name = f"{split}-{at}"
             table = pa.table({"user_id": [user], "item_id": [item], "timestamp": [CUT - 9]})
             write_events(folder / FOLDER / name, table)
-            written.append(SegmentPart(name, split, folder / FOLDER / name, 1))
+            written.append(SegmentPart(split, folder / FOLDER / name, 1))
     write_index(folder, written, [])
 
 

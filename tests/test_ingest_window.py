@@ -1,34 +1,30 @@
-"""Segments: which days go together, what a window remembers, and one log of many segments."""
+"""Segments and windows: which days go together, and what is remembered of a window."""
 
 import itertools
 import json
 import os
+from pathlib import Path
 
 import hypothesis.strategies as st
-import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from recsys.config import InteractionColumns, InteractionsConfig
-from recsys.data.event_log import EventShard
 from recsys.data.ingest.cache import ContentCache, link, sweep
-from recsys.data.ingest.outputs import SpanReport, with_missing
-from recsys.data.ingest.segment_files import COLUMNS, write_events
-from recsys.data.ingest.segment_plan import SpanDays, plan_segments, split_segment
-from recsys.data.ingest.store_writer import Source, merge
-from recsys.data.ingest.window import Digests, read_window, window_digest
-from recsys.data.source_check import check_sources
+from recsys.data.ingest.segments import SpanRows, plan_segments
+from recsys.data.ingest.spans import with_missing
+from recsys.data.ingest.window import Digests, check_sources, read_window, window_digest
 from recsys.errors import RecsysError
 
 DAY = 86_400
 
 
-def spans_of(*days, n_buckets=1):
-    return [
-        SpanDays(f"span {at}", (at,), dict.fromkeys(some, 5), n_buckets)
-        for at, some in enumerate(days)
-    ]
+def span(name, place, days):
+    return SpanRows(Path(name), name, (place,), [{"days": [[day, 5, 5] for day in sorted(days)]}])
+
+
+def spans_of(*days):
+    return [span(f"span {at}", at, some) for at, some in enumerate(days)]
 
 
 # --- which days make a segment
@@ -66,21 +62,18 @@ def test_a_span_of_many_days_has_few_blocks():
 
 
 def test_the_order_of_files_is_part_of_the_key_where_it_decides():
-    one, other = spans_of({1}, {1})
-    turned = [SpanDays("span 0", (1,), one.days, 1), SpanDays("span 1", (0,), other.days, 1)]
-    assert plan_segments([one, other])[0].key != plan_segments(turned)[0].key
-    moved = [SpanDays("span 0", (7,), one.days, 1), SpanDays("span 1", (9,), other.days, 1)]
-    assert plan_segments([one, other])[0].key == plan_segments(moved)[0].key
+    def key(*places):
+        spans = [span(f"span {n}", place, {1}) for n, place in enumerate(places)]
+        return plan_segments(spans)[0].key
+
+    assert key(0, 1) != key(1, 0)
+    assert key(0, 1) == key(7, 9)
 
 
 def test_a_segment_is_cut_at_midnights_within_alone():
-    spans = spans_of(set(range(64)))
-    segment = plan_segments(spans)[3]
+    segment = plan_segments(spans_of(set(range(64))))[3]
     assert (segment.first, segment.last) == (6, 7)
     assert [segment.is_cut_by(day * DAY) for day in (6, 7, 8)] == [False, True, False]
-    halves = split_segment(spans, segment, 7 * DAY)
-    assert [(one.first, one.last) for one in halves] == [(6, 6), (7, 7)]
-    assert len({segment.key, *(one.key for one in halves)}) == 3
 
 
 # --- the window
@@ -141,98 +134,18 @@ def test_a_source_is_checked_span_by_span(tmp_path):
 
 
 def told_of(*spans):
-    return [SpanReport(n, str(n), 0, 1, 1, 0, 0, "read", False, False, None) for n in spans]
+    return [{"span": span, "name": str(span), "state": "read"} for span in spans]
 
 
 def test_days_without_a_file_are_missing_where_spans_are_days():
     found = with_missing(told_of(19_783, 19_784, 19_787), are_days=True)
-    assert [(one.name, one.state) for one in found[2:4]] == [
+    assert [(one["name"], one["state"]) for one in found[2:4]] == [
         ("2024-03-03", "missing"),
         ("2024-03-04", "missing"),
     ]
     assert len(with_missing(told_of(1, 2, 5), are_days=False)) == 3
     # A file a week.
     assert len(with_missing(told_of(7, 14, 21), are_days=True)) == 3
-
-
-# --- one log of many segments
-
-
-@st.composite
-def segmented(draw):
-    """Events of segments that are disjoint in time: `[(user, item, time, weight)]` each."""
-    n = draw(st.integers(0, 5))
-    return [
-        draw(
-            st.lists(
-                st.tuples(
-                    st.integers(0, 6), st.integers(0, 4),
-                    st.integers(100 * at, 100 * at + 2), st.sampled_from([0.5, 1.0, 2.0]),
-                ),
-                min_size=1, max_size=12,
-            )
-        )
-        for at in range(n)
-    ]  # fmt: skip
-
-
-def source_of(events, user_ids, item_rows, folder, weighted):
-    """Writes events as a segment has them, and maps them as the store does."""
-    table = pa.table(
-        {
-            "user_id": [f"u{user}" for user, *_ in events],
-            "item_id": [f"i{item}" for _, item, *_ in events],
-            "timestamp": pa.array([time for _, _, time, _ in events], pa.int64()),
-            "weight": pa.array([weight for *_, weight in events], pa.float32()),
-        }
-    )
-    write_events(folder, table if weighted else table.drop_columns(["weight"]))
-    columns = {
-        name: np.load(folder / f"{name}.npy") for name in COLUMNS if name != "weight" or weighted
-    }
-    place = np.array([user_ids.index(user) for user in sorted({e[0] for e in events})], np.int32)
-    rows = np.array([item_rows[item] for item in sorted({e[1] for e in events})], np.int32)
-    return (
-        Source(place=place, item_row=rows, weight=None, **columns)
-        if not weighted
-        else Source(place=place, item_row=rows, **columns)
-    )
-
-
-@settings(max_examples=40)
-@given(
-    segments=segmented(), most=st.integers(1, 20), weighted=st.booleans(),
-    item_rows=st.permutations(range(5)), user_order=st.permutations(range(7)),
-)  # fmt: skip
-def test_segments_laid_end_to_end_are_the_events_sorted_at_once(
-    tmp_path_factory, segments, most, weighted, item_rows, user_order
-):
-    folder = tmp_path_factory.mktemp("segments")
-    whole = [event for events in segments for event in events]
-    users = [user for user in user_order if user in {event[0] for event in whole}]
-    rows = np.arange(len(users), dtype=np.int32) * 3
-    sources = [
-        source_of(events, users, item_rows, folder / str(at), weighted)
-        for at, events in enumerate(segments)
-    ]
-    shards = tuple(merge(sources, rows, most))
-    assert sum(len(shard.offsets) - 1 for shard in shards) == len(users)
-    if not whole:
-        assert shards == ()
-        return
-    user = np.array([users.index(event[0]) for event in whole], np.int32)
-    wanted = EventShard.sort(
-        user, rows[user], np.array([item_rows[event[1]] for event in whole]),
-        np.array([event[2] for event in whole]), len(users),
-        np.array([event[3] for event in whole], np.float32) if weighted else None,
-    )  # fmt: skip
-    for name in ("user_row", "item_row", "timestamp", "tied", *["weight"] * weighted):
-        joined = np.concatenate([getattr(shard, name) for shard in shards])
-        assert joined.tolist() == getattr(wanted, name).tolist()
-        assert joined.dtype == getattr(wanted, name).dtype
-    starts = np.cumsum([0, *(len(shard) for shard in shards)])
-    offsets = [s.offsets[:-1] + at for s, at in zip(shards, starts, strict=False)]
-    assert np.concatenate([*offsets, starts[-1:]]).tolist() == wanted.offsets.tolist()
 
 
 def test_without_links_a_file_is_copied(tmp_path, monkeypatch):

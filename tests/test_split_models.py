@@ -19,8 +19,8 @@ from recsys.config import (
     ValidationConfig,
 )
 from recsys.data.batches import BatchSource
-from recsys.data.histories import serving_histories
-from recsys.data.split_rule import SplitRule
+from recsys.data.split import SplitRule
+from recsys.data.store import serving_histories
 from recsys.data.training_events import held_back, training_events
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError

@@ -32,8 +32,7 @@ from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER, popul
 from recsys.bundles.variables import filled_later
 from recsys.config import ExportConfig, ExportStage, TrainStage
 from recsys.config.load import load_stage
-from recsys.data.histories import ServingHistories, serving_histories
-from recsys.data.store import InteractionStore
+from recsys.data.store import InteractionStore, ServingHistories, serving_histories
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError

@@ -45,7 +45,7 @@ from recsys.bundles.signatures import (
 )
 from recsys.bundles.variables import constant
 from recsys.data.catalogue import FeatureBags
-from recsys.data.histories import ServingHistories
+from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
 from recsys.models.saved import TrainedModel

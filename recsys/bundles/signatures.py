@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from recsys.data.histories import ServingHistories
+from recsys.data.store import ServingHistories
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """The score of a place without an item."""

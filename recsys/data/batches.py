@@ -1,7 +1,7 @@
 """Training batches, read from the memory-mapped store in a deterministic global shuffle.
 
 A batch is a function of (seed, step): nothing else decides what it holds, so a run
-can be repeated and resumed to the bit.
+can be repeated and resumed to the bit. Threads read them ahead, in blocks.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import functools
 from collections.abc import Iterable
 from typing import Self
 
+import grain
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.event_reader import EventBlock, read_events
-from recsys.data.permutation import Permutation
-from recsys.data.sampling import Candidates, HardNegatives
-from recsys.data.training_events import KeptEvents
+from recsys.data.sampling import Candidates, HardNegatives, Permutation
+from recsys.data.training_events import EventBlock, KeptEvents, read_events
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
@@ -179,3 +178,84 @@ def _drop(rows: np.ndarray, share: float, random: np.random.Generator) -> np.nda
 def _bags(features: Iterable[FeatureBags], rows: np.ndarray) -> Batch:
     """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
     return {feature.name: np.asarray(feature.bags[rows]) for feature in features}
+
+
+# --- threads that read ahead
+
+_BLOCK_EXAMPLES = 1 << 17
+_BLOCK_CANDIDATES = 1 << 19
+_BLOCK_NUMBERS = 1 << 25  # Of four bytes each.
+_FIRST_PART = 16
+_READ_AHEAD_BLOCKS = 2
+_READERS = 2
+
+
+class _Blocks:
+    """The batches of a source, many consecutive ones of an epoch at a time.
+
+    The first block comes in two parts, of which the first is small: training waits for it.
+
+    Args:
+        source: The batches.
+        first_step: Step to begin with.
+        end_step: Step to end before.
+    """
+
+    def __init__(self, source: BatchSource, first_step: int, end_step: int) -> None:
+        self._source, self._first, self._end = source, first_step, end_step
+        examples = _BLOCK_EXAMPLES // source.batch_size
+        candidates = _BLOCK_CANDIDATES // source.n_candidates
+        numbers = _BLOCK_NUMBERS // source.numbers_of_batch
+        self._size = max(1, min(examples, candidates, numbers))
+        self._per_epoch = -(-source.steps_per_epoch // self._size)
+        self._skipped = self._block_of(first_step)
+
+    def __len__(self) -> int:
+        if self._end <= self._first:
+            return 0
+        return self._block_of(self._end - 1) + 2 - self._skipped
+
+    def __getitem__(self, number: int) -> list[Batch]:
+        first, end = self._steps_of(max(0, number - 1))
+        border = min(first + max(1, self._size // _FIRST_PART), end)
+        if number < 2:
+            first, end = ((first, border), (border, end))[number]
+        return self._source.batches(first, end) if first < end else []
+
+    def _steps_of(self, block: int) -> tuple[int, int]:
+        """Returns the steps of a block: the first, and the one after the last."""
+        epoch, position = divmod(block + self._skipped, self._per_epoch)
+        begin = epoch * self._source.steps_per_epoch
+        first = begin + position * self._size
+        end = min(first + self._size, begin + self._source.steps_per_epoch, self._end)
+        return max(first, self._first), end
+
+    def _block_of(self, step: int) -> int:
+        epoch, position = divmod(step, self._source.steps_per_epoch)
+        return epoch * self._per_epoch + position // self._size
+
+
+class _Unpack(grain.experimental.FlatMapTransform):
+    """Lays the batches of blocks one after the other, each as Keras takes it."""
+
+    max_fan_out = _BLOCK_EXAMPLES
+
+    def flat_map(self, element: list[Batch]) -> list[tuple[Batch]]:
+        """Returns the batches of a block as tuples of one."""
+        return [(batch,) for batch in element]
+
+
+def read_ahead(
+    source: BatchSource, first_step: int = 0, end_step: int | None = None
+) -> grain.IterDataset:
+    """Returns a Grain dataset of `(batch,)`, read by threads ahead.
+
+    Args:
+        source: The batches.
+        first_step: Step to begin with.
+        end_step: Step to end before; None: the end of the run.
+    """
+    end = len(source) if end_step is None else min(end_step, len(source))
+    options = grain.ReadOptions(num_threads=_READERS, prefetch_buffer_size=_READ_AHEAD_BLOCKS)
+    blocks = grain.MapDataset.source(_Blocks(source, first_step, end)).to_iter_dataset(options)
+    return grain.experimental.FlatMapIterDataset(blocks, _Unpack())

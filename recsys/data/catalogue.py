@@ -95,22 +95,24 @@ class Catalogue:
         return cls(ids=["", *ids], titles=["", *titles], features=features)
 
 
-def save_features(features: Iterable[FeatureBags], folder: Path) -> None:
+def save_features(features: Sequence[FeatureBags], folder: Path) -> None:
     """Writes features into `folder`; `features.json` comes last."""
     folder.mkdir(parents=True, exist_ok=True)
-    summary = []
     for feature in features:
         np.save(folder / f"{feature.name}.npy", feature.bags.astype(np.int32, copy=False))
         if feature.tokens is not None:
-            write_token_names(folder, feature.name, list(feature.tokens))
-        width = int(feature.bags.shape[1])
-        summary.append({"name": feature.name, "rows": feature.rows, "width": width})
-    write_summary(folder, summary)
+            _write_token_names(folder, feature.name, feature.tokens)
+    _write_summary(folder, {f.name: (f.rows, int(f.bags.shape[1])) for f in features})
 
 
-def write_summary(folder: Path, features: list[dict[str, Any]]) -> None:
-    """Writes the `features.json` of a folder whose bags are there."""
+def _write_summary(folder: Path, tables: Mapping[str, tuple[int, int]]) -> None:
+    features = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
     (folder / SUMMARY).write_text(json.dumps({"features": features}, indent=1) + "\n")
+
+
+def _write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None:
+    table = pa.table({"token": pa.array(list(names), pa.string())})
+    pq.write_table(table, folder / f"{feature}.tokens.parquet")
 
 
 def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
@@ -134,7 +136,7 @@ def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
                 name=entry["name"],
                 rows=entry["rows"],
                 bags=np.load(folder / f"{entry['name']}.npy", mmap_mode="r", allow_pickle=False),
-                tokens=open_token_names(folder, entry["name"], entry["rows"]),
+                tokens=_token_names(folder, entry["name"], entry["rows"]),
             )
             for entry in described
         )
@@ -156,18 +158,8 @@ def _damaged(folder: Path, received: str) -> RecsysError:
     )
 
 
-def write_token_names(folder: Path, feature: str, names: Sequence[str]) -> None:
-    """Writes the names of the token rows `[rows]` of a feature.
-
-    Raises:
-        OSError: The disk is full.
-    """
-    pq.write_table(pa.table({"token": pa.array(names, pa.string())}), _path(folder, feature))
-
-
-def open_token_names(folder: Path, feature: str, n_rows: int) -> TokenNames | None:
-    """Returns the names of the `n_rows` token rows of a feature; None where there are none."""
-    path = _path(folder, feature)
+def _token_names(folder: Path, feature: str, n_rows: int) -> TokenNames | None:
+    path = folder / f"{feature}.tokens.parquet"
     return TokenNames(path, n_rows) if path.exists() else None
 
 
@@ -175,7 +167,7 @@ class TokenNames(Sequence[str]):
     """Names of token rows, read from their file when the first is asked for.
 
     Args:
-        path: File of `write_token_names`.
+        path: A table with the column `token`.
         n_rows: Names that it must hold, that of row 0 included.
     """
 
@@ -198,22 +190,10 @@ class TokenNames(Sequence[str]):
         try:
             names: list[str] = pq.read_table(self._path)["token"].to_pylist()
         except (OSError, ValueError, KeyError) as error:
-            raise self._damaged(f"{type(error).__name__}: {error}") from None
+            raise _damaged(self._path, f"{type(error).__name__}: {error}") from None
         if len(names) != self._n_rows:
-            raise self._damaged(f"{len(names)} names")
+            raise _damaged(self._path, f"{len(names)} names of {self._n_rows} token rows")
         return names
-
-    def _damaged(self, received: str) -> RecsysError:
-        return RecsysError(
-            "R230",
-            f"{str(self._path)!r} must hold a name for each of {self._n_rows} token rows.",
-            "Name the folder that the InteractionEncoder wrote, or run again.",
-            received,
-        )
-
-
-def _path(folder: Path, feature: str) -> Path:
-    return folder / f"{feature}.tokens.parquet"
 
 
 TokenRows = tuple[pa.Array, Mapping[str, np.ndarray]]
@@ -244,7 +224,7 @@ def write_features(
     vocabulary: Vocabulary,
     tables: Mapping[str, tuple[int, int]],
     batches: Iterable[TokenRows],
-    names: Mapping[str, Sequence[str]] | None = None,
+    names: Mapping[str, Sequence[str] | None] | None = None,
 ) -> None:
     """Writes the features of a vocabulary's rows; a row that has none is padding.
 
@@ -255,7 +235,7 @@ def write_features(
         vocabulary: Whose ids those of the batches are.
         tables: Rows and width of each feature.
         batches: The token rows, each id at most once.
-        names: Name of each row of the tables that have names.
+        names: Name of each row of the tables; None where they have none.
 
     Raises:
         RecsysError: A token row lies outside of its table, or a table hasn't as many
@@ -264,8 +244,10 @@ def write_features(
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in (names or {}).items():
-        _check_names(name, len(texts), tables[name][0])
-        write_token_names(folder, name, texts)
+        if texts is not None:
+            if len(texts) != tables[name][0]:
+                raise _misfit(name, f"{len(texts)} names of {tables[name][0]} rows")
+            _write_token_names(folder, name, texts)
     bags = {
         name: _new_column(folder / f"{name}.npy", (vocabulary.n_rows, width))
         for name, (_, width) in tables.items()
@@ -274,12 +256,13 @@ def write_features(
         rows = vocabulary.rows(ids)
         is_own = rows >= vocabulary.first_own_row
         for name, bag in bags.items():
-            _check_inside(name, tokens[name], tables[name][0])
-            bag[rows[is_own]] = tokens[name][is_own]
+            used = tokens[name]
+            if used.size and not 0 <= used.min() <= used.max() < tables[name][0]:
+                raise _misfit(name, f"rows {used.min()} … {used.max()} of {tables[name][0]}")
+            bag[rows[is_own]] = used[is_own]
     for bag in bags.values():
         bag.flush()
-    summary = [{"name": name, "rows": rows, "width": w} for name, (rows, w) in tables.items()]
-    write_summary(folder, summary)
+    _write_summary(folder, tables)
 
 
 def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
@@ -291,21 +274,10 @@ def _new_column(path: Path, shape: tuple[int, int]) -> np.memmap:
     return column
 
 
-def _check_inside(name: str, tokens: np.ndarray, n_rows: int) -> None:
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < n_rows:
-        raise RecsysError(
-            "R261",
-            f"The tokens of the feature {name!r} must be rows 0 … {n_rows - 1} of its table.",
-            "Transform's output is damaged or of another run: run again: recsys run.",
-            (int(tokens.min()), int(tokens.max())),
-        )
-
-
-def _check_names(name: str, n_names: int, n_rows: int) -> None:
-    if n_names != n_rows:
-        raise RecsysError(
-            "R261",
-            f"The feature {name!r} must have a token for each row of its table, {n_rows} of them.",
-            "Transform's output is damaged or of another run: run again: recsys run.",
-            n_names,
-        )
+def _misfit(feature: str, received: str) -> RecsysError:
+    return RecsysError(
+        "R261",
+        f"The tokens of the feature {feature!r} must be rows of its table, with a name each.",
+        "Transform's output is damaged or of another run: run again: recsys run.",
+        received,
+    )

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
 from recsys.data.event_log import EventLog
-from recsys.data.split_rule import SplitRule
+from recsys.data.split import SplitRule
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError

@@ -1,10 +1,14 @@
-"""Dead letters: the rejected rows, each with its reason and its position."""
+"""Dead letters: the rejected rows, each with its reason and its position; and all counts.
+
+A *tally* is a nested map of numbers that workers make and that add up in any order.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +28,12 @@ SCHEMA = pa.schema(
     ]
 )
 
+_EXAMPLES_A_REASON = 2
+_EXAMPLE_CHARACTERS = 1000
+
+Tally = dict[Any, Any]
+"""Numbers, maps of such, and lists of example letters."""
+
 
 def dead_letters(
     reasons: Sequence[str], file: str, lines: Sequence[int] | np.ndarray, rows: Sequence[bytes]
@@ -36,25 +46,90 @@ def dead_letters(
         lines: Line of each row, or its number where there are no lines `[n]`, from 1 on.
         rows: Raw text of each row `[n]`.
     """
-    shown = [_shown(row) for row in rows]
-    columns = [
-        pa.array(reasons, pa.string()),
-        pa.array([file] * len(shown), pa.string()),
-        pa.array(lines, pa.int64()),
-        pa.array(shown, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def _shown(row: bytes) -> str:
     # No character of UTF-8 takes more than four bytes.
-    return row[: 4 * KEPT_CHARACTERS].decode("utf-8", "replace")[:KEPT_CHARACTERS]
+    shown = [
+        row[: 4 * KEPT_CHARACTERS].decode("utf-8", "replace")[:KEPT_CHARACTERS] for row in rows
+    ]
+    columns = [reasons, [file] * len(shown), lines, shown]
+    arrays = [pa.array(c, type_) for c, type_ in zip(columns, SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def count_reasons(letters: pa.RecordBatch | pa.Table) -> dict[str, int]:
     """Returns how many of `letters` give each reason."""
     counted = pc.value_counts(letters.column("reason"))
     return {entry["values"]: entry["counts"] for entry in counted.to_pylist()}
+
+
+def letters_tally(letters: pa.RecordBatch) -> Tally:
+    """Returns how many dead letters there are, by reason, with the first of each."""
+    by_reason = count_reasons(letters)
+    table = pa.Table.from_batches([letters])
+    table = table.sort_by([("file", "ascending"), ("line", "ascending")])
+    examples = {}
+    for reason in by_reason:
+        first = table.filter(pc.equal(table["reason"], reason)).slice(0, _EXAMPLES_A_REASON)
+        examples[reason] = [
+            {**letter, "row": letter["row"][:_EXAMPLE_CHARACTERS]}
+            for letter in first.drop_columns(["reason"]).to_pylist()
+        ]
+    return {"rejected": letters.num_rows, "by_reason": by_reason, "examples": examples}
+
+
+def add_up(tallies: Iterable[Tally]) -> Tally:
+    """Returns the sum: numbers are added, of examples the first by file and line stay."""
+    total: Tally = {}
+    for tally in tallies:
+        for key, value in tally.items():
+            total[key] = _sum(total[key], value) if key in total else value
+    return total
+
+
+def _sum(value: Any, other: Any) -> Any:
+    if isinstance(value, dict):
+        return add_up((value, other))
+    if isinstance(value, list):
+        both = sorted([*value, *other], key=lambda letter: (letter["file"], letter["line"]))
+        return both[:_EXAMPLES_A_REASON]
+    return value + other
+
+
+def summarize(tallies: Iterable[Tally]) -> Tally:
+    """Returns the sum of the workers' tallies, with zeros for missing counts."""
+    zero: Tally = {"read": 0, "good": 0, "rejected": 0, "duplicates": 0}
+    return add_up([{**zero, "by_reason": {}, "examples": {}}, *tallies])
+
+
+def write_summary(tallies: Iterable[Tally], letters: Path, files: Sequence[str]) -> Tally:
+    """Adds up what all workers counted, writes it as `summary.json` and returns it."""
+    summary = {**summarize(tallies), "files": list(dict.fromkeys(files))}
+    (letters / "dead_letters").mkdir(parents=True, exist_ok=True)
+    (letters / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def refuse_empty(summary: Tally, what: str, cure: str = "") -> None:
+    """Raises an error if no row could be used.
+
+    Args:
+        summary: What was counted.
+        what: The part of the config that names the source.
+        cure: How to fix it, where that is known.
+
+    Raises:
+        RecsysError: There is no good row.
+    """
+    if summary["good"]:
+        return
+    received = dict(summary["by_reason"])
+    for letter in [letters[0] for letters in summary["examples"].values() if letters][:1]:
+        received["first"] = f"{letter['file']}, line {letter['line']}: {letter['row'][:80]!r}"
+    raise RecsysError(
+        "R206",
+        f"The {what} must have at least one good row of {summary['read']}.",
+        cure or f"Correct data.{what}.",
+        received,
+    )
 
 
 def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
@@ -72,11 +147,11 @@ def check_rejected(what: str, folder: Path, max_rejected_share: float) -> None:
     share = summary["rejected"] / max(summary["read"], 1)
     if share <= max_rejected_share:
         return
-    reasons = sorted(summary["by_reason"].items(), key=lambda item: -item[1])
+    reason = max(summary["by_reason"].items(), key=lambda item: item[1])[0]
     raise RecsysError(
         "R241",
         f"At most {max_rejected_share:.2%} of the {what} may be rejected,"
         f" {share:.2%} were ({summary['rejected']} of {summary['read']},"
-        f" most often: {reasons[0][0]}).",
+        f" most often: {reason}).",
         f"See {folder / 'dead_letters'}, mend the data, or raise data.gate.max_rejected_share.",
     )

@@ -22,14 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import ItemsConfig, UsersConfig, write_feature
-from recsys.data.duplicates import POSITION, keep_first, positions
 from recsys.data.features import Feature, Value
 from recsys.data.interactions import (
     BAD_ITEM,
     BAD_USER,
     NO_ITEM,
     NO_USER,
+    POSITION,
     is_bad_id,
+    positions,
     split_by_rules,
 )
 from recsys.data.sources.source import RawBatch
@@ -137,11 +138,6 @@ def parse_entities(
         schema=example_schema(config).append(POSITION),
     )
     return split_by_rules(batch, rows, rules)
-
-
-def drop_duplicate_entities(table: pa.Table, config: EntityConfig) -> tuple[pa.Table, int]:
-    """Keeps the first row of each id; returns the rest's number too."""
-    return keep_first(table, (id_column(config),))
 
 
 def _raw_id(config: EntityConfig) -> str:

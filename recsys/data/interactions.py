@@ -1,4 +1,4 @@
-"""Types raw interactions; a row that breaks a rule becomes a dead letter."""
+"""Types raw interactions, and drops duplicates; a row that breaks a rule is a dead letter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig, TimestampUnit
-from recsys.data.duplicates import POSITION, keep_first, positions
 from recsys.data.event_times import COLUMN, PLACE, TIME, places, places_of_users
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
+from recsys.data.split import PART
 
 LONGEST_ID = 1024
 """Bytes of an id in UTF-8, at most."""
@@ -30,8 +30,9 @@ NEGATIVE_WEIGHT = "weight is negative"
 NO_EVENT = "no kind of event"
 NO_PART = "part is in neither train_parts nor eval_parts"
 
-PART = pa.field("part", pa.string())
-"""The part that a row is given to, `train` or `eval`; leaves when the rows are split."""
+POSITION = pa.field("position", pa.int64())
+"""Where a row stands among the rows of all files: file and line."""
+POSITION_FILE_BITS = 40
 
 EARLIEST = 31_536_000
 """1971-01-01 UTC [seconds since 1970]: what lies before it is a small number, not a time."""
@@ -226,29 +227,6 @@ def _labels(columns: dict[str, pa.Array], config: InteractionsConfig, n_rows: in
     return pa.array(is_positive.astype(np.int64))
 
 
-def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
-    """Keeps the first row of each user and item, and time, kind of event and part if there.
-
-    Where the places in the files order the rows, each row is an event of its own, and its
-    place becomes that among its user's.
-
-    Args:
-        table: Interactions with a column `position`, all rows of a user among them.
-
-    Returns:
-        The rows kept, and how many were dropped.
-    """
-    keys = duplicate_keys(table.column_names)
-    kept, n_dropped = keep_first(table, keys)
-    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
-
-
-def duplicate_keys(columns: Collection[str]) -> list[str]:
-    """Returns which of the columns of interactions make two rows duplicates."""
-    more = (TIME.name, PLACE.name, "event", PART.name)
-    return ["user_id", "item_id", *(name for name in more if name in columns)]
-
-
 def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> TimestampUnit | None:
     """Returns the one unit in which nearly all times of a batch would be good.
 
@@ -280,3 +258,85 @@ def good_times(timestamp: pa.Array, now: int) -> float:
     """Returns the share of times that a row may have [0..1]."""
     bad = pc.fill_null(_is_out_of_time(timestamp, now), True)
     return 1.0 - (pc.sum(bad).as_py() or 0) / max(1, len(timestamp))
+
+
+# --- duplicates: of rows with the same key, the first one is kept
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd: a one-to-one factor.
+
+
+def positions(file_index: int, line: np.ndarray) -> pa.Array:
+    """Returns the position of each line `[n]` of the file at `file_index`."""
+    return pa.array((file_index << POSITION_FILE_BITS) + line, POSITION.type)
+
+
+def keep_first(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, int]:
+    """Keeps the first row of each key.
+
+    Args:
+        table: Rows with the columns `keys` and `position`.
+        keys: Columns that make two rows duplicates.
+
+    Returns:
+        The rows kept, sorted by position, and how many were dropped.
+    """
+    position = table[POSITION.name].to_numpy()
+    codes = [_codes(table[key]) for key in keys]
+    is_kept = np.ones(len(position), bool)
+    suspects = _suspects(codes)
+    is_kept[suspects[_is_repeated(position[suspects], [code[suspects] for code in codes])]] = False
+    kept = np.flatnonzero(is_kept)
+    # Mostly in order already, which a stable sort sees.
+    kept = kept[np.argsort(position[kept], kind="stable")]
+    return table.combine_chunks().take(pa.array(kept)), len(position) - len(kept)
+
+
+def _suspects(codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the rows whose mixed key another row has too: few, and all duplicates."""
+    mixed = np.zeros(len(codes[0]), np.uint64)
+    for code in codes:
+        mixed = (mixed ^ code.astype(np.int64).view(np.uint64)) * _ODD
+        mixed ^= mixed >> np.uint64(32)
+    ordered = np.sort(mixed)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    is_suspect = pc.is_in(pa.array(mixed), pa.array(twice))
+    return np.flatnonzero(is_suspect.to_numpy(zero_copy_only=False))
+
+
+def _is_repeated(position: np.ndarray, codes: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns which rows `[n]` repeat an earlier row."""
+    order = np.lexsort((position, *codes))
+    repeated = np.zeros(len(order), bool)
+    equal = [code[order[1:]] == code[order[:-1]] for code in codes]
+    repeated[order[1:]] = np.all(equal, axis=0)
+    return repeated
+
+
+def _codes(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a number `[n]` for each value `[n]`, equal where the values are."""
+    if pa.types.is_integer(column.type):
+        return column.to_numpy()
+    return column.combine_chunks().dictionary_encode().indices.to_numpy()
+
+
+def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:
+    """Keeps the first row of each user and item, and time, kind of event and part if there.
+
+    Where the places in the files order the rows, each row is an event of its own, and its
+    place becomes that among its user's.
+
+    Args:
+        table: Interactions with a column `position`, all rows of a user among them.
+
+    Returns:
+        The rows kept, sorted by position, and how many were dropped.
+    """
+    keys = duplicate_keys(table.column_names)
+    kept, n_dropped = keep_first(table, keys)
+    return (places_of_users(kept) if PLACE.name in keys else kept), n_dropped
+
+
+def duplicate_keys(columns: Collection[str]) -> list[str]:
+    """Returns which of the columns of interactions make two rows duplicates."""
+    more = (TIME.name, PLACE.name, "event", PART.name)
+    return ["user_id", "item_id", *(name for name in more if name in columns)]

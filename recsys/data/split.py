@@ -1,21 +1,66 @@
-"""Splits positives: by time, the last of each user, at random, or as given."""
+"""Splits positives: by time, the last of each user, at random, or as given.
+
+A store and its models remember how it was done: `SplitRule`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.config import Split
+from recsys.config import Order, Split
 from recsys.data.event_times import event_times, pair_hashes
-from recsys.data.interactions import PART
 from recsys.errors import RecsysError
 
 DAY_S = 86_400
 MIN_DAYS = 2
 """UTC days with positives without which there is no cut [days]."""
+PART = pa.field("part", pa.string())
+"""The part that a row is given to, `train` or `eval`; leaves when the rows are split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitRule:
+    """How positives were split.
+
+    Attributes:
+        split: Which were held out, as `data.split` says.
+        order: What orders the events.
+        eval_share: Share that was held out at random; None with another split [0..1].
+    """
+
+    split: Split = "time"
+    order: Order = "time"
+    eval_share: float | None = None
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SplitRule:
+        """Returns the rule that `to_json` described; by time where nothing is said."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: fields[name] for name in names if name in fields})
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the rule as plain JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_text(cls, text: str | bytes | None) -> SplitRule:
+        """Returns the rule that `text` describes; by time where it is empty or None."""
+        return cls.from_json(json.loads(text)) if text else cls()
+
+    @property
+    def text(self) -> str:
+        """The rule as JSON."""
+        return json.dumps(self.to_json())
+
+
+BY_TIME = SplitRule()
 
 
 def count_positive_days(table: pa.Table) -> dict[int, int]:
@@ -41,22 +86,17 @@ def choose_cut(positives_of_day: Mapping[int, int], eval_share: float) -> int:
     """
     days = np.array(sorted(positives_of_day), np.int64)
     if len(days) < MIN_DAYS:
-        raise too_few_days(sum(positives_of_day.values()), len(days))
+        raise RecsysError(
+            "R207",
+            f"The positives must lie on at least {MIN_DAYS} UTC days, to be split by time.",
+            "Name more data, lower data.interactions.positive_at_least, or set data.split to"
+            " last_out or random.",
+            f"{sum(positives_of_day.values())} positives on {len(days)} days",
+        )
     counts = np.array([positives_of_day[day] for day in days.tolist()], np.int64)
     from_day_on = np.cumsum(counts[::-1])[::-1]
     closest = 1 + int(np.argmin(np.abs(from_day_on[1:] - eval_share * counts.sum())))
     return int(days[closest]) * DAY_S
-
-
-def too_few_days(n_positives: int, n_days: int) -> RecsysError:
-    """Returns the error for positives that no midnight splits."""
-    return RecsysError(
-        "R207",
-        f"The positives must lie on at least {MIN_DAYS} UTC days, to be split by time.",
-        "Name more data, lower data.interactions.positive_at_least, or set data.split to last_out"
-        " or random.",
-        f"{n_positives} positives on {n_days} days",
-    )
 
 
 def split_at(table: pa.Table, cut: int) -> dict[str, pa.Table]:

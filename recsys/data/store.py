@@ -3,42 +3,53 @@
 A training example is an index into the columns; the user's history is the slice
 before it. Layout of a store (docs/store.md):
 
-    store.json           the split, and the shards of both parts with the sha256 of each file
-    train/00000/ …       a shard of events, see `recsys.data.shard`
+    store.json                the split, the shards of both parts, and the sha256 of each file
+    train/00000/              a shard: all events of some users
+        user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value an event
+        offsets.npy           first event of each user, and the end
+        users.parquet         id and user_row of each user, in order
     eval/00000/ …
+
+A shard is written under a hidden name beside, and renamed when all of it is on the disk.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
+import shutil
+import threading
+import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from recsys.data.event_log import EventLog
-from recsys.data.shard import (
-    PARTS,
-    USERS_SCHEMA,
-    ShardInfo,
-    open_shard,
-    read_users,
-    write_shard,
-)
-from recsys.data.split_rule import BY_TIME, SplitRule
+from recsys.data.event_log import COLUMNS, EventLog, EventShard, newest_first
+from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
-from recsys.system.commit import commit_text
-from recsys.system.files import DAMAGE, read_json
+from recsys.ragged import ranges
+from recsys.system import manifest
+from recsys.system.commit import commit_folder
+from recsys.system.files import DAMAGE
 
 MANIFEST = "store.json"
-_FORMAT = 2
-_READERS = 4
+PARTS = ("train", "eval")
+"""The parts of a store: events to train on, and those held out."""
+EVENTS_OF_A_SHARD = 4_000_000
+"""Events that a shard holds, about, unless a user has more."""
+USERS_SCHEMA = pa.schema({"id": pa.large_string(), "user_row": pa.int32()})
+
+_FORMAT = 3
+_USERS = "users.parquet"
+_ONE_HEADER = threading.Lock()
+"""NumPy parses a header by `ast`, which in Python 3.11 fails now and then in two threads at
+once: "AST constructor recursion depth mismatch" (gh-106905)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,56 +73,26 @@ class LogUsers:
         return IdIndex(self.ids)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A part of a store.
-
-    Attributes:
-        folder: Folder of the part.
-        shards: Its shards, in order.
-    """
-
-    folder: Path
-    shards: tuple[ShardInfo, ...]
-
-    def open(self, verify: bool) -> EventLog:
-        """Returns its events; hashing lets other threads run."""
-        with ThreadPoolExecutor(_READERS) as pool:
-            opened = pool.map(lambda info: open_shard(self.folder, info, verify), self.shards)
-            return EventLog(tuple(opened))
-
-    def users(self) -> LogUsers:
-        """Returns the users of all shards."""
-        tables = [read_users(self.folder, info) for info in self.shards]
-        table = pa.concat_tables([USERS_SCHEMA.empty_table(), *tables]).combine_chunks()
-        ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
-        return LogUsers(ids, table["user_row"].to_numpy())
-
-
 class InteractionStore:
-    """A store, opened.
+    """A store, opened by `open`.
 
     Args:
-        parts: `train` and `eval`.
-        cut: The moment that the training data end [seconds since 1970, UTC]; 0 where the
-            events have no times.
-        verify: Whether every byte is compared with the manifest.
-        split: How the parts were split.
+        folder: Folder of the store.
+        facts: Its manifest.
     """
 
-    def __init__(
-        self,
-        parts: Mapping[str, _Part],
-        cut: int,
-        verify: bool,
-        split: SplitRule = BY_TIME,
-    ) -> None:
-        self._parts = parts
-        self.cut, self.split = cut, split
-        self.train = parts["train"].open(verify)
-        """Events to train on; split by time, those before the cut."""
-        self.eval = parts["eval"].open(verify)
-        """Events that are held out; split by time, those from the cut on."""
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self._folder, self._shards = folder, facts["parts"]
+        self.cut, self.split = int(facts["cut"]), SplitRule.from_json(dict(facts))
+        """The moment that the training data end [seconds since 1970, UTC], 0 where the events
+        have no times; and how the parts were split."""
+        self.train, self.eval = (
+            EventLog(
+                tuple(_open_shard(folder, part, s, facts["files"]) for s in self._shards[part])
+            )
+            for part in PARTS
+        )
+        """Events to train on, and those held out; by time, those before and from the cut on."""
 
     @classmethod
     def open(cls, folder: Path, verify: bool = False) -> InteractionStore:
@@ -126,37 +107,105 @@ class InteractionStore:
             RecsysError: The folder holds no store, or a damaged one.
         """
         try:
-            manifest = read_json(folder / MANIFEST)
-            if manifest["format"] != _FORMAT:
-                raise ValueError(f"format {manifest['format']} where {_FORMAT} is read")
-            parts = {
-                part: _Part(folder / part, tuple(map(ShardInfo.from_json, manifest["parts"][part])))
-                for part in PARTS
-            }
-            cut, split = int(manifest["cut"]), SplitRule.from_json(manifest)
-        except DAMAGE as error:
+            facts = manifest.read_manifest(folder / MANIFEST)
+            if facts["format"] != _FORMAT:
+                raise ValueError(f"format {facts['format']} where {_FORMAT} is read")
+            manifest.verify_files(folder, facts["files"], sizes_only=not verify)
+            return cls(folder, facts)
+        except manifest.ChangedFileError as error:
+            raise _damaged(folder / error.name, error.reason) from None
+        except (*DAMAGE, manifest.ManifestError) as error:
             raise RecsysError(
                 "R220",
                 f"{str(folder)!r} must hold an interaction store.",
                 "Name the folder that the InteractionEncoder wrote, or run again.",
                 f"{type(error).__name__}: {error}",
             ) from None
-        return cls(parts, cut, verify, split)
 
     @functools.cached_property
     def train_users(self) -> LogUsers:
         """Users of `train`, sorted by (row, id) within a shard."""
-        return self._parts["train"].users()
+        return self._users("train")
 
     @functools.cached_property
     def eval_users(self) -> LogUsers:
         """Users of `eval`, sorted by id within a shard."""
-        return self._parts["eval"].users()
+        return self._users("eval")
 
     @functools.cached_property
     def trained_user(self) -> np.ndarray:
         """Which user of `train` each user of `eval` is `[eval users]` int64; -1 for none."""
         return self.train_users.find(self.eval_users.ids)
+
+    def _users(self, part: str) -> LogUsers:
+        tables = [USERS_SCHEMA.empty_table()]
+        for shard in self._shards[part]:
+            path = self._folder / part / shard["name"] / _USERS
+            try:
+                tables.append(pq.read_table(path, schema=USERS_SCHEMA))
+            except (OSError, pa.ArrowException) as error:
+                raise _damaged(path, str(error)) from None
+        table = pa.concat_tables(tables).combine_chunks()
+        ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+        return LogUsers(ids, table["user_row"].to_numpy())
+
+
+def _open_shard(
+    folder: Path, part: str, shard: Mapping[str, Any], files: manifest.Files
+) -> EventShard:
+    path = folder / part / shard["name"]
+    columns = {
+        name: _map_column(path / f"{name}.npy", dtype, shard["events"])
+        for name, dtype in COLUMNS.items()
+        if f"{part}/{path.name}/{name}.npy" in files
+    }
+    offsets = _map_column(path / "offsets.npy", np.int64, shard["users"] + 1)
+    if offsets[0] != 0 or offsets[-1] != shard["events"]:
+        raise _damaged(path / "offsets.npy", f"an end of {offsets[-1]}, not {shard['events']}")
+    return EventShard(**{"weight": None, **columns, "offsets": offsets})  # type: ignore[arg-type]
+
+
+def _map_column(path: Path, dtype: Any, length: int) -> np.ndarray:
+    """Maps a column of `length` values into memory, read-only."""
+    try:
+        with _ONE_HEADER:
+            column = np.load(path, mmap_mode=None if length == 0 else "r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error)) from None
+    if column.dtype != dtype or column.shape != (length,):
+        wanted = f"{np.dtype(dtype)} ({length},)"
+        raise _damaged(path, f"{column.dtype} {column.shape}, not {wanted}")
+    # A plain view: indexing a `np.memmap` takes longer. It keeps the map alive.
+    return np.asarray(column)
+
+
+def _damaged(path: Path, received: str) -> RecsysError:
+    return RecsysError(
+        "R221",
+        f"{str(path)!r} must be as the store's manifest says.",
+        "The store is damaged: delete it and run again.",
+        received,
+    )
+
+
+# --- writing
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+    """A shard that is written.
+
+    Attributes:
+        name: Its folder within the folder of the part.
+        events: Events in it.
+        users: Users in it.
+        files: `size` and `sha256` of each file, by name.
+    """
+
+    name: str
+    events: int
+    users: int
+    files: manifest.Files
 
 
 def write_manifest(
@@ -170,24 +219,93 @@ def write_manifest(
     Args:
         folder: Folder of the store, with all shards in it.
         cut: The moment that the training data end [seconds since 1970, UTC].
-        parts: The shards of `train` and `eval`, in any order.
+        parts: The shards of `train` and `eval`, in their order.
         split: How the parts were split.
-
-    Raises:
-        RecsysError: Some shards have weights and some have none, or two have one name.
     """
-    ordered = {part: sorted(parts[part], key=lambda info: info.name) for part in parts}
-    _refuse_mixed(ordered)
-    manifest = {
-        "format": _FORMAT,
-        "cut": cut,
-        **split.to_json(),
-        **{f"{part}_events": sum(i.events for i in infos) for part, infos in ordered.items()},
-        **{f"{part}_users": sum(i.users for i in infos) for part, infos in ordered.items()},
-        "parts": {part: _with_first_user(infos) for part, infos in ordered.items()},
+    files = {
+        f"{part}/{shard.name}/{name}": described
+        for part, shards in parts.items()
+        for shard in shards
+        for name, described in shard.files.items()
     }
+    fields: dict[str, Any] = {"format": _FORMAT, "cut": cut, **split.to_json(), "parts": {}}
+    for part, shards in parts.items():
+        fields[f"{part}_events"] = sum(shard.events for shard in shards)
+        fields[f"{part}_users"] = sum(shard.users for shard in shards)
+        fields["parts"][part] = [
+            {"name": shard.name, "events": shard.events, "users": shard.users} for shard in shards
+        ]
     folder.mkdir(parents=True, exist_ok=True)
-    commit_text(json.dumps(manifest, indent=1) + "\n", folder / MANIFEST)
+    manifest.write_manifest(folder / MANIFEST, fields, files)
+
+
+def commit_shard(
+    folder: Path, part: str, index: int, shard: EventShard, users: pa.Table
+) -> ShardInfo:
+    """Writes a shard, whole or not at all; replaces one that an earlier attempt wrote.
+
+    Args:
+        folder: Folder of the store.
+        part: The part that the shard belongs to, one of `PARTS`.
+        index: Its place among the shards of the part.
+        shard: The events, sorted.
+        users: `id` and `user_row` of each of its users, in order.
+    """
+    final = folder / part / f"{index:05d}"
+    temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    temporary.mkdir(parents=True)
+    try:
+        for name in (*COLUMNS, "offsets"):
+            column = getattr(shard, name)
+            if column is not None:
+                np.save(temporary / f"{name}.npy", column)
+        pq.write_table(users, temporary / _USERS)
+        files = manifest.checksums(temporary, manifest.file_names(temporary))
+        shutil.rmtree(final, ignore_errors=True)
+        commit_folder(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return ShardInfo(final.name, len(shard), users.num_rows, files)
+
+
+def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardInfo:
+    """Sorts all events of some users, and writes them as a shard.
+
+    Users of `train` are sorted by (row, id), those of `eval` by id. The order of the
+    rows of `events` changes nothing.
+
+    Args:
+        folder: Folder of the store.
+        part: The part that the shard belongs to, one of `PARTS`.
+        index: Its place among the shards of the part.
+        events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
+            since 1970, UTC], and `weight` where the data have one; at least one row.
+    """
+    encoded = events["user_id"].dictionary_encode().combine_chunks()
+    codes = encoded.indices.to_numpy()
+    rows = np.zeros(len(encoded.dictionary), np.int32)
+    rows[codes] = events["user_row"].to_numpy()
+    place, users = order_users(encoded.dictionary, rows, by_row=part == "train")
+    columns = {name: events[name].to_numpy() for name in COLUMNS if name in events.column_names}
+    shard = EventShard.sort(place[codes], n_users=users.num_rows, **columns)
+    return commit_shard(folder, part, index, shard, users)
+
+
+def order_users(ids: pa.Array, rows: np.ndarray, by_row: bool) -> tuple[np.ndarray, pa.Table]:
+    """Returns the place `[n]` int32 of each user in the order of a log, and the ordered users.
+
+    Args:
+        ids: Ids of users `[n]`.
+        rows: Their rows `[n]`.
+        by_row: Whether they are sorted by (row, id), as in `train`, or by id.
+    """
+    table = pa.table({"id": ids.cast(pa.large_string()), "user_row": rows}, USERS_SCHEMA)
+    keys = ["user_row", "id"] if by_row else ["id"]
+    order = pc.sort_indices(table, [(key, "ascending") for key in keys])
+    place = np.empty(table.num_rows, np.int32)
+    place[order.to_numpy()] = np.arange(table.num_rows, dtype=np.int32)
+    return place, table.take(order)
 
 
 def write_store(
@@ -206,7 +324,7 @@ def write_store(
         held_out: Events that are held out.
         split: How they were split.
     """
-    tables: dict[str, pa.Table] = {"train": train, "eval": held_out}
+    tables = {"train": train, "eval": held_out}
     infos = {
         part: [write_shard(folder, part, 0, table)] if table.num_rows else []
         for part, table in tables.items()
@@ -214,21 +332,59 @@ def write_store(
     write_manifest(folder, cut, infos, split)
 
 
-def _with_first_user(infos: Sequence[ShardInfo]) -> list[dict[str, Any]]:
-    first, described = 0, []
-    for info in infos:
-        described.append({**info.to_json(), "first_user": first})
-        first += info.users
-    return described
+# --- histories as serving reads them
 
 
-def _refuse_mixed(parts: Mapping[str, Sequence[ShardInfo]]) -> None:
-    names = [f"{part}/{info.name}" for part, infos in parts.items() for info in infos]
-    weighted = {info.has_weight for infos in parts.values() for info in infos}
-    if len(set(names)) != len(names) or len(weighted) > 1:
-        raise RecsysError(
-            "R222",
-            "The shards of a store must have different names, and all have weights or none.",
-            "Delete the data folder and run again; if it comes back, report it as a bug.",
-            {"shards": len(names), "names": len(set(names)), "weights": sorted(weighted)},
-        )
+@dataclasses.dataclass(frozen=True)
+class ServingHistories:
+    """The positives of every known user, of both parts, oldest first.
+
+    Attributes:
+        ids: Id of each user `[n]`: those of training in the order of the store, then
+            those whose events are all held out.
+        user_rows: Row of each user `[n]` int32, of its own or shared with others.
+        offsets: First event of each user, and the end `[n + 1]` int64.
+        item_rows: Item row of each event `[events]` int32, the oldest first; row 0 and
+            hash rows, for items without a row of their own, keep their place.
+    """
+
+    ids: list[str]
+    user_rows: np.ndarray
+    offsets: np.ndarray
+    item_rows: np.ndarray
+
+    def newest(self, users: np.ndarray, length: int) -> np.ndarray:
+        """Returns the newest items of `users` `[b]` as rows `[b, length]`, padded with 0."""
+        return newest_first(self.item_rows, self.offsets[users], self.offsets[users + 1], length)
+
+
+def serving_histories(store: InteractionStore) -> ServingHistories:
+    """Joins what each user did in both parts; held-out events come last, if split by time."""
+    n_trained = len(store.train_users.rows)
+    is_new = store.trained_user < 0
+    n_users = n_trained + int(is_new.sum())
+    eval_index = store.trained_user.copy()
+    eval_index[is_new] = np.arange(n_trained, n_users)
+
+    n_train, n_eval = np.zeros((2, n_users), np.int64)
+    n_train[:n_trained] = np.diff(store.train.offsets)
+    n_eval[eval_index] = np.diff(store.eval.offsets)
+    offsets = np.zeros(n_users + 1, np.int64)
+    np.cumsum(n_train + n_eval, out=offsets[1:])
+    of_train = ranges(offsets[:-1], n_train)
+    of_eval = ranges((offsets[:-1] + n_train)[eval_index], n_eval[eval_index])
+
+    item_rows = np.empty(offsets[-1], np.int32)
+    item_rows[of_train], item_rows[of_eval] = store.train.item_row, store.eval.item_row
+    if store.split.split in ("random", "given"):
+        times = np.empty(offsets[-1], np.int64)
+        times[of_train], times[of_eval] = store.train.timestamp, store.eval.timestamp
+        user = np.repeat(np.arange(n_users), n_train + n_eval)
+        item_rows = item_rows[np.lexsort((times, user))]
+    new_ids = store.eval_users.ids.filter(pa.array(is_new))
+    return ServingHistories(
+        ids=[*store.train_users.ids.to_pylist(), *new_ids.to_pylist()],
+        user_rows=np.concatenate([store.train_users.rows, store.eval_users.rows[is_new]]),
+        offsets=offsets,
+        item_rows=item_rows,
+    )

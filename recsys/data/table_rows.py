@@ -24,8 +24,8 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
-from recsys.data.ingest.window import has_spans, read_window, restrict, unreadable_span
-from recsys.data.sources.pieces import EMPTY, plan_pieces, read_piece
+from recsys.data.ingest.window import read_spans
+from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
@@ -211,36 +211,10 @@ def count_raw(data: DataConfig) -> RawCounts:
         tokens |= _count_side(data.items, "items", items)
     if data.users is not None:
         tokens |= _count_side(data.users, "users", Distinct())
-    left_out = _count_interactions(data.interactions, users, items)
-    return RawCounts({"users": len(users), "items": len(items), **tokens}, left_out)
-
-
-def _count_interactions(
-    config: InteractionsConfig, users: Distinct, items: Distinct
-) -> tuple[str, ...]:
-    """Adds the ids of the interactions; returns the names of the spans that can't be read."""
-    if not has_spans(config):
-        _count_ids(config, users, items)
-        return ()
-    left_out: list[str] = []
-    last: RecsysError | None = None
-    for span in read_window(config):
-        for path in span.paths:
-            try:
-                _count_ids(restrict(config, [path]), users, items)
-            except UsageError:
-                raise
-            except RecsysError as error:
-                last = error
-                if error.code == EMPTY:
-                    continue
-                if config.bad_spans == "stop":
-                    raise unreadable_span(span.name, path, error) from error
-                left_out.append(span.name)
-                break
+    left_out, last = read_spans(data.interactions, lambda files: _count_ids(files, users, items))
     if last is not None and not len(users):
         raise last
-    return tuple(left_out)
+    return RawCounts({"users": len(users), "items": len(items), **tokens}, tuple(left_out))
 
 
 def _count_ids(config: InteractionsConfig, users: Distinct, items: Distinct) -> None:

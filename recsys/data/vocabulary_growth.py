@@ -6,7 +6,6 @@ went up, where another id was given the row of one that had not been seen for lo
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -19,43 +18,7 @@ from recsys.errors import RecsysError
 
 _SECONDS_OF_A_DAY = 86_400
 _EXAMPLES = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class VocabularyDiff:
-    """Differences between two successive vocabularies.
-
-    Attributes:
-        new: Ids that got a row.
-        kept: Ids that kept theirs.
-        evicted: Ids that lost theirs, not seen for `evict_after_days`.
-        recycled: New ids in rows that other ids had before.
-        below_min_count: Ids seen in training too seldom for a row.
-        below_min_count_events: Their training events.
-        out_of_date: Ids seen often enough, but not for `evict_after_days`.
-        rows_before: Rows of the table before.
-        rows_after: Rows of the table now.
-        unknown_train_share: Share of training events whose id shares a row [0..1].
-        unknown_eval_share: The same of evaluation events; None: not counted.
-        examples: A few ids of each kind, the most frequent first.
-    """
-
-    new: int
-    kept: int
-    evicted: int
-    recycled: int
-    below_min_count: int
-    below_min_count_events: int
-    out_of_date: int
-    rows_before: int
-    rows_after: int
-    unknown_train_share: float
-    unknown_eval_share: float | None
-    examples: dict[str, list[str]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the diff as plain JSON."""
-        return dataclasses.asdict(self)
+_NEVER = np.iinfo(np.int64).min
 
 
 def grow(
@@ -63,9 +26,9 @@ def grow(
     counted: pa.Table,
     config: VocabularyConfig,
     cut: int,
-    keep: pa.Array | None = None,
+    keep: pa.Array | pa.ChunkedArray | None = None,
     held_out: pa.Table | None = None,
-) -> tuple[Vocabulary, VocabularyDiff]:
+) -> tuple[Vocabulary, dict[str, Any]]:
     """Returns the vocabulary of new training data, and what changed.
 
     An id keeps its row as long as it lives. Ids seen `min_count` times, and those of
@@ -78,190 +41,15 @@ def grow(
         config: Who gets a row, and who loses it.
         cut: The moment that the training data end [seconds since 1970, UTC].
         keep: Ids that have a row whether seen or not: those of the catalogue.
-        held_out: Ids of the evaluation positives, for the diff alone.
+        held_out: Ids of the evaluation positives, for what changed alone.
+
+    Returns:
+        The vocabulary; and what changed, as docs/store.md describes `diff.json`.
 
     Raises:
-        RecsysError: `previous` has another number of hash rows, so that rows would
-            move; or an id was counted twice.
+        RecsysError: `previous` has another number of hash rows, so that rows would move.
     """
-    before = Vocabulary(pa.array([], pa.large_string()), np.zeros(0), config=config)
-    before = previous or before
-    _refuse_other_hash_rows(before, config)
-    kept_ids = pc.unique(as_texts(keep if keep is not None else [])).drop_null()
-    plan = _Growth(before, counted, config, cut, kept_ids)
-    grown = plan.vocabulary()
-    return grown, plan.diff(grown, held_out)
-
-
-def rows_to_reset(old: Vocabulary, new: Vocabulary) -> np.ndarray:
-    """Returns the rows `[n]` int32 of `old` that belong to another id in `new`.
-
-    What a table learned for the earlier id must not be used for the new one.
-
-    Raises:
-        RecsysError: `new` didn't grow from `old`.
-    """
-    n = len(old.own_ids)
-    is_reset = new.generation[:n] > old.generation[: len(new.generation)]
-    _refuse_strangers(old, new, is_reset)
-    return (np.flatnonzero(is_reset) + old.first_own_row).astype(np.int32)
-
-
-class _Growth:
-    """What becomes of each row of the vocabulary before, and of each id counted now.
-
-    Args:
-        before: The vocabulary before.
-        counted: Every id counted now or kept, once.
-        config: Who gets a row, and who loses it.
-        cut: The moment that the training data end.
-        kept_ids: Ids that have a row in any case.
-    """
-
-    def __init__(
-        self,
-        before: Vocabulary,
-        counted: pa.Table,
-        config: VocabularyConfig,
-        cut: int,
-        kept_ids: pa.Array,
-    ) -> None:
-        self._before, self._config, self._cut = before, config, cut
-        self._take(counted, kept_ids)
-        self._place = before.index.find(self._ids)
-        self._evict()
-        self._admit()
-
-    def _take(self, counted: pa.Table, kept_ids: pa.Array) -> None:
-        """Reads the counts; ids that are kept and weren't counted join with a count of 0."""
-        ids = as_texts(counted["id"])
-        _refuse_doubles(ids)
-        place = IdIndex(ids).find(kept_ids) if len(kept_ids) else np.zeros(0, np.int64)
-        unseen = kept_ids.filter(pa.array(place < 0))
-        self._ids = pa.concat_arrays([ids, unseen]) if len(unseen) else ids
-        none = np.zeros(len(unseen), np.int64)
-        self._counts = np.concatenate([counted["count"].to_numpy(), none])
-        self._seen = np.concatenate([counted["last_seen"].to_numpy(), none])
-        self._is_kept = np.zeros(len(self._ids), bool)
-        self._is_kept[place[place >= 0]] = True
-        self._is_kept[len(ids) :] = True
-        self._seen[self._is_kept] = np.maximum(self._seen[self._is_kept], self._cut)
-
-    def _evict(self) -> None:
-        known = self._place >= 0
-        last_seen = self._before.last_seen.copy()
-        last_seen[self._place[known]] = np.maximum(last_seen[self._place[known]], self._seen[known])
-        self._last_seen = last_seen
-        has_id = self._before.own_ids.is_valid().to_numpy(zero_copy_only=False)
-        self._is_evicted = has_id & (last_seen < self._oldest)
-        self._is_free = self._is_evicted | ~has_id
-        self._lives = known.copy()
-        self._lives[known] = ~self._is_evicted[self._place[known]]
-
-    def _admit(self) -> None:
-        is_fresh = self._seen >= self._oldest
-        is_often = self._counts >= self._config.min_count
-        admitted = np.flatnonzero(~self._lives & (self._is_kept | (is_often & is_fresh)))
-        self._new = admitted[self._order(admitted)]
-        free = np.flatnonzero(self._is_free)[: len(self._new)]
-        n = len(self._is_free)
-        self._recycled = free
-        appended = n + np.arange(len(self._new) - len(free))
-        self._new_place = np.concatenate([free, appended])
-        self._place = np.where(self._lives, self._place, -1)
-        self._place[self._new] = self._new_place
-        self._n_own = n + len(appended)
-        self._is_seldom = (self._place < 0) & ~is_often & (self._counts > 0)
-        self._is_out_of_date = (self._place < 0) & is_often & (self._counts > 0)
-
-    @property
-    def _oldest(self) -> int:
-        """The moment that an id must have been seen at or after."""
-        days = self._config.evict_after_days
-        return np.iinfo(np.int64).min if days is None else self._cut - days * _SECONDS_OF_A_DAY
-
-    def _order(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns the order of ids: the most frequent first, then by id."""
-        table = pa.table({"count": self._counts[chosen], "id": self._ids.take(pa.array(chosen))})
-        keys = [("count", "descending"), ("id", "ascending")]
-        return pc.sort_indices(table, keys).to_numpy()
-
-    def vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary now."""
-        n_before, has_row = len(self._is_free), self._place >= 0
-        counts = np.zeros(self._n_own, np.int64)
-        counts[self._place[has_row]] = self._counts[has_row]
-        last_seen = np.zeros(self._n_own, np.int64)
-        last_seen[:n_before] = np.where(self._is_free, 0, self._last_seen)
-        last_seen[self._new_place] = self._seen[self._new]
-        generation = np.zeros(self._n_own, np.int32)
-        generation[:n_before] = self._before.generation
-        generation[self._recycled] += 1
-        grown = Vocabulary(
-            self._own_ids(), counts, config=self._config, cut=self._cut,
-            last_seen=last_seen, generation=generation,
-        )  # fmt: skip
-        without = ~has_row
-        rows = grown.shared_rows(self._ids.filter(pa.array(without)))
-        # Float64 counts whole numbers up to 2^53.
-        shared = np.bincount(rows, self._counts[without], minlength=grown.first_own_row)
-        grown.row_counts[: grown.first_own_row] = shared.astype(np.int64)
-        return grown
-
-    def _own_ids(self) -> pa.Array:
-        source = np.full(self._n_own, -1, np.int64)
-        source[: len(self._is_free)] = np.where(self._is_free, -1, np.arange(len(self._is_free)))
-        source[self._new_place] = len(self._is_free) + self._new
-        places = pa.array(source, mask=source < 0)
-        return pa.concat_arrays([self._before.own_ids, self._ids]).take(places)
-
-    def diff(self, grown: Vocabulary, held_out: pa.Table | None) -> VocabularyDiff:
-        """Returns what changed."""
-        n_new, n_evicted = len(self._new), int(self._is_evicted.sum())
-        has_id_before = len(self._before.own_ids) - self._before.own_ids.null_count
-        n_events = int(self._counts.sum())
-        unknown = int(grown.row_counts[: grown.first_own_row].sum())
-        return VocabularyDiff(
-            new=n_new,
-            kept=has_id_before - n_evicted,
-            evicted=n_evicted,
-            recycled=len(self._recycled),
-            below_min_count=int(self._is_seldom.sum()),
-            below_min_count_events=int(self._counts[self._is_seldom].sum()),
-            out_of_date=int(self._is_out_of_date.sum()),
-            rows_before=self._before.n_rows if has_id_before else 0,
-            rows_after=grown.n_rows,
-            unknown_train_share=unknown / n_events if n_events else 0.0,
-            unknown_eval_share=None if held_out is None else _unknown_share(grown, held_out),
-            examples={
-                "new": self._ids.take(pa.array(self._new[:_EXAMPLES])).to_pylist(),
-                "evicted": _first(self._before.own_ids, self._is_evicted),
-                "below_min_count": self._most_frequent(self._is_seldom),
-                "out_of_date": self._most_frequent(self._is_out_of_date),
-            },
-        )
-
-    def _most_frequent(self, which: np.ndarray) -> list[str]:
-        chosen = np.flatnonzero(which)
-        counts = self._counts[chosen]
-        if len(chosen) > _EXAMPLES:
-            least = np.partition(counts, -_EXAMPLES)[-_EXAMPLES]
-            chosen = chosen[counts >= least]
-        best = chosen[self._order(chosen)[:_EXAMPLES]]
-        return self._ids.take(pa.array(best)).to_pylist()
-
-
-def _first(ids: pa.Array, which: np.ndarray) -> list[str]:
-    return ids.take(pa.array(np.flatnonzero(which)[:_EXAMPLES])).to_pylist()
-
-
-def _unknown_share(vocabulary: Vocabulary, counted: pa.Table) -> float:
-    counts = counted["count"].to_numpy()
-    is_unknown = vocabulary.rows(counted["id"]) < vocabulary.first_own_row
-    return float(counts[is_unknown].sum() / counts.sum()) if counts.sum() else 0.0
-
-
-def _refuse_other_hash_rows(before: Vocabulary, config: VocabularyConfig) -> None:
+    before = previous or Vocabulary(pa.array([], pa.large_string()), np.zeros(0), config=config)
     if before.config.hash_buckets != config.hash_buckets:
         raise RecsysError(
             "R211",
@@ -271,30 +59,113 @@ def _refuse_other_hash_rows(before: Vocabulary, config: VocabularyConfig) -> Non
             " another root.",
             {"hash_buckets": config.hash_buckets},
         )
+    ids, counts, seen, is_kept = _counted(counted, keep, cut)
+    days = config.evict_after_days
+    oldest = _NEVER if days is None else cut - days * _SECONDS_OF_A_DAY
+
+    # Ids that have a row: who loses it?
+    place = before.index.find(ids)
+    known = place >= 0
+    last_seen = before.last_seen.copy()
+    last_seen[place[known]] = np.maximum(last_seen[place[known]], seen[known])
+    had_id = before.own_ids.is_valid().to_numpy(zero_copy_only=False)
+    is_evicted = had_id & (last_seen < oldest)
+    is_free = is_evicted | ~had_id
+    lives = known.copy()
+    lives[known] = ~is_evicted[place[known]]
+
+    # Ids that have none: who gets one, and which?
+    is_often = counts >= config.min_count
+    admitted = ~lives & (is_kept | (is_often & (seen >= oldest)))
+    new = _most_frequent(ids, counts, np.flatnonzero(admitted))
+    recycled = np.flatnonzero(is_free)[: len(new)]
+    n_before = len(is_free)
+    n_own = n_before + len(new) - len(recycled)
+    new_place = np.concatenate([recycled, np.arange(n_before, n_own)])
+    place = np.where(lives, place, -1)
+    place[new] = new_place
+    has_row = place >= 0
+
+    own_counts, own_seen = np.zeros((2, n_own), np.int64)
+    generation, source = np.zeros(n_own, np.int32), np.full(n_own, -1, np.int64)
+    own_counts[place[has_row]] = counts[has_row]
+    own_seen[:n_before] = np.where(is_free, 0, last_seen)
+    own_seen[new_place] = seen[new]
+    generation[:n_before] = before.generation
+    generation[recycled] += 1
+    source[:n_before] = np.where(is_free, -1, np.arange(n_before))
+    source[new_place] = n_before + new
+    own_ids = pa.concat_arrays([before.own_ids, ids]).take(pa.array(source, mask=source < 0))
+    grown = Vocabulary(
+        own_ids, own_counts, config=config, cut=cut, last_seen=own_seen, generation=generation
+    )
+    rows = grown.shared_rows(ids.filter(pa.array(~has_row)))
+    # Float64 counts whole numbers up to 2^53.
+    shared = np.bincount(rows, counts[~has_row], minlength=grown.first_own_row)
+    grown.row_counts[: grown.first_own_row] = shared.astype(np.int64)
+
+    is_seldom = ~has_row & ~is_often & (counts > 0)
+    is_out_of_date = ~has_row & is_often & (counts > 0)
+    n_kept, n_evicted = int((had_id & ~is_evicted).sum()), int(is_evicted.sum())
+    evicted_ids = before.own_ids.take(pa.array(np.flatnonzero(is_evicted)[:_EXAMPLES]))
+    examples = {
+        "new": new,
+        "below_min_count": _most_frequent(ids, counts, np.flatnonzero(is_seldom), _EXAMPLES),
+        "out_of_date": _most_frequent(ids, counts, np.flatnonzero(is_out_of_date), _EXAMPLES),
+    }
+    return grown, {
+        "new": len(new),
+        "kept": n_kept,
+        "evicted": n_evicted,
+        "recycled": len(recycled),
+        "below_min_count": int(is_seldom.sum()),
+        "below_min_count_events": int(counts[is_seldom].sum()),
+        "out_of_date": int(is_out_of_date.sum()),
+        "rows_before": before.n_rows if n_kept + n_evicted else 0,
+        "rows_after": grown.n_rows,
+        "unknown_train_share": int(shared.sum()) / max(int(counts.sum()), 1),
+        "unknown_eval_share": None if held_out is None else _unknown_share(grown, held_out),
+        "examples": {
+            "evicted": evicted_ids.to_pylist(),
+            **{
+                k: ids.take(pa.array(which[:_EXAMPLES])).to_pylist()
+                for k, which in examples.items()
+            },
+        },
+    }
 
 
-def _refuse_doubles(ids: pa.Array) -> None:
-    n_distinct = pc.count_distinct(ids, mode="only_valid").as_py()
-    if n_distinct != len(ids):
-        raise RecsysError(
-            "R214",
-            "Counted ids must stand in their table once, and none may be null.",
-            "Sum the parts with merge_counts; if a run says this, report it as a bug.",
-            {"rows": len(ids), "ids": n_distinct},
-        )
+def _counted(
+    counted: pa.Table, keep: pa.Array | pa.ChunkedArray | None, cut: int
+) -> tuple[pa.Array, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns all ids that are counted or kept: id, count, when last seen, whether kept."""
+    ids = as_texts(counted["id"])
+    kept = pc.unique(as_texts([] if keep is None else keep)).drop_null()
+    place = IdIndex(ids).find(kept)
+    unseen = kept.filter(pa.array(place < 0))
+    n_all = len(ids) + len(unseen)
+    is_kept = np.arange(n_all) >= len(ids)
+    is_kept[place[place >= 0]] = True
+    none = np.zeros(len(unseen), np.int64)
+    counts = np.concatenate([counted["count"].to_numpy(), none])
+    seen = np.concatenate([counted["last_seen"].to_numpy(), none])
+    seen[is_kept] = np.maximum(seen[is_kept], cut)
+    return pa.concat_arrays([ids, unseen]), counts, seen, is_kept
 
 
-def _refuse_strangers(old: Vocabulary, new: Vocabulary, is_reset: np.ndarray) -> None:
-    n = len(old.own_ids)
-    same_size = len(new.own_ids) >= n and new.first_own_row == old.first_own_row
-    moved = 0
-    if same_size:
-        differs = pc.fill_null(pc.not_equal(old.own_ids, new.own_ids.slice(0, n)), False)
-        moved = int((differs.to_numpy(zero_copy_only=False) & ~is_reset).sum())
-    if not same_size or moved:
-        raise RecsysError(
-            "R213",
-            "A table is carried over to a vocabulary that grew from its own.",
-            "Train from the start, or give the vocabulary of the same lineage.",
-            {"rows": (old.n_rows, new.n_rows), "moved ids": moved},
-        )
+def _most_frequent(
+    ids: pa.Array, counts: np.ndarray, chosen: np.ndarray, n: int | None = None
+) -> np.ndarray:
+    """Returns `chosen` places of ids, all or the first n: the most frequent first, then by id."""
+    if not len(chosen):
+        return chosen
+    table = pa.table({"count": counts[chosen], "id": ids.take(pa.array(chosen))})
+    keys = [("count", "descending"), ("id", "ascending")]
+    order = pc.sort_indices(table, keys) if n is None else pc.select_k_unstable(table, n, keys)
+    return chosen[order.to_numpy()]
+
+
+def _unknown_share(vocabulary: Vocabulary, counted: pa.Table) -> float:
+    counts = counted["count"].to_numpy()
+    is_unknown = vocabulary.rows(counted["id"]) < vocabulary.first_own_row
+    return float(counts[is_unknown].sum() / max(counts.sum(), 1))

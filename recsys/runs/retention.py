@@ -20,7 +20,7 @@ from typing import Any
 from recsys.bundles.versions import versions, withdrawn_folders
 from recsys.config.operation import KeepConfig
 from recsys.data.ingest.cache import sweep
-from recsys.data.ingest.segment_files import segments_in_use
+from recsys.data.ingest.segments import segments_in_use
 from recsys.report.runs import RUNS
 from recsys.system.held_folder import HeldFolder, link_on_the_way
 

@@ -1,4 +1,4 @@
-"""The planted structure: which items and users there are, before anything happens.
+"""The planted structure: which items and users there are, and what a block of users does.
 
 Time runs from 0 to 1 here; the writer turns it into seconds. An item is known by
 its *place* in the base order of popularity; its cluster is `place % n_clusters`, so
@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-
-from recsys.synth.words import THEMES
 
 POPULARITY_EXPONENT = 1.1
 POPULARITY_OFFSET = 1.0
@@ -26,7 +24,11 @@ JOINING_SHARE = 0.4
 FADE = 0.35
 NEVER = np.float32(2.0)
 
+_MOST_CLUSTERS = 32
 _LARGEST_SHARE_OF_ITEMS = 0.2
+_ROUNDS_IN_TASTE = 40
+_ROUNDS_ANYWHERE = 20
+_ROUNDS_A_SORT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,24 +101,19 @@ class Users:
         return np.where(rng.random(len(user)) < IN_TASTE_SHARE, taste, elsewhere)
 
 
-def count_never(n_items: int) -> int:
-    """Returns how many items never appear."""
-    return int(n_items * NEVER_SHARE)
-
-
-def count_late(n_items: int) -> int:
-    """Returns how many items appear in the last part of the time only."""
-    return int(n_items * LATE_SHARE)
+def count_special(n_items: int) -> tuple[int, int]:
+    """Returns how many items never appear, and how many in the last part of the time only."""
+    return int(n_items * NEVER_SHARE), int(n_items * LATE_SHARE)
 
 
 def make_items(n: int, rng: np.random.Generator) -> Items:
     """Returns a catalogue of `n` items."""
-    n_clusters = min(n, max(2, min(len(THEMES), n // 100)))
+    n_clusters = min(n, max(2, min(_MOST_CLUSTERS, n // 100)))
+    n_never, n_late = count_special(n)
     release = np.zeros(n, np.float32)
-    special = rng.choice(n, count_never(n) + count_late(n), replace=False)
-    never, late = special[: count_never(n)], special[count_never(n) :]
-    release[never] = NEVER
-    release[late] = rng.uniform(LATE_FROM, 0.98, len(late))
+    special = rng.choice(n, n_never + n_late, replace=False)
+    release[special[:n_never]] = NEVER
+    release[special[n_never:]] = rng.uniform(LATE_FROM, 0.98, n_late)
     places = np.arange(-(-n // n_clusters))
     return Items(
         number=rng.permutation(n).astype(np.int32),
@@ -128,28 +125,25 @@ def make_items(n: int, rng: np.random.Generator) -> Items:
     )
 
 
-def make_users(
-    n: int, n_events: int, n_items: int, n_clusters: int, rng: np.random.Generator
-) -> Users:
-    """Returns `n` users who share `n_events` events.
+def make_users(n: int, n_events: int, items: Items, rng: np.random.Generator) -> Users:
+    """Returns `n` users who share `n_events` events, of some items at most each.
 
     Args:
         n: Users.
-        n_events: Events of all users together, at most `n * n_items`.
-        n_items: Items that are there from the start: the most that one user can take.
-        n_clusters: Clusters of taste.
+        n_events: Events of all users together.
+        items: The catalogue; a user can take what is there from the start.
         rng: Source of chance.
     """
     # People start in the clusters with low numbers and drift to those with high
     # ones: the first fall and the others rise over time.
-    liked = (np.arange(n_clusters) + 2.0) ** -TASTE_EXPONENT
-    first = rng.choice(n_clusters, n, p=liked / liked.sum())
-    rising = np.sqrt(rng.random(n)) * n_clusters
+    liked = (np.arange(items.n_clusters) + 2.0) ** -TASTE_EXPONENT
+    first = rng.choice(items.n_clusters, n, p=liked / liked.sum())
+    rising = np.sqrt(rng.random(n)) * items.n_clusters
     joins = rng.random(n) < JOINING_SHARE
     return Users(
-        n_events=_share_out(n, n_events, n_items, rng),
+        n_events=_share_out(n, n_events, len(items.from_start), rng),
         first_taste=first.astype(np.int32),
-        second_taste=np.minimum(rising, n_clusters - 1).astype(np.int32),
+        second_taste=np.minimum(rising, items.n_clusters - 1).astype(np.int32),
         is_drifting=rng.random(n) < DRIFTING_SHARE,
         joined=np.where(joins, rng.uniform(0.0, 0.97, n), 0.0).astype(np.float32),
     )
@@ -173,3 +167,59 @@ def _share_out(n: int, n_events: int, n_items: int, rng: np.random.Generator) ->
             more = np.ones(len(open_), np.int64)
         counts[open_] += more
     return counts
+
+
+def draw_events(
+    items: Items, users: Users, first: int, last: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws all events of the users `first` … `last` - 1.
+
+    Args:
+        items: The catalogue.
+        users: The users.
+        first: First user of the block.
+        last: End of the block, exclusive.
+        rng: Source of chance, this block's own.
+
+    Returns:
+        User `[n]` int64, place of the item `[n]` int64 and time `[n]` float64 in
+        [0..1), sorted by user and time; no user has an item twice.
+    """
+    user = np.repeat(np.arange(first, last), users.n_events[first:last])
+    joined = users.joined[user].astype(np.float64)
+    time = joined + (1.0 - joined) * rng.random(len(user))
+    time = time[np.lexsort((time, user))]
+    place = np.full(len(user), -1, np.int64)
+    todo = np.arange(len(user))
+    for round_ in range(_ROUNDS_IN_TASTE + _ROUNDS_ANYWHERE):
+        if len(todo) == 0:
+            break
+        if round_ < _ROUNDS_IN_TASTE:
+            cluster = users.draw_cluster(user[todo], time[todo], items.n_clusters, rng)
+        else:
+            cluster = rng.integers(0, items.n_clusters, len(todo))
+        drawn = items.draw(cluster, rng)
+        accepted = rng.random(len(todo)) < items.wanted(drawn, time[todo])
+        place[todo[accepted]] = drawn[accepted]
+        todo = todo[~accepted]
+        # Repeats are found by sorting the whole block, so not in every round.
+        if len(todo) == 0 or round_ % _ROUNDS_A_SORT == _ROUNDS_A_SORT - 1:
+            place[_repeated(user - first, place, len(items))] = -1
+            todo = np.flatnonzero(place < 0)
+    # Users who take nearly everything draw what they already have again and again: for
+    # them the rest is dealt out. Items from the start are enough.
+    for owner in np.unique(user[todo]):
+        start, end = np.searchsorted(user, [owner, owner + 1])
+        mine = todo[(todo >= start) & (todo < end)]
+        free = np.setdiff1d(items.from_start, place[start:end])
+        place[mine] = rng.choice(free, len(mine), replace=False)
+    return user, place, time
+
+
+def _repeated(user: np.ndarray, place: np.ndarray, n_items: int) -> np.ndarray:
+    """Returns the events `[m]` whose user has the same item in an earlier event."""
+    taken = np.flatnonzero(place >= 0)
+    keys = user[taken] * n_items + place[taken]
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
+    return taken[order[same]]

@@ -12,22 +12,36 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from recsys.errors import UsageError
-from recsys.synth.events import draw_events
-from recsys.synth.words import ADJECTIVES, THEMES
-from recsys.synth.world import (
-    Items,
-    Users,
-    count_late,
-    count_never,
-    make_items,
-    make_users,
-)
+from recsys.synth.world import Items, Users, count_special, draw_events, make_items, make_users
 
 START = 1_672_531_200  # 2023-01-01T00:00:00Z
 SPAN_S = 365 * 86_400
 CHUNK_ROWS = 250_000
 
 _LARGEST = 2**31 - 2
+
+_THEMES = """
+sea/Harbour/Tide/Sailor mountain/Summit/Glacier/Ridge space/Orbit/Comet/Starship
+crime/Detective/Alibi/Heist romance/Letter/Wedding/Kiss horror/Crypt/Shadow/Scream
+war/Trench/Bunker/Convoy music/Sonata/Chorus/Drummer sport/Striker/Marathon/Goalpost
+cooking/Kitchen/Recipe/Oven garden/Orchard/Rosebush/Meadow magic/Wizard/Spell/Dragon
+school/Teacher/Homework/Campus railway/Locomotive/Platform/Signalman
+flight/Pilot/Runway/Propeller desert/Dune/Caravan/Oasis jungle/Jaguar/Liana/Parrot
+polar/Icebreaker/Penguin/Aurora robots/Android/Circuit/Engine spies/Agent/Cipher/Embassy
+law/Verdict/Juror/Courtroom medicine/Surgeon/Ward/Remedy history/Empire/Castle/Monarch
+western/Saloon/Sheriff/Prairie theatre/Curtain/Actress/Rehearsal
+painting/Canvas/Portrait/Fresco chess/Gambit/Bishop/Checkmate animals/Otter/Badger/Falcon
+city/Avenue/Rooftop/Subway farm/Barn/Tractor/Harvest money/Banker/Ledger/Fortune
+puzzles/Labyrinth/Riddle/Jigsaw
+"""
+_CATEGORIES, *_WORDS = zip(*(theme.split("/") for theme in _THEMES.split()), strict=True)
+"""A theme of each cluster, and three words of it for titles; no word stands in two themes."""
+_ADJECTIVES = (
+    "Quiet", "Golden", "Broken", "Hidden", "Northern", "Electric", "Velvet", "Distant",
+    "Crooked", "Silver", "Restless", "Burning", "Forgotten", "Hollow", "Painted", "Midnight",
+    "Paper", "Second", "Lonely", "Wild", "Frozen", "Borrowed", "Secret", "Last",
+)  # fmt: skip
+"""Words that say nothing of the cluster."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +96,11 @@ def synthesize(out: Path, users: int, items: int, interactions: int, seed: int =
     _check(out, users, items, interactions, seed)
     catalogue_seed, users_seed, text_seed, *_ = (root := np.random.SeedSequence(seed)).spawn(3)
     catalogue = make_items(items, np.random.default_rng(catalogue_seed))
-    people = make_users(
-        users,
-        interactions,
-        len(catalogue.from_start),
-        catalogue.n_clusters,
-        np.random.default_rng(users_seed),
-    )
+    people = make_users(users, interactions, catalogue, np.random.default_rng(users_seed))
     out.mkdir(parents=True, exist_ok=True)
     summary = _summarize(out, people, catalogue)
     _write_items(summary.items, catalogue, np.random.default_rng(text_seed))
-    _write_interactions(summary.interactions, catalogue, people, root)
+    _write_csv(summary.interactions, _interactions(catalogue, people, root))
     summary.config.write_text(_config_text(out.resolve().name, items, interactions))
     return summary
 
@@ -108,7 +116,7 @@ def _check(out: Path, users: int, items: int, interactions: int, seed: int) -> N
             )
     if seed < 0:
         raise UsageError("R702", "The seed must be 0 or more.", "Try --seed 0.", seed)
-    possible = users * (items - count_late(items) - count_never(items))
+    possible = users * (items - sum(count_special(items)))
     if interactions > possible:
         raise UsageError(
             "R703",
@@ -137,35 +145,28 @@ def _summarize(out: Path, users: Users, items: Items) -> SynthSummary:
         n_interactions=int(users.n_events.sum()),
         n_clusters=items.n_clusters,
         n_late_items=len(late),
-        n_never_items=count_never(len(items)),
+        n_never_items=count_special(len(items))[0],
         late_from=START + int(SPAN_S * float(late.min())) if len(late) else START + SPAN_S,
         start=START,
         end=START + SPAN_S,
     )
 
 
-def _write_interactions(
-    path: Path, items: Items, users: Users, root: np.random.SeedSequence
-) -> None:
-    batches = (
-        pa.record_batch(
+def _interactions(
+    items: Items, users: Users, root: np.random.SeedSequence
+) -> Iterator[pa.RecordBatch]:
+    seed = [int(word) for word in root.generate_state(4)]
+    for first, last in _user_blocks(users.n_events):
+        # Each block has a seed of its own, so a block doesn't depend on the ones before.
+        rng = np.random.default_rng([*seed, first])
+        user, place, time = draw_events(items, users, first, last, rng)
+        yield pa.record_batch(
             {
                 "user_id": _ids("u", user),
                 "item_id": _ids("i", items.number[place]),
                 "timestamp": pa.array(START + (time * SPAN_S).astype(np.int64)),
             }
         )
-        for first, last in _user_blocks(users.n_events)
-        # Each block has a seed of its own, so a block doesn't depend on the ones before.
-        for user, place, time in [
-            draw_events(items, users, first, last, np.random.default_rng([*_words(root), first]))
-        ]
-    )
-    _write_csv(path, batches)
-
-
-def _words(root: np.random.SeedSequence) -> list[int]:
-    return [int(word) for word in root.generate_state(4)]
 
 
 def _user_blocks(n_events: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -179,16 +180,14 @@ def _user_blocks(n_events: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def _write_items(path: Path, items: Items, rng: np.random.Generator) -> None:
-    place_of = np.empty(len(items), np.int64)
-    place_of[items.number] = np.arange(len(items))
-    categories = pa.array(list(THEMES))
-    words = pa.array([word for three in THEMES.values() for word in three])
-    adjectives = pa.array(ADJECTIVES)
+    place_of = np.argsort(items.number)
+    categories, adjectives = pa.array(_CATEGORIES), pa.array(_ADJECTIVES)
+    words = pa.array([word for three in zip(*_WORDS, strict=True) for word in three])
 
     def batch(start: int) -> pa.RecordBatch:
         number = np.arange(start, min(start + CHUNK_ROWS, len(items)))
         cluster = place_of[number] % items.n_clusters
-        adjective = adjectives.take(pa.array(rng.integers(0, len(ADJECTIVES), len(number))))
+        adjective = adjectives.take(pa.array(rng.integers(0, len(_ADJECTIVES), len(number))))
         word = words.take(pa.array(cluster * 3 + rng.integers(0, 3, len(number))))
         title = pc.binary_join_element_wise(
             adjective, word, pa.array(number + 1).cast(pa.string()), " "

@@ -19,6 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from recsys.system.commit import commit_text
 from recsys.system.files import open_plain, read_plain
 
 Algorithm = Literal["sha256", "crc32"]
@@ -97,7 +98,7 @@ def checksums(folder: Path, names: Iterable[str], algorithm: Algorithm = "sha256
 
 
 def write_manifest(path: Path, fields: Mapping[str, Any], files: Files) -> None:
-    """Writes a manifest.
+    """Writes a manifest in one step; it is on the disk on return.
 
     Args:
         path: The manifest; its folder is what the names of `files` are relative to.
@@ -110,7 +111,7 @@ def write_manifest(path: Path, fields: Mapping[str, Any], files: Files) -> None:
     """
     content = {**fields, "files": files}
     text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    commit_text(text + "\n", path)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -132,14 +133,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify_files(folder: Path, files: Files) -> None:
-    """Reads every byte of the files that a manifest lists, in threads.
+def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
+    """Reads every byte of the files that a manifest lists, in threads; or looks at their sizes.
 
     Raises:
         ChangedFileError: One of them is missing, changed, or can't be read.
     """
+    check = _check_size if sizes_only else _verify
     with ThreadPoolExecutor() as threads:
-        for _ in threads.map(lambda name: _verify(folder, name, files[name]), sorted(files)):
+        for _ in threads.map(lambda name: check(folder, name, files[name]), sorted(files)):
             pass
 
 
@@ -177,18 +179,24 @@ def manifest_digest(path: Path) -> str | None:
         return None
 
 
-def _verify(folder: Path, name: str, described: Mapping[str, Any]) -> None:
-    algorithm: Algorithm = "sha256" if "sha256" in described else "crc32"
+def _check_size(folder: Path, name: str, described: Mapping[str, Any]) -> None:
     try:
         size = os.lstat(folder / name).st_size
-        # Before it is read: it may be endless.
-        if size != described["size"]:
-            raise ChangedFileError(name, f"{size} bytes, not {described['size']}")
+    except OSError as error:
+        raise ChangedFileError(name, f"it can't be read: {error}") from None
+    if size != described["size"]:
+        raise ChangedFileError(name, f"{size} bytes, not {described['size']}")
+
+
+def _verify(folder: Path, name: str, described: Mapping[str, Any]) -> None:
+    algorithm: Algorithm = "sha256" if "sha256" in described else "crc32"
+    _check_size(folder, name, described)  # Before it is read: it may be endless.
+    try:
         is_same = _describe(folder / name, algorithm) == described
     except OSError as error:
         raise ChangedFileError(name, f"it can't be read: {error}") from None
     if not is_same:
-        raise ChangedFileError(name, f"{size} bytes, other content")
+        raise ChangedFileError(name, f"{described['size']} bytes, other content")
 
 
 def _describe(path: Path, algorithm: Algorithm) -> dict[str, Any]:

@@ -18,8 +18,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from recsys.data.batches import Batch, BatchSource
-from recsys.data.read_ahead import read_ahead
+from recsys.data.batches import Batch, BatchSource, read_ahead
 
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
 # generator or a `PyDataset` it copies to the host first.

@@ -35,8 +35,7 @@ from recsys.bundles.parity_process import Reference, raw_probes  # noqa: E402
 from recsys.bundles.signatures import popularity_shares  # noqa: E402
 from recsys.config import ExportStage  # noqa: E402
 from recsys.config.load import load_stage  # noqa: E402
-from recsys.data.histories import serving_histories  # noqa: E402
-from recsys.data.store import InteractionStore  # noqa: E402
+from recsys.data.store import InteractionStore, serving_histories  # noqa: E402
 from recsys.data.vocabulary import Vocabulary  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.serving.saved_model import load_saved_model  # noqa: E402

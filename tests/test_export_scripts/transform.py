@@ -12,8 +12,7 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
-from recsys.data.ingest.feature_graph import preprocessing_fn
-from recsys.data.ingest.feature_transform import rows_of_tables
+from recsys.data.ingest.feature_graph import preprocessing_fn, read_vocabularies
 
 ALWAYS = {"item_id": tf.string, "title": tf.string, "user_id": tf.string, "age": tf.float32}
 """Columns that a schema may have found in every row; the others may be missing."""
@@ -58,7 +57,9 @@ def make(rows, id_column, features, scratch, out, bags_file):
     bags = tft.TFTransformOutput(str(out)).transform_features_layer()(columns)
     names = [feature["name"] for feature in features]
     np.savez(bags_file, **{name: bags[name].numpy() for name in names})
-    tables = rows_of_tables(out, [read_feature(feature) for feature in features])
+    parts = [read_feature(feature) for feature in features]
+    known = read_vocabularies(out, parts)
+    tables = {part.name: part.table_rows(len(known[part.name])) for part in parts}
     bags_file.with_suffix(".json").write_text(json.dumps(tables))
 
 

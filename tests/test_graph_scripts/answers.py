@@ -14,8 +14,7 @@ from recsys.bundles import candidates, variables
 from recsys.bundles.bundle import write_manifest
 from recsys.bundles.graph import Retrieval
 from recsys.bundles.item_table import write_catalogue
-from recsys.data.histories import serving_histories
-from recsys.data.store import InteractionStore
+from recsys.data.store import InteractionStore, serving_histories
 from recsys.models.saved import load_model
 from recsys.serving.batch_file import as_batch
 from recsys.serving.recommendations import load_bundle

@@ -25,12 +25,11 @@ from recsys.data.entities import (
     raw_columns,
 )
 from recsys.data.examples import write_examples
-from recsys.data.histories import serving_histories
-from recsys.data.ingest.data_folder import Transformed, write_user_features
-from recsys.data.ingest.data_folder import write_catalogue as write_items
+from recsys.data.ingest.entity_rows import Transformed, write_user_features
+from recsys.data.ingest.entity_rows import write_catalogue as write_items
 from recsys.data.ingest.feature_graph import preprocessing_fn
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.store import InteractionStore, write_store
+from recsys.data.store import InteractionStore, serving_histories, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
 

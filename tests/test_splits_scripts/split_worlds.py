@@ -6,10 +6,9 @@ import apache_beam as beam
 import numpy as np
 
 from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
-from recsys.data.ingest.data_folder import write_catalogue
+from recsys.data.ingest.entity_rows import write_catalogue
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
-from recsys.data.ingest.store_writer import build_store
-from recsys.data.ingest.vocabularies import make_vocabularies
+from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.data.store import InteractionStore
 from recsys.data.vocabulary import Vocabulary
 

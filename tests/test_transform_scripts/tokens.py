@@ -11,8 +11,11 @@ import tensorflow_transform.beam as tft_beam
 from tensorflow_transform.tf_metadata import dataset_metadata, schema_utils
 
 from recsys.config import read_feature
-from recsys.data.ingest.feature_graph import preprocessing_fn
-from recsys.data.ingest.feature_transform import names_of_tables, read_token_rows, rows_of_tables
+from recsys.data.ingest.feature_graph import (
+    preprocessing_fn,
+    read_token_rows,
+    read_vocabularies,
+)
 
 TYPES = {"text": tf.string, "float": tf.float32, "int": tf.int64}
 
@@ -49,10 +52,12 @@ def main(folder):
         for ids, bags in read_token_rows(out, "user_id", features)
     ]
     assets = folder / "graph" / "transform_fn" / "assets"
+    known = read_vocabularies(folder / "graph", features)
+    names = {f.name: f.token_names(known[f.name]) for f in features}
     result = {
         "tokens": found,
-        "rows": rows_of_tables(folder / "graph", features),
-        "names": names_of_tables(folder / "graph", features),
+        "rows": {f.name: f.table_rows(len(known[f.name])) for f in features},
+        "names": {name: tokens for name, tokens in names.items() if tokens is not None},
         "vocabularies": {p.name: p.read_text().splitlines() for p in assets.iterdir()},
         "new": new_tokens(folder / "graph", spec, world["new"]),
     }

@@ -2,10 +2,11 @@
 
 standalone.py     `ingest`: all steps without TFX
 ingestion.py      interactions: read, without duplicates, split
-entity_rows.py    items and users
-vocabularies.py   ids → rows that stay
-store_writer.py   → the interaction store
-data_folder.py    → catalogue and features
+read_rows.py      files → rows in buckets, by Beam
+spans.py          a rolling window, of whose spans those that are new are read
+segments.py       → events of each user, by day
+entity_rows.py    items and users, catalogue and features
+store_writer.py   → vocabularies and the interaction store
 """
 
 from typing import TYPE_CHECKING

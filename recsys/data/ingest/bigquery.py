@@ -5,9 +5,9 @@ Beam's own reader runs the query and reads the result by the Storage API.
 
 from __future__ import annotations
 
-import json
+import functools
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from recsys.data.ingest.read_rows import to_json_list
 from recsys.errors import RecsysError
 
-_BATCH_ROWS = 200_000
-_LEAST_ROWS = 10_000
+_LEAST_ROWS, _BATCH_ROWS = 10_000, 200_000
+_NEEDED = "data.interactions.query needs Google's clients and credentials for BigQuery."
 
 
 def stage_query(query: str, folder: Path, options: PipelineOptions) -> list[str]:
@@ -44,43 +45,40 @@ def stage_query(query: str, folder: Path, options: PipelineOptions) -> list[str]
     except RecsysError:
         raise
     except Exception as error:
-        raise _failed(error) from error
+        raise RecsysError(
+            "R249",
+            "BigQuery must answer data.interactions.query.",
+            "Try the query in the console; beam.args may need --project=NAME. The run's log"
+            " has the whole answer.",
+            f"{type(error).__name__}: {_first_line(error)}",
+        ) from error
 
 
 def stage_rows(reader: beam.PTransform, folder: Path, options: PipelineOptions) -> list[str]:
-    """Writes rows as Parquet files.
+    """Writes rows as Parquet files; returns the files, sorted.
 
     Args:
         reader: Makes the rows, a map from column to value each.
         folder: Where to, made where there is none.
         options: Options of the Beam pipeline.
 
-    Returns:
-        The files, sorted.
-
     Raises:
         RecsysError: There is no row.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "written.json"
     with beam.Pipeline(options=options) as pipeline:
-        _ = (
-            pipeline
-            | "Read" >> reader
-            | "Batch" >> beam.BatchElements(_LEAST_ROWS, _BATCH_ROWS)
-            | "Write" >> beam.Map(_write_batch, folder)
-            | "Files" >> beam.combiners.ToList()
-            # What a worker wrote that died before it said so is not among them.
-            | "List" >> beam.Map(_write_list, written)
-        )
-    files: list[str] = json.loads(written.read_text())
-    if not files:
+        batches = pipeline | "Read" >> reader | beam.BatchElements(_LEAST_ROWS, _BATCH_ROWS)
+        files = batches | "Write" >> beam.FlatMap(functools.partial(_write_batch, folder))
+        # What a worker wrote that died before it said so is not among them.
+        listed = to_json_list(files, folder)
+    written = sorted(listed())
+    if not written:
         raise RecsysError(
             "R249",
             "data.interactions.query must return at least one row.",
             "Try the query in the BigQuery console.",
         )
-    return files
+    return written
 
 
 def to_record_batch(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -109,14 +107,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _write_batch(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+def _write_batch(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     file = folder / f"rows-{uuid.uuid4().hex}.parquet"
     pq.write_table(pa.Table.from_batches([to_record_batch(rows)]), file)
-    return str(file)
-
-
-def _write_list(files: list[str], written: Path) -> None:
-    written.write_text(json.dumps(sorted(files)))
+    yield str(file)
 
 
 def _reader(query: str) -> beam.PTransform:
@@ -126,38 +120,18 @@ def _reader(query: str) -> beam.PTransform:
         import google.cloud.bigquery_storage  # What DIRECT_READ needs.
         from apache_beam.io.gcp.bigquery import ReadFromBigQuery
     except ImportError as error:
-        raise _unavailable(
-            "Install them with `uv pip install 'apache-beam[gcp]'`.", error.name
-        ) from error
+        cure = "Install them with `uv pip install 'apache-beam[gcp]'`."
+        raise RecsysError("R248", _NEEDED, cure, error.name) from error
     try:
         google.auth.default()
     except google.auth.exceptions.DefaultCredentialsError as error:
-        raise _unavailable(
+        cure = (
             "Log in with `gcloud auth application-default login`, or name a key file in"
-            " GOOGLE_APPLICATION_CREDENTIALS.",
-            _first_line(error),
-        ) from error
+            " GOOGLE_APPLICATION_CREDENTIALS."
+        )
+        raise RecsysError("R248", _NEEDED, cure, _first_line(error)) from error
     return ReadFromBigQuery(
         query=query, use_standard_sql=True, method=ReadFromBigQuery.Method.DIRECT_READ
-    )
-
-
-def _unavailable(cure: str, received: Any) -> RecsysError:
-    return RecsysError(
-        "R248",
-        "data.interactions.query needs Google's clients and credentials for BigQuery.",
-        cure,
-        received,
-    )
-
-
-def _failed(error: Exception) -> RecsysError:
-    return RecsysError(
-        "R249",
-        "BigQuery must answer data.interactions.query.",
-        "Try the query in the console; beam.args may need --project=NAME. The run's log"
-        " has the whole answer.",
-        f"{type(error).__name__}: {_first_line(error)}",
     )
 
 

@@ -1,7 +1,7 @@
 """Content cache: folders that are reused between runs, named by a hash of their inputs.
 
-A folder is written under a hidden name and renamed when it is whole and on the disk; it
-is read again only if every byte is as its manifest says. Files go into artifacts as hard
+A folder is written under a hidden name and renamed when it is whole and on the disk; it is
+read again only if every byte is as its manifest says. Files go into artifacts as hard
 links, so that what many nights share is on the disk once.
 """
 
@@ -15,21 +15,25 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from recsys.data.shard import describe
 from recsys.system.commit import commit_folder
 from recsys.system.held_folder import HeldFolder
+from recsys.system.manifest import (
+    ManifestError,
+    checksums,
+    file_names,
+    verify_folder,
+    write_manifest,
+)
 
-MANIFEST = "manifest.json"
 UNUSED_FOR_S = 7 * 86_400
 """How long a folder that no run uses stays, where nothing else is asked [seconds]."""
 
-_READERS = 4
+_MANIFEST, _FACTS = "manifest.json", "facts.json"
 _DAMAGED = ".damaged-"
 _BEGUN = re.compile(r"\..+-[0-9a-f]{32}")
 """Names that `ContentCache.begin` gives."""
@@ -53,14 +57,14 @@ class ContentCache:
 
     Args:
         root: Their folder, made where there is none.
-        is_temporary: Whether it is removed with the run, so that nothing has to be found
-            again, or to be on the disk.
+        is_temporary: Whether it is removed with the run, so that nothing is checksummed or
+            synced to the disk.
     """
 
     def __init__(self, root: Path, is_temporary: bool = False) -> None:
         self.root, self._is_temporary = root, is_temporary
         self.damaged: list[str] = []
-        """Names of those that were found damaged, and set aside."""
+        """Names of damaged folders, which were set aside."""
         root.mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> CachedFolder | None:
@@ -69,16 +73,17 @@ class ContentCache:
         A damaged one is set aside, under a hidden name, and counts as not there.
         """
         path = self.root / name
-        if not path.is_dir():
+        if self._is_temporary or not path.is_dir():
             return None
         try:
-            cached = _read(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            verify_folder(path / _MANIFEST)
+            facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, ManifestError):
             path.rename(self.root / f"{_DAMAGED}{name}-{uuid.uuid4().hex[:8]}")
             self.damaged.append(name)
             return None
-        os.utime(path)  # What says when it was used last.
-        return cached
+        os.utime(path)  # `sweep` reads when it was used last.
+        return CachedFolder(path, facts)
 
     def begin(self, name: str) -> Path:
         """Returns a new hidden folder to write `name` into."""
@@ -86,18 +91,16 @@ class ContentCache:
         path.mkdir()
         return path
 
-    def commit(self, temporary: Path, name: str, facts: Mapping[str, Any]) -> CachedFolder:
+    def commit(self, temporary: Path, name: str, facts: dict[str, Any]) -> CachedFolder:
         """Moves a folder of `begin` to its final name, atomically and synced to disk."""
-        if self._is_temporary:
-            return CachedFolder(temporary.rename(self.root / name), dict(facts))
-        described = _describe_all(temporary)
-        body = {"facts": dict(facts), "files": described}
-        text = json.dumps({"sha256": _digest_of(body), **body}, indent=1)
-        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
         final = self.root / name
+        if self._is_temporary:
+            return CachedFolder(temporary.rename(final), facts)
+        (temporary / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+        write_manifest(temporary / _MANIFEST, {}, checksums(temporary, file_names(temporary)))
         shutil.rmtree(final, ignore_errors=True)
         commit_folder(temporary, final)
-        return CachedFolder(final, json.loads(text)["facts"])
+        return CachedFolder(final, facts)
 
     def remove_unfinished(self) -> None:
         """Removes partial folders of killed writers."""
@@ -114,8 +117,8 @@ def sweep(
     """Removes unused cached folders; artifacts that link to their files stay intact.
 
     Args:
-        root: Folder of the kept folders; nothing happens where there is none, or a link,
-            which may lead to folders that others keep.
+        root: Root of the cache; nothing happens where there is none, or a link, which may
+            lead to folders of others.
         keep: Names of those in use, as `segments_in_use` gives them.
         unused_for_s: Only what wasn't used for so long is removed [seconds].
         dry_run: Return what would be removed, without removing it.
@@ -123,10 +126,10 @@ def sweep(
     Returns:
         The bytes of each folder that was removed, or would be, by name.
     """
-    kept, oldest = set(keep), time.time() - unused_for_s
+    used, oldest = set(keep), time.time() - unused_for_s
     removed: dict[str, int] = {}
     for path in _folders(root):
-        if path.name in kept or path.stat().st_mtime > oldest:
+        if path.name in used or path.stat().st_mtime > oldest:
             continue
         removed[path.name] = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
         if not dry_run:
@@ -143,7 +146,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def link(source: Path, target: Path) -> None:
-    """Puts a kept file into an artifact: a hard link, or a copy where there can't be one."""
+    """Puts a cached file into an artifact: a hard link, or a copy where there can't be one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)  # Never write through a link that another try has made.
     try:
@@ -159,27 +162,3 @@ def key_of(*parts: object) -> str:
     """Returns one short text for equal parts, which are plain JSON."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-
-def _describe_all(folder: Path) -> dict[str, dict[str, Any]]:
-    names = [
-        path.relative_to(folder).as_posix()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    ]
-    # Hashing lets other threads run.
-    with ThreadPoolExecutor(_READERS) as pool:
-        described = pool.map(lambda name: describe(folder / PurePosixPath(name)), names)
-        return dict(zip(names, described, strict=True))
-
-
-def _read(path: Path) -> CachedFolder:
-    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    body = {"facts": manifest["facts"], "files": manifest["files"]}
-    if manifest["sha256"] != _digest_of(body) or _describe_all(path) != manifest["files"]:
-        raise ValueError("not as it was written")
-    return CachedFolder(path, manifest["facts"])
-
-
-def _digest_of(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,30 +1,32 @@
-"""Raw items or users → examples of one split, and dead letters."""
+"""Raw items or users → examples of one split and dead letters; and the catalogue of a data folder.
+
+The catalogue and the users' features are titles and token rows in the order of the
+vocabularies.
+"""
 
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
 
-from recsys.data.entities import (
-    EntityConfig,
-    drop_duplicate_entities,
-    id_column,
-    parse_entities,
-    raw_columns,
-)
-from recsys.data.examples import write_examples
-from recsys.data.ingest.read_rows import Parsed, ReadPlan, ReadRows, run_transform
-from recsys.data.ingest.tally import Tally, refuse_empty, write_summary
+from recsys.config import ItemsConfig, UsersConfig
+from recsys.data.catalogue import write_features, write_titles
+from recsys.data.dead_letters import Tally, refuse_empty, write_summary
+from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
+from recsys.data.examples import read_split, write_examples
+from recsys.data.ingest.read_rows import ReadPlan, read_sources
+from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import plan_pieces
 from recsys.data.sources.source import RawBatch
+from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
 SPLIT = "all"
@@ -55,44 +57,94 @@ def ingest_entities(
         RecsysError: A file can't be read, no row is good, or a column holds what its
             feature can't be made of.
     """
-    letters = Path(letters)
-    pieces = plan_pieces(config, what, raw_columns(config))
+    letters, config_columns = Path(letters), raw_columns(config)
     folder = Path(examples) / f"Split-{SPLIT}"
     folder.mkdir(parents=True, exist_ok=True)
-    plan = ReadPlan.of(folder, letters / "dead_letters", pieces)
     work = letters / "work"
     work.mkdir(parents=True, exist_ok=True)
-    write = functools.partial(_write_bucket, config, plan.n_buckets)
+    plan = ReadPlan(folder, letters / "dead_letters", plan_pieces(config, what, config_columns))
     parse = functools.partial(_parse, config)
-    read = ReadRows([plan], parse, id_column(config), write, work, work / "facts.json", STEPS[what])
+    write = functools.partial(_write_bucket, id_column(config), plan.n_buckets)
     try:
-        run_transform(beam_pipeline, read)
-        (facts,) = json.loads((work / "facts.json").read_text())
+        (facts,) = read_sources(
+            beam_pipeline, [plan], parse, id_column(config), write, work, STEPS[what]
+        )
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if "failure" in facts:
         raise RecsysError.from_json(facts["failure"]["error"])
-    counts = [
-        {key: n for key, n in bucket.items() if key != "bucket"} for bucket in facts["buckets"]
-    ]
     files = [file.path for file in match_files(config, what)]
-    summary = write_summary([facts["tally"], *counts], letters, files)
+    summary = write_summary([facts["tally"], *facts["buckets"]], letters, files)
     refuse_empty(summary, what)
     return summary
 
 
-def _parse(config: EntityConfig, batch: RawBatch, file_index: int) -> Parsed:
-    return Parsed(*parse_entities(batch, config, file_index))
+def _parse(
+    config: EntityConfig, batch: RawBatch, file_index: int
+) -> tuple[pa.RecordBatch, pa.RecordBatch, None]:
+    return *parse_entities(batch, config, file_index), None
 
 
 def _write_bucket(
-    config: EntityConfig, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
+    key: str, n_buckets: int, folder: Path, bucket: int, rows: pa.Table
 ) -> dict[str, Any]:
     """Writes the rows of a bucket as a file of the examples; the first of equal ids stays."""
-    kept, n_dropped = drop_duplicate_entities(rows, config)
+    kept, n_dropped = keep_first(rows, (key,))
     file = folder / f"data-{bucket:05d}-of-{n_buckets:05d}.parquet"
     temporary = file.with_name(f".{file.name}-{uuid.uuid4().hex}")
     with temporary.open("wb") as sink:
-        write_examples(kept, sink)
+        write_examples(kept.drop_columns([POSITION.name]), sink)
     temporary.replace(file)
     return {"good": kept.num_rows, "duplicates": n_dropped}
+
+
+# --- the data folder
+
+
+class Transformed(NamedTuple):
+    """The output of Transform for one side: folders of its examples and of its graph."""
+
+    examples: Path
+    graph: Path
+
+
+def write_catalogue(
+    folder: Path, source: ItemsConfig | None, items: Path | None, tokens: Transformed | None
+) -> None:
+    """Writes `catalogue/` of a data folder that has its `vocabulary/`.
+
+    Args:
+        folder: The data folder.
+        source: The catalogue's config; None where the items are those of the interactions.
+        items: Examples of the catalogue.
+        tokens: Their tokens; None where they have no features.
+    """
+    vocabulary = Vocabulary.load(folder / "vocabulary" / "items.parquet")
+    titles: Iterable[pa.Table] = ()
+    if items is not None and source is not None and source.columns.title is not None:
+        titles = read_split(items / f"Split-{SPLIT}", ["item_id", "title"])
+    write_titles(folder / "catalogue", vocabulary, titles)
+    _write(folder / "catalogue", vocabulary, source, tokens)
+
+
+def write_user_features(folder: Path, source: UsersConfig, tokens: Transformed) -> None:
+    """Writes `user_features/` of a data folder that has its `vocabulary/`."""
+    vocabulary = Vocabulary.load(folder / "vocabulary" / "users.parquet")
+    _write(folder / "user_features", vocabulary, source, tokens)
+
+
+def _write(
+    folder: Path, vocabulary: Vocabulary, source: EntityConfig | None, tokens: Transformed | None
+) -> None:
+    if source is None or tokens is None:
+        write_features(folder, vocabulary, {}, ())
+        return
+    # TensorFlow, which takes seconds to start and may be missing where there are no features.
+    from recsys.data.ingest.feature_graph import read_token_rows, read_vocabularies
+
+    known = read_vocabularies(tokens.graph, source.features)
+    sizes = {f.name: (f.table_rows(len(known[f.name])), f.width) for f in source.features}
+    names = {f.name: f.token_names(known[f.name]) for f in source.features}
+    folder_of_tokens = tokens.examples / f"Split-{SPLIT}"
+    batches = read_token_rows(folder_of_tokens, id_column(source), source.features)
+    write_features(folder, vocabulary, sizes, batches, names)

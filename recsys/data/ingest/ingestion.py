@@ -7,46 +7,60 @@ cached, and linked into the result, which is that of a run from scratch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from recsys.config import InteractionsConfig, Share, Split, Strict
-from recsys.data.ingest.cache import ContentCache, key_of, sweep
-from recsys.data.ingest.make_segments import MakeSegments, SegmentPlan, SplitRows
-from recsys.data.ingest.outputs import MadeSegment, Outputs
-from recsys.data.ingest.read_rows import Parsed, ReadPlan, ReadRows, run_transform
-from recsys.data.ingest.segment_plan import (
+from recsys.config import DataConfig, InteractionsConfig, Share, Split, Strict
+from recsys.data.dead_letters import Tally, dead_letters, refuse_empty, summarize, write_summary
+from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of, link, sweep
+from recsys.data.ingest.read_rows import ReadPlan, read_sources
+from recsys.data.ingest.segments import (
+    EXAMPLES,
+    FOLDER,
     Segment,
-    SpanDays,
+    SegmentPart,
+    SegmentPlan,
+    SplitRows,
+    make_segments,
     plan_segments,
-    split_segment,
     whole_segment,
+    write_index,
+    write_span_rows,
 )
-from recsys.data.ingest.span_rows import SpanPart, day_totals, write_span_rows
-from recsys.data.ingest.span_state import WindowSpan, find_span, settings_of, span_of_files
-from recsys.data.ingest.tally import Tally, refuse_empty, zero_summary
-from recsys.data.ingest.window import Digests, Seen, has_spans, read_window
+from recsys.data.ingest.spans import (
+    Seen,
+    WindowSpan,
+    find_spans,
+    report_span,
+    settings_of,
+    span_of_files,
+    with_missing,
+)
+from recsys.data.ingest.window import has_days, has_spans
 from recsys.data.interactions import OUT_OF_TIME, parse_interactions, raw_times, suggest_unit
 from recsys.data.sources.files import held_out_files
-from recsys.data.sources.pieces import Piece, read_piece
+from recsys.data.sources.pieces import read_piece
 from recsys.data.sources.source import RawBatch
 from recsys.data.split import (
     DAY_S,
+    SplitRule,
     choose_cut,
     nothing_on_one_side,
     split_at,
     split_rows,
 )
-from recsys.data.split_rule import SplitRule
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 
@@ -66,6 +80,13 @@ class InteractionSource(Strict):
     max_rejected_share: Share = 1.0
     """Highest share of rejected rows of one span that isn't broken [0..1]."""
 
+    @classmethod
+    def of(cls, data: DataConfig) -> InteractionSource:
+        """Returns the part of a config; only spans have a limit of rejected rows of their own."""
+        source = cls(interactions=data.interactions, eval_share=data.eval_share, split=data.split)
+        limit = {"max_rejected_share": data.gate.max_rejected_share}
+        return source.model_copy(update=limit) if has_spans(data.interactions) else source
+
     def with_files(self, files: Sequence[str]) -> InteractionSource:
         """Returns the same with Parquet files in the place of the query."""
         changed = {"files": tuple(files), "format": "parquet", "query": None}
@@ -77,12 +98,6 @@ class InteractionSource(Strict):
         """How the rows are split."""
         share = self.eval_share if self.split == "random" else None
         return SplitRule(self.split, self.interactions.ordered_by, share)
-
-    def split_rows(self, rows: pa.Table, cut: int) -> dict[str, pa.Table]:
-        """Returns the rows of whole users as `train` and `eval`, by `cut` if by time."""
-        if self.split == "time":
-            return split_at(rows, cut)
-        return split_rows(rows, self.split, self.eval_share)
 
 
 def ingest_interactions(
@@ -112,27 +127,53 @@ def ingest_interactions(
         RecsysError: A file can't be read, a span is broken and `bad_spans` is `stop`, no
             row is good, or the positives can't be split.
     """
-    is_window = has_spans(source.interactions)
-    kind = _WindowRun if is_window else _FilesRun
     work = Path(letters) / "work"
-    kept = ContentCache(work / "cache", is_temporary=True)
-    if is_window and cache is not None:
-        kept = ContentCache(cache)
-    run = kind(source, Path(letters), beam_pipeline, kept, code, with_examples)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    content_cache = ContentCache(work / "cache", is_temporary=True)
+    if cache is not None and has_spans(source.interactions):
+        content_cache = ContentCache(cache)
+    content_cache.remove_unfinished()
+    run = _Ingestion(source, work, beam_pipeline, content_cache, code, with_examples)
     try:
-        return run.run(Path(examples))
+        return run.run(Path(examples), Path(letters))
     finally:
-        run.clean()
+        content_cache.remove_unfinished()
+        shutil.rmtree(work, ignore_errors=True)
 
 
-class _Run:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MadeSegment:
+    """A segment of a run, with its files.
+
+    Attributes:
+        segment: Which days it is of.
+        folder: Its files.
+        is_reused: Whether an earlier run has made it.
+    """
+
+    segment: Segment
+    folder: CachedFolder
+    is_reused: bool
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The facts of its parts: of each bucket, or of each split of one."""
+        return list(self.folder.facts["parts"])
+
+    def days(self) -> list[tuple[int, int]]:
+        """Returns days and positives of all parts."""
+        return [day for part in self.parts for day in part["days"]]
+
+
+class _Ingestion:
     """One ingestion.
 
     Args:
         source: What to read.
-        letters: Folder of the dead letters.
+        work: Folder of temporary files.
         beam_pipeline: Runs the work.
-        cache: What is kept.
+        cache: The content cache.
         code: Fingerprint of the code.
         with_examples: Whether examples are written.
     """
@@ -140,151 +181,78 @@ class _Run:
     def __init__(
         self,
         source: InteractionSource,
-        letters: Path,
+        work: Path,
         beam_pipeline: beam.Pipeline,
         cache: ContentCache,
         code: str,
         with_examples: bool,
     ) -> None:
         self._source, self._config = source, source.interactions
-        self._letters, self._work = letters, letters / "work"
-        self._beam, self._cache = beam_pipeline, cache
+        self._work, self._beam, self._cache = work, beam_pipeline, cache
+        self._is_window = has_spans(self._config)
         self._settings = [*settings_of(self._config, code), *([] if with_examples else ["bare"])]
         self._with_examples = with_examples
         self._now = int(time.time())
 
-    def clean(self) -> None:
-        """Removes temporary files and partial outputs."""
-        self._cache.remove_unfinished()
-        shutil.rmtree(self._work, ignore_errors=True)
-
-    def run(self, examples: Path) -> Tally:
+    def run(self, examples: Path, letters: Path) -> Tally:
         """Reads what is new, and writes everything."""
-        raise NotImplementedError
+        spans = self._read()
+        good = self._judge(spans)
+        segments, cut = self._segments(good)
+        cached = [*(span.name for span in good), *(made.folder.path.name for made in segments)]
+        facts = self._link_segments(segments, cut, examples, cached)
+        _link_letters(letters, spans)
+        dropped = _dropped(good, segments)
+        facts["duplicates"] = sum(dropped.values()) + sum(s.count("duplicates") for s in good)
+        used = [span for span in spans if span.broken is None]
+        numbered = [span.files.span for span in used if span.files.span is not None]
+        seen = Seen(self._cache.root, key_of([span.key for span in spans]))
+        if self._is_window:
+            reports = [
+                report_span(span, seen, dropped[span.name])
+                for span in spans
+                if span.files.span is not None
+            ]
+            facts["spans"] = with_missing(reports, has_days(self._config))
+            facts["segments"] = self._count_reused(segments)
+            text = json.dumps(facts["spans"], indent=1)
+            (letters / "spans.json").write_text(text + "\n", encoding="utf-8")
+        by_place = {p: f for s in used for p, f in zip(s.files.places, s.files.paths, strict=True)}
+        files = [by_place[place] for place in sorted(by_place)]
+        summary = write_summary([*(span.tally for span in good), facts], letters, files)
+        if self._is_window:
+            seen.remember(numbered)
+            sweep(self._cache.root, cached)
+        return summary
 
-    def _read(self, spans: Sequence[WindowSpan], by_time: bool = True) -> None:
-        """Reads spans, and keeps those that could be."""
-        if not spans:
-            return
-        folders = [self._cache.begin(span.name) for span in spans]
+    # --- spans
+
+    def _read(self) -> list[WindowSpan]:
+        """Returns the spans: read, reused, empty, or with their error."""
+        if self._is_window:
+            spans = find_spans(self._config, self._settings, self._cache, self._now)
+            for name in self._cache.damaged:
+                emit("note", step=STEP, text=f"{name} was damaged, and is made again")
+        else:
+            spans = [span_of_files(self._config)]
+        unread = [span for span in spans if span.pieces]
+        if not unread:
+            return spans
+        folders = [self._cache.begin(span.name) for span in unread]
         plans = [
-            ReadPlan.of(folder, folder / "letters", span.pieces)
-            for folder, span in zip(folders, spans, strict=True)
+            ReadPlan(folder, folder / "letters", span.pieces)
+            for folder, span in zip(folders, unread, strict=True)
         ]
-        out = self._work / "spans.json"
         held_out = tuple(held_out_files(self._config, "interactions"))
         parse = functools.partial(_parse, self._config, self._now, held_out)
-        write = functools.partial(write_span_rows, by_time=by_time)
-        run_transform(self._beam, ReadRows(plans, parse, "user_id", write, self._work, out, STEP))
-        for span, folder, facts in zip(spans, folders, _read_json(out), strict=True):
+        write = functools.partial(write_span_rows, by_time=self._is_window)
+        read = read_sources(self._beam, plans, parse, "user_id", write, self._work, STEP)
+        for span, folder, facts in zip(unread, folders, read, strict=True):
             if "failure" in facts:
                 failure = facts["failure"]
                 span.fail(failure["file"], RecsysError.from_json(failure["error"]))
             else:
                 span.rows = self._cache.commit(folder, span.name, facts)
-
-    def _refuse_all_bad(self, spans: Sequence[WindowSpan]) -> None:
-        """Raises the error of a source without a good row, with a hint on wrong time units."""
-        read = [span for span in spans if span.rows is not None]
-        if not read or any(span.n_good for span in read):
-            return
-        summary = zero_summary(span.tally for span in read)
-        pieces = next((span.pieces for span in read if span.pieces), ())
-        cure = _unit_cure(pieces[0], self._config) if pieces else ""
-        refuse_empty({**summary, "good": 0}, "interactions", cure)
-
-    def _make(
-        self,
-        segments: Sequence[Segment],
-        parts: Sequence[tuple[SpanPart, ...]],
-        spans: Sequence[WindowSpan],
-        label: str,
-        split: SplitRows | None = None,
-    ) -> list[MadeSegment]:
-        """Returns segments with their files; those that aren't cached are made."""
-        names = [f"segment-{key_of(self._settings, segment.key)}" for segment in segments]
-        cached = {name: self._cache.find(name) for name in names}
-        missing = [at for at, name in enumerate(names) if cached[name] is None]
-        if missing:
-            out = self._work / f"{label}.json"
-            begun = [self._cache.begin(names[at]) for at in missing]
-            plans = [
-                SegmentPlan(str(folder), parts[at], segments[at].n_buckets)
-                for at, folder in zip(missing, begun, strict=True)
-            ]
-            make = MakeSegments(plans, self._work, out, STEP, split, self._with_examples)
-            run_transform(self._beam, make)
-            for at, folder, facts in zip(missing, begun, _read_json(out), strict=True):
-                cached[names[at]] = self._cache.commit(folder, names[at], facts)
-        return [
-            MadeSegment(segment, made, tuple(spans[s] for s in segment.spans), at not in missing)
-            for at, (segment, name) in enumerate(zip(segments, names, strict=True))
-            if (made := cached[name]) is not None
-        ]
-
-
-class _FilesRun(_Run):
-    """Reads files without spans: one span, one segment, split row by row."""
-
-    def run(self, examples: Path) -> Tally:
-        """Reads everything anew, and writes everything."""
-        self._work.mkdir(parents=True, exist_ok=True)
-        span = span_of_files(self._config)
-        self._read([span], by_time=False)
-        if span.cause is not None:
-            raise span.cause
-        self._refuse_all_bad([span])
-        source, by_time = self._source, self._source.split == "time"
-        cut = choose_cut(_positives(span), source.eval_share) if by_time else 0
-        segment = whole_segment(span.key, len(span.files.paths), len(span.buckets))
-        slices = tuple((0, bucket.get("rows", 0)) for bucket in span.buckets)
-        part = SpanPart(str(span.path), segment.ranks[0], slices)
-        split = functools.partial(source.split_rows, cut=cut)
-        (made,) = self._make([segment], [(part,)], [span], "whole", split)
-        if not by_time:
-            trained = made.days("train")
-            cut = (max(trained) + 1) * DAY_S if trained else 0
-        output = Outputs(examples, self._letters, [span], [made], self._config)
-        self._refuse_one_sided(made)
-        return output.write(cut, source.rule)
-
-    def _refuse_one_sided(self, made: MadeSegment) -> None:
-        """Raises an error if a part has no positives."""
-        events = [made.n_events(split) for split in SPLITS]
-        if not all(events):
-            raise nothing_on_one_side(self._source.split, *events)
-
-
-class _WindowRun(_Run):
-    """Reads a window of spans."""
-
-    def run(self, examples: Path) -> Tally:
-        """Reads what is new, and writes everything."""
-        self.clean()
-        self._work.mkdir(parents=True)
-        spans = self._read_window()
-        good = self._judge(spans)
-        segments, cut = self._segments(good)
-        seen = Seen(self._cache.root, key_of([span.key for span in spans]))
-        output = Outputs(examples, self._letters, spans, segments, self._config)
-        summary = output.write(cut, self._source.rule, seen, self._reused(segments))
-        seen.remember(
-            span.files.span for span in spans if span.is_used and span.files.span is not None
-        )
-        sweep(self._cache.root, output.cached_names())
-        return summary
-
-    def _read_window(self) -> list[WindowSpan]:
-        """Returns the spans of the window: read, reused, or with their error."""
-        digests = Digests(self._cache.root)
-        spans = [
-            find_span(files, self._config, self._settings, digests, self._cache, self._now)
-            for files in read_window(self._config)
-        ]
-        digests.save()
-        self._read([span for span in spans if span.pieces])
-        for name in self._cache.damaged:
-            emit("note", step=STEP, text=f"{name} was damaged, and is made again")
         return spans
 
     def _judge(self, spans: Sequence[WindowSpan]) -> list[WindowSpan]:
@@ -293,7 +261,11 @@ class _WindowRun(_Run):
         Raises:
             RecsysError: A span is broken and may not be set aside, or none is left.
         """
-        self._refuse_all_bad(spans)
+        if not self._is_window and spans[0].cause is not None:
+            raise spans[0].cause
+        self._refuse_all_bad([span for span in spans if span.rows is not None])
+        if not self._is_window:
+            return list(spans)
         for span in spans:
             span.judge(self._source.max_rejected_share)
         broken = [span for span in spans if span.broken is not None]
@@ -301,7 +273,7 @@ class _WindowRun(_Run):
             for span in broken[1:]:
                 emit("note", step=STEP, text=f"broken too: {span.files.name}: {span.broken}")
             raise broken[0].error or _none_left(spans)
-        good = [span for span in spans if span.is_used and span.rows is not None]
+        good = [span for span in spans if span.broken is None and span.rows is not None]
         if not good:
             raise _none_left(spans)
         if broken:
@@ -309,46 +281,132 @@ class _WindowRun(_Run):
             emit("note", step=STEP, text=f"set aside: {names}")
         return good
 
-    def _segments(self, spans: Sequence[WindowSpan]) -> tuple[list[MadeSegment], int]:
-        """Returns the segments, none of which the cut divides, and the cut.
+    def _refuse_all_bad(self, read: Sequence[WindowSpan]) -> None:
+        """Raises the error of a source without a good row, with a hint on wrong time units."""
+        if not read or any(span.count("rows") for span in read):
+            return
+        summary, cure, unit = summarize(span.tally for span in read), "", None
+        pieces = [piece for span in read for piece in span.pieces]
+        for batch in read_piece(pieces[0]) if pieces else ():
+            if batch.columns.num_rows:
+                unit = suggest_unit(batch, self._config, int(time.time()))
+                break
+        if unit is not None:
+            cure = f"Set data.interactions.timestamp_unit to {unit}: read so, its times are good."
+        refuse_empty({**summary, "good": 0}, "interactions", cure)
+
+    # --- segments
+
+    def _segments(self, spans: Sequence[WindowSpan]) -> tuple[list[_MadeSegment], int]:
+        """Returns the segments, the oldest first, and the cut, which divides none any more.
 
         Raises:
-            RecsysError: The positives lie on less than two days.
+            RecsysError: The positives lie on less than two days, or on one side of the split.
         """
-        days = [
-            SpanDays(span.key, span.files.places, day_totals(span.days), len(span.buckets))
-            for span in spans
-        ]
-        segments = self._make_days(plan_segments(days), spans, "whole")
-        positives: dict[int, int] = {}
-        for made in segments:
-            for day, n in made.days().items():
-                positives[day] = positives.get(day, 0) + n
-        cut = choose_cut(positives, self._source.eval_share)
-        divided = [made for made in segments if made.segment.is_cut_by(cut)]
-        halves = [half for made in divided for half in split_segment(days, made.segment, cut)]
-        parts = self._make_days(halves, spans, "halves")
-        uncut = [made for made in segments if not made.segment.is_cut_by(cut)]
-        return sorted([*uncut, *parts], key=lambda made: made.segment.first), cut
-
-    def _make_days(
-        self, segments: Sequence[Segment], spans: Sequence[WindowSpan], label: str
-    ) -> list[MadeSegment]:
-        parts = [
-            tuple(
-                SpanPart.of_days(spans[s].path, ranks, spans[s].days, segment.first, segment.last)
-                for s, ranks in zip(segment.spans, segment.ranks, strict=True)
+        rows = [span.span_rows for span in spans]
+        planned = plan_segments(rows) if self._is_window else [whole_segment(rows[0])]
+        if self._source.split != "time":
+            split = functools.partial(
+                split_rows, split=self._source.split, eval_share=self._source.eval_share
             )
-            for segment in segments
-        ]
-        return self._make(segments, parts, spans, label)
+            made = self._make(dict.fromkeys(planned, split))
+            events = {
+                name: [p for p in made[0].parts if p["split"] == name and p["events"]]
+                for name in SPLITS
+            }
+            if not all(events.values()):
+                counts = (sum(part["events"] for part in events[name]) for name in SPLITS)
+                raise nothing_on_one_side(self._source.split, *counts)
+            days = [day for part in events["train"] for day, _ in part["days"]]
+            return made, (max(days) + 1) * DAY_S if days else 0
+        # Rows of several spans may be duplicates, which must go before days are counted.
+        joined = self._make({s: None for s in planned if len(s.spans) > 1})
+        positives: dict[int, int] = {}
+        counted = [day for made in joined for day in made.days()]
+        for segment in planned:
+            if len(segment.spans) == 1:
+                days_of_span = rows[segment.spans[0]].days(column=2).items()
+                counted += [d for d in days_of_span if segment.first <= d[0] <= segment.last]
+        for day, n in counted:
+            positives[day] = positives.get(day, 0) + n
+        cut = choose_cut({day: n for day, n in positives.items() if n}, self._source.eval_share)
+        at_cut = functools.partial(split_at, cut=cut)
+        whole = {made.segment for made in joined if not made.segment.is_cut_by(cut)}
+        rest = {s: at_cut if s.is_cut_by(cut) else None for s in planned if s not in whole}
+        segments = [made for made in joined if made.segment in whole] + self._make(rest, cut)
+        return sorted(segments, key=lambda made: made.segment.first), cut
 
-    def _reused(self, segments: Sequence[MadeSegment]) -> dict[str, Any]:
-        n_reused = sum(made.is_reused for made in segments)
-        text = f"reused {n_reused} of {len(segments)} segments"
-        emit("progress", step=STEP, done=len(segments), total=len(segments), text=text)
-        counts = {"reused": n_reused, "made": len(segments) - n_reused}
-        return {**counts, "damaged": list(self._cache.damaged)}
+    def _make(
+        self, segments: Mapping[Segment, SplitRows | None], cut: int | None = None
+    ) -> list[_MadeSegment]:
+        """Returns segments with their files; those that aren't cached are made.
+
+        Args:
+            segments: How each is split; None: it is in one split as a whole.
+            cut: What they are split at.
+        """
+        names = {
+            segment: f"segment-{key_of(self._settings, segment.key, cut if split else None)}"
+            for segment, split in segments.items()
+        }
+        folders = {segment: self._cache.find(name) for segment, name in names.items()}
+        missing = [segment for segment, folder in folders.items() if folder is None]
+        if missing:
+            begun = [self._cache.begin(names[segment]) for segment in missing]
+            plans = [
+                SegmentPlan(folder, segment, segments[segment])
+                for folder, segment in zip(begun, missing, strict=True)
+            ]
+            made = make_segments(self._beam, plans, self._work, STEP, self._with_examples)
+            for segment, folder, facts in zip(missing, begun, made, strict=True):
+                folders[segment] = self._cache.commit(folder, names[segment], facts)
+        return [
+            _MadeSegment(segment, folder, segment not in missing)
+            for segment, folder in folders.items()
+            if folder is not None
+        ]
+
+    # --- outputs
+
+    def _link_segments(
+        self, segments: Sequence[_MadeSegment], cut: int, examples: Path, cached: Sequence[str]
+    ) -> Tally:
+        """Links all segments into the examples; returns the facts of the split."""
+        rule = self._source.rule
+        counts = {"good": 0, "train": 0, "eval": 0, "train_positives": 0, "eval_positives": 0}
+        linked: list[SegmentPart] = []
+        for number, made in enumerate(segments):
+            by_cut = "train" if made.segment.last < cut // DAY_S else "eval"
+            for part in made.parts:
+                if not part["rows"]:
+                    continue
+                split, name = part["split"] or by_cut, f"{number:05d}-{part['name']}"
+                counts["good"] += part["rows"]
+                counts[split] += part["rows"]
+                counts[f"{split}_positives"] += part["events"]
+                target = examples / FOLDER / name
+                for file in sorted((made.folder.path / part["name"]).iterdir()):
+                    is_example = file.name == EXAMPLES
+                    of_split = examples / f"Split-{split}" / f"data-{name}.parquet"
+                    link(file, of_split if is_example else target / file.name)
+                if part["events"]:
+                    linked.append(SegmentPart(split, target, part["events"]))
+        write_index(examples, linked, cached)
+        positives = counts["train_positives"] + counts["eval_positives"]
+        facts: Tally = {
+            "positives": positives,
+            "split": rule.split,
+            "order": rule.order,
+            "cut": cut,
+        }
+        if rule.split == "time":
+            facts["positive_days"] = len({day for made in segments for day, _ in made.days()})
+        return counts | facts
+
+    def _count_reused(self, segments: Sequence[_MadeSegment]) -> dict[str, Any]:
+        n, n_reused = len(segments), sum(made.is_reused for made in segments)
+        emit("progress", step=STEP, done=n, total=n, text=f"reused {n_reused} of {n} segments")
+        return {"reused": n_reused, "made": n - n_reused, "damaged": list(self._cache.damaged)}
 
 
 def _parse(
@@ -357,35 +415,15 @@ def _parse(
     held_out: Collection[str],
     batch: RawBatch,
     file_index: int,
-) -> Parsed:
+) -> tuple[pa.RecordBatch, pa.RecordBatch, int | None]:
+    """Types a batch; also returns its earliest future time, from which on the row is good."""
     rows, rejected = parse_interactions(batch, config, now, file_index, held_out)
-    return Parsed(rows, rejected, _first_future(batch, rejected, config, now))
-
-
-def _first_future(
-    batch: RawBatch, rejected: pa.RecordBatch, config: InteractionsConfig, now: int
-) -> int | None:
-    """Returns the earliest future time of a batch, from which on its row would be good."""
     name = config.columns.timestamp
     if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
-        return None
+        return rows, rejected, None
     times = raw_times(batch.columns.column(name), config)
     to_come = times.filter(pc.fill_null(pc.greater(times, now), False))
-    return pc.min(to_come).as_py() if len(to_come) else None
-
-
-def _unit_cure(piece: Piece, config: InteractionsConfig) -> str:
-    """Returns what to do if the times are in another unit than the config says."""
-    batches = (batch for batch in read_piece(piece) if batch.columns.num_rows)
-    unit = next((suggest_unit(batch, config, int(time.time())) for batch in batches), None)
-    if unit is None:
-        return ""
-    return f"Set data.interactions.timestamp_unit to {unit}: read so, its times are good."
-
-
-def _positives(span: WindowSpan) -> dict[int, int]:
-    """Returns the positives of each UTC day that has some."""
-    return {day: n for day, n in day_totals(span.days, column=2).items() if n}
+    return rows, rejected, pc.min(to_come).as_py() if len(to_come) else None
 
 
 def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
@@ -398,5 +436,24 @@ def _none_left(spans: Sequence[WindowSpan]) -> RecsysError:
     )
 
 
-def _read_json(file: Path) -> Any:
-    return json.loads(file.read_text())
+def _dropped(spans: Sequence[WindowSpan], segments: Sequence[_MadeSegment]) -> Counter[str]:
+    """Returns how many rows of each span equal rows of spans before them, by its name."""
+    totals: Counter[str] = Counter()
+    for made in segments:
+        for place, n_dropped in zip(made.segment.spans, made.folder.facts["dropped"], strict=True):
+            totals[spans[place].name] += n_dropped
+    return totals
+
+
+def _link_letters(letters: Path, spans: Sequence[WindowSpan]) -> None:
+    """Links the dead letters of all spans; of one that can't be read there is one letter."""
+    target = letters / "dead_letters"
+    target.mkdir(parents=True, exist_ok=True)
+    for number, span in enumerate(spans):
+        if span.rows is not None:
+            for file in sorted((span.rows.path / "letters").glob("*.parquet")):
+                link(file, target / f"span-{number:05d}-{file.name}")
+        elif span.broken is not None:
+            reason = f"span {span.files.name} is set aside"
+            letter = dead_letters([reason], span.files.paths[0], [0], [span.broken.encode()])
+            pq.write_table(pa.Table.from_batches([letter]), target / f"span-{number:05d}.parquet")

@@ -2,28 +2,33 @@
 
 All sources of a step (the spans of a window, or the files of items) are read by one
 pipeline. A file that can't be read to its end fails only its own source: the error is
-returned as a value. The graph is a chain without side inputs and second
-outputs, which not every distributed runner has; between workers rows go through files
-(`shuffle`).
+returned as a value. The graph is a chain without side inputs and second outputs, which not
+every distributed runner has.
+
+Beam's local runners hold what they shuffle in the memory of one process. So a worker writes
+its rows to a file, ordered by bucket, and what goes through Beam is `(bucket, Spill)`: a few
+bytes for a million rows. All workers must reach the folder of the files; that is where the
+artifacts are too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recsys.data import dead_letters
+from recsys.data.dead_letters import Tally, add_up, letters_tally
 from recsys.data.farmhash import hash_buckets
-from recsys.data.ingest.shuffle import SpillWriter, read_spills
-from recsys.data.ingest.tally import Tally, add_up, letters_tally, rows_tally
 from recsys.data.sources.files import unreadable
 from recsys.data.sources.pieces import Piece, read_piece
 from recsys.data.sources.source import RawBatch
@@ -31,29 +36,52 @@ from recsys.errors import RecsysError, UsageError
 from recsys.system.events import emit
 
 _BYTES_OF_A_BUCKET = 64 << 20
+_FLUSH_BYTES = 64 << 20
 _COUNTS = -1
 """The bucket of what is counted, and of failures."""
 
-
-class Parsed(NamedTuple):
-    """A batch, typed.
-
-    Attributes:
-        rows: The good rows, with a column `position`.
-        rejected: The dead letters.
-        future: Earliest time of the batch that lies in the future; None: there is none
-            [seconds since 1970, UTC].
-    """
-
-    rows: pa.RecordBatch
-    rejected: pa.RecordBatch
-    future: int | None = None
-
-
-Parse = Callable[[RawBatch, int], Parsed]
-"""Types a batch of the file at an index."""
+Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch, int | None]]
+"""Types a batch of the file at an index: the good rows with a column `position`, the dead
+letters, and the earliest time that lies in the future [seconds since 1970, UTC]."""
 WriteBucket = Callable[[Path, int, pa.Table], dict[str, Any]]
 """Writes all rows of a bucket into a source's folder; returns its facts as plain JSON."""
+
+
+def run_tasks(
+    like: beam.Pipeline,
+    tasks: Iterable[Any],
+    each: Callable[[Any], Iterable[Any]],
+    work: Path,
+    group: Callable[[Any, Iterable[Any]], Iterable[Any]] | None = None,
+) -> list[Any]:
+    """Runs tasks by Beam; returns what they yield, which is plain JSON, in any order.
+
+    Args:
+        like: A pipeline whose runner and options are used.
+        tasks: The tasks, at least one; Beam may run one twice.
+        each: Yields the results of a task; with `group`, pairs of a key and a value.
+        work: Folder of temporary files.
+        group: Yields the results of a key and all of its values.
+    """
+    with beam.Pipeline(runner=like.runner, options=like.options) as pipeline:
+        spread = pipeline | beam.Create(list(tasks)) | beam.Reshuffle()
+        results = spread | "Each" >> beam.FlatMap(each)
+        if group is not None:
+            results = results | "ByKey" >> beam.GroupByKey() | "Group" >> beam.FlatMapTuple(group)
+        listed = to_json_list(results, work)
+    return listed()
+
+
+def to_json_list(results: beam.PCollection, work: Path) -> Callable[[], list[Any]]:
+    """Writes a collection of plain JSON into one file; returns what reads it after the run."""
+    file = work / f"results-{uuid.uuid4().hex}.json"
+    _ = (
+        results
+        | "Pair" >> beam.Map(lambda result: (0, result))
+        | "ToOne" >> beam.GroupByKey()
+        | "List" >> beam.MapTuple(lambda _, all_: file.write_text(json.dumps(list(all_))))
+    )
+    return lambda: json.loads(file.read_text()) if file.exists() else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,136 +92,100 @@ class ReadPlan:
         folder: Folder to write.
         letters: Folder of the dead letters.
         pieces: Parts of its files.
-        n_buckets: Buckets of its rows, a power of two: those of one number divide those
-            of a larger one.
     """
 
-    folder: str
-    letters: str
-    pieces: tuple[Piece, ...]
-    n_buckets: int
+    folder: Path
+    letters: Path
+    pieces: Sequence[Piece]
 
-    @classmethod
-    def of(cls, folder: Path, letters: Path, pieces: Sequence[Piece]) -> ReadPlan:
-        """Returns the plan for pieces."""
-        wanted = sum(piece.n_bytes for piece in pieces) // _BYTES_OF_A_BUCKET
-        return cls(str(folder), str(letters), tuple(pieces), 1 << int(wanted).bit_length())
+    @property
+    def n_buckets(self) -> int:
+        """Buckets of its rows, a power of two: the numbers of two sources divide each other."""
+        return 1 << (sum(piece.n_bytes for piece in self.pieces) // _BYTES_OF_A_BUCKET).bit_length()
 
 
-class ReadRows(beam.PTransform):
-    """Reads sources into their folders, and writes what was counted into a file.
-
-    The file is JSON: of each source `tally`, `future` and `buckets`, the facts of each
-    bucket (empty for one without rows); or `failure`, with `file` and `error`.
+def read_sources(
+    like: beam.Pipeline,
+    plans: Sequence[ReadPlan],
+    parse: Parse,
+    key: str,
+    write: WriteBucket,
+    work: Path,
+    step: str,
+) -> list[dict[str, Any]]:
+    """Reads sources into their folders.
 
     Args:
+        like: A pipeline whose runner and options are used.
         plans: The sources.
         parse: Types a batch.
         key: Column that all of equal rows share; its hash decides the bucket.
         write: Writes the rows of a bucket.
         work: Folder of temporary files.
-        out: The file.
         step: Name of the step, for its progress.
+
+    Returns:
+        Of each source `tally`, `future` and `buckets`, the facts of each bucket (empty for
+        one without rows); or `failure`, with `file` and `error`.
     """
-
-    def __init__(
-        self,
-        plans: Sequence[ReadPlan],
-        parse: Parse,
-        key: str,
-        write: WriteBucket,
-        work: Path,
-        out: Path,
-        step: str,
-    ) -> None:
-        super().__init__()
-        self._plans, self._out = list(plans), out
-        n_tasks = sum(len(plan.pieces) + plan.n_buckets for plan in plans)
-        progress = StepProgress(work / f"{out.stem}-done", step, n_tasks)
-        self._read = _ReadPiece(self._plans, parse, key, work / f"{out.stem}-rows", progress)
-        self._write = _WriteRows(self._plans, write, progress)
-
-    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
-        """Returns a collection of nothing, when the file is written."""
-        pieces = [(at, piece) for at, plan in enumerate(self._plans) for piece in plan.pieces]
-        return (
-            begin
-            | "Pieces" >> beam.Create(list(enumerate(pieces)))
-            | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.ParDo(self._read)
-            | "ToBuckets" >> beam.GroupByKey()
-            | "WriteBuckets" >> beam.ParDo(self._write)
-            | "All" >> ToOne()
-            | "Facts" >> beam.Map(_write_facts, self._plans, str(self._out))
-        )
+    tasks = [(source, piece) for source, plan in enumerate(plans) for piece in plan.pieces]
+    n_tasks = len(tasks) + sum(plan.n_buckets for plan in plans)
+    progress = StepProgress(work / "read", step, n_tasks)
+    targets = [(plan.letters, plan.n_buckets) for plan in plans]
+    folders = [plan.folder for plan in plans]
+    results = run_tasks(
+        like,
+        [(number, source, piece) for number, (source, piece) in enumerate(tasks)],
+        functools.partial(_read_piece, targets, parse, key, work / "rows", progress),
+        work,
+        functools.partial(_write_bucket, folders, write, progress),
+    )
+    facts: list[dict[str, Any]] = [{"buckets": [{}] * plan.n_buckets} for plan in plans]
+    for source, bucket, result in results:
+        if bucket == _COUNTS:
+            facts[source].update(result)
+        else:
+            facts[source]["buckets"][bucket] = result
+    return facts
 
 
-class ToOne(beam.PTransform):
-    """Collects all elements into one list."""
-
-    def expand(self, elements: beam.PCollection) -> beam.PCollection:
-        """Returns a collection of one list."""
-        return (
-            elements
-            | "Pair" >> beam.Map(lambda element: (0, element))
-            | "Group" >> beam.GroupByKey()
-            | "List" >> beam.Map(lambda pair: list(pair[1]))
-        )
-
-
-def run_transform(like: beam.Pipeline, transform: beam.PTransform) -> None:
-    """Runs a transform by the runner and options of a pipeline, which itself runs once."""
-    with beam.Pipeline(runner=like.runner, options=like.options) as pipeline:
-        _ = pipeline | type(transform).__name__ >> transform
-
-
-class _ReadPiece(beam.DoFn):
+def _read_piece(
+    targets: Sequence[tuple[Path, int]],
+    parse: Parse,
+    key: str,
+    spills: Path,
+    progress: StepProgress,
+    task: tuple[int, int, Piece],
+) -> Iterator[tuple[tuple[int, int], Any]]:
     """Reads a piece into rows by (source, bucket), counts and dead letters."""
-
-    def __init__(
-        self,
-        plans: Sequence[ReadPlan],
-        parse: Parse,
-        key: str,
-        spills: Path,
-        progress: StepProgress,
-    ) -> None:
-        self._plans = [(plan.letters, plan.n_buckets) for plan in plans]
-        self._parse, self._key = parse, key
-        self._spills, self._progress = spills, progress
-
-    def process(
-        self, element: tuple[int, tuple[int, Piece]]
-    ) -> Iterator[tuple[tuple[int, int], Any]]:
-        number, (source, piece) = element
-        letters, n_buckets = self._plans[source]
-        has_failed = self._spills / f"failed-{source}"
-        if has_failed.exists():
-            return
-        spills = SpillWriter(self._spills)
-        rejected = LetterFile(Path(letters) / f"letters-{number:05d}.parquet")
-        read: Tally = {"read": 0, "read_by_file": {piece.file: 0}}
-        future: list[int] = []
-        try:
-            for batch in _batches(piece):
-                parsed = self._parse(batch, piece.file_index)
-                read = add_up([read, rows_tally(batch)])
-                rejected.add(parsed.rejected)
-                future += [] if parsed.future is None else [parsed.future]
-                buckets = hash_buckets(parsed.rows.column(self._key), n_buckets)
-                for bucket, spill in spills.add(buckets, parsed.rows):
-                    yield (source, bucket), spill
-        except RecsysError as error:
-            if isinstance(error, UsageError):
-                raise
-            has_failed.touch()
-            failure = {"file": piece.file, "error": error.to_json()}
-            yield (source, _COUNTS), {"failure": failure}
-        for bucket, spill in spills.close():
-            yield (source, bucket), spill
-        counted = add_up([read, rejected.close()])
-        yield (source, _COUNTS), {"tally": counted, "future": future}
-        self._progress.advance(f"piece-{number}", f"{piece.file} read")
+    number, source, piece = task
+    letters, n_buckets = targets[source]
+    has_failed = spills / f"failed-{source}"
+    if has_failed.exists():
+        return
+    writer = SpillWriter(spills)
+    rejected = _LetterFile(letters / f"letters-{number:05d}.parquet")
+    tallies: list[Tally] = [{"read": 0, "read_by_file": {piece.file: 0}}]
+    future: list[int] = []
+    try:
+        for batch in _batches(piece):
+            rows, bad, to_come = parse(batch, piece.file_index)
+            tallies.append({"read": batch.n_read, "read_by_file": {piece.file: batch.n_read}})
+            tallies += [{"empty_lists": batch.n_empty}] if batch.n_empty else []
+            rejected.add(bad)
+            future += [] if to_come is None else [to_come]
+            buckets = hash_buckets(rows.column(key), n_buckets)
+            for bucket, spill in writer.add(buckets, rows):
+                yield (source, bucket), spill
+    except RecsysError as error:
+        if isinstance(error, UsageError):
+            raise
+        has_failed.touch()
+        yield (source, _COUNTS), {"failure": {"file": piece.file, "error": error.to_json()}}
+    for bucket, spill in writer.close():
+        yield (source, bucket), spill
+    yield (source, _COUNTS), {"tally": add_up([*tallies, rejected.close()]), "future": future}
+    progress.advance(f"piece-{number}", f"{piece.file} read")
 
 
 def _batches(piece: Piece) -> Iterator[RawBatch]:
@@ -204,7 +196,31 @@ def _batches(piece: Piece) -> Iterator[RawBatch]:
         raise unreadable(piece.file, error.strerror or str(error)) from error
 
 
-class LetterFile:
+def _write_bucket(
+    folders: Sequence[Path],
+    write: WriteBucket,
+    progress: StepProgress,
+    key: tuple[int, int],
+    values: Iterable[Any],
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Writes the rows of a bucket; yields its facts."""
+    source, bucket = key
+    if bucket == _COUNTS:
+        yield source, bucket, _join_counts(list(values))
+        return
+    yield source, bucket, write(folders[source], bucket, read_spills(values))
+    progress.advance(f"bucket-{source}-{bucket}", "rows without duplicates")
+
+
+def _join_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    failures = [part["failure"] for part in parts if "failure" in part]
+    if failures:
+        return {"failure": min(failures, key=lambda failure: failure["file"])}
+    future = [time for part in parts for time in part["future"]]
+    return {"tally": add_up(part["tally"] for part in parts), "future": min(future, default=None)}
+
+
+class _LetterFile:
     """Dead letters of a piece: a file where there are any, and their tally.
 
     Args:
@@ -232,54 +248,8 @@ class LetterFile:
         """Ends the file; returns what was counted."""
         if self._writer is not None:
             self._writer.close()
-            # Whole or not there: Beam may run the task again.
             self._temporary.replace(self._file)
         return add_up(self._tallies)
-
-
-class _WriteRows(beam.DoFn):
-    """Writes the rows of a bucket; yields what was counted."""
-
-    def __init__(
-        self, plans: Sequence[ReadPlan], write: WriteBucket, progress: StepProgress
-    ) -> None:
-        self._folders = [plan.folder for plan in plans]
-        self._write, self._progress = write, progress
-
-    def process(
-        self, element: tuple[tuple[int, int], Iterable[Any]]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        (source, bucket), parts = element
-        if bucket == _COUNTS:
-            yield source, _join_counts(list(parts))
-            return
-        facts = self._write(Path(self._folders[source]), bucket, read_spills(parts))
-        yield source, {"bucket": bucket, **facts}
-        self._progress.advance(f"bucket-{source}-{bucket}", "rows without duplicates")
-
-
-def _join_counts(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    failures = [part["failure"] for part in parts if "failure" in part]
-    if failures:
-        return {"failure": min(failures, key=lambda failure: failure["file"])}
-    future = [time for part in parts for time in part["future"]]
-    return {"tally": add_up(part["tally"] for part in parts), "future": min(future, default=None)}
-
-
-def _write_facts(
-    counted: Sequence[tuple[int, dict[str, Any]]], plans: Sequence[ReadPlan], out: str
-) -> None:
-    by_source: list[list[dict[str, Any]]] = [[] for _ in plans]
-    for source, facts in counted:
-        by_source[source].append(facts)
-    joined = [_join(parts, plan.n_buckets) for parts, plan in zip(by_source, plans, strict=True)]
-    Path(out).write_text(json.dumps(joined))
-
-
-def _join(parts: Sequence[dict[str, Any]], n_buckets: int) -> dict[str, Any]:
-    counts = next(part for part in parts if "bucket" not in part)
-    buckets = {part["bucket"]: part for part in parts if "bucket" in part}
-    return {**counts, "buckets": [buckets.get(bucket, {}) for bucket in range(n_buckets)]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,3 +272,84 @@ class StepProgress:
         (self.folder / task).touch()
         done = sum(1 for _ in self.folder.iterdir())
         emit("progress", step=self.step, done=done, total=max(self.total, done), text=text)
+
+
+# --- the shuffle: rows go between workers through files
+
+
+@dataclasses.dataclass(frozen=True)
+class Spill:
+    """Rows of one bucket in a file.
+
+    Attributes:
+        file: Path of the file.
+        offset: Where they begin in it [bytes].
+        length: How long they are in it [bytes].
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+class SpillWriter:
+    """Writes rows by bucket into one new file; memory is bounded by what it holds back.
+
+    Args:
+        folder: Folder of the file. Its name is drawn, so that a task that Beam runs
+            twice writes two files, and what was grouped refers to one of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = str(folder / f"{uuid.uuid4().hex}.arrows")
+        self._sink: pa.OSFile | None = None
+        self._waiting: list[tuple[np.ndarray, pa.RecordBatch]] = []
+        self._n_bytes = 0
+
+    def add(self, buckets: np.ndarray, rows: pa.RecordBatch) -> Iterator[tuple[int, Spill]]:
+        """Adds rows with the bucket `[n]` of each; yields the spills written so far."""
+        if rows.num_rows:
+            self._waiting.append((buckets, rows))
+            self._n_bytes += rows.get_total_buffer_size()
+        if self._n_bytes >= _FLUSH_BYTES:
+            yield from self._flush()
+
+    def close(self) -> Iterator[tuple[int, Spill]]:
+        """Yields the last spills."""
+        yield from self._flush()
+        if self._sink is not None:
+            self._sink.close()
+
+    def _flush(self) -> Iterator[tuple[int, Spill]]:
+        if not self._waiting:
+            return
+        bucket = np.concatenate([buckets for buckets, _ in self._waiting])
+        rows = pa.Table.from_batches([rows for _, rows in self._waiting]).combine_chunks()
+        self._waiting, self._n_bytes = [], 0
+        # Sixteen bits are sorted by radix, in linear time.
+        key = bucket.astype(np.uint16) if bucket.max() < 1 << 16 else bucket
+        order = np.argsort(key, kind="stable")
+        ordered = rows.take(pa.array(order))
+        used, starts = np.unique(bucket[order], return_index=True)
+        ends = [*starts[1:], len(order)]
+        if self._sink is None:
+            self._sink = pa.OSFile(self._file, "wb")
+        for number, start, end in zip(used.tolist(), starts.tolist(), ends, strict=True):
+            offset = self._sink.tell()
+            with pa.ipc.new_stream(self._sink, rows.schema) as stream:
+                stream.write_table(ordered.slice(start, end - start))
+            yield number, Spill(self._file, offset, self._sink.tell() - offset)
+
+
+def read_spills(spills: Iterable[Spill]) -> pa.Table:
+    """Returns the rows of spills, in the order of their files; nothing is copied."""
+    # In whatever order Beam groups them, the rows come in one order.
+    ordered = sorted(spills, key=lambda spill: (spill.file, spill.offset))
+    return pa.concat_tables([_read(spill) for spill in ordered])
+
+
+def _read(spill: Spill) -> pa.Table:
+    with pa.memory_map(spill.file) as file:
+        file.seek(spill.offset)
+        return pa.ipc.open_stream(pa.py_buffer(file.read_buffer(spill.length))).read_all()

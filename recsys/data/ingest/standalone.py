@@ -24,24 +24,24 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from recsys.config import Config, DataConfig
 from recsys.config.load import load_config
 from recsys.data.dataset import FACTS, Data
-from recsys.data.dead_letters import check_rejected
+from recsys.data.dead_letters import Tally, check_rejected
 from recsys.data.entities import EntityConfig
 from recsys.data.ingest.bigquery import stage_query
-from recsys.data.ingest.data_folder import Transformed, write_catalogue, write_user_features
-from recsys.data.ingest.entity_rows import SPLIT, ingest_entities
-from recsys.data.ingest.ingestion import InteractionSource
-from recsys.data.ingest.ingestion import ingest_interactions as ingest_interactions
-from recsys.data.ingest.store_writer import build_store
-from recsys.data.ingest.tally import Tally
-from recsys.data.ingest.vocabularies import make_vocabularies
-from recsys.data.ingest.window import has_spans
+from recsys.data.ingest.entity_rows import (
+    SPLIT,
+    Transformed,
+    ingest_entities,
+    write_catalogue,
+    write_user_features,
+)
+from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader, emit
 
 BEAM_ARGS = ("--runner=DirectRunner",)
-_LETTERS = "dead_letters"
 
 
 def ingest(
@@ -82,7 +82,13 @@ def ingest(
     if beam_args is None:
         beam_args = whole.beam.args if isinstance(whole, Config) else BEAM_ARGS
     final = Path(out)
-    _refuse_foreign(final)
+    if final.exists() and not (final / FACTS).is_file() and any(final.iterdir()):
+        raise UsageError(
+            "R223",
+            f"{str(final)!r} must be new, empty, or an earlier result of ingest.",
+            "Name another folder.",
+            sorted(path.name for path in final.iterdir())[:5],
+        )
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     replaced = temporary.with_name(f"{temporary.name}-replaced")
@@ -90,7 +96,9 @@ def ingest(
     run = _Ingestion(data, temporary, PipelineOptions(list(beam_args)))
     try:
         with _shown(progress):
-            run.run(None if before is None else Path(before), cache)
+            run.run(
+                None if before is None else Path(before), None if cache is None else Path(cache)
+            )
         if final.exists():
             final.rename(replaced)
         temporary.rename(final)
@@ -116,10 +124,11 @@ class _Ingestion:
         self._work = folder / "work"
         self._facts: dict[str, Any] = {}
 
-    def run(self, previous: Path | None, cache: str | Path | None) -> None:
+    def run(self, previous: Path | None, cache: Path | None) -> None:
         """Reads everything and writes the data folder."""
         self._work.mkdir(parents=True)
-        source = self._interactions(cache)
+        source = InteractionSource.of(self._data)
+        counts = self._interactions(source, cache)
         sides = {"items": self._data.items, "users": self._data.users}
         entities = {what: self._entities(what, c) for what, c in sides.items() if c is not None}
         tokens = {
@@ -129,22 +138,21 @@ class _Ingestion:
         }
         vocabularies = self._folder / "vocabulary"
         vocabularies.mkdir()
-        emit("progress", step="VocabularyGen", done=0, total=1, text="ids get rows")
-        cut = self._facts["interactions"]["cut"]
-        make_vocabularies(
-            self._work / "interactions",
-            cut,
-            {what: folder / f"Split-{SPLIT}" for what, folder in entities.items()},
-            None if previous is None else previous / "vocabulary",
-            vocabularies,
-            self._data.vocabulary,
-            source.rule,
-        )
-        emit("progress", step="VocabularyGen", done=1, total=1, text="ids have rows")
+        before = None if previous is None else previous / "vocabulary"
+        with _step("VocabularyGen", "ids get rows"):
+            make_vocabularies(
+                self._work / "interactions",
+                counts["cut"],
+                {what: folder / f"Split-{SPLIT}" for what, folder in entities.items()},
+                before,
+                vocabularies,
+                self._data.vocabulary,
+                source.rule,
+            )
         build_store(
             self._work / "interactions",
             vocabularies,
-            cut,
+            counts["cut"],
             self._folder / "store",
             source.rule,
         )
@@ -154,46 +162,30 @@ class _Ingestion:
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)
 
-    def _interactions(self, cache: str | Path | None) -> InteractionSource:
-        data = self._data
-        source = InteractionSource(
-            interactions=data.interactions, eval_share=data.eval_share, split=data.split
-        )
-        letters = self._letters("interactions")
-        if data.interactions.query is not None:
-            files = stage_query(data.interactions.query, letters / "query", self._options)
+    def _interactions(self, source: InteractionSource, cache: Path | None) -> Tally:
+        letters, examples = self._letters("interactions"), self._work / "interactions"
+        if source.interactions.query is not None:
+            files = stage_query(source.interactions.query, letters / "query", self._options)
             source = source.with_files(files)
-        if has_spans(source.interactions):
-            share = data.gate.max_rejected_share
-            source = source.model_copy(update={"max_rejected_share": share})
+        code = "recsys.data.ingest.ingestion"
+        fingerprint = "" if cache is None else code_fingerprint(code, config=[self._data])
+        pipeline = beam.Pipeline(options=self._options)
         counts = ingest_interactions(
-            source,
-            self._work / "interactions",
-            letters,
-            self._pipeline(),
-            None if cache is None else Path(cache),
-            ""
-            if cache is None
-            else code_fingerprint("recsys.data.ingest.ingestion", config=[data]),
-            with_examples=False,
+            source, examples, letters, pipeline, cache, fingerprint, with_examples=False
         )
-        self._judge("interactions", letters, counts)
-        return source
+        return self._check("interactions", letters, counts)
 
     def _entities(self, what: str, config: EntityConfig) -> Path:
         letters, examples = self._letters(what), self._work / what
-        counts = ingest_entities(what, config, examples, letters, self._pipeline())
-        self._judge(what, letters, counts)
+        pipeline = beam.Pipeline(options=self._options)
+        self._check(what, letters, ingest_entities(what, config, examples, letters, pipeline))
         return examples
 
     def _features(self, what: str, config: EntityConfig, examples: Path) -> Transformed:
-        os.environ.setdefault(
-            "TF_CPP_MIN_LOG_LEVEL", "3"
-        )  # What it says of GPUs says nothing here.
-        step = f"{what.capitalize()}: features"
-        emit("progress", step=step, done=0, total=1, text="tokens are made")
+        # What TensorFlow says of GPUs says nothing here.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         try:
-            from recsys.data.ingest.feature_transform import transform
+            from recsys.data.ingest.feature_graph import transform
         except ImportError as error:
             raise RecsysError(
                 "R252",
@@ -202,32 +194,28 @@ class _Ingestion:
                 error.name,
             ) from error
         made = Transformed(self._work / f"{what}-tokens", self._folder / "graphs" / what)
-        transform(config, examples, made.examples, made.graph, self._options)
-        emit("progress", step=step, done=1, total=1, text="tokens made")
+        with _step(f"{what.capitalize()}: features", "tokens are made"):
+            split = examples / f"Split-{SPLIT}"
+            transform(config, split, made.examples, made.graph, self._options)
         return made
 
     def _letters(self, what: str) -> Path:
-        folder = self._folder / _LETTERS / what
+        folder = self._folder / "dead_letters" / what
         folder.mkdir(parents=True)
         return folder
 
-    def _judge(self, what: str, letters: Path, counts: Tally) -> None:
-        """Raises an error if too many rows were rejected; keeps the counts."""
+    def _check(self, what: str, letters: Path, counts: Tally) -> Tally:
+        """Keeps the counts; raises an error if too many rows were rejected."""
         self._facts[what] = counts
         check_rejected(what, letters, self._data.gate.max_rejected_share)
-
-    def _pipeline(self) -> beam.Pipeline:
-        return beam.Pipeline(options=self._options)
+        return counts
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not (folder / FACTS).is_file() and any(folder.iterdir()):
-        raise UsageError(
-            "R223",
-            f"{str(folder)!r} must be new, empty, or an earlier result of ingest.",
-            "Name another folder.",
-            sorted(path.name for path in folder.iterdir())[:5],
-        )
+@contextmanager
+def _step(name: str, text: str) -> Iterator[None]:
+    emit("progress", step=name, done=0, total=1, text=text)
+    yield
+    emit("progress", step=name, done=1, total=1, text=text)
 
 
 @contextmanager
@@ -237,21 +225,21 @@ def _shown(progress: bool) -> Iterator[None]:
         yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-    with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder:
-        file, is_done = Path(folder) / "events.jsonl", threading.Event()
-        reader = EventReader(file)
+    is_done = threading.Event()
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder,
+        Progress(*columns, TimeElapsedColumn()) as bar,
+    ):
+        file = Path(folder) / "events.jsonl"
+        watcher = threading.Thread(target=_watch, args=(EventReader(file), bar, is_done))
         os.environ[ENVIRONMENT_VARIABLE] = str(file)
+        watcher.start()
         try:
-            with Progress(*columns, TimeElapsedColumn()) as bar:
-                watcher = threading.Thread(target=_watch, args=(reader, bar, is_done), daemon=True)
-                watcher.start()
-                try:
-                    yield
-                finally:
-                    is_done.set()
-                    watcher.join()
+            yield
         finally:
-            os.environ.pop(ENVIRONMENT_VARIABLE, None)
+            del os.environ[ENVIRONMENT_VARIABLE]
+            is_done.set()
+            watcher.join()
 
 
 def _watch(reader: EventReader, bar: Progress, is_done: threading.Event) -> None:
@@ -262,9 +250,7 @@ def _watch(reader: EventReader, bar: Progress, is_done: threading.Event) -> None
         for event in reader:
             if event["kind"] != "progress":
                 continue
-            step = event["step"]
+            step, text = event["step"], event["text"]
             if step not in tasks:
                 tasks[step] = bar.add_task(step, text="")
-            bar.update(
-                tasks[step], completed=event["done"], total=event["total"], text=event["text"]
-            )
+            bar.update(tasks[step], completed=event["done"], total=event["total"], text=text)

@@ -1,4 +1,4 @@
-"""Segments and vocabularies → the interaction store.
+"""Segments → vocabularies, whose rows stay, and the interaction store.
 
 Users are put into the order of the store. The events of a user lie sorted in each
 segment, and no two segments share a second, so they are laid end to end: nothing is
@@ -8,53 +8,80 @@ rows. No more than a shard of the store is in memory.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from recsys.config import VocabulariesConfig
 from recsys.data.event_log import EventShard, count_tied
-from recsys.data.ingest.segment_files import (
-    COLUMNS,
-    ITEMS,
-    USERS,
-    SegmentPart,
-    read_ids,
-    read_parts,
+from recsys.data.examples import read_split
+from recsys.data.ingest.segments import COLUMNS, ITEMS, USERS, SegmentPart, counts_of, read_parts
+from recsys.data.split import BY_TIME, SplitRule
+from recsys.data.store import (
+    EVENTS_OF_A_SHARD,
+    PARTS,
+    ShardInfo,
+    commit_shard,
+    order_users,
+    write_manifest,
 )
-from recsys.data.shard import EVENTS_OF_A_SHARD, PARTS, USERS_SCHEMA, ShardInfo, commit_shard
-from recsys.data.split_rule import BY_TIME, SplitRule
-from recsys.data.store import write_manifest
 from recsys.data.vocabulary import Vocabulary
+from recsys.data.vocabulary_growth import grow
+from recsys.errors import RecsysError
 from recsys.ragged import ranges
 from recsys.system.events import emit
 
-_STEP = "InteractionEncoder"
 
+def make_vocabularies(
+    interactions: Path,
+    cut: int,
+    entities: dict[str, Path],
+    previous: Path | None,
+    out: Path,
+    config: VocabulariesConfig,
+    split: SplitRule = BY_TIME,
+) -> None:
+    """Grows both vocabularies by the ids counted in the segments.
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """The events of a bucket of a segment.
+    Args:
+        interactions: What InteractionGen or `ingest` made of the interactions.
+        cut: The moment that the training data end [seconds since 1970, UTC].
+        entities: Folder of the examples of `users` or `items`, who all get a row.
+        previous: Folder of the vocabularies to go on from.
+        out: Folder to write.
+        config: Which ids get a row.
+        split: How the examples were split.
 
-    Attributes:
-        place: Place of each of its users among the users of the log `[users]` int32.
-        offsets: First event of each of its users, and the end `[users + 1]` int64.
-        item: Which of its items each event is of `[n]` int32.
-        item_row: Row of each of its items `[items]` int32.
-        timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
-        weight: Weight of each event `[n]` float32; None: all are 1.
+    Raises:
+        RecsysError: No item gets a row, or the previous rows would move.
     """
-
-    place: np.ndarray
-    offsets: np.ndarray
-    item: np.ndarray
-    item_row: np.ndarray
-    timestamp: np.ndarray
-    weight: np.ndarray | None
+    diffs = {}
+    for name, column in (("users", "user_id"), ("items", "item_id")):
+        file, rules = f"{name}.parquet", getattr(config, name)
+        tables = read_split(entities[name], [column]) if name in entities else ()
+        ids = [chunk for table in tables for chunk in table[column].chunks]
+        vocabulary, diffs[name] = grow(
+            None if previous is None else Vocabulary.load(previous / file),
+            counts_of(interactions, "train", file),
+            rules,
+            cut,
+            keep=pa.chunked_array(ids, pa.string()),
+            held_out=counts_of(interactions, "eval", file),
+        )
+        if name == "items" and not vocabulary.has_id().any():
+            raise RecsysError(
+                "R215",
+                "At least one item must have a row.",
+                "Lower data.vocabulary.items.min_count, or name a catalogue in data.items.",
+                {"data.vocabulary.items.min_count": rules.min_count},
+            )
+        vocabulary.split = split
+        vocabulary.save(out / file)
+    (out / "diff.json").write_text(json.dumps(diffs, indent=1) + "\n")
 
 
 def build_store(
@@ -76,12 +103,12 @@ def build_store(
         most: Events of a shard, about, unless a user has more.
     """
     users, items = (Vocabulary.load(vocabularies / name) for name in (USERS, ITEMS))
-    parts = read_parts(examples)
     infos: dict[str, list[ShardInfo]] = {}
     for done, name in enumerate(PARTS):
-        chosen = [part for part in parts if part.split == name]
-        infos[name] = list(_write_part(store, name, chosen, users, items, most))
-        emit("progress", step=_STEP, done=done + 1, total=2, text=f"{name} events written")
+        parts = read_parts(examples, name)
+        infos[name] = list(_write_part(store, name, parts, users, items, most))
+        text = f"{name} events written"
+        emit("progress", step="InteractionEncoder", done=done + 1, total=len(PARTS), text=text)
     write_manifest(store, cut, infos, split)
 
 
@@ -94,66 +121,44 @@ def _write_part(
     most: int,
 ) -> Iterator[ShardInfo]:
     """Writes the shards of a part of the store."""
-    ids = [read_ids(part.folder, USERS) for part in parts]
-    places, table = number_users(ids, users, by_row=name == "train")
-    sources = [_open(part, place, items) for part, place in zip(parts, places, strict=True)]
-    first = 0
-    for index, shard in enumerate(merge(sources, table["user_row"].to_numpy(), most)):
-        n_users = len(shard.offsets) - 1
-        yield commit_shard(store, name, index, shard, table.slice(first, n_users))
-        first += n_users
-
-
-def _open(part: SegmentPart, place: np.ndarray, items: Vocabulary) -> Source:
-    columns = {
-        name: np.load(file, mmap_mode="r", allow_pickle=False)
-        for name in COLUMNS
-        if (file := part.folder / f"{name}.npy").exists()
-    }
-    item_row = items.rows(read_ids(part.folder, ITEMS))
-    return Source(**{"weight": None, **columns}, place=place, item_row=item_row)
-
-
-def number_users(
-    ids: Sequence[pa.Array], users: Vocabulary, by_row: bool
-) -> tuple[list[np.ndarray], pa.Table]:
-    """Returns the place of the users of each bucket, and all users in that order.
-
-    Args:
-        ids: Ids of the users of each bucket `[users of it]`.
-        users: Vocabulary of the users.
-        by_row: Whether they are sorted by (row, id), as in `train`, or by id.
-    """
-    whole = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
-    columns = {"id": whole.dictionary, "user_row": users.rows(whole.dictionary)}
-    table = pa.table(columns, USERS_SCHEMA)
-    keys = ["user_row", "id"] if by_row else ["id"]
-    order = pc.sort_indices(table, [(key, "ascending") for key in keys])
-    place = np.empty(table.num_rows, np.int32)
-    place[order.to_numpy()] = np.arange(table.num_rows, dtype=np.int32)
-    codes = whole.indices.to_numpy()
-    ends = np.cumsum([len(some) for some in ids])
-    return np.split(place[codes], ends[:-1]) if len(ids) else [], table.take(order)
-
-
-def merge(
-    sources: Sequence[Source], user_rows: np.ndarray, most: int = EVENTS_OF_A_SHARD
-) -> Iterator[EventShard]:
-    """Yields the events of all users, in shards of whole users.
-
-    Args:
-        sources: Buckets of segments, those of older segments first; each user of a
-            segment is in one of its buckets.
-        user_rows: Row of each user of the log `[users]` int32.
-        most: Events of a shard, about, unless a user has more.
-    """
-    n_events = np.zeros(len(user_rows), np.int64)
+    ids = [part.ids(USERS) for part in parts]
+    every = pa.chunked_array(ids, pa.large_string()).combine_chunks().dictionary_encode()
+    place, table = order_users(every.dictionary, users.rows(every.dictionary), name == "train")
+    codes, ends = every.indices.to_numpy(), np.cumsum([0, *map(len, ids)])
+    sources = [
+        _Source(part, place[codes[first:end]], items)
+        for part, (first, end) in zip(parts, itertools.pairwise(ends), strict=True)
+    ]
+    n_events = np.zeros(table.num_rows, np.int64)
     for source in sources:
         n_events[source.place] += np.diff(source.offsets)
-    # The users of each source in the order of the log.
-    orders = [np.argsort(source.place, kind="stable") for source in sources]
-    for first, end in itertools.pairwise(_borders(n_events, most)):
-        yield _shard(sources, orders, user_rows, n_events, first, end)
+    user_rows = table["user_row"].to_numpy()
+    borders = _borders(n_events, most)
+    for index, (first, end) in enumerate(itertools.pairwise(borders)):
+        shard = _shard(sources, user_rows, n_events, first, end)
+        yield commit_shard(store, name, index, shard, table.slice(first, end - first))
+
+
+class _Source:
+    """The events of a bucket of a segment.
+
+    Args:
+        part: Their files; columns are memory-mapped.
+        place: Place of each of its users among the users of the log `[users]` int32.
+        items: Vocabulary of the items.
+    """
+
+    def __init__(self, part: SegmentPart, place: np.ndarray, items: Vocabulary) -> None:
+        columns: dict[str, np.ndarray] = {
+            name: np.load(file, mmap_mode="r", allow_pickle=False)
+            for name in COLUMNS
+            if (file := part.folder / f"{name}.npy").exists()
+        }
+        self.offsets, self.item = columns["offsets"], columns["item"]
+        self.timestamp, self.weight = columns["timestamp"], columns.get("weight")
+        self.item_row = items.rows(part.ids(ITEMS))
+        self.place, self.order = place, np.argsort(place, kind="stable")
+        """The users, and their order in the log."""
 
 
 def _borders(n_events: np.ndarray, most: int) -> list[int]:
@@ -168,8 +173,7 @@ def _borders(n_events: np.ndarray, most: int) -> list[int]:
 
 
 def _shard(
-    sources: Sequence[Source],
-    orders: Sequence[np.ndarray],
+    sources: Sequence[_Source],
     user_rows: np.ndarray,
     n_events: np.ndarray,
     first: int,
@@ -183,9 +187,9 @@ def _shard(
     has_weight = any(source.weight is not None for source in sources)
     weight = np.empty(n, np.float32) if has_weight else None
     free = offsets[:-1].copy()
-    for source, order in zip(sources, orders, strict=True):
-        low, high = np.searchsorted(source.place, [first, end], sorter=order)
-        users = order[low:high]
+    for source in sources:
+        low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
+        users = source.order[low:high]
         to, start = source.place[users] - first, source.offsets[users]
         length = source.offsets[users + 1] - start
         here, there = ranges(free[to], length), ranges(start, length)

@@ -1,15 +1,16 @@
-"""The spans of a rolling window: their files and the digests of the contents."""
+"""The spans of a rolling window: their files, checked before a run, and their digests."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsys.config import InteractionsConfig
+from recsys.config import DataConfig, InteractionsConfig
+from recsys.data import entities, interactions
 from recsys.data.ingest.cache import key_of
 from recsys.data.sources.files import (
     SourceFile,
@@ -21,6 +22,7 @@ from recsys.data.sources.files import (
     patterns,
     span_pattern,
 )
+from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_text
 
@@ -65,18 +67,93 @@ def read_window(config: InteractionsConfig) -> list[SpanFiles]:
         RecsysError: A pattern matches no file.
         UsageError: A pattern's spans are wrong.
     """
-    named = has_days(config)
+    are_days = has_days(config)
     groups: dict[int | None, list[tuple[int, str, int]]] = {}
     for place, (path, span) in enumerate(match_paths(config, "interactions")):
         number, version = (None, 0) if span is None else span
         groups.setdefault(number, []).append((place, path, version))
-    ordered = sorted(groups.items(), key=lambda group: (group[0] is not None, group[0] or 0))
-    return [_span(number, files, named) for number, files in ordered]
+    window = []
+    for number, files in sorted(groups.items(), key=lambda group: (group[0] is not None, group[0])):
+        name = "files" if number is None else day_name(number) if are_days else str(number)
+        places, paths, versions = zip(*files, strict=True)
+        window.append(SpanFiles(number, name, max(versions), paths, places))
+    return window
 
 
 def restrict(config: InteractionsConfig, paths: Sequence[str]) -> InteractionsConfig:
     """Returns the same with these files alone."""
     return config.model_copy(update={"files": tuple(paths), "spans": None})
+
+
+def read_spans(
+    config: InteractionsConfig, read: Callable[[InteractionsConfig], Any]
+) -> tuple[list[str], RecsysError | None]:
+    """Reads each file of the interactions before a run, span by span.
+
+    A span without rows isn't broken, and one that may be set aside raises no error.
+
+    Args:
+        config: What to read.
+        read: Reads a config with one file of a span, or all files where there are no spans.
+
+    Returns:
+        Names of the spans that are broken, and the last error.
+
+    Raises:
+        RecsysError: A file can't be read, and no span may be set aside.
+        UsageError: The config describes no format or no span.
+    """
+    if not has_spans(config):
+        read(config)
+        return [], None
+    broken: list[str] = []
+    last: RecsysError | None = None
+    for span in read_window(config):
+        for path in span.paths:
+            try:
+                read(restrict(config, [path]))
+            except UsageError:
+                raise
+            except RecsysError as error:
+                last = error
+                if error.code == EMPTY:
+                    continue
+                if config.bad_spans == "stop":
+                    raise unreadable_span(span.name, path, error) from error
+                broken.append(span.name)
+                break
+    return broken, last
+
+
+def check_sources(data: DataConfig) -> None:
+    """Checks the start of every raw file that a config names.
+
+    Raises:
+        RecsysError: A file is missing, can't be read, is empty, is of another
+            format, or lacks a column.
+        UsageError: The config describes no format or no span.
+    """
+    if data.interactions.query is None:
+        columns = interactions.interaction_columns(data.interactions)
+        read_spans(
+            data.interactions,
+            lambda config: plan_pieces(config, "interactions", columns, WHOLE_FILES),
+        )
+    for what, side in (("items", data.items), ("users", data.users)):
+        if side is not None:
+            plan_pieces(side, what, entities.raw_columns(side), WHOLE_FILES)
+
+
+BROKEN_CURE = (
+    "Mend or replace its files and run again; or set data.interactions.bad_spans to set_aside,"
+    " and the run goes on without the span until its files change. What the other spans hold"
+    " is kept, and the model that is served stays."
+)
+
+
+def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
+    """Returns the error of a span of which a file can't be read."""
+    return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", BROKEN_CURE)
 
 
 class Digests:
@@ -88,7 +165,7 @@ class Digests:
 
     def __init__(self, root: Path | None) -> None:
         self._file = None if root is None else root / _DIGESTS
-        self._known = {} if self._file is None else _read(self._file)
+        self._known = {} if self._file is None else read_map(self._file)
         self._used: dict[str, list[Any]] = {}
 
     def of_span(self, span: SpanFiles) -> str:
@@ -103,17 +180,14 @@ class Digests:
         """Returns the digest of a file."""
         if is_remote(path) or self._file is None:
             return content_digest(SourceFile(path, file_size(path))).hex()
-        now = time.time_ns()
-        stamp = _stamp(path)
-        known = self._known.get(path)
-        if known is not None and known[:-1] == stamp:
-            digest = str(known[-1])
-        else:
+        now, stamp = time.time_ns(), _stamp(path)
+        *known_stamp, digest = self._known.get(path, [None])
+        if known_stamp != stamp:
             digest = content_digest(SourceFile(path, file_size(path))).hex()
         # What changed a moment ago may change again within one tick of the clock.
         if stamp[-1] < now - _SETTLED_NS:
             self._used[path] = [*stamp, digest]
-        return digest
+        return str(digest)
 
     def save(self) -> None:
         """Stores the digests of the files that were requested, and no others."""
@@ -127,7 +201,7 @@ def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
 
     Args:
         config: What to read.
-        root: Folder of the kept segments, which remembers digests of untouched files.
+        root: Folder of the content cache, which remembers digests of untouched files.
 
     Raises:
         RecsysError: A pattern matches no file.
@@ -137,24 +211,23 @@ def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
     parts = []
     for span in read_window(config):
         try:
-            parts.append([span.span, span.version, digests.of_span(span)])
+            content = digests.of_span(span)
         except UsageError:
             raise
         except RecsysError as error:
-            parts.append([span.span, span.version, str(error)])
+            content = str(error)
+        parts.append([span.span, span.version, content])
     digests.save()
     return key_of(parts)
 
 
-def _span(number: int | None, files: list[tuple[int, str, int]], named: bool) -> SpanFiles:
-    name = "files" if number is None else day_name(number) if named else str(number)
-    return SpanFiles(
-        span=number,
-        name=name,
-        version=max(version for _, _, version in files),
-        paths=tuple(path for _, path, _ in files),
-        places=tuple(place for place, _, _ in files),
-    )
+def read_map(file: Path) -> dict[str, Any]:
+    """Returns what a JSON file remembers; nothing where it is missing or damaged."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _stamp(path: str) -> list[int]:
@@ -163,69 +236,3 @@ def _stamp(path: str) -> list[int]:
     except OSError:
         return [-1, -1, -1, time.time_ns()]
     return [status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _read(file: Path) -> dict[str, list[Any]]:
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-_FILE = "seen.json"
-
-
-class Seen:
-    """The spans that earlier runs on a root have read.
-
-    Args:
-        root: Folder that stores them.
-        run: Identity of this run: equal where it reads the same files.
-    """
-
-    def __init__(self, root: Path, run: str) -> None:
-        self._file, self._run = root / _FILE, run
-        self._first_read = _first_read(self._file)
-        earlier = [span for span, by in self._first_read.items() if by != run]
-        self._newest = max(earlier, default=None)
-
-    def is_new(self, span: int) -> bool:
-        """Returns whether no other run has read the span."""
-        return self._first_read.get(span, self._run) == self._run
-
-    def is_late(self, span: int) -> bool:
-        """Returns whether the span is new, and older than one that was read before."""
-        return self._newest is not None and span < self._newest and self.is_new(span)
-
-    def remember(self, spans: Iterable[int]) -> None:
-        """Remembers that this run has read `spans`."""
-        for span in spans:
-            self._first_read.setdefault(span, self._run)
-        by_text = {str(span): by for span, by in sorted(self._first_read.items())}
-        commit_text(json.dumps(by_text, indent=1) + "\n", self._file)
-
-
-def _first_read(file: Path) -> dict[int, str]:
-    try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))
-        return {int(span): str(by) for span, by in recorded.items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-_BROKEN_CURE = (
-    "Mend or replace its files and run again; or set data.interactions.bad_spans to set_aside,"
-    " and the run goes on without the span until its files change. What the other spans hold"
-    " is kept, and the model that is served stays."
-)
-
-
-def unreadable_span(name: str, file: str, error: RecsysError) -> RecsysError:
-    """Returns the error of a span of which a file can't be read."""
-    return RecsysError("R262", f"Span {name} must be readable. {file}: {error}", _BROKEN_CURE)
-
-
-def bad_rows(name: str, reason: str) -> RecsysError:
-    """Returns the error of a span with too many bad rows."""
-    return RecsysError("R263", f"Span {name} must have few bad rows: {reason}.", _BROKEN_CURE)

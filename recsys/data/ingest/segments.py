@@ -1,0 +1,472 @@
+"""Segments: events of some days sorted by user, bucket by bucket, with ids numbered within.
+
+Rows that are duplicates have one second, so they lie in one UTC day, and the cut is a
+midnight: days can be read, deduplicated and written each by itself. A span's rows are laid
+into blocks of days, one day each where it has few days; blocks of several spans that share a
+day are one segment. So a day that another span holds a few late rows of is made anew, and
+its neighbours aren't. Files without a span are one segment.
+
+    segments.json                    the segments, the oldest first
+    segments/00007-00000/            positives of a bucket of the eighth segment
+        users.parquet items.parquet  id, count and last_seen of each id, in order of the id
+        offsets.npy                  first event of each user, and the end
+        item.npy                     which item each event is of
+        timestamp.npy weight.npy     one value an event
+    Split-train/data-….parquet       its rows as examples, where TFX looks at them
+
+Users and items are numbered by the bucket itself: no row of a vocabulary is in a segment,
+and no cut, so what was written once stays true.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.data.event_log import event_order
+from recsys.data.event_times import TIME, event_times
+from recsys.data.examples import write_examples
+from recsys.data.farmhash import hash_buckets
+from recsys.data.ingest.cache import key_of
+from recsys.data.ingest.read_rows import StepProgress, run_tasks
+from recsys.data.interactions import POSITION, POSITION_FILE_BITS, drop_duplicates
+from recsys.data.split import DAY_S, count_positive_days
+from recsys.data.vocabulary import COUNTS_SCHEMA, count_codes, merge_counts
+
+USERS, ITEMS, EXAMPLES = "users.parquet", "items.parquet", "examples.parquet"
+COLUMNS = {"offsets": np.int64, "item": np.int32, "timestamp": np.int64, "weight": np.float32}
+"""Columns of the events; `weight` only where the data have one."""
+INDEX, FOLDER = "segments.json", "segments"
+
+Days = list[list[int]]
+"""`[day, rows, positives]` of each UTC day [days since 1970], ascending."""
+SplitRows = Callable[[pa.Table], dict[str, pa.Table]]
+"""Returns the rows of whole users as `train` and `eval`."""
+
+_BLOCKS_OF_A_SPAN = 32
+_BATCH_ROWS = 1 << 20
+_PART = "recsys:part"  # No column of interactions is called so.
+
+
+# --- rows of a span
+
+
+def write_span_rows(
+    folder: Path, bucket: int, rows: pa.Table, by_time: bool = True
+) -> dict[str, Any]:
+    """Writes the rows of one bucket of a span, without those that are duplicates within it.
+
+    Args:
+        folder: Folder of the span.
+        bucket: The bucket: by the hash of the user.
+        rows: Interactions with a column `position`, all rows of a user among them.
+        by_time: Whether they are sorted by time, so that days are slices.
+
+    Returns:
+        `rows` and `duplicates`: how many were written and dropped; `days`, none without times.
+    """
+    kept, n_dropped = drop_duplicates(rows)
+    days: Days = []
+    if TIME.name in kept.column_names:
+        time = kept[TIME.name].to_numpy()
+        if by_time:
+            order = np.argsort(time, kind="stable")
+            kept, time = kept.take(pa.array(order)), time[order]
+        day, place, counts = np.unique(time // DAY_S, return_inverse=True, return_counts=True)
+        is_positive = kept["label"].to_numpy() == 1
+        positives = np.bincount(place[is_positive], minlength=len(day))
+        days = np.stack([day, counts, positives], axis=1).tolist()
+    kept = kept.combine_chunks()
+    with (
+        pa.OSFile(str(folder / _bucket_file(bucket)), "wb") as sink,
+        pa.ipc.new_file(sink, kept.schema) as writer,
+    ):
+        writer.write_table(kept, _BATCH_ROWS)
+    return {"rows": kept.num_rows, "duplicates": n_dropped, "days": days}
+
+
+def _bucket_file(bucket: int) -> str:
+    return f"rows-{bucket:05d}.arrow"
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanRows:
+    """The rows of a span.
+
+    Attributes:
+        folder: Where they lie.
+        key: Name of what made them.
+        places: Place of each of its files among all files of the window.
+        buckets: What `write_span_rows` returned for each bucket; empty for one without rows.
+            Their number is a power of two.
+    """
+
+    folder: Path
+    key: str
+    places: tuple[int, ...]
+    buckets: Sequence[dict[str, Any]]
+
+    def days(self, column: int = 1) -> dict[int, int]:
+        """Returns the rows of each day, of all buckets; with `column` 2 the positives."""
+        totals: dict[int, int] = {}
+        for bucket in self.buckets:
+            for day in bucket.get("days", []):
+                totals[day[0]] = totals.get(day[0], 0) + day[column]
+        return dict(sorted(totals.items()))
+
+    def part(self, first: int, last: int) -> SpanPart:
+        """Returns the rows of the days `first` … `last`."""
+        slices = []
+        for bucket in self.buckets:
+            days = bucket.get("days", [])
+            before = sum(rows for day, rows, _ in days if day < first)
+            slices.append((before, sum(rows for day, rows, _ in days if first <= day <= last)))
+        return SpanPart(self.folder, self.places, tuple(slices))
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanPart:
+    """The rows that one span has of some days.
+
+    Attributes:
+        folder: Folder of the span.
+        places: Place of each of its files among all files of the window.
+        slices: Of each bucket, the first row of these days, and how many they are.
+    """
+
+    folder: Path
+    places: tuple[int, ...]
+    slices: tuple[tuple[int, int], ...]
+
+    def read(self, bucket: int, n_buckets: int) -> pa.Table | None:
+        """Returns the rows of `bucket` of `n_buckets`, a multiple of the span's; None for none.
+
+        Their positions are those among all files of the window.
+        """
+        own = bucket % len(self.slices)
+        start, length = self.slices[own]
+        if not length:
+            return None
+        with pa.memory_map(str(self.folder / _bucket_file(own))) as file:
+            rows = pa.ipc.open_file(file).read_all().slice(start, length)
+        if n_buckets > len(self.slices):
+            buckets = hash_buckets(rows["user_id"].combine_chunks(), n_buckets)
+            rows = rows.filter(pa.array(buckets == bucket))
+        position = rows[POSITION.name].to_numpy()
+        file_index = position >> POSITION_FILE_BITS
+        place = np.array(self.places, np.int64)[file_index]
+        moved = position + ((place - file_index) << POSITION_FILE_BITS)
+        at = rows.column_names.index(POSITION.name)
+        return rows.set_column(at, POSITION, pa.array(moved, POSITION.type))
+
+
+def join_parts(
+    parts: Sequence[SpanPart], bucket: int, n_buckets: int
+) -> tuple[pa.Table | None, list[int]]:
+    """Returns the rows of a bucket of a segment, and how many of each part were duplicates.
+
+    Of equal rows that of the first file stays.
+    """
+    read = [part.read(bucket, n_buckets) for part in parts]
+    tables = [
+        rows.append_column(_PART, pa.array(np.full(rows.num_rows, at, np.int32)))
+        for at, rows in enumerate(read)
+        if rows is not None
+    ]
+    if not tables:
+        return None, [0] * len(parts)
+    # Within a span there are no duplicates left.
+    rows = tables[0] if len(tables) == 1 else drop_duplicates(pa.concat_tables(tables))[0]
+    left = np.bincount(rows[_PART].to_numpy(), minlength=len(parts))
+    before = [0 if table is None else table.num_rows for table in read]
+    return rows.drop_columns([_PART, POSITION.name]), (np.array(before) - left).tolist()
+
+
+# --- the plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Some days of the window, and the spans that have rows of them.
+
+    Attributes:
+        first: First UTC day [days since 1970].
+        last: Last UTC day.
+        spans: Places of the spans that have rows of these days, ascending.
+        parts: The rows of each of these spans.
+        n_buckets: Buckets that the rows are laid into, a power of two.
+        key: Equal for equal rows.
+    """
+
+    first: int
+    last: int
+    spans: tuple[int, ...]
+    parts: tuple[SpanPart, ...]
+    n_buckets: int
+    key: str
+
+    def is_cut_by(self, cut: int) -> bool:
+        """Returns whether the midnight `cut` [seconds since 1970, UTC] lies within."""
+        return self.first < cut // DAY_S <= self.last
+
+
+def plan_segments(spans: Sequence[SpanRows]) -> list[Segment]:
+    """Returns the segments of a window, the oldest first; no two share a day."""
+    joined: list[list[int]] = []
+    for first, last in sorted(block for span in spans for block in _blocks(span.days())):
+        if joined and first <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return [_segment(spans, first, last) for first, last in joined]
+
+
+def whole_segment(span: SpanRows) -> Segment:
+    """Returns the one segment of files without spans, of all their days."""
+    days = list(span.days()) or [0]
+    slices = tuple((0, bucket.get("rows", 0)) for bucket in span.buckets)
+    part = SpanPart(span.folder, span.places, slices)
+    return Segment(days[0], days[-1], (0,), (part,), len(slices), span.key)
+
+
+def _blocks(days: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns first and last day of each block of a span."""
+    ordered = sorted(days)
+    width = 1
+    while len({day // width for day in ordered}) > _BLOCKS_OF_A_SPAN:
+        width *= 2
+    groups = itertools.groupby(ordered, key=lambda day: day // width)
+    blocks = [list(group) for _, group in groups]
+    return [(block[0], block[-1]) for block in blocks]
+
+
+def _segment(spans: Sequence[SpanRows], first: int, last: int) -> Segment:
+    inside = [
+        at for at, span in enumerate(spans) if any(first <= day <= last for day in span.days())
+    ]
+    # Which of two equal rows is the first: ranks, since places change as the window moves.
+    rank = {
+        place: n for n, place in enumerate(sorted(p for at in inside for p in spans[at].places))
+    }
+    made_of = [[spans[at].key, [rank[place] for place in spans[at].places]] for at in inside]
+    return Segment(
+        first=first,
+        last=last,
+        spans=tuple(inside),
+        parts=tuple(spans[at].part(first, last) for at in inside),
+        n_buckets=max(len(spans[at].buckets) for at in inside),
+        key=key_of("segment", first, last, made_of),
+    )
+
+
+# --- their files
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentPlan:
+    """How a segment is written.
+
+    Attributes:
+        folder: Folder to write.
+        segment: What it is made of.
+        split: Splits the rows of each bucket; None: it is in one split as a whole, which is
+            decided later.
+    """
+
+    folder: Path
+    segment: Segment
+    split: SplitRows | None
+
+
+def make_segments(
+    like: beam.Pipeline,
+    plans: Sequence[SegmentPlan],
+    work: Path,
+    step: str,
+    with_examples: bool = True,
+) -> list[dict[str, Any]]:
+    """Writes segments into their folders, by Beam.
+
+    Args:
+        like: A pipeline whose runner and options are used.
+        plans: The segments.
+        work: Folder of temporary files.
+        step: Name of the step, for its progress.
+        with_examples: Whether to write the examples, which TFX's statistics need.
+
+    Returns:
+        Of each segment `parts`: `name`, `split`, `rows`, `events` and `days` (pairs of day and
+        positives) of each bucket, or of each split of one; and `dropped`: rows of each of its
+        spans that equal rows of spans before it.
+    """
+    tasks = [(at, b) for at, plan in enumerate(plans) for b in range(plan.segment.n_buckets)]
+    progress = StepProgress(work / f"made-{uuid.uuid4().hex}", step, len(tasks))
+    each = functools.partial(_make_bucket, plans, with_examples, progress)
+    made = sorted(run_tasks(like, tasks, each, work), key=lambda result: result[:2])
+    return [
+        {
+            "parts": [part for at, _, parts, _ in made if at == number for part in parts],
+            "dropped": [
+                sum(dropped)
+                for dropped in zip(*(d for at, _, _, d in made if at == number), strict=True)
+            ],
+        }
+        for number in range(len(plans))
+    ]
+
+
+def _make_bucket(
+    plans: Sequence[SegmentPlan], with_examples: bool, progress: StepProgress, task: tuple[int, int]
+) -> Iterator[tuple[int, int, list[dict[str, Any]], list[int]]]:
+    """Writes a bucket of a segment; yields the facts of its parts."""
+    at, bucket = task
+    plan = plans[at]
+    rows, dropped = join_parts(plan.segment.parts, bucket, plan.segment.n_buckets)
+    facts = []
+    if rows is not None:
+        for split, part in (plan.split(rows) if plan.split else {None: rows}).items():
+            name = f"{bucket:05d}" if split is None else f"{split}-{bucket:05d}"
+            facts.append({"split": split, **_write_part(plan.folder, name, part, with_examples)})
+    yield at, bucket, facts, dropped
+    progress.advance(f"{at}-{bucket}", "events sorted by user")
+
+
+def _write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) -> dict[str, Any]:
+    temporary = folder / f".{name}-{uuid.uuid4().hex}"  # Two tries of a task write two.
+    temporary.mkdir()
+    if with_examples:
+        with (temporary / EXAMPLES).open("wb") as sink:
+            write_examples(rows, sink)
+    n_events = write_events(temporary, rows.filter(pc.equal(rows["label"], 1)))
+    shutil.rmtree(folder / name, ignore_errors=True)
+    temporary.rename(folder / name)
+    days = count_positive_days(rows) if TIME.name in rows.column_names else {}
+    return {"name": name, "rows": rows.num_rows, "events": n_events, "days": sorted(days.items())}
+
+
+def write_events(folder: Path, positives: pa.Table) -> int:
+    """Writes the positives of one bucket of a segment.
+
+    Args:
+        folder: Where to, made where there is none.
+        positives: Columns `user_id`, `item_id`, what orders them (see `event_times`), and
+            `weight` where the data have one; all that the segment has of these users.
+
+    Returns:
+        How many there are; without one nothing is written.
+    """
+    if not positives.num_rows:
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    user, user_ids = _encode(positives["user_id"])
+    item, item_ids = _encode(positives["item_id"])
+    time = event_times(positives).to_numpy()
+    weight = positives["weight"].to_numpy() if "weight" in positives.column_names else None
+    order = event_order(user, time, item, weight)
+    columns = {
+        "offsets": np.concatenate([[0], np.cumsum(np.bincount(user, minlength=len(user_ids)))]),
+        "item": item[order],
+        "timestamp": time[order],
+        "weight": None if weight is None else weight[order],
+    }
+    for name, dtype in COLUMNS.items():
+        column = columns[name]
+        if column is not None:
+            np.save(folder / f"{name}.npy", column.astype(dtype, copy=False))
+    # Places and random numbers are no times to be seen at.
+    seen = time if TIME.name in positives.column_names else np.zeros(len(time), np.int64)
+    pq.write_table(count_codes(user_ids, user, seen), folder / USERS)
+    pq.write_table(count_codes(item_ids, item, seen), folder / ITEMS)
+    return positives.num_rows
+
+
+def _encode(ids: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Returns the code `[n]` int32 of each id, and the ids by code: in order of the id."""
+    encoded = ids.cast(pa.large_string()).combine_chunks().dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary)
+    place = np.empty(len(order), np.int32)
+    place[order.to_numpy()] = np.arange(len(order), dtype=np.int32)
+    return place[encoded.indices.to_numpy()], encoded.dictionary.take(order)
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentPart:
+    """The positives of a bucket of a segment that are in one split.
+
+    Attributes:
+        split: The split.
+        folder: Their folder; those of older segments come first.
+        events: How many they are.
+    """
+
+    split: str
+    folder: Path
+    events: int
+
+    def ids(self, file: str) -> pa.Array:
+        """Returns the ids of its users or items, `large_string`, in order."""
+        table = pq.read_table(self.folder / file, columns=["id"], schema=COUNTS_SCHEMA)
+        return pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
+
+
+def read_parts(examples: Path, split: str) -> list[SegmentPart]:
+    """Returns the positives of a split, those of older segments first.
+
+    Args:
+        examples: Folder that InteractionGen or `ingest` wrote.
+        split: The split.
+    """
+    index = json.loads((examples / INDEX).read_text(encoding="utf-8"))
+    return [
+        SegmentPart(split, examples / FOLDER / part["name"], part["events"])
+        for part in index["shards"]
+        if part["split"] == split
+    ]
+
+
+def write_index(examples: Path, parts: Sequence[SegmentPart], cached: Iterable[str]) -> None:
+    """Writes `segments.json`.
+
+    Args:
+        examples: Folder of the examples.
+        parts: The positives, those of older segments first.
+        cached: Names of the cached folders whose files are linked into it.
+    """
+    shards = [{"name": p.folder.name, "split": p.split, "events": p.events} for p in parts]
+    index = {"format": 2, "kept": sorted(cached), "shards": shards}
+    (examples / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def segments_in_use(examples: Sequence[Path]) -> set[str]:
+    """Returns the names of the cached folders that examples were made of, for `sweep`.
+
+    Args:
+        examples: Folders of artifacts of examples; those without segments say nothing.
+    """
+    indices = [folder / INDEX for folder in examples if (folder / INDEX).is_file()]
+    return {name for file in indices for name in json.loads(file.read_text())["kept"]}
+
+
+def counts_of(examples: Path, split: str, file: str) -> pa.Table:
+    """Returns how often each id is in the positives of a split, and when last.
+
+    Args:
+        examples: Folder of the examples.
+        split: The split.
+        file: `users.parquet` or `items.parquet`.
+    """
+    parts = read_parts(examples, split)
+    return merge_counts([pq.read_table(part.folder / file, schema=COUNTS_SCHEMA) for part in parts])

@@ -1,0 +1,277 @@
+"""State of the spans of a window: cached, to be read, empty or broken; and their report."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from recsys.config import InteractionsConfig, canonical_json
+from recsys.data.dead_letters import Tally
+from recsys.data.ingest.cache import CachedFolder, ContentCache, key_of
+from recsys.data.ingest.segments import SpanRows
+from recsys.data.ingest.window import (
+    BROKEN_CURE,
+    Digests,
+    SpanFiles,
+    read_map,
+    read_window,
+    restrict,
+    unreadable_span,
+)
+from recsys.data.interactions import interaction_columns
+from recsys.data.sources.files import day_name, file_size, match_files
+from recsys.data.sources.pieces import EMPTY, Piece, plan_pieces
+from recsys.errors import RecsysError, UsageError
+from recsys.system.commit import commit_text
+
+
+@dataclasses.dataclass(eq=False)
+class WindowSpan:
+    """A span of a run.
+
+    Attributes:
+        files: Its files.
+        key: Equal for equal files, config and code.
+        rows: Its rows, once they are read; None if it is empty, or can't be read.
+        pieces: What has to be read of it.
+        is_reused: Whether an earlier run has read it.
+        broken: Why it is broken; None if it isn't.
+        error: The error of the span.
+        cause: The error of its file that can't be read.
+    """
+
+    files: SpanFiles
+    key: str
+    rows: CachedFolder | None = None
+    pieces: tuple[Piece, ...] = ()
+    is_reused: bool = False
+    broken: str | None = None
+    error: RecsysError | None = None
+    cause: RecsysError | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its cached folder."""
+        return f"span-{self.key}"
+
+    @property
+    def tally(self) -> Tally:
+        """What was counted of its rows."""
+        return {} if self.rows is None else self.rows.facts["tally"]
+
+    @property
+    def span_rows(self) -> SpanRows:
+        """Its rows; none where it has none."""
+        folder, buckets = Path(), []
+        if self.rows is not None:
+            folder, buckets = self.rows.path, self.rows.facts["buckets"]
+        return SpanRows(folder, self.key, self.files.places, buckets)
+
+    def count(self, what: str) -> int:
+        """Returns its `rows` or `duplicates`: the good rows, and those that it has twice."""
+        return sum(bucket.get(what, 0) for bucket in self.span_rows.buckets)
+
+    def fail(self, file: str, error: RecsysError) -> None:
+        """Marks it as broken: a file of it can't be read."""
+        self.broken, self.cause = f"{file}: {error}", error
+        self.error = unreadable_span(self.files.name, file, error)
+
+    def judge(self, max_rejected_share: float) -> None:
+        """Marks it as broken if too many of its rows were rejected."""
+        read, rejected = self.tally.get("read", 0), self.tally.get("rejected", 0)
+        if rejected <= max_rejected_share * read:
+            return
+        reason = max(self.tally["by_reason"].items(), key=lambda entry: entry[1])[0]
+        first = self.tally["examples"][reason][0]
+        self.broken = (
+            f"{rejected / read:.2%} of its rows were rejected ({rejected} of {read}), at most"
+            f" {max_rejected_share:.2%} may be; most often: {reason}, first in"
+            f" {first['file']}, line {first['line']}: {first['row'][:80]!r}"
+        )
+        rule = f"Span {self.files.name} must have few bad rows: {self.broken}."
+        self.error = RecsysError("R263", rule, BROKEN_CURE)
+
+
+def settings_of(config: InteractionsConfig, code: str) -> list[str]:
+    """Returns the settings that, beside the files of a span, determine its rows.
+
+    Args:
+        config: Which column holds what.
+        code: Fingerprint of the code.
+    """
+    free = {"files": (), "query": "", "spans": None, "bad_spans": "stop"}
+    return [code, canonical_json(config.model_copy(update=free))]
+
+
+def span_of_files(config: InteractionsConfig) -> WindowSpan:
+    """Returns the files of a config without spans, which are one.
+
+    Raises:
+        RecsysError: A file can't be read, or isn't what the config says.
+    """
+    pieces = plan_pieces(config, "interactions", interaction_columns(config))
+    paths = tuple(file.path for file in match_files(config, "interactions"))
+    files = SpanFiles(None, "files", 0, paths, tuple(range(len(paths))))
+    return WindowSpan(files, key_of("span", list(paths)), pieces=tuple(pieces))
+
+
+def find_spans(
+    config: InteractionsConfig, settings: Sequence[str], cache: ContentCache, now: int
+) -> list[WindowSpan]:
+    """Returns the spans of a window with what is cached of them, or what has to be read.
+
+    Args:
+        config: What to read.
+        settings: The result of `settings_of`.
+        cache: The content cache.
+        now: The latest time that a row may have [seconds since 1970, UTC].
+
+    Raises:
+        RecsysError: A pattern matches no file.
+        UsageError: The config describes no format, or no span.
+    """
+    digests = Digests(cache.root)
+    spans = []
+    for files in read_window(config):
+        try:
+            span = WindowSpan(files, key_of("span", list(settings), digests.of_span(files)))
+        except UsageError:
+            raise
+        except RecsysError as error:
+            span = WindowSpan(files, key_of("span", files.name, str(error)))
+            span.fail(files.paths[0], error)
+        else:
+            rows = cache.find(span.name)
+            # A row whose time was to come is a good one when it has come.
+            if rows is not None and (rows.facts["future"] is None or rows.facts["future"] > now):
+                span.rows, span.is_reused = rows, True
+            else:
+                _plan(span, config)
+        spans.append(span)
+    digests.save()
+    return spans
+
+
+def _plan(span: WindowSpan, config: InteractionsConfig) -> None:
+    """Plans how a span is read; a broken file makes the whole span broken.
+
+    An empty file among others with rows looks like one that wasn't written to its end.
+    """
+    pieces: list[Piece] = []
+    empty: list[tuple[str, RecsysError]] = []
+    for index, path in enumerate(span.files.paths):
+        try:
+            planned = plan_pieces(
+                restrict(config, [path]), "interactions", interaction_columns(config)
+            )
+        except UsageError:
+            raise
+        except RecsysError as error:
+            if error.code != EMPTY:
+                span.fail(path, error)
+                return
+            empty.append((path, error))
+            continue
+        pieces += [dataclasses.replace(piece, file_index=index) for piece in planned]
+    for path, its_error in empty:
+        if pieces and file_size(path) == 0:
+            span.fail(path, its_error)
+            return
+    span.pieces = tuple(pieces)
+
+
+# --- the report: `spans.json`
+
+
+class Seen:
+    """The spans that earlier runs on a root have read.
+
+    Args:
+        root: Folder that stores them.
+        run: Identity of this run: equal where it reads the same files.
+    """
+
+    def __init__(self, root: Path, run: str) -> None:
+        self._file, self._run = root / "seen.json", run
+        self._first_read = {int(span): str(by) for span, by in read_map(self._file).items()}
+        earlier = [span for span, by in self._first_read.items() if by != run]
+        self._newest = max(earlier, default=None)
+
+    def is_new(self, span: int) -> bool:
+        """Returns whether no other run has read the span."""
+        return self._first_read.get(span, self._run) == self._run
+
+    def is_late(self, span: int) -> bool:
+        """Returns whether the span is new, and older than one that was read before."""
+        return self._newest is not None and span < self._newest and self.is_new(span)
+
+    def remember(self, spans: Iterable[int]) -> None:
+        """Remembers that this run has read `spans`."""
+        for span in spans:
+            self._first_read.setdefault(span, self._run)
+        by_text = {str(span): by for span, by in sorted(self._first_read.items())}
+        commit_text(json.dumps(by_text, indent=1) + "\n", self._file)
+
+
+def report_span(span: WindowSpan, seen: Seen, dropped: int) -> dict[str, Any]:
+    """Returns the entry of a span in `spans.json`.
+
+    Its `state` is `read` in this run, `reused` from an earlier one, `empty` of rows,
+    `set_aside` because it is broken, or `missing`: no file has this day. It is `new` if no
+    other run has read it, and `late` if it is also older than one that was read before;
+    `reason` is a sentence on its state.
+
+    Args:
+        span: A span with a number.
+        seen: Which spans are new.
+        dropped: Its rows that equal rows of spans before it.
+    """
+    number = span.files.span or 0
+    read, rejected = span.tally.get("read", 0), span.tally.get("rejected", 0)
+    duplicates = dropped + span.count("duplicates")
+    is_new, state, reason = seen.is_new(number), "read", span.broken
+    if span.broken is not None:
+        state = "set_aside"
+    elif span.rows is None:
+        state, reason = "empty", "its files have no rows"
+    elif read - rejected and read - rejected == duplicates:
+        reason = "all its rows are duplicates of rows of other files"
+    elif not is_new and not span.is_reused:
+        reason = "its files, the config or the code have changed since it was read"
+    if state == "read" and span.is_reused and not is_new:
+        state = "reused"
+    return {
+        "span": number,
+        "name": span.files.name,
+        "version": span.files.version,
+        "files": len(span.files.paths),
+        "rows": read,
+        "rejected": rejected,
+        "duplicates": duplicates,
+        "state": state,
+        "late": seen.is_late(number),
+        "new": is_new,
+        "reason": reason,
+    }
+
+
+def with_missing(reports: Sequence[dict[str, Any]], are_days: bool) -> list[dict[str, Any]]:
+    """Returns reports with the days between them that no file has, the oldest first.
+
+    Nothing is missing where spans are numbers, or days that mostly lie further apart
+    than one: a file a week has no gaps of six days.
+    """
+    by_span = {report["span"]: report for report in reports}
+    numbers = sorted(by_span)
+    steps = collections.Counter(b - a for a, b in itertools.pairwise(numbers))
+    if are_days and steps and steps.most_common(1)[0][0] == 1:
+        none = dict.fromkeys(("version", "files", "rows", "rejected", "duplicates"), 0)
+        state = {"state": "missing", "late": False, "new": False, "reason": "no file has this day"}
+        for span in range(numbers[0], numbers[-1]):
+            by_span.setdefault(span, {"span": span, "name": day_name(span), **none, **state})
+    return [by_span[span] for span in sorted(by_span)]
