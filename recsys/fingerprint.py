@@ -19,9 +19,10 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recsys.contents import contents_of
 from recsys.registry import modules_of, registered_in
@@ -52,69 +53,90 @@ def code_fingerprint(*modules: str, config: Sequence[Any] = (), root: Path = _RO
         packages (templates and the like), and over the versions of Python and of
         the distributions that they import.
     """
-    named = modules_of(*config)
-    plugins = _plugin_closure({name.split(".")[0] for name in named} - {*_PACKAGES}, root)
-    ours = [name for name in named if name.split(".")[0] in _PACKAGES]
-    files, foreign = _closure([*modules, *ours, *plugins.ours], root)
-    sources = [(file.relative_to(root).as_posix(), file) for file in files]
-    sources += plugins.sources.items()
+    code = _Code(root)
+    code.add(*modules, *modules_of(*config))
     digest = hashlib.sha256(f"python {sys.version_info[:2]}".encode())
-    for name, file in sorted(sources):
+    for name, file in sorted(code.files()):
         digest.update(name.encode() + b"\0")
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    for line in [*_versions(foreign | plugins.foreign), *plugins.definitions]:
+    for line in [*_versions(code.foreign), *code.definitions]:
         digest.update(line.encode() + b"\0")
     return digest.hexdigest()
 
 
-class _Plugins(NamedTuple):
-    """What plugins run.
+class _Code:
+    """What some modules run.
+
+    Args:
+        root: Folder that holds our packages.
 
     Attributes:
-        sources: Their files, by a name that is the same on every machine.
-        ours: Modules of ours that they import.
-        foreign: Top-level names of the other packages that they import, and their own.
+        foreign: Top-level names of the packages of distributions.
         definitions: Code of what a notebook defines, which has no file.
     """
 
-    sources: dict[str, Path]
-    ours: set[str]
-    foreign: set[str]
-    definitions: list[str]
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._own: set[Path] = set()
+        self._of_plugins: dict[str, Path] = {}
+        self.foreign: set[str] = set()
+        self.definitions: list[str] = []
 
+    def files(self) -> list[tuple[str, Path]]:
+        """Returns name and path of each file; the name is the same on every machine."""
+        own = self._own | _data_files({file.parent for file in self._own}, self._own)
+        named = [(file.relative_to(self._root).as_posix(), file) for file in own]
+        return [*named, *self._of_plugins.items()]
 
-def _plugin_closure(packages: set[str], root: Path) -> _Plugins:
-    """Returns what top-level packages run, and those beside them that no distribution has."""
-    plugins = _Plugins({}, set(), set(), [])
-    installed = {*sys.stdlib_module_names, *_providers()}
-    waiting = [*packages]
-    while waiting:
-        package = waiting.pop()
-        plugins.foreign.add(package)
+    def add(self, *modules: str) -> None:
+        """Adds modules and all that they run.
+
+        Those that aren't ours are plugins: all of their package counts, and so do the packages
+        that it imports and that no distribution has.
+        """
+        installed = {*sys.stdlib_module_names, *_providers()}
+        tops = {module.split(".")[0] for module in modules}
+        plugins, seen = tops - {*_PACKAGES}, set(_BY_HAND) - {*modules}
+        waiting = [*modules]
+        while waiting:
+            module = waiting.pop()
+            package = module.split(".")[0]
+            name = package if package in plugins else module
+            if name in seen:
+                continue
+            seen.add(name)
+            if package in plugins:
+                imported = self._add_plugin(package)
+                plugins |= {n.split(".")[0] for n in imported} - installed - {*_PACKAGES}
+                waiting += imported
+            elif package in _PACKAGES:
+                waiting += self._add_own(module)
+            if package not in _PACKAGES and package not in sys.stdlib_module_names:
+                self.foreign.add(package)
+
+    def _add_own(self, module: str) -> list[str]:
+        """Adds a module of ours; returns what it imports."""
+        file = _source(module, self._root)
+        if file is None:
+            return []  # `from package import name`: a name that is no module.
+        self._own.add(file)
+        parents = module.split(".")[:-1]
+        packages = (".".join(parents[: n + 1]) for n in range(len(parents)))
+        above = [name for name in packages if not _passes_on(name, self._root)]
+        return [*above, *_imports(file, module, self._root)]
+
+    def _add_plugin(self, package: str) -> list[str]:
+        """Adds all of a top-level package that isn't ours; returns what it imports."""
+        imported: list[str] = []
         if package == _MAIN and not hasattr(sys.modules[_MAIN], "__file__"):
-            plugins.definitions.extend(_definitions(vars(sys.modules[_MAIN])))
+            self.definitions += _definitions(vars(sys.modules[_MAIN]))
         for name, path in _plugin_sources(package):
-            plugins.sources[name] = path
-            for module in _imported_by(name, path, root):
-                top = module.split(".")[0]
-                if top in _PACKAGES:
-                    plugins.ours.add(module)
-                elif top in installed:
-                    plugins.foreign.add(top)
-                elif top not in plugins.foreign:
-                    waiting.append(top)
-    return plugins
-
-
-def _imported_by(name: str, path: Path, root: Path) -> list[str]:
-    """Returns the modules that a file of a plugin imports; none, if it isn't Python."""
-    if path.suffix != ".py":
-        return []
-    module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    try:
-        return list(_imports(path, module, root))
-    except SyntaxError:  # A template, say; whoever imports it learns of it.
-        return []
+            self._of_plugins[name] = path
+            module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+            if path.suffix == ".py":
+                with suppress(SyntaxError):  # A template, say; whoever imports it learns of it.
+                    imported += _imports(path, module, self._root)
+        return imported
 
 
 def _definitions(names: dict[str, Any]) -> Iterator[str]:
@@ -168,42 +190,14 @@ def _plugin_sources(package: str) -> Iterator[tuple[str, Path]]:
             yield f"{_MAIN}.py", Path(file)
         return
     spec = importlib.util.find_spec(package)
-    if spec is None or (spec.origin is None and spec.submodule_search_locations is None):
+    if spec is None:
         return
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    for folder in folders:
+    for folder in map(Path, spec.submodule_search_locations or ()):
         for path in folder.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path
-    if not folders and spec.origin is not None:
+    if spec.submodule_search_locations is None and spec.origin is not None:
         yield f"{package}.py", Path(spec.origin)
-
-
-def _closure(modules: Iterable[str], root: Path) -> tuple[set[Path], set[str]]:
-    """Returns the files of ours and the foreign top-level names behind `modules`."""
-    files: set[Path] = set()
-    foreign: set[str] = set()
-    packages: set[Path] = set()
-    seen = set(_BY_HAND) - set(modules)
-    waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        if module.split(".")[0] not in _PACKAGES:
-            foreign.add(module.split(".")[0])
-            continue
-        file = _source(module, root)
-        if file is None:
-            continue  # `from package import name`: a name that is no module.
-        files.add(file)
-        packages.add(file.parent)
-        parents = module.split(".")[:-1]
-        above = {".".join(parents[: i + 1]) for i in range(len(parents))}
-        waiting.extend(name for name in above if not _passes_on(name, root))
-        waiting.extend(_imports(file, module, root))
-    return files | _data_files(packages, files), foreign - set(sys.stdlib_module_names)
 
 
 def _source(module: str, root: Path) -> Path | None:
@@ -239,14 +233,14 @@ def _other_files(package: Path) -> Iterator[Path]:
 def _imports(file: Path, module: str, root: Path) -> Iterator[str]:
     """Yields the modules, and the names that may be modules, that `file` imports."""
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for statement in _statements(file.read_bytes()):
-        base = statement.base(package)
+    for relative, names in _statements(file.read_bytes()):
+        base = importlib.util.resolve_name(relative, package)
         if _passes_on(base, root):
-            yield from _homes(base, statement.names, root)
+            yield from _homes(base, names, root)
         else:
             yield base
-            yield from (f"{base}.{name}" for name in statement.names)
-            if not statement.names:  # `import recsys.config.data` binds the package too.
+            yield from (f"{base}.{name}" for name in names)
+            if not names:  # `import recsys.config.data` binds the package too.
                 parts = base.split(".")
                 above = (".".join(parts[:n]) for n in range(2, len(parts)))
                 yield from (name for name in above if _passes_on(name, root))
@@ -254,79 +248,49 @@ def _imports(file: Path, module: str, root: Path) -> Iterator[str]:
 
 def _passes_on(package: str, root: Path) -> bool:
     """Returns whether a module is a package that only passes on names."""
-    file = _source(package, root)
-    if package.split(".")[0] not in _PACKAGES or file is None or file.name != "__init__.py":
-        return False
-    return _LAZY in file.read_bytes()
+    file = _source(package, root) if package.split(".")[0] in _PACKAGES else None
+    return file is not None and file.name == "__init__.py" and _LAZY in file.read_bytes()
 
 
 def _homes(package: str, names: Iterable[str], root: Path) -> Iterator[str]:
     """Yields the modules that `names` of a package come from; the package, if one is its own."""
     file = _source(package, root)
-    text = file.read_bytes() if file else b""
-    homes = {
-        name: statement.base(package) for statement in _statements(text) for name in statement.bound
-    }
-    if _LAZY in text:
-        homes = {name: home.split(":")[0] for name, home in contents_of(text.decode()).items()}
+    homes = contents_of(file.read_text()) if file else {}
     # Without names the package itself is imported, and any of them may be used.
     for name in names or [""]:
         is_module = name and _source(f"{package}.{name}", root) is not None
-        yield f"{package}.{name}" if is_module else homes.get(name, package)
-
-
-class _Import(NamedTuple):
-    """A statement that imports.
-
-    Attributes:
-        module: The module, without what stands for packages above.
-        level: Packages above; 0: the name is absolute.
-        names: What is taken from it; none: the module itself is.
-        bound: What these are called here.
-    """
-
-    module: str
-    level: int = 0
-    names: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()
-
-    def base(self, package: str) -> str:
-        """Returns the full name of the module, for a statement in `package`."""
-        if not self.level:
-            return self.module
-        parts = package.split(".")
-        above = parts[: len(parts) - self.level + 1]
-        return ".".join([*above, self.module] if self.module else above)
+        yield f"{package}.{name}" if is_module else homes.get(name, package).split(":")[0]
 
 
 @functools.cache
-def _statements(source: bytes) -> tuple[_Import, ...]:
+def _statements(source: bytes) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Returns the imports of a source, wherever in it, but for those of type checkers alone.
 
-    Of our modules also what is taken from them by a dot, as `recsys.losses.Bpr`.
+    Of each the module, with a dot for each level of a relative one, and what is taken from it:
+    nothing where the module itself is imported. Of our modules also what is taken from them by
+    a dot, as `recsys.losses.Bpr`.
     """
-    imports: list[_Import] = []
+    imports: list[tuple[str, tuple[str, ...]]] = []
     modules: dict[str, str] = {}
     dotted: set[tuple[str, ...]] = set()
     for node in _run(ast.parse(source)):
         if isinstance(node, ast.Import):
-            imports += [_Import(alias.name) for alias in node.names]
+            imports += [(alias.name, ()) for alias in node.names]
             for alias in node.names:
                 top = alias.name.split(".")[0]
                 modules[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom):
-            names = tuple(alias.name for alias in node.names)
-            bound = tuple(alias.asname or alias.name for alias in node.names)
-            imports.append(_Import(node.module or "", node.level, names, bound))
+            module = "." * node.level + (node.module or "")
+            imports.append((module, tuple(alias.name for alias in node.names)))
             if not node.level:
-                modules.update(zip(bound, (f"{node.module}.{name}" for name in names), strict=True))
+                modules |= {a.asname or a.name: f"{module}.{a.name}" for a in node.names}
         elif isinstance(node, ast.Attribute):
             dotted.add(_parts(node))
     for first, *rest in sorted(dotted - {()}):
         module = modules.get(first, "")
         if module.split(".")[0] in _PACKAGES:
             for name in rest[:2]:
-                imports.append(_Import(module, 0, (name,), (name,)))
+                imports.append((module, (name,)))
                 module = f"{module}.{name}"
     return tuple(imports)
 

@@ -55,13 +55,6 @@ def share(value: Any) -> str:
     return f"{100 * value:.1f}{_SPACE}%"
 
 
-def ratio(value: Any, other: Any) -> str:
-    """Returns how many times `other` `value` is, `2.19 ×`."""
-    if not is_number(value) or not is_number(other) or other <= 0:
-        return ABSENT
-    return f"{value / other:.2f}{_SPACE}×"
-
-
 def size(n_bytes: Any) -> str:
     """Returns `3.4 MB`."""
     if not is_number(n_bytes):

@@ -29,18 +29,19 @@ from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.system.process import stage_main
 from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
-from recsys.training.earlier_model import (
+from recsys.training.result import TrainingResult
+from recsys.training.run_folders import RunFolders
+from recsys.training.trainer import Trainer, check_backend
+from recsys.training.warm_start import (
+    CHANGED,
     TrainingState,
+    cold_start,
     drop_state,
-    fingerprint,
     save_state,
     trained_until,
     updates_of,
+    warm_start_of,
 )
-from recsys.training.result import TrainingResult
-from recsys.training.run_folders import RunFolders
-from recsys.training.trainer import Trainer, check_backend, model_sources, with_histories
-from recsys.training.warm_start import CHANGED, cold_start, config_of
 
 _PROBES = 1000
 
@@ -80,7 +81,7 @@ def train(
         result = _fit(stage, dataset, checkpoints, base)
     except UsageError as error:
         # The code makes other variables than it did, which no config shows.
-        if base is None or error.code != CHANGED or config_of(stage).changed == "refuse":
+        if base is None or error.code != CHANGED or warm_start_of(stage).changed == "refuse":
             raise
         cold = cold_start(base, error.rule).cold
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
@@ -92,13 +93,8 @@ def train(
 def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:
     logs = checkpoints.parent / "tensorboard"
     trainer = Trainer.of_stage(stage, checkpoints, base=base, tensorboard=logs, verbose=0)
-    return trainer.fit(_model_type(stage.model).from_config(stage, data), data)
-
-
-def _model_type(config: Any) -> type[RetrievalModel]:
-    """Returns the class of the model that a config is of."""
-    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", config))
-    return kind
+    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", stage.model))
+    return trainer.fit(kind.from_config(stage, data), data)
 
 
 def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
@@ -177,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
         stage = stage.model_copy(update={"mesh": options.mesh})
     if options.processes > 1 and distributed.COORDINATOR not in os.environ:
-        return launcher.launch(words, options.processes, _last_folders(stage, options))
+        return launcher.launch(words, options.processes, options.checkpoints)
     distributed.join()
     with distributed.failing_at_once():
         summary = train(stage, options.data, options.out, options.checkpoints, options.base)
@@ -187,19 +183,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         return {"process": jax.process_index()}
     hidden = ("curve", "validation")
     return {"model": str(options.out), **{k: v for k, v in summary.items() if k not in hidden}}
-
-
-def _last_folders(stage: TrainStage, options: argparse.Namespace) -> list[Path]:
-    """Returns the folders that the newest checkpoints of a run may be in."""
-    config = with_histories(stage.model, InteractionStore.open(options.data / "store"))
-    stage = stage.model_copy(update={"model": config})
-    code = model_sources(_model_type(config))
-    # With a base that can't be used the run begins anew, and saves where such a run does.
-    bases = {None, None if options.base is None else fingerprint(options.base)}
-    return [
-        RunFolders.of_run(options.checkpoints, stage, options.data, base, model=code).last
-        for base in bases
-    ]
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from batch_sources import N_ITEMS, included, make, small_source
 from recsys.config import HardNegativesConfig
 from recsys.data.sampling import HardNegatives
 from recsys.errors import RecsysError
-from recsys.training import callbacks
-from recsys.training.callbacks import mine_hard_negatives
+from recsys.training import hard_negatives
+from recsys.training.hard_negatives import mine_hard_negatives
 
 
 @pytest.fixture(name="source")
@@ -32,8 +32,8 @@ def brute_force(vectors, is_item, config):
 @pytest.mark.parametrize("guard", [1.0, 0.8])
 @pytest.mark.parametrize("block", [1, 50_000])
 def test_lists_are_those_of_brute_force(monkeypatch, n, dim, guard, block):
-    monkeypatch.setattr(callbacks, "_BLOCK_SCORES", block * 5)
-    monkeypatch.setattr(callbacks, "_GROUP", 8)
+    monkeypatch.setattr(hard_negatives, "_BLOCK_SCORES", block * 5)
+    monkeypatch.setattr(hard_negatives, "_GROUP", 8)
     rng = np.random.default_rng(1)
     vectors = rng.normal(size=(n, dim))
     is_item = rng.random(n) > 0.1

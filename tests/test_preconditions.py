@@ -22,8 +22,8 @@ def test_users_without_an_order_in_time_are_told_where_times_matter():
     user = np.array([1, 1, 2, 2, 2, 3, 4])
     log = make_log(user, np.array([1, 2, 3, 4, 5, 6, 7]), np.array([5, 5, 5, 5, 6, 7, 8]))
     events = KeptEvents(log)
-    assert check_events(events, CATALOGUE).sentences() == []
-    (sentence,) = check_events(events, CATALOGUE, "past").sentences()
+    assert check_events(events, CATALOGUE) == []
+    (sentence,) = check_events(events, CATALOGUE, "past")
     assert sentence.startswith("1 of 4 users did all that they did in one second")
     assert "model.history_of=others" in sentence
 
@@ -69,7 +69,7 @@ def test_a_log_without_shards_is_an_error():
 
 def test_two_users_and_two_items_are_enough():
     remarks = check([1, 5], [1, 2])
-    assert remarks.sentences() == []
+    assert remarks == []
 
 
 def test_what_is_held_back_does_not_count():
@@ -90,7 +90,7 @@ def test_all_weights_zero_is_an_error():
 
 def test_some_weights_of_zero_and_unknown_items_are_told():
     remarks = check([1, 5, 6, 7], [0, 2, 3, 0], [0, 1, 0, 1])
-    assert remarks.sentences() == [
+    assert remarks == [
         "2 of 4 training positives are of items without a row of their own.",
         "2 of 4 training positives have weight 0 and teach nothing.",
     ]

@@ -89,14 +89,6 @@ def test_numbers_read_well(write: Any, value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "other", "text"),
-    [(0.118, 0.0539, "2.19 ×"), (0.1, 0, "–"), (None, 0.1, "–"), (0.1, float("inf"), "–")],
-)
-def test_a_ratio_needs_two_numbers(value: Any, other: Any, text: str) -> None:
-    assert formats.ratio(value, other).replace("\N{NO-BREAK SPACE}", " ") == text
-
-
-@pytest.mark.parametrize(
     ("low", "high", "about", "expected"),
     [
         (0, 2036, 6, [0, 500, 1000, 1500, 2000, 2500]),

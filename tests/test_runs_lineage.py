@@ -17,11 +17,9 @@ from recsys import __version__
 from recsys.bundles.bundle import write_manifest
 from recsys.cli import main
 from recsys.data.vocabulary import Vocabulary
-from recsys.runs import lineage
 from recsys.runs.lineage import describe_origin, describe_source, model_fingerprint
 from recsys.system.source_version import source_version
-from recsys.training import earlier_model
-from recsys.training.checksums import encoded
+from recsys.training import warm_start
 
 SPANS = [
     {"span": 1, "name": "2026-01-30", "version": 0, "state": "reused", "rows": 9, "rejected": 0},
@@ -73,12 +71,9 @@ def test_a_model_is_told_by_the_fingerprint_that_a_warm_start_names(tmp_path):
     model = model_of(tmp_path / "model")
     of_weights = model_fingerprint(model)
     assert of_weights == model_fingerprint(model_of(tmp_path / "same"))
-    assert str(lineage._STATE) == f"{earlier_model.FOLDER}/state.json"
-    (model / earlier_model.FOLDER).mkdir()
-    (model / earlier_model.FOLDER / "state.json").write_text(
-        encoded({"format": 1, "files": {"a": [1, 2]}})
-    )
-    assert model_fingerprint(model) == earlier_model.fingerprint(model)
+    (model / "training_state").mkdir()
+    (model / "training_state" / "manifest.json").write_text('{"files": {}}')
+    assert model_fingerprint(model) == warm_start.fingerprint(model)
     assert model_fingerprint(model) != of_weights
 
 

@@ -107,8 +107,11 @@ def test_one_and_eight_devices_have_the_same_loss_curve(models):
     assert np.abs(one - eight).max() < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(8, 1), (4, 2), (2, 4), (1, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 2), *(pytest.param(s, marks=pytest.mark.thorough) for s in ((8, 1), (2, 4), (1, 8)))],
+    ids=str,
+)
 def test_every_mesh_has_the_same_loss_curve(models, data, tmp_path, shape):
     stage = {**STAGE, "mesh": {"data": 8, "model": 2}}  # The command line overrides it.
     options = ["--mesh", f"data={shape[0]},model={shape[1]}"]

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from training_runs import STAGE, write_data
 
+from recsys.bundles.exporting import export
 from recsys.config import TrainStage
 from recsys.data.dataset import open_data
 from recsys.errors import UsageError
 from recsys.models import TwoTower
-from recsys.training.trainer import Trainer, model_sources
+from recsys.training.trainer import Trainer
 
 SCRIPT = Path(__file__).parent / "test_training_scripts" / "own_program.py"
 EPOCHS = 4
@@ -195,16 +196,19 @@ def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tm
             assert whole[name].tobytes() == killed[name].tobytes(), name
 
 
-def test_the_code_of_a_model_of_ones_own_is_part_of_the_run():
-    def made(width):
-        class Own(TwoTower):
-            def query(self, features, training=False):
-                return width and super().query(features, training)
+def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_path):
+    class Own(TwoTower):
+        pass
 
-        return Own
+    with pytest.raises(UsageError, match=r"R382.*Own.*register_model"):
+        fit(data, tmp_path, model=Own.from_config(SETTINGS, data))
 
-    assert model_sources(TwoTower) is None
-    assert model_sources(made(1)) == model_sources(made(1))
+
+def test_a_model_of_a_class_of_a_script_is_not_exported(folder, tmp_path):
+    stage = {"plugins": ["__main__"]}
+    (tmp_path / "model.json").write_text(json.dumps({"stage": stage}))
+    with pytest.raises(UsageError, match=r"R108.*Move it into a module"):
+        export(tmp_path, folder, tmp_path / "bundle")
 
 
 @pytest.mark.slow

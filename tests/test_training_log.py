@@ -13,27 +13,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from recsys.training import training_log as module
-from recsys.training.run_state import Progress
-from recsys.training.training_log import Pace, TensorBoardWriter, TrainingLog
-
-
-def test_the_first_steps_compile_and_say_nothing_of_the_rest():
-    pace = Pace()
-    pace.add(10, 90.0)
-    assert pace.seconds_of(990) is None
-    pace.add(10, 1.0)
-    assert pace.seconds_of(980) is None  # A second is too little to go by.
-    pace.add(20, 3.0)
-    assert pace.seconds_of(960) == pytest.approx(128.0)
-
-
-def test_few_steps_are_too_few_however_long_they_take():
-    pace = Pace()
-    pace.add(1, 90.0)
-    pace.add(2, 60.0)
-    assert pace.seconds_of(100) is None
-    pace.add(8, 240.0)
-    assert pace.seconds_of(100) == pytest.approx(3000.0)
+from recsys.training.result import Progress
+from recsys.training.training_log import TensorBoardWriter, TrainingLog
 
 
 def test_progress_tells_no_time_left_before_the_compiled_steps_were_timed(tmp_path, monkeypatch):

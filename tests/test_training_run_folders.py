@@ -71,10 +71,11 @@ def test_of_other_runs_the_two_that_saved_last_stay(tmp_path):
     assert (tmp_path / "checkpoints" / "mine.txt").exists()
 
 
-def test_a_run_that_begins_anew_knows_what_changed_since_the_last_one(tmp_path):
+def test_a_run_that_begins_anew_knows_what_changed_since_the_last_one(tmp_path, capsys):
     whose = {"config": "1", "data": "2", "code": "3"}
     own = folders(tmp_path, identity={**whose, "data": "5", "config": "0"})
-    assert own.newest_other() is None
+    own.note_what_changed()
+    assert capsys.readouterr().err == ""
     older, newer = (folders(tmp_path, name, whose) for name in NAMES[1:3])
     for other in (older, newer):
         with other.locked():
@@ -82,7 +83,9 @@ def test_a_run_that_begins_anew_knows_what_changed_since_the_last_one(tmp_path):
     saved(tmp_path, NAMES[3], 50)  # Of a version that said nothing.
     for time, other in ((10, older), (20, newer)):
         os.utime(other.checkpoints, (time, time))
-    assert own.newest_other() == (newer.checkpoints, ["config", "data"])
+    own.note_what_changed()
+    note = f"config and data changed since the checkpoints in {newer.checkpoints}"
+    assert note in capsys.readouterr().err
 
 
 def test_a_run_that_still_goes_on_is_neither_removed_nor_joined(tmp_path):

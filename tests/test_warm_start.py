@@ -25,11 +25,10 @@ from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.models import TwoTower, load_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.training.earlier_model import EarlierModel
 from recsys.training.optimizers import tower_optimizer
-from recsys.training.row_transfer import sources_of_ids
+from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state
-from recsys.training.warm_start import batch_settings, choose, continued_stage
+from recsys.training.warm_start import EarlierModel, batch_settings, choose, continued_stage
 
 OLD = World(
     users=["u1", "u2", "u3", "u4"],
@@ -184,7 +183,7 @@ def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
 
 def test_a_table_of_several_chunks_is_the_same(old, without_mesh, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
-    for module in ("row_transfer._CHUNK_BYTES", "new_rows._CHUNK_NUMBERS"):
+    for module in ("state_transfer._CHUNK_BYTES", "new_rows._CHUNK_NUMBERS"):
         monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
     for path, array in all_in_order(carried(old, NEW)[0]).items():
         assert array == pytest.approx(whole[path], abs=1e-6), path
@@ -216,8 +215,8 @@ def test_rows_follow_ids_whatever_the_vocabularies(before, now, shared, data):
         assert found.source[row] == expected
         assert found.is_new[row] == (expected < 0 and id_ is not None)
     n_ids = sum(id_ is not None for id_ in now)
-    assert found.kept + found.new + found.reset == n_ids
-    assert found.kept + found.dropped == sum(id_ is not None for id_ in before)
+    assert sum(found.counts[name] for name in ("kept", "new", "reset")) == n_ids
+    assert found.counts["kept"] + found.counts["dropped"] == sum(id_ is not None for id_ in before)
 
 
 def test_a_vocabulary_that_was_built_anew_gives_each_id_its_vector(old, without_mesh):
@@ -416,9 +415,11 @@ def flip(name):
         (remove_state, "no training_state"),
         (flip("weights/1.npy"), r"damaged: weights/1\.npy"),
         (flip("training_state/0.npy"), r"damaged: training_state/0\.npy"),
-        (flip("training_state/state.json"), r"damaged: state\.json"),
+        (flip("training_state/state.json"), r"damaged: training_state/state\.json"),
+        (flip("training_state/manifest.json"), "damaged"),
+        (lambda folder: (folder / "training_state/manifest.json").unlink(), "another version"),
         (flip("vocabulary/items.parquet"), r"damaged: vocabulary"),
-        (lambda folder: (folder / "weights/0.npy").unlink(), r"weights/0\.npy is missing"),
+        (lambda folder: (folder / "weights/0.npy").unlink(), r"weights/0\.npy: it can't be read"),
         (lambda folder: (folder / "model.json").unlink(), "no model folder"),
     ],
 )

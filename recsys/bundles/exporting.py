@@ -12,6 +12,7 @@ from typing import Any
 
 from recsys.config import ExportConfig, ExportStage, Repeats, canonical_json
 from recsys.errors import UsageError
+from recsys.system.files import read_json
 from recsys.system.process import run_stage, stage_environment
 
 _STAGE = "recsys.bundles.export"
@@ -50,7 +51,8 @@ def export(
     Raises:
         RecsysError: An input is damaged, or the bundle's answers differ from the trainer's
             (R520 … R539).
-        UsageError: The model is none (R536), or `out` is taken (R521).
+        UsageError: The model is none (R536), or of a class that can't be imported (R108), or
+            `out` is taken (R521).
     """
     stage = ExportStage(name=name, export=config or ExportConfig(), repeats=repeats)
     folder, bundle = Path(getattr(data, "folder", data)), Path(out).absolute()
@@ -59,9 +61,11 @@ def export(
     with tempfile.TemporaryDirectory(prefix="recsys-export-") as scratch:
         config_file = Path(scratch) / "export.yaml"
         config_file.write_text(canonical_json(stage), encoding="utf-8")
+        trained = _model_folder(model, data, Path(scratch) / "model")
+        _check_importable(trained)
         options = [
             ("--config", config_file),
-            ("--model", _model_folder(model, data, Path(scratch) / "model")),
+            ("--model", trained),
             ("--data", folder),
             ("--out", bundle),
             *more,
@@ -69,6 +73,20 @@ def export(
         words = [word for option, path in options for word in (option, str(path.absolute()))]
         run_stage(_STAGE, words, stage_environment("tensorflow"))
     return bundle
+
+
+def _check_importable(folder: Path) -> None:
+    """Checks that the classes of a model can be imported by another process."""
+    path = folder / "model.json"
+    if path.is_file() and "__main__" in read_json(path)["stage"]["plugins"]:
+        raise UsageError(
+            "R108",
+            "A class of an exported model must be importable; one of this model was registered"
+            " in a script or a notebook.",
+            "Move it into a module beside it, such as my_model.py, import it from there, and"
+            " train again.",
+            "__main__",
+        )
 
 
 def _model_folder(model: Any, data: Any, scratch: Path) -> Path:

@@ -8,7 +8,7 @@ user_features/    features by user row, if there are any
 candidates.npy    item embeddings [item rows, dim] float32, as the trainer sees them
 probe.npz         queries and their embeddings, which an export must reproduce
 training.json     loss curve, speed, placement of the tables
-training_state/   what a later training goes on from, see `recsys.training.earlier_model`;
+training_state/   what a later training goes on from, see `recsys.training.warm_start`;
                   nothing here reads it
 """
 

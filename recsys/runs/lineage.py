@@ -17,7 +17,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.system.source_version import source_version
 
 FORMAT = 1
-_STATE = "training_state/state.json"  # As `recsys.training.earlier_model` has it.
+_STATE = "training_state/manifest.json"  # As `recsys.training.warm_start` has it.
 _COUNTED = ("read", "good", "rejected", "duplicates", "cut", "split", "positives")
 _OF_SPAN = ("span", "name", "version", "state", "rows", "rejected")
 _OF_BASE = ("fingerprint", "cut", "trained_until", "steps_before", "warm_starts", "carried")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Literal, NoReturn
+from typing import IO, Any, Literal
 
 from recsys.errors import RecsysError
 from recsys.system.disk_space import free_there
@@ -78,13 +78,16 @@ def run_stage(
         _signals_passed_to(stage) as passed_on,
     ):
         output, _ = stage.communicate()
-    if not passed_on or not is_raised(passed_on[0]):
-        return stage_result(module, stage.returncode, output, passed_on)
+    is_stopped = bool(passed_on) and is_raised(passed_on[0])
     try:
-        stage_result(module, stage.returncode, output, passed_on)
+        result = stage_result(module, stage.returncode, output, passed_on)
     except RecsysError as error:
-        raise StoppedError(passed_on[0]) from error
-    raise StoppedError(passed_on[0])
+        if is_stopped:
+            raise StoppedError(passed_on[0]) from error
+        raise
+    if is_stopped:
+        raise StoppedError(passed_on[0])
+    return result
 
 
 def run_stage_with_config(
@@ -132,18 +135,14 @@ def stage_result(
         return result
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
-    raise _no_result(module, code, passed_on)
-
-
-def _no_result(module: str, code: int, passed_on: Sequence[int]) -> RecsysError:
     if passed_on:
-        return RecsysError(
+        raise RecsysError(
             "R611",
             f"The process of {module} was stopped where it had nothing to save.",
             "Run the same command again; training goes on from its last checkpoint.",
             signal.Signals(passed_on[0]).name,
         )
-    return RecsysError(
+    raise RecsysError(
         "R610",
         f"The process of {module} must end with a result.",
         "The log holds its last words; out of memory ends a process with -9.",
@@ -174,10 +173,11 @@ def stage_main(stage: Callable[[], dict[str, Any]]) -> None:
     """Runs `stage`, prints its result or its error as JSON, and exits."""
     try:
         result = stage()
-    except RecsysError as error:
-        _fail(error)
-    except OSError as error:
-        _fail(storage_error(error))
+    except (RecsysError, OSError) as failure:
+        error = failure if isinstance(failure, RecsysError) else storage_error(failure)
+        log_traceback()
+        print(json.dumps({"error": error.to_json()}), flush=True)
+        sys.exit(error.exit_code)
     print(json.dumps(result), flush=True)
 
 
@@ -196,12 +196,6 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
         "Free some space or mend the permissions, and run again; what was served still is.",
         error.strerror or str(error),
     )
-
-
-def _fail(error: RecsysError) -> NoReturn:
-    log_traceback()
-    print(json.dumps({"error": error.to_json()}), flush=True)
-    sys.exit(error.exit_code)
 
 
 def log_traceback() -> None:

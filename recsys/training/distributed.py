@@ -191,13 +191,3 @@ class StopRequest:
         if self._signals.add():
             signal.signal(signum, self._before[signum])
             signal.raise_signal(signum)
-
-
-def stopped(step: int, total: int) -> RecsysError:
-    """Returns the error of a run that stopped because it was asked to."""
-    return RecsysError(
-        "R375",
-        f"Training was asked to stop, and has saved where it is: step {step:,} of {total:,}.",
-        "Run the same command again to go on from there.",
-        "SIGTERM or SIGINT",
-    )

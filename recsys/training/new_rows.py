@@ -26,8 +26,7 @@ holds of users.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy import sparse
@@ -36,126 +35,78 @@ from recsys.data.catalogue import FeatureBags
 
 SUPPORT = 10.0
 """Survivors with a token from which on it counts by more than half."""
-
 _CHUNK_NUMBERS = 1 << 22
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Survivors:
-    """The rows that new ones are made of.
-
-    Attributes:
-        vectors: The earlier table `[rows before, dim]` float32.
-        rows: Rows of today that were trained before `[n]`.
-        source: Their rows in the earlier table `[n]`.
-    """
-
-    vectors: np.ndarray
-    rows: np.ndarray
-    source: np.ndarray
-
-    @property
-    def chunk(self) -> int:
-        """Rows processed at a time."""
-        return max(1, _CHUNK_NUMBERS // int(self.vectors.shape[1]))
 
 
 class NewRows:
     """The vectors that new rows start from.
 
     Args:
-        survivors: What they are made of; at least one.
+        vectors: The earlier table `[rows before, dim]` float32.
+        survivors: Rows of today that were trained before `[n]`; at least one.
+        source: Their rows in the earlier table `[n]`.
         features: The features of all rows of today; none: the mean is what they start from.
         rows: The new rows `[m]`.
+
+    Attributes:
+        neighbours: New rows that share a token with a survivor.
     """
 
     def __init__(
-        self, survivors: Survivors, features: Sequence[FeatureBags], rows: np.ndarray
+        self,
+        vectors: np.ndarray,
+        survivors: np.ndarray,
+        source: np.ndarray,
+        features: Sequence[FeatureBags],
+        rows: np.ndarray,
     ) -> None:
-        self._rows = rows
-        self._tokens = _Tokens(features, rows, survivors.chunk)
-        self._compute(survivors)
-
-    @property
-    def neighbours(self) -> int:
-        """New rows that share a token with a survivor."""
-        return int(self._shares.sum())
+        dim = int(vectors.shape[1])
+        size = max(1, _CHUNK_NUMBERS // dim)
+        self._features = features
+        used = [np.unique(_tokens(features, rows[part]).indices) for part in _parts(rows, size)]
+        self._columns = np.unique(np.concatenate([np.zeros(0, np.int32), *used]))
+        n, n_tokens = len(survivors), len(self._columns)
+        sums, counts, mean = np.zeros((n_tokens, dim)), np.zeros(n_tokens), np.zeros(dim)
+        for part in _parts(survivors, size):
+            values = vectors[source[part]].astype(np.float64)
+            mean += values.sum(axis=0)
+            if n_tokens:
+                has = self._has(survivors[part]).T.tocsr()
+                sums += has @ values
+                counts += np.asarray(has.sum(axis=1)).ravel()
+        support = np.maximum(counts, 1.0)
+        self._mean = mean / n
+        self._weight = np.log1p(n / support) * counts / (counts + SUPPORT)
+        self._weighted = self._weight[:, None] * sums / support[:, None]
+        shared = (self._has(rows[part]) @ self._weight > 0 for part in _parts(rows, size))
+        self.neighbours = int(sum(is_shared.sum() for is_shared in shared))
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors `[n, dim]` float32 of some of the new rows `[n]`."""
-        has = self._tokens.of(rows)
+        has = self._has(rows)
         vectors = np.broadcast_to(self._mean, (len(rows), len(self._mean))).copy()
         total = has @ self._weight
         some = np.flatnonzero(total > 0)
         vectors[some] = (has[some] @ self._weighted) / total[some, None]
         return vectors.astype(np.float32)
 
-    def _compute(self, survivors: Survivors) -> None:
-        n_tokens, dim = len(self._tokens), int(survivors.vectors.shape[1])
-        sums, counts, mean = np.zeros((n_tokens, dim)), np.zeros(n_tokens), np.zeros(dim)
-        for start in range(0, len(survivors.rows), survivors.chunk):
-            part = slice(start, start + survivors.chunk)
-            vectors = survivors.vectors[survivors.source[part]].astype(np.float64)
-            mean += vectors.sum(axis=0)
-            if n_tokens:
-                has = self._tokens.of(survivors.rows[part]).T.tocsr()
-                sums += has @ vectors
-                counts += np.asarray(has.sum(axis=1)).ravel()
-        n = len(survivors.rows)
-        self._mean = mean / n
-        support = np.maximum(counts, 1.0)
-        self._weight = np.log1p(n / support) * counts / (counts + SUPPORT)
-        self._weighted = self._weight[:, None] * sums / support[:, None]
-        self._shares = np.concatenate(
-            [
-                self._tokens.of(self._rows[start : start + survivors.chunk]) @ self._weight > 0
-                for start in range(0, len(self._rows), survivors.chunk)
-            ]
-            or [np.zeros(0, bool)]
-        )
+    def _has(self, rows: np.ndarray) -> sparse.csr_matrix:
+        """Returns which of the new rows' tokens rows `[n]` have `[n, tokens]`."""
+        return _tokens(self._features, rows)[:, self._columns]
 
 
-class _Tokens:
-    """The tokens that some rows have, of all features, with consecutive numbers.
+def _parts(rows: np.ndarray, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, len(rows), size))
 
-    Args:
-        features: The features.
-        rows: The rows whose tokens count `[m]`.
-        chunk: Rows processed at a time.
-    """
 
-    def __init__(self, features: Sequence[FeatureBags], rows: np.ndarray, chunk: int) -> None:
-        self._features, self._known = features, []
-        for feature in features:
-            known = np.zeros(feature.rows, bool)
-            for start in range(0, len(rows), chunk):
-                known[np.asarray(feature.bags[rows[start : start + chunk]])] = True
-            known[0] = False  # Padding.
-            self._known.append(np.flatnonzero(known))
-
-    def __len__(self) -> int:
-        return sum(len(known) for known in self._known)
-
-    def of(self, rows: np.ndarray) -> sparse.csr_matrix:
-        """Returns which tokens rows `[n]` have, as 1 in a matrix `[n, tokens]` float64."""
-        parts = [
-            self._of_feature(feature, known, rows)
-            for feature, known in zip(self._features, self._known, strict=True)
-        ]
-        none = sparse.csr_matrix((len(rows), 0), dtype=np.float64)
-        return sparse.hstack([none, *parts], format="csr")
-
-    @staticmethod
-    def _of_feature(feature: FeatureBags, known: np.ndarray, rows: np.ndarray) -> sparse.csr_matrix:
+def _tokens(features: Sequence[FeatureBags], rows: np.ndarray) -> sparse.csr_matrix:
+    """Returns which tokens rows `[n]` have, as 1 in a matrix `[n, tokens of all features]`."""
+    parts = [sparse.csr_matrix((len(rows), 0), dtype=np.float64)]
+    for feature in features:
         bags = np.asarray(feature.bags[rows])
-        place = np.searchsorted(known, bags)
-        place[place == len(known)] = 0
-        is_known = (known[place] == bags) if len(known) else np.zeros(bags.shape, bool)
-        row = np.repeat(np.arange(len(rows)), bags.shape[1])[is_known.ravel()]
-        shape = (len(rows), len(known))
-        has = sparse.csr_matrix(
-            (np.ones(len(row)), (row, place[is_known])), shape=shape, dtype=np.float64
-        )
-        has.sum_duplicates()
+        row = np.repeat(np.arange(len(rows)), bags.shape[1])
+        shape = (len(rows), feature.rows)
+        has = sparse.csr_matrix((np.ones(bags.size), (row, bags.ravel())), shape=shape)
         has.data[:] = 1.0  # A token that a bag holds twice is one.
-        return has
+        parts.append(has[:, 1:])  # The first one is padding.
+    return sparse.hstack(parts, format="csr")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from recsys.config import TrainConfig
@@ -14,44 +12,6 @@ from recsys.models import ModelInputs
 
 _MANY = 0.02
 """Share of users without an order in time from which on it is worth a word."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Remarks:
-    """Warnings about the training data, which are no errors.
-
-    Attributes:
-        unknown_items: Training positives whose item has no row of its own.
-        zero_weights: Training positives of weight 0, which teach nothing.
-        events: All training positives.
-        timeless_users: Users of several events, all of them in the same second.
-        users: Users with an event.
-    """
-
-    unknown_items: int
-    zero_weights: int
-    events: int
-    timeless_users: int = 0
-    users: int = 0
-
-    def sentences(self) -> list[str]:
-        """Returns a sentence for each warning."""
-        counts = {
-            "are of items without a row of their own": self.unknown_items,
-            "have weight 0 and teach nothing": self.zero_weights,
-        }
-        sentences = [
-            f"{count:,} of {self.events:,} training positives {what}."
-            for what, count in counts.items()
-            if count
-        ]
-        if self.timeless_users > _MANY * self.users:
-            sentences.append(
-                f"{self.timeless_users:,} of {self.users:,} users did all that they did in one"
-                " second, so no history comes before it: model.history_of=others takes the"
-                " user's other items."
-            )
-        return sentences
 
 
 def check_divides(train: TrainConfig, n_parts: int) -> None:
@@ -88,7 +48,7 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
 
 def check_events(
     events: KeptEvents, catalogue: Catalogue, history_of: str | None = "others"
-) -> Remarks:
+) -> list[str]:
     """Checks that something can be learned from the training positives.
 
     Args:
@@ -97,7 +57,7 @@ def check_events(
         history_of: `model.history_of`: whether times matter.
 
     Returns:
-        Warnings about the events.
+        Sentences on what is remarkable, and no error.
 
     Raises:
         RecsysError: There is one user or one item, no known item, or a weight that is none.
@@ -121,8 +81,21 @@ def check_events(
             {"training positives": len(events), "users": n_users, "items": n_items},
         )
     n_timeless = _timeless_users(events) if history_of != "others" else 0
-    n_zero = _checked_weights(events)
-    return Remarks(len(events) - n_known, n_zero, len(events), n_timeless, n_users)
+    of_events = {
+        "are of items without a row of their own": len(events) - n_known,
+        "have weight 0 and teach nothing": _checked_weights(events),
+    }
+    remarks = [
+        f"{count:,} of {len(events):,} training positives {what}."
+        for what, count in of_events.items()
+        if count
+    ]
+    if n_timeless > _MANY * n_users:
+        remarks.append(
+            f"{n_timeless:,} of {n_users:,} users did all that they did in one second, so no"
+            " history comes before it: model.history_of=others takes the user's other items."
+        )
+    return remarks
 
 
 def unknown_share(events: KeptEvents, inputs: ModelInputs) -> float:
@@ -159,7 +132,17 @@ def _checked_weights(events: KeptEvents) -> int:
             continue
         is_good = np.isfinite(weight) & (weight >= 0)
         if not is_good.all():
-            raise _bad_weight(events, int(start) + int(np.flatnonzero(~is_good)[0]))
+            place, log = int(start) + int(np.argmin(is_good)), events.log
+            names = ("user_row", "item_row", "timestamp")
+            user_row, item_row, time = (int(getattr(log, name)[place]) for name in names)
+            raise RecsysError(
+                "R326",
+                "The weight of a training positive must be a number that is not negative;"
+                f" that of event {place} (user row {user_row}, item row {item_row},"
+                f" time {time}) isn't.",
+                "Run the pipeline again: ingestion rejects such weights.",
+                float(weight[np.argmin(is_good)]),
+            )
         n_zero += int((weight == 0).sum()) - int((weight[part.held] == 0).sum())
     if n_zero == len(events):
         raise RecsysError(
@@ -169,17 +152,3 @@ def _checked_weights(events: KeptEvents) -> int:
             f"{n_zero} weights of 0",
         )
     return n_zero
-
-
-def _bad_weight(events: KeptEvents, place: int) -> RecsysError:
-    log = events.log
-    row = {name: int(getattr(log, name)[place]) for name in ("user_row", "item_row", "timestamp")}
-    weight = None if log.weight is None else float(log.weight[place])
-    return RecsysError(
-        "R326",
-        "The weight of a training positive must be a number that is not negative;"
-        f" that of event {place} (user row {row['user_row']}, item row {row['item_row']},"
-        f" time {row['timestamp']}) isn't.",
-        "Run the pipeline again: ingestion rejects such weights.",
-        weight,
-    )

@@ -1,24 +1,95 @@
-"""What a training gives: the model, its loss curve, its metrics, and how it ran."""
+"""The progress of a training, and what it gives: the model, its metrics, and how it ran."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from recsys.config import TrainStage
 from recsys.data.training_events import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.models import ModelInputs, RetrievalModel
-from recsys.training.earlier_model import EarlierModel
-from recsys.training.run_folders import RunFolders
-from recsys.training.run_state import Progress, metrics_text
+
+if TYPE_CHECKING:
+    from recsys.training.run_folders import RunFolders
+    from recsys.training.warm_start import EarlierModel
 
 _WIDTH, _HEIGHT = 480, 120
+
+
+@dataclasses.dataclass
+class Progress:
+    """The state of a run beside its arrays; saved with each checkpoint.
+
+    Attributes:
+        step: Steps done.
+        seconds: Time spent in training, over all attempts.
+        waited_s: Of it, the time that the loop waited for its input.
+        curve: The mean loss of every few steps, `{"step", "loss", …}`.
+        looks: The validations, `{"step", metric: value, …}` each.
+        best_step: Step of the best validation; None before the first.
+        resumed_at: Steps that the run was resumed from.
+        machine: Devices, processes, platform, and what the compiled step holds.
+        warm_start: What was taken over from an earlier model; None for a cold start.
+        epochs: Metrics of each epoch that ended, `{"epoch", "step", "loss", …}` with
+            those of the validation as `val_…`.
+        epoch_sums: Sums over the steps of the present epoch, with their number as `steps`.
+        epoch_counts: Counts over them.
+        is_stopped: Whether a callback stopped the run before its last step.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    looks: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    best_step: int | None = None
+    resumed_at: list[int] = dataclasses.field(default_factory=list)
+    machine: dict[str, Any] = dataclasses.field(default_factory=dict)
+    warm_start: dict[str, Any] | None = None
+    epochs: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    epoch_sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    epoch_counts: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_stopped: bool = False
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the training time that went into waiting for input [0..1]."""
+        return self.waited_s / self.seconds if self.seconds else 0.0
+
+    def add_steps(self, n: int, means: Mapping[str, float], counts: Mapping[str, float]) -> None:
+        """Adds the mean metrics of `n` steps, and their counts, to those of the present epoch."""
+        for name, value in {"steps": 1.0, **means}.items():
+            self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + n * value
+        for name, value in counts.items():
+            self.epoch_counts[name] = self.epoch_counts.get(name, 0.0) + value
+
+    def end_epoch(self, epoch: int, validation: Mapping[str, float]) -> dict[str, float]:
+        """Returns the metrics of the epoch that ends now, and keeps them.
+
+        Args:
+            epoch: Its number, from 0 on.
+            validation: Metrics of the validation after it, if there was one.
+        """
+        steps = self.epoch_sums.pop("steps")
+        logs = {name: total / steps for name, total in self.epoch_sums.items()}
+        logs |= self.epoch_counts
+        logs |= {f"val_{name}": value for name, value in validation.items()}
+        self.epochs.append({"epoch": epoch, "step": self.step, **logs})
+        self.epoch_sums, self.epoch_counts = {}, {}
+        return logs
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Returns metrics as one line, without the numbers of epoch and step."""
+    shown = {name: value for name, value in metrics.items() if name not in ("epoch", "step")}
+    return " · ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,10 +204,10 @@ def _curve_svg(curve: list[dict[str, float]]) -> str:
     """Returns the loss over the steps as SVG, readable on light and dark; "" for no curve."""
     if len(curve) < 2:
         return ""
-    steps, losses = ([point[key] for point in curve] for key in ("step", "loss"))
+    steps, losses = (np.array([point[key] for point in curve]) for key in ("step", "loss"))
+    x, y = ((v - v.min()) / (np.ptp(v) or 1.0) for v in (steps, losses))
     points = " ".join(
-        f"{x:.1f},{_HEIGHT - y:.1f}"
-        for x, y in zip(_scaled(steps, _WIDTH), _scaled(losses, _HEIGHT), strict=True)
+        f"{_WIDTH * a:.1f},{_HEIGHT * (1 - b):.1f}" for a, b in zip(x, y, strict=True)
     )
     title = f"loss {losses[0]:.4f} → {losses[-1]:.4f}, step {steps[-1]:,.0f}"
     return (
@@ -145,10 +216,3 @@ def _curve_svg(curve: list[dict[str, float]]) -> str:
         f"<polyline points='{points}' fill='none' stroke='#3b82c4' stroke-width='2'/>"
         f"<text x='0' y='{_HEIGHT + 16}' font-size='12' fill='currentColor'>{title}</text></svg>"
     )
-
-
-def _scaled(values: Iterable[float], size: float) -> list[float]:
-    """Returns values between 0 and `size`, the least and the greatest at the ends."""
-    values = list(values)
-    low, span = min(values), (max(values) - min(values)) or 1.0
-    return [size * (value - low) / span for value in values]

@@ -27,9 +27,13 @@ from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
 from recsys.system.held_folder import HeldFolder
+from recsys.training.training_log import note
 
-_OTHERS = 2
+_KEPT_OTHERS = 2
 _IDENTITY = "identity.json"
+_DATA_PARTS = ("vocabulary", "catalogue", "user_features")
+# Devices compute the same, however they are arranged.
+_CHANGES_NOTHING = ("mesh", "layout")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +58,11 @@ class RunFolders:
         data: Path,
         base: str | None = None,
         tensorboard: Path | None = None,
-        model: str | None = None,
     ) -> Self:
         """Returns the folders of a run.
+
+        Two runs with the same identity compute the same, so one may continue the other's
+        checkpoint. How often checkpoints are written, for example, is no part of it.
 
         Args:
             root: Folder of the checkpoints of all runs.
@@ -64,11 +70,22 @@ class RunFolders:
             data: Data folder of the InteractionEncoder.
             base: Fingerprint of the earlier model of a warm start; None for a cold start.
             tensorboard: Folder of the logs of all runs for TensorBoard; None: no logs.
-            model: Fingerprint of the code of a model that isn't of this package.
+
+        Raises:
+            RecsysError: A file of the data can't be read.
         """
-        parts = identity(stage, data, base) | ({} if model is None else {"model": model})
-        name = folder_name(parts)
-        return cls(parts, root / name, None if tensorboard is None else tensorboard / name)
+        config = stage.model_dump(mode="json", exclude={*_CHANGES_NOTHING})
+        del config["train"]["checkpoint"], config["train"]["profile_steps"]
+        if base is None:  # Of no consequence to a training that begins anew.
+            del config["warm_start"]
+        identity = {
+            "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+            "data": _data_fingerprint(data),
+            "code": code_fingerprint("recsys.train", config=[stage]),
+            **({} if base is None else {"base": base}),
+        }
+        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        return cls(identity, root / name, None if tensorboard is None else tensorboard / name)
 
     @staticmethod
     def root_beside(model: Path) -> Path:
@@ -95,34 +112,55 @@ class RunFolders:
         """Folder of the trace of JAX's profiler, where TensorBoard finds it."""
         return self.tensorboard or self.checkpoints / "profile"
 
-    def newest_other(self) -> tuple[Path, list[str]] | None:
-        """Returns the folder of the run that was written last, and what differs from it.
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from writing the same checkpoints while it is open.
 
-        None if there is no other run, or none with an identity.
+        The kernel frees the lock when the process ends, however.
+
+        Raises:
+            RecsysError: Another run holds it (R380), or one of them is a link (R381).
         """
+        # A link is refused: removing checkpoints must not delete files behind it.
+        for folder in (self.checkpoints, self.last, self.best, self.negatives):
+            if folder.is_symlink():
+                raise RecsysError(
+                    "R381",
+                    "No folder of a training's checkpoints may be a link.",
+                    "Look at what it leads to, and remove the link; to keep checkpoints"
+                    " elsewhere, name that folder with --checkpoints.",
+                    str(folder),
+                )
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        with _lock(self.checkpoints):
+            commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
+            yield
+
+    def note_what_changed(self) -> None:
+        """Notes why a run begins anew, where another one has written checkpoints."""
         for path in self._others():
-            try:
+            with suppress(OSError, ValueError):
                 other = json.loads((path / _IDENTITY).read_text())
-            except (OSError, ValueError):
-                continue
-            parts = dict.fromkeys([*self.identity, *other])
-            return path, [part for part in parts if other.get(part) != self.identity.get(part)]
-        return None
+                parts = dict.fromkeys([*self.identity, *other])
+                changed = [part for part in parts if other.get(part) != self.identity.get(part)]
+                note(
+                    f"Trains from the beginning: {' and '.join(changed)} changed since the"
+                    f" checkpoints in {path} were written."
+                )
+                return
 
     def remove_others(self) -> list[Path]:
-        """Removes the checkpoints of other runs but the two that were written last.
+        """Removes and returns the checkpoints of other runs but the two written last.
 
         A checkpoint is as large as tables and slots together, and each night's data make
-        another run. Those that are left out are still there for a run that was killed.
-
-        Returns:
-            The folders that were removed.
+        another run. Those that are left are still there for a run that was killed.
         """
         removed = []
-        for path in self._others()[_OTHERS:]:
+        for path in self._others()[_KEPT_OTHERS:]:
             with suppress(RecsysError, OSError), _lock(path), HeldFolder(path.parent) as held:
                 held.remove(path)
                 removed.append(path)
+                note(f"Removed the checkpoints of an older run: {path}")
         return removed
 
     def _others(self) -> list[Path]:
@@ -133,33 +171,6 @@ class RunFolders:
             if path.name != self.checkpoints.name and not path.is_symlink()
         ]
         return sorted(others, key=_written, reverse=True)
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other processes from writing the same checkpoints while it is open.
-
-        The kernel frees the lock when the process ends, however.
-
-        Raises:
-            RecsysError: Another run holds it (R380), or one of them is a link (R381).
-        """
-        self._check_no_link()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        with _lock(self.checkpoints):
-            commit_text(json.dumps(self.identity) + "\n", self.checkpoints / _IDENTITY)
-            yield
-
-    def _check_no_link(self) -> None:
-        """Refuses a link: removing checkpoints must not delete files behind it."""
-        for folder in (self.checkpoints, self.last, self.best, self.negatives):
-            if folder.is_symlink():
-                raise RecsysError(
-                    "R381",
-                    "No folder of a training's checkpoints may be a link.",
-                    "Look at what it leads to, and remove the link; to keep checkpoints"
-                    " elsewhere, name that folder with --checkpoints.",
-                    str(folder),
-                )
 
 
 @contextmanager
@@ -183,53 +194,13 @@ def _written(folder: Path) -> float:
     return max(path.stat().st_mtime for path in [folder, *folder.glob("last/*")])
 
 
-_PARTS = ("vocabulary", "catalogue", "user_features")
-_CHANGES_NOTHING = ("checkpoint", "profile_steps")
-
-
-def identity(stage: TrainStage, data: Path, base: str | None = None) -> dict[str, str]:
-    """Returns the fingerprints of `config`, `data` and `code`, each a sha256 in hex.
-
-    That of the `base` is among them where a training goes on from an earlier model.
-
-    Two runs with the same ones compute the same, so one may go on from the other's
-    checkpoint. How often checkpoints are written, for example, is no part of them.
-
-    Args:
-        stage: The model and the training loop.
-        data: Data folder of the InteractionEncoder.
-        base: Fingerprint of the model that it goes on from; None: it begins anew.
-
-    Raises:
-        RecsysError: A file of the data can't be read.
-    """
-    described = stage.model_dump(mode="json")
-    for key in _CHANGES_NOTHING:
-        del described["train"][key]
-    # Devices compute the same, however they are arranged.
-    del described["mesh"], described["layout"]
-    # Of no consequence to a training that begins anew.
-    warm_start = described.pop("warm_start")
-    more = {} if base is None else {"base": base}
-    if base is not None:
-        described["warm_start"] = warm_start
-    config = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    code = code_fingerprint("recsys.train", config=[stage])
-    return {"config": config, "data": _data_fingerprint(data), "code": code, **more}
-
-
-def folder_name(parts: dict[str, str]) -> str:
-    """Returns the name of the folder that the checkpoints of a run lie in."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _data_fingerprint(data: Path) -> str:
     """Returns one text for one content of a data folder.
 
     The store's manifest names the sha256 of each of its files.
     """
     files = [data / "store" / MANIFEST]
-    for part in _PARTS:
+    for part in _DATA_PARTS:
         files += [file for file in (data / part).rglob("*") if file.is_file()]
     digest = hashlib.sha256()
     try:

@@ -1,31 +1,33 @@
-"""Transfers an earlier model's state: tables row by row, towers and optimizers whole."""
+"""Transfers an earlier model's state: tables row by row, towers and optimizers whole.
+
+Rows go into a sharded table by chunks; no device or host holds it twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from recsys.config import TrainStage, WarmStartConfig
+from recsys.config import TrainStage
 from recsys.data.catalogue import FeatureBags
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.saved import kept_weights
-from recsys.training.earlier_model import EarlierModel
-from recsys.training.new_rows import NewRows, Survivors
-from recsys.training.row_transfer import (
-    RowSources,
-    chunk_rows,
-    sources_of_ids,
-    sources_of_tokens,
-    transfer_rows,
-)
-from recsys.training.run_state import moments_of, seeds_of
+from recsys.training.checkpoint import moments_of, seeds_of
+from recsys.training.new_rows import NewRows
+from recsys.training.row_sources import RowSources, sources_of_ids, sources_of_tokens
 from recsys.training.training_log import report_progress
-from recsys.training.warm_start import refused
+from recsys.training.warm_start import EarlierModel, refused, warm_start_of
 
+_CHUNK_BYTES = 2**26
+_SIDES = ("users", "items")
 Report = dict[str, dict[str, int]]
 
 
@@ -45,28 +47,36 @@ def transfer_state(
         stage: The model and the training loop now.
 
     Returns:
-        Of each table, by its name: `rows`, and of the ids or tokens `kept`, `new`, `reset`
-        (new, in a row that was another's), `dropped`, `moved` (kept, in another row), and
-        `neighbours` (new or reset, made of their features' neighbours).
+        Of each table, by its name: `rows`, the counts of `RowSources`, and `neighbours`
+        (new or reset, made of their features' neighbours).
 
     Raises:
         UsageError: The model has other variables than `base`.
     """
     _check_variables(base, model)
-    plan = TablePlan(base, inputs, stage.warm_start or WarmStartConfig())
-    tables = tables_of(model)
+    before, tables = base.read_inputs(), tables_of(model)
+    sources = {
+        side: sources_of_ids(getattr(before, side), getattr(inputs, side)) for side in _SIDES
+    }
+    for side in _SIDES:
+        then = _features(before, side)
+        for name, today in _features(inputs, side).items():
+            sources[name] = sources_of_tokens(then[name], today, sources[side].source)
     report: Report = {}
     for number, table in enumerate(tables):
         report_progress(number, len(tables), f"takes over the table {table.name}")
-        sources = plan.sources(table.name)
-        new = plan.new_rows(table.name, table.embeddings.path)
-        _put(table, sources, new, base)
+        own = sources[table.name]
+        new = _new_rows(table, own, base, before, inputs, warm_start_of(stage).new_rows)
+        for variable in table.variables_by_row:
+            values = base.array(variable.path)
+            if values is None:  # The same optimizer has the same slots; weights were checked.
+                slot = f"slot {variable.path}: none → {tuple(variable.shape)}"
+                raise refused(base.folder, [slot])
+            made = new if variable is table.embeddings else None
+            _put_rows(table, variable, _chunks(own, values, made, _chunk_rows(variable)))
         table.steps.assign(base.state.updates)
-        report[table.name] = {
-            "rows": table.rows,
-            **sources.counts(),
-            "neighbours": 0 if new is None else new.neighbours,
-        }
+        neighbours = 0 if new is None else new.neighbours
+        report[table.name] = {"rows": table.rows, **own.counts, "neighbours": neighbours}
     _transfer_dense(base, model)
     return report
 
@@ -75,8 +85,8 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
     """Checks that the code creates the same variables as before, which no config shows."""
     changes = []
     ours = {variable.path: (variable, table) for variable, table in kept_weights(model)}
-    for path in [*ours, *(path for path in base.paths if path not in ours)]:
-        weights, (variable, table) = base.weights(path), ours.get(path, (None, None))
+    for path in dict.fromkeys([*ours, *base.weights]):
+        weights, (variable, table) = base.array(path), ours.get(path, (None, None))
         then = None if weights is None else weights.shape[1 if table else 0 :]
         now = None if variable is None else tuple(variable.shape)[1 if table else 0 :]
         if then != now:
@@ -85,14 +95,40 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
         raise refused(base.folder, changes)
 
 
-def _put(table: Table, sources: RowSources, new: NewRows | None, base: EarlierModel) -> None:
-    for variable in table.variables_by_row:
-        is_slot = variable is not table.embeddings
-        values = base.kept(variable.path) if is_slot else base.weights(variable.path)
-        if values is None:  # The same optimizer has the same slots; weights were checked.
-            raise refused(base.folder, [f"slot {variable.path}: none → {tuple(variable.shape)}"])
-        made = None if is_slot else new
-        transfer_rows(table, variable, _chunks(sources, values, made, chunk_rows(variable)))
+def _features(inputs: ModelInputs, side: str) -> dict[str, FeatureBags]:
+    """Returns the features of users or of items by their names."""
+    features = inputs.catalogue.features if side == "items" else inputs.user_features
+    return {feature.name: feature for feature in features}
+
+
+def _new_rows(
+    table: Table,
+    sources: RowSources,
+    base: EarlierModel,
+    before: ModelInputs,
+    now: ModelInputs,
+    kind: str,
+) -> NewRows | None:
+    """Returns what the new rows of a table start from; None: what a first training has.
+
+    Nothing is made of padding, nor of rows that many ids share, nor of rows of ids that had
+    no training positives, which may hold what they began with.
+    """
+    name, rows = table.name, np.flatnonzero(sources.is_new)
+    survivors = np.flatnonzero(sources.source >= 0)
+    features: Sequence[FeatureBags] = ()
+    if name in _SIDES:
+        vocabulary, source = getattr(before, name), sources.source[survivors]
+        is_own = source >= vocabulary.first_own_row
+        survivors = survivors[is_own & (vocabulary.row_counts[source] > 0)]
+        if kind == "neighbours":
+            features = list(_features(now, name).values())
+    else:
+        survivors = survivors[survivors > 0]
+    weights = base.array(table.embeddings.path)
+    if kind == "initial" or not len(rows) or not len(survivors) or weights is None:
+        return None
+    return NewRows(weights, survivors, sources.source[survivors], features, rows)
 
 
 def _chunks(
@@ -101,11 +137,11 @@ def _chunks(
     """Yields rows that get a value `[c]`, and their values `[c, width]` float32."""
     for start in range(0, len(sources.source), n):
         source = sources.source[start : start + n]
-        is_carried = source >= 0
+        is_kept = source >= 0
         is_made = sources.is_new[start : start + n] & (new is not None)
-        chosen = np.flatnonzero(is_carried | is_made)
+        chosen = np.flatnonzero(is_kept | is_made)
         chunk = np.zeros((len(chosen), values.shape[1]), np.float32)
-        chunk[is_carried[chosen]] = values[source[is_carried]]
+        chunk[is_kept[chosen]] = values[source[is_kept]]
         if new is not None and is_made.any():
             chunk[is_made[chosen]] = new.vectors(start + np.flatnonzero(is_made))
         yield start + chosen, chunk
@@ -115,11 +151,11 @@ def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
     """Gives the towers their weights, and their optimizer its moments."""
     for variable, table in kept_weights(model):
         if table is None:
-            variable.assign(_whole(base.weights(variable.path)))
+            variable.assign(np.array(base.array(variable.path)))
     for path, variable in {**moments_of(model), **seeds_of(model)}.items():
-        kept = base.kept(path)
+        kept = base.array(path)
         if kept is not None and kept.shape == tuple(variable.shape):
-            variable.assign(_whole(kept))
+            variable.assign(np.array(kept))
     optimizer: Any = model.optimizer
     accumulate = optimizer.gradient_accumulation_steps or 1
     optimizer._iterations.assign(base.state.updates * accumulate)
@@ -128,75 +164,77 @@ def _transfer_dense(base: EarlierModel, model: RetrievalModel) -> None:
         # variables would be donated to the step twice.
         averages = optimizer._model_variables_moving_average
         for average, variable in zip(averages, model.trainable_variables, strict=True):
-            average.assign(_whole(base.weights(variable.path)))
+            average.assign(np.array(base.array(variable.path)))
 
 
-def _whole(array: np.ndarray | None) -> np.ndarray:
-    assert array is not None  # noqa: S101 `_check_variables` saw to it
-    return np.array(array)
+# --- rows into a sharded table
 
 
-_SIDES = ("users", "items")
+def _chunk_rows(variable: Any) -> int:
+    """Returns how many rows of a table's variable are put at a time."""
+    return max(1, _CHUNK_BYTES // (4 * int(variable.shape[1])))
 
 
-class TablePlan:
-    """Plans the row transfer of each table of a model.
+def _put_rows(table: Table, variable: Any, chunks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Gives rows of a table their values; others keep what they have.
+
+    Every process of a run calls it with the same chunks; each device takes its part of
+    them. The arrays that the variable holds are freed as it goes.
 
     Args:
-        base: The earlier model.
-        now: What is known of users and items now.
-        config: What new rows start from.
+        table: The table.
+        variable: Its weights, or one of its slots.
+        chunks: Rows `[n]` and their values `[n, width]` float32; each row once, at most
+            `_chunk_rows` in a chunk.
     """
-
-    def __init__(self, base: EarlierModel, now: ModelInputs, config: WarmStartConfig) -> None:
-        self._base, self._before, self._now = base, base.read_inputs(), now
-        self._config = config
-        self._sources = {
-            side: sources_of_ids(getattr(self._before, side), getattr(now, side)) for side in _SIDES
-        }
-
-    def sources(self, name: str) -> RowSources:
-        """Returns where the rows of the table `name` come from."""
-        if name not in self._sources:
-            side = next(side for side in _SIDES if name in _features(self._now, side))
-            then, today = (_features(known, side)[name] for known in (self._before, self._now))
-            self._sources[name] = sources_of_tokens(then, today, self._sources[side].source)
-        return self._sources[name]
-
-    def new_rows(self, name: str, path: str) -> NewRows | None:
-        """Returns what the new rows of a table start from; None: what they have.
-
-        Args:
-            name: Name of the table.
-            path: Path of its weights.
-        """
-        sources = self.sources(name)
-        rows, kind = np.flatnonzero(sources.is_new), self._config.new_rows
-        survived, weights = self._survivors(name, sources), self._base.weights(path)
-        if kind == "initial" or not len(rows) or not len(survived) or weights is None:
-            return None
-        features: Sequence[FeatureBags] = ()
-        if kind == "neighbours" and name in _SIDES:
-            features = list(_features(self._now, name).values())
-        return NewRows(Survivors(weights, survived, sources.source[survived]), features, rows)
-
-    def _survivors(self, name: str, sources: RowSources) -> np.ndarray:
-        """Returns the rows `[n]` that new ones may be made of.
-
-        Not padding, nor rows that many ids share; nor rows of ids that had no training
-        positives, which may hold what they began with.
-        """
-        survived = np.flatnonzero(sources.source >= 0)
-        if name not in _SIDES:
-            return survived[survived > 0]
-        vocabulary = getattr(self._before, name)
-        source = sources.source[survived]
-        is_trained = vocabulary.row_counts[source] > 0
-        chosen: np.ndarray = survived[is_trained & (source >= vocabulary.first_own_row)]
-        return chosen
+    value = variable.value
+    is_on_mesh = isinstance(value.sharding, NamedSharding)
+    write = _write_on_mesh(value.sharding) if is_on_mesh else _write
+    n, width = min(_chunk_rows(variable), table.rows), int(variable.shape[1])
+    for rows, values in chunks:
+        # A place behind the last one is none: all chunks are of one length, and compiled once.
+        places = np.full(n, value.shape[0], np.int32)
+        padded = np.zeros((n, width), np.float32)
+        places[: len(rows)], padded[: len(rows)] = table.physical(rows.astype(np.int64)), values
+        value = write(value, places, padded)
+    variable.assign(value)
 
 
-def _features(inputs: ModelInputs, side: str) -> dict[str, FeatureBags]:
-    """Returns the features of users or of items by their names."""
-    features = inputs.catalogue.features if side == "items" else inputs.user_features
-    return {feature.name: feature for feature in features}
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
+    return value.at[places].set(rows.astype(value.dtype), mode="drop")
+
+
+@functools.lru_cache(maxsize=16)
+def _write_on_mesh(sharding: NamedSharding) -> Callable[..., jax.Array]:
+    row_axis, column_axis = (*sharding.spec, None, None)[:2]
+
+    def own(value: jax.Array, places: jax.Array, rows: jax.Array) -> jax.Array:
+        n_places, width = value.shape
+        if row_axis is not None:
+            places = places - jax.lax.axis_index(row_axis) * n_places
+        if column_axis is not None:
+            first = jax.lax.axis_index(column_axis) * width
+            rows = jax.lax.dynamic_slice_in_dim(rows, first, width, axis=1)
+        # What lies on another device comes before or behind; a negative place would wrap.
+        places = jnp.where((places >= 0) & (places < n_places), places, n_places)
+        return value.at[places].set(rows.astype(value.dtype), mode="drop")
+
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    mapped = jax.shard_map(
+        own,
+        mesh=sharding.mesh,
+        in_specs=(sharding.spec, everywhere.spec, everywhere.spec),
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    write = jax.jit(mapped, donate_argnums=0, out_shardings=sharding)
+
+    def on_all(value: jax.Array, *arrays: np.ndarray) -> jax.Array:
+        whole = (
+            jax.make_array_from_callback(array.shape, everywhere, array.__getitem__)
+            for array in arrays
+        )
+        return write(value, *whole)
+
+    return on_all

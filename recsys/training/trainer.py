@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
 import sys
 import weakref
 from collections.abc import Sequence
@@ -33,20 +30,20 @@ from recsys.embedding import TablePlacement, activate, device_mesh, table_layout
 from recsys.embedding.layout import tables_of
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
-from recsys.training.callbacks import EpochTasks, PrintEpochs
-from recsys.training.checkpoint import CheckpointStore, spread_rows
+from recsys.models.retrieval import model_class
+from recsys.training.checkpoint import CheckpointStore, interleaved_rows, saved_variables
 from recsys.training.distributed import is_primary
-from recsys.training.loop import TrainingRun
+from recsys.training.hard_negatives import EpochTasks
+from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, check_events, unknown_share
 from recsys.training.prefetch import BatchIterator
-from recsys.training.result import TrainingResult
+from recsys.training.result import Progress, TrainingResult
 from recsys.training.run_folders import RunFolders
-from recsys.training.run_state import Progress, saved_variables
 from recsys.training.state_transfer import transfer_state
-from recsys.training.training_log import TensorBoardWriter, TrainingLog, note, note_once
+from recsys.training.training_log import TensorBoardWriter, TrainingLog, note_once
 from recsys.training.validation import trained_inputs
-from recsys.training.warm_start import Choice, batch_settings, choose, continued_stage
+from recsys.training.warm_start import Start, batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
 _built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
@@ -134,26 +131,36 @@ class Trainer:
         Raises:
             RecsysError: The data are too few, a table isn't placed as planned, the loss is
                 NaN, no checkpoint is whole, or the run was asked to stop (R375).
-            UsageError: The model doesn't fit the data or is built (R382), or is another one
-                than `base` (R390).
+            UsageError: The model doesn't fit the data, is built or not registered (R382), or
+                is another one than `base` (R390).
         """
         check_backend()
         stage = self._stage(model, data)
         inputs = ModelInputs.open(data.folder)
-        choice = choose(self.base, stage, data.store, inputs)
-        result = _Fit(self, model, data, inputs, stage, choice).run()
+        start = choose(self.base, stage, data.store, inputs)
+        result = _Fit(self, model, data, inputs, stage, start).run()
         # Past Keras, which looks for layers in what a model is given; `recsys.export` reads it.
         object.__setattr__(model, "training_result", result)
         return result
 
     def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
         """Returns the configs of the run, and gives the model's the order of histories."""
-        config = with_histories(model.spec.config, data.store)
+        registered = model_class(model.spec)
+        if f"{registered.__module__}:{registered.__qualname__}" != (
+            f"{type(model).__module__}:{type(model).__qualname__}"
+        ):
+            raise _unsuitable(
+                "be of the class that its config names, which reads it again later",
+                "Register the class with @recsys.register_model, with a Config of its own.",
+                type(model).__qualname__,
+            )
+        config = _with_histories(model.spec.config, data.store)
         spec = model.spec.model_copy(update={"config": config})
-        if spec != _spec_for(config, data):
-            raise UsageError(
-                "R382",
-                "The model must be made for the data that it trains on.",
+        if spec != ModelSpec.for_data(
+            config, data.users.n_rows, data.catalogue, data.user_features
+        ):
+            raise _unsuitable(
+                "be made for the data that it trains on",
                 "Make it by from_config(config, data.spec).",
                 f"{spec.user_rows} user rows, {spec.item_rows} item rows",
             )
@@ -161,11 +168,11 @@ class Trainer:
         return self.stage.model_copy(update={"model": config})
 
 
-def _spec_for(config: Any, data: Data) -> ModelSpec:
-    return ModelSpec.for_data(config, data.users.n_rows, data.catalogue, data.user_features)
+def _unsuitable(rule: str, cure: str, received: str) -> UsageError:
+    return UsageError("R382", f"The model to train must {rule}.", cure, received)
 
 
-def with_histories(config: Any, store: InteractionStore) -> Any:
+def _with_histories(config: Any, store: InteractionStore) -> Any:
     """Returns a model's config with `history_of` as the order of the events asks for.
 
     Raises:
@@ -184,16 +191,7 @@ def with_histories(config: Any, store: InteractionStore) -> Any:
 
 
 class _Fit:
-    """One call of `Trainer.fit`.
-
-    Args:
-        trainer: The trainer.
-        model: The model.
-        data: The data.
-        inputs: What is known of users and items.
-        stage: The configs of the run.
-        choice: The earlier model to start from, if any.
-    """
+    """One call of `Trainer.fit`; its arguments are what that has made."""
 
     def __init__(
         self,
@@ -202,91 +200,82 @@ class _Fit:
         data: Data,
         inputs: ModelInputs,
         stage: TrainStage,
-        choice: Choice,
+        start: Start,
     ) -> None:
-        self._trainer, self._model, self._choice = trainer, model, choice
-        base = choice.base
+        self._trainer, self._model, self._start, self._own_stage = trainer, model, start, stage
+        base = start.base
         self._folders = RunFolders.of_run(
             trainer.checkpoints,
             stage,
             data.folder,
             None if base is None else base.fingerprint,
             trainer.tensorboard,
-            model_sources(type(model)),
         )
-        self._own_stage, self._stage = stage, continued_stage(stage, base)
+        self._stage = continued_stage(stage, base)
+        train = self._stage.train
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
-        self._events = training_events(data.store.train, self._stage.train)
-        self._check(data, inputs)
+        self._events = training_events(data.store.train, train)
+        check_divides(train, self._mesh.shape[0])
+        remarks = check_events(self._events, inputs.catalogue, self._stage.model.history_of)
+        if data.store.split.order == "none" and self._stage.model.needs_order:
+            remarks.append(
+                "model.pooling is sequence, and the events have no order: its places say nothing,"
+                " so mean or attention learn as much for less."
+            )
+        for sentence in remarks:
+            note_once(sentence)
         self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
+        self._unknown_share = unknown_share(self._events, self._inputs)
         self._source = BatchSource(
             self._events,
             inputs.catalogue,
             self._stage.model,
-            batch_settings(self._stage.train, base),
+            batch_settings(train, base),
             inputs.user_features,
             multiple=self._mesh.shape[0],
         )
 
-    def _check(self, data: Data, inputs: ModelInputs) -> None:
-        """Checks what must hold before the first step, and notes what is remarkable."""
-        model = self._stage.model
-        check_divides(self._stage.train, self._mesh.shape[0])
-        remarks = check_events(self._events, inputs.catalogue, model.history_of)
-        for sentence in remarks.sentences():
-            note_once(sentence)
-        if data.store.split.order == "none" and model.needs_order:
-            note_once(
-                "model.pooling is sequence, and the events have no order: its places say nothing,"
-                " so mean or attention learn as much for less."
-            )
-
     def run(self) -> TrainingResult:
         """Builds, restores and trains the model."""
-        base, folders, stage = self._choice.base, self._folders, self._stage
+        folders, base = self._folders, self._start.base
         with ExitStack() as stack:
             if is_primary():
                 stack.enter_context(folders.locked())
             placements = self._build()
-            rows = spread_rows(tables_of(self._model))
-            last = CheckpointStore(
-                folders.last, folders.identity, stage.train.checkpoint.keep, rows
-            )
+            rows = interleaved_rows(tables_of(self._model))
+            keep = self._stage.train.checkpoint.keep
+            last = CheckpointStore(folders.last, folders.identity, keep, rows)
             stack.callback(last.close)
             # Two: an older checkpoint may name the one before as the best.
             best = CheckpointStore(folders.best, folders.identity, 2, rows)
             stack.callback(best.close)
             progress = self._restored(last) or self._begun()
             if is_primary():
-                _settle_others(folders, is_new=not progress.step and base is None)
+                if not progress.step and base is None:
+                    folders.note_what_changed()
+                folders.remove_others()
             self._train(last, best, progress)
-            return TrainingResult(
-                model=self._model,
-                stage=self._own_stage,
-                inputs=self._inputs,
-                events=self._events,
-                progress=progress,
-                placements=placements,
-                unknown_id_share=self._unknown_share,
-                folders=folders,
-                base=base,
-                cold=self._choice.cold,
-            )
+        return TrainingResult(
+            model=self._model,
+            stage=self._own_stage,
+            inputs=self._inputs,
+            events=self._events,
+            progress=progress,
+            placements=placements,
+            unknown_id_share=self._unknown_share,
+            folders=folders,
+            base=base,
+            cold=self._start.cold,
+        )
 
     def _train(self, last: CheckpointStore, best: CheckpointStore, progress: Progress) -> None:
-        base, folders, trainer = self._choice.base, self._folders, self._trainer
+        base, folders, trainer = self._start.base, self._folders, self._trainer
         since = None if base is None else base.state.trained_until
         tasks = EpochTasks(self._model, self._inputs, self._source, self._stage, folders, since)
         printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []
+        callbacks = (*trainer.callbacks, *printers)
         run = TrainingRun(
-            self._model,
-            self._stage.train,
-            last,
-            best,
-            progress,
-            tasks,
-            folders.profile,
-            (*trainer.callbacks, *printers),
+            self._model, self._stage.train, last, best, progress, tasks, folders.profile, callbacks
         )
         with ExitStack() as stack:
             writer = None
@@ -304,25 +293,33 @@ class _Fit:
             )
             run.run(batches, log)
 
-    @functools.cached_property
-    def _unknown_share(self) -> float:
-        return unknown_share(self._events, self._inputs)
-
     def _build(self) -> list[TablePlacement]:
         """Makes and compiles the model, its tables where they were planned to be."""
-        model, train, base = self._model, self._stage.train, self._choice.base
+        model, train, base = self._model, self._stage.train, self._start.base
         updates = len(self._source) // train.accumulate
         start = 0 if base is None else base.state.updates
         if not model.built:
             model.tables = model.make_tables(model.spec, *table_optimizers(train, updates, start))
-        layout = table_layout(
-            list(model.tables.values()), mesh=self._mesh, rules=self._stage.layout
-        )
+        tables = list(model.tables.values())
+        layout = table_layout(tables, mesh=self._mesh, rules=self._stage.layout)
         activate(layout)
         if model.built:
-            self._check_built()
+            # Of an earlier call for the same run?
+            checkpoints, last = self._folders.checkpoints, self._folders.last
+            if _built_in.get(model) != checkpoints or not any(last.glob("*")):
+                raise _unsuitable(
+                    "not be built: the trainer places its tables on the devices",
+                    "Make a new one by from_config, and pass it to fit as it is; to start from a"
+                    " trained model, pass its folder as base.",
+                    f"a built {type(model).__name__}",
+                )
             return verify_placement(model, layout)
-        _replicate(model, layout)
+        # Variables that were made before the layout, such as seeds, go to all devices.
+        everywhere = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec())
+        for variable in model.variables:
+            value: Any = np.asarray(variable.value)
+            whole = jax.make_array_from_callback(value.shape, everywhere, value.__getitem__)
+            variable.assign(whole)
         model.build()
         placements = verify_placement(model, layout)
         optimizer = tower_optimizer(train, updates, start)
@@ -332,23 +329,6 @@ class _Fit:
         _built_in[model] = self._folders.checkpoints
         return placements
 
-    def _check_built(self) -> None:
-        """Checks that a built model is that of an earlier call for the same run.
-
-        Raises:
-            UsageError: It isn't.
-        """
-        folders = self._folders
-        if _built_in.get(self._model) != folders.checkpoints or not any(folders.last.glob("*")):
-            raise UsageError(
-                "R382",
-                "The model must not be built before it is trained: the trainer places its tables"
-                " on the devices.",
-                "Make a new one by from_config, and pass it to fit as it is; to go on from a"
-                " trained model, pass its folder as base.",
-                f"a built {type(self._model).__name__}",
-            )
-
     def _restored(self, last: CheckpointStore) -> Progress | None:
         """Returns the state of the last checkpoint, the model restored; None without one."""
         restored = last.restore(saved_variables(self._model))
@@ -356,7 +336,7 @@ class _Fit:
             return None
         for sentence in restored.damaged:
             note_once(sentence)
-        progress = Progress.from_json(restored.state)
+        progress = Progress(**restored.state)
         if progress.step < len(self._source):
             progress.resumed_at.append(progress.step)
         note_once(
@@ -366,7 +346,7 @@ class _Fit:
 
     def _begun(self) -> Progress:
         """Returns the beginning of a run, with the state of the earlier model, if there is one."""
-        progress, base = Progress(), self._choice.base
+        progress, base = Progress(), self._start.base
         if base is not None:
             tables = transfer_state(base, self._model, self._all_inputs, self._stage)
             progress.warm_start = {
@@ -386,60 +366,6 @@ class _Fit:
             )
             note_once(f"Goes on from the model in {base.folder}: {text}.")
         return progress
-
-
-def _replicate(model: keras.Model, layout: keras.distribution.LayoutMap) -> None:
-    """Puts variables that were made before the layout, such as seeds, on all devices."""
-    everywhere = NamedSharding(layout.device_mesh.backend_mesh, PartitionSpec())
-    for variable in model.variables:
-        value: Any = np.asarray(variable.value)
-        whole = jax.make_array_from_callback(value.shape, everywhere, value.__getitem__)
-        variable.assign(whole)
-
-
-def _settle_others(folders: RunFolders, is_new: bool) -> None:
-    """Notes why a run begins anew beside those of another one, and removes old ones."""
-    other = folders.newest_other() if is_new else None
-    if other is not None:
-        path, parts = other
-        note(
-            f"Trains from the beginning: {' and '.join(parts)} changed since the checkpoints"
-            f" in {path} were written."
-        )
-    for path in folders.remove_others():
-        note(f"Removed the checkpoints of an older run: {path}")
-
-
-def model_sources(model: type) -> str | None:
-    """Returns a fingerprint of the code of a model's class, sha256 in hex.
-
-    None for a class of this package, whose sources the code's fingerprint covers. A class
-    without a file, as of a notebook, is identified by its functions' code.
-    """
-    classes = [
-        cls
-        for cls in model.__mro__
-        if cls.__module__.split(".")[0] not in ("recsys", "keras", "builtins")
-    ]
-    if not classes:
-        return None
-    digest = hashlib.sha256()
-    for cls in classes:
-        digest.update(_source_of(cls).encode())
-    return digest.hexdigest()
-
-
-def _source_of(cls: type) -> str:
-    try:
-        return inspect.getsource(sys.modules[cls.__module__])
-    except (KeyError, OSError, TypeError):
-        codes = (getattr(member, "__code__", None) for member in vars(cls).values())
-        return repr([(c.co_code, c.co_names, _constants(c)) for c in codes if c is not None])
-
-
-def _constants(code: Any) -> list[str]:
-    """Returns the constants of a function's code, those of inner functions by their code."""
-    return [repr(getattr(constant, "co_code", constant)) for constant in code.co_consts]
 
 
 def _verbosity() -> Verbose:

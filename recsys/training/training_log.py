@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import os
 import resource
@@ -25,7 +24,10 @@ from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 from recsys.training.distributed import is_primary
-from recsys.training.run_state import Progress
+from recsys.training.result import Progress
+
+_LEAST_S, _LEAST_STEPS = 3.0, 10
+"""Time and steps from which on the time left is shown."""
 
 
 class TrainingLog:
@@ -55,7 +57,8 @@ class TrainingLog:
         self._scalars = scalars
         self._step, self._time = progress.step, time.perf_counter()
         self._waited_s = 0.0
-        self._pace = Pace()
+        # The mean speed, without the first steps, which wait for a compiler.
+        self._is_compiled, self._timed_steps, self._timed_s = False, 0, 0.0
         self._bar: Any = None
         if is_bar_shown and is_primary():
             self._bar = keras.utils.Progbar(total, stateful_metrics=["loss"], unit_name="step")
@@ -94,7 +97,10 @@ class TrainingLog:
         progress.add_steps(steps, {"loss": loss, **means}, counts)
         speed = steps * self._batch_size / seconds
         self._write(model, {"loss": loss, **values}, speed, waited / seconds)
-        self._pace.add(steps, seconds)
+        if self._is_compiled:
+            self._timed_steps += steps
+            self._timed_s += seconds
+        self._is_compiled = True
         self._report(loss)
         self._step, self._time, self._waited_s = progress.step, time.perf_counter(), waited_s
 
@@ -124,12 +130,12 @@ class TrainingLog:
             self._scalars.write(self._progress.step, {**named, **memory()})
 
     def _report(self, loss: float) -> None:
-        step, total, pace = self._progress.step, self._total, self._pace
+        step, total = self._progress.step, self._total
         text = f"loss {loss:.3f}"
-        left_s = pace.seconds_of(total - step)
-        if left_s is not None:
-            speed = pace.steps * self._batch_size / pace.seconds
-            text += f" · {speed:,.0f} examples/s · {dt.timedelta(seconds=round(left_s))} left"
+        if self._timed_steps >= _LEAST_STEPS and self._timed_s >= _LEAST_S:
+            steps_per_s = self._timed_steps / self._timed_s
+            left = dt.timedelta(seconds=round((total - step) / steps_per_s))
+            text += f" · {steps_per_s * self._batch_size:,.0f} examples/s · {left} left"
         if is_primary():
             report_progress(step, total, text)
         if self._bar is not None:
@@ -211,37 +217,6 @@ def memory() -> dict[str, float]:
         if statistics := device.memory_stats():
             values[f"memory/device_{device.id}_mib"] = statistics["bytes_in_use"] / 2**20
     return values
-
-
-_LEAST_S = 3.0
-_LEAST_STEPS = 10
-
-
-@dataclasses.dataclass
-class Pace:
-    """The mean speed of the steps, without the first of them, which wait for a compiler.
-
-    Attributes:
-        steps: Steps that count.
-        seconds: The time that they took [s].
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
-    _is_warm: bool = False
-
-    def add(self, steps: int, seconds: float) -> None:
-        """Adds the time of some steps [s]; those of the first call are left out."""
-        if self._is_warm:
-            self.steps += steps
-            self.seconds += seconds
-        self._is_warm = True
-
-    def seconds_of(self, steps: int) -> float | None:
-        """Returns what so many steps will take [s]; None while too little is known."""
-        if self.steps < _LEAST_STEPS or self.seconds < _LEAST_S:
-            return None
-        return steps * self.seconds / self.steps
 
 
 _STEP = "Trainer"

@@ -1,31 +1,212 @@
-"""Warm starts: whether a training may continue an earlier model, and with which settings."""
+"""Warm starts: what a model folder keeps for one, whether it can be used, and how it trains.
+
+`training_state/` of a model folder holds the slots of the tables, the moments of the
+towers' optimizer and the random state of dropout, one `.npy` each; `state.json` names them
+and says how far the training was, and `manifest.json` has the size and the CRC-32 of all
+that a later training reads, see `recsys.system.manifest`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.data.store import InteractionStore
-from recsys.data.training_events import training_events
+from recsys.data.training_events import KeptEvents, training_events
+from recsys.embedding.layout import tables_of
+from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
-from recsys.models import ModelInputs, ModelSpec
+from recsys.models import ModelInputs, ModelSpec, RetrievalModel
+from recsys.models.saved import write_variable
+from recsys.system import manifest as manifests
+from recsys.system.files import DAMAGE, read_json
+from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.distributed import agreed
-from recsys.training.earlier_model import EarlierModel, UnusableModelError
-from recsys.training.row_transfer import kind_of
+from recsys.training.row_sources import kind_of
 from recsys.training.training_log import note_once
 from recsys.training.validation import Validation
 
+FOLDER = "training_state"
+CHANGED = "R390"
+"""Code of the error that the model is another one than the earlier one."""
+_STATE, _MANIFEST = f"{FOLDER}/state.json", f"{FOLDER}/manifest.json"
+_READ = ("model.json", "weights", "vocabulary", "catalogue", "user_features", FOLDER)
 _SEEDS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class TrainingState:
+    """How far a training was.
+
+    Attributes:
+        cut: The moment that its data were split at [seconds since 1970, UTC].
+        trained_until: All events that it was trained on are older, those of the models
+            that it continued too [seconds since 1970, UTC].
+        updates: Updates of the weights, those of these models too.
+        steps: Steps, those of these models too.
+        warm_starts: How many such models there are.
+    """
+
+    cut: int
+    trained_until: int
+    updates: int
+    steps: int
+    warm_starts: int = 0
+
+
+class UnusableModelError(Exception):
+    """No training can continue a model; the text says why, as a part of a sentence."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EarlierModel:
+    """A model folder to start from.
+
+    Attributes:
+        folder: The folder.
+        spec: What the model is.
+        stage: The config that it was trained with.
+        state: How far its training was.
+        fingerprint: sha256 of all that is read of it, in hex.
+        weights: The file of each variable that the model computes with, by path.
+        kept: The file of each slot, moment and random state, by path.
+    """
+
+    folder: Path
+    spec: ModelSpec
+    stage: TrainStage
+    state: TrainingState
+    fingerprint: str
+    weights: dict[str, Path]
+    kept: dict[str, Path]
+
+    @classmethod
+    def open(cls, folder: Path, verify: bool = True) -> Self:
+        """Opens a model folder.
+
+        Args:
+            folder: What `recsys.train` wrote.
+            verify: Whether every byte is read and compared with its checksum.
+
+        Raises:
+            UnusableModelError: The folder holds no model, is damaged, or has no training state.
+        """
+        if not (folder / "model.json").exists():
+            raise UnusableModelError("it is no model folder")
+        if not (folder / FOLDER).exists():
+            raise UnusableModelError(f"it has no {FOLDER}/, which was removed or never kept")
+        if not (folder / _MANIFEST).exists():
+            raise UnusableModelError(
+                f"its {FOLDER}/ has no manifest.json: another version wrote it, or it is damaged"
+            )
+        try:
+            files = manifests.read_manifest(folder / _MANIFEST)["files"]
+            if verify:
+                manifests.verify_files(folder, files)
+            summary, kept = read_json(folder / "model.json"), read_json(folder / _STATE)
+            base = cls(
+                folder=folder,
+                # First, since it loads the plugins that may have registered the model.
+                stage=TrainStage.model_validate_json(json.dumps(summary["stage"])),
+                spec=ModelSpec.model_validate_json(json.dumps(summary["spec"])),
+                state=TrainingState(**kept["state"]),
+                fingerprint=fingerprint(folder) or "",
+                weights=_files_by_path(folder / "weights", summary),
+                kept=_files_by_path(folder / FOLDER, kept),
+            )
+            base.read_inputs()
+        except manifests.ManifestError as damage:
+            raise UnusableModelError(f"it is damaged: {damage}") from None
+        except (RecsysError, *DAMAGE) as error:
+            raise UnusableModelError(f"it can't be read: {error}") from None
+        return base
+
+    def read_inputs(self) -> ModelInputs:
+        """Reads what was known of users and items; nobody keeps it while the run trains."""
+        return ModelInputs.open(self.folder)
+
+    def array(self, path: str) -> np.ndarray | None:
+        """Returns the numbers of a variable, memory-mapped; a table's in the order of its rows.
+
+        None where the model has no such variable.
+        """
+        file = self.weights.get(path) or self.kept.get(path)
+        return None if file is None else np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def _files_by_path(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
+    entries = enumerate(summary["variables"])
+    return {entry["path"]: folder / f"{number}.npy" for number, entry in entries}
+
+
+def drop_state(folder: Path) -> None:
+    """Removes the state of another training from a model folder, before it is rewritten."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> None:
+    """Writes `training_state/` into a model folder that is there; its manifest comes last.
+
+    Where validation chose an earlier step's weights, the slots and the moments are those
+    of the last step: the best model is kept without any. They only set how far a step
+    goes, and those of the last step go less far.
+
+    Args:
+        folder: The model folder, as `save_model` left it.
+        model: The model, compiled, after its training.
+        state: How far the training was.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    (folder / FOLDER).mkdir(parents=True)
+    slots = [(slot, table) for table in tables_of(model) for slot in table.slots]
+    whole = [*moments_of(model).values(), *seeds_of(model).values()]
+    kept: list[tuple[Any, Table | None]] = [*slots, *((variable, None) for variable in whole)]
+    described = []
+    for number, (variable, table) in enumerate(kept):
+        shape, dtype = tuple(variable.shape), np.dtype(variable.dtype).newbyteorder("<").str
+        if table is not None:
+            shape, dtype = (table.rows, shape[1]), "<f4"
+        write_variable(folder / FOLDER / f"{number}.npy", variable, table, shape, dtype)
+        described.append({"path": variable.path, "shape": list(shape)})
+    content = {"state": dataclasses.asdict(state), "variables": described}
+    (folder / _STATE).write_text(json.dumps(content) + "\n")
+    names = [name for name in manifests.file_names(folder) if name.split("/")[0] in _READ]
+    files = manifests.checksums(folder, names, "crc32")
+    manifests.write_manifest(folder / _MANIFEST, {}, files)
+
+
+def fingerprint(folder: Path) -> str | None:
+    """Returns the sha256, in hex, of what a model folder holds; None where it has no state."""
+    return manifests.manifest_digest(folder / _MANIFEST)
+
+
+def updates_of(model: RetrievalModel) -> int:
+    """Returns how many updates the tables of a model have seen."""
+    return max(int(np.asarray(table.steps.value)) for table in tables_of(model))
+
+
+def trained_until(events: KeptEvents) -> int:
+    """Returns the second after the newest event that training sees [seconds since 1970]."""
+    parts = [(part.shard.timestamp, part.held) for part in events.shards if len(part)]
+    return 1 + max(int(np.delete(timestamp, held).max()) for timestamp, held in parts)
+
+
+# --- whether a training starts from an earlier model
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
     """How a training starts: from an earlier model, or cold.
 
     Attributes:
@@ -39,7 +220,7 @@ class Choice:
 
 def choose(
     folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
-) -> Choice:
+) -> Start:
     """Returns how a training starts; the same in every process.
 
     A model that was trained on events from the run's cut on has seen what the evaluation
@@ -56,24 +237,24 @@ def choose(
             asks for, and `warm_start.changed` is `refuse`.
     """
     if folder is None:
-        return Choice()
+        return Start()
     reason = agreed(lambda: _reason_against(folder, stage, store, inputs))
     if reason is None:
-        return Choice(EarlierModel.open(folder, verify=False))
+        return Start(EarlierModel.open(folder, verify=False))
     return cold_start(folder, reason)
 
 
-def cold_start(folder: Path, reason: str) -> Choice:
+def cold_start(folder: Path, reason: str) -> Start:
     """Returns a cold start, and reports the reason."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
     note_once(sentence)
-    return Choice(cold=sentence)
+    return Start(cold=sentence)
 
 
 def _reason_against(
     folder: Path, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> str | None:
-    """Returns why a training can't go on from a folder; None if it can."""
+    """Returns why a training can't start from a folder; None if it can."""
     if not folder.is_dir():
         raise UsageError(
             "R391",
@@ -87,25 +268,28 @@ def _reason_against(
         return str(error)
     if store.split.split != "time":
         return "the data are not split by time, and it may have seen the answers"
-    until = base.state.trained_until
-    if until > store.cut:
+    until, cut = (
+        dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        for seconds in (base.state.trained_until, store.cut)
+    )
+    if base.state.trained_until > store.cut:
         return (
-            f"it was trained on events until {_date(until)}, and what is evaluated now begins"
-            f" at {_date(store.cut)}; it has seen the answers"
+            f"it was trained on events until {until}, and what is evaluated now begins"
+            f" at {cut}; it has seen the answers"
         )
-    changes = differences(base, stage, inputs)
-    if changes and config_of(stage).changed == "refuse":
+    changes = _differences(base, stage, inputs)
+    if changes and warm_start_of(stage).changed == "refuse":
         raise refused(folder, changes)
     if changes:
         return f"{len(changes)} of its traits changed: {'; '.join(changes)}"
-    return _reason_of_validation(base, stage, store, inputs)
+    return _reason_of_validation(base.state.trained_until, stage, store, inputs)
 
 
 def _reason_of_validation(
-    base: EarlierModel, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
+    until: int, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
 ) -> str | None:
     """Returns why the model's quality can't be measured; None if it can."""
-    validation, until = stage.train.validation, base.state.trained_until
+    validation = stage.train.validation
     if validation is None:
         return None
     events = training_events(store.train, stage.train)
@@ -118,13 +302,65 @@ def _reason_of_validation(
     return None
 
 
-def config_of(stage: TrainStage) -> WarmStartConfig:
-    """Returns how a stage goes on from a model; by default, where its config doesn't say."""
+def refused(folder: Path, changes: list[str]) -> UsageError:
+    """Returns the error of an earlier model that differs by `changes`."""
+    return UsageError(
+        CHANGED,
+        f"The model in {str(folder)!r} can only be continued by one like it;"
+        f" {len(changes)} of its traits changed: {'; '.join(changes)}.",
+        "Change that back; or train from the beginning, with warm_start.changed=cold, or once"
+        " with warm_start=null.",
+    )
+
+
+def _differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> list[str]:
+    """Returns what keeps a training from starting from `base`, each as `what: then → now`."""
+    before = base.read_inputs()
+    pairs: list[tuple[str, Any, Any]] = []
+    if type(base.spec.config) is type(stage.model):
+        then, now = base.spec.config.architecture(), stage.model.architecture()
+        pairs += [(f"model.{name}", then.get(name), now[name]) for name in now]
+    else:
+        old, new = (registry.name_of("model", c) for c in (base.spec.config, stage.model))
+        pairs.append(("model.type", old, new))
+    earlier, train = base.stage.train, stage.train
+    old, new = (registry.name_of("row_optimizer", t.table_optimizer) for t in (earlier, train))
+    pairs.append(("train.table_optimizer", old, new))
+    pairs.append(("train.tower_optimizer", earlier.tower_optimizer, train.tower_optimizer))
+    for side in ("users", "items"):
+        buckets = (getattr(known, side).config.hash_buckets for known in (before, inputs))
+        pairs.append((f"data.vocabulary.{side}.hash_buckets", *buckets))
+    pairs += _feature_traits(before, inputs)
+    return [f"{what}: {then} → {now}" for what, then, now in pairs if then != now]
+
+
+def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the traits of features that must stay: what, then and now."""
+    sides = (
+        ("items", before.catalogue.features, now.catalogue.features),
+        ("users", before.user_features, now.user_features),
+    )
+    for side, then, today in sides:
+        names = [", ".join(f.name for f in features) or "none" for features in (then, today)]
+        yield f"features of {side}", names[0], names[1]
+        if names[0] != names[1]:
+            continue
+        for old, new in zip(then, today, strict=True):
+            yield f"tokens of {new.name}", kind_of(old), kind_of(new)
+            if kind_of(old) == kind_of(new) == "hashed":
+                yield f"hash rows of {new.name}", old.rows - 1, new.rows - 1
+
+
+# --- how a training that starts from one differs
+
+
+def warm_start_of(stage: TrainStage) -> WarmStartConfig:
+    """Returns how a stage starts from a model; by default, where its config doesn't say."""
     return stage.warm_start or WarmStartConfig()
 
 
 def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
-    """Returns the stage of a training that goes on from `base`; as it is without one.
+    """Returns the stage of a training that starts from `base`; as it is without one.
 
     It makes `warm_start.epochs` passes. All that counts passes or steps goes by them: the
     schedule of the learning rates begins anew and ends with the run, for a rate that went
@@ -134,100 +370,16 @@ def continued_stage(stage: TrainStage, base: EarlierModel | None) -> TrainStage:
     if base is None:
         return stage
     hard = stage.train.hard_negatives.model_copy(update={"after_epochs": 0})
-    changes = {"epochs": config_of(stage).epochs, "hard_negatives": hard}
+    changes = {"epochs": warm_start_of(stage).epochs, "hard_negatives": hard}
     return stage.model_copy(update={"train": stage.train.model_copy(update=changes)})
 
 
 def batch_settings(train: TrainConfig, base: EarlierModel | None) -> TrainConfig:
     """Returns what the batches of a training are made by.
 
-    Each night that goes on shuffles and draws otherwise than the one before: the same
-    negatives every night would leave out the same items for good.
+    Each night that continues a model shuffles and draws otherwise than the one before: the
+    same negatives every night would leave out the same items for good.
     """
     if base is None:
         return train
     return train.model_copy(update={"seed": (train.seed + base.state.steps) % _SEEDS})
-
-
-def _date(seconds: int) -> str:
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-CHANGED = "R390"
-"""Code of the error that the model is another one than the earlier one."""
-
-
-def differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> list[str]:
-    """Returns what keeps a training from going on from `base`, each as `what: then → now`.
-
-    Args:
-        base: The earlier model.
-        stage: The model and the training loop now.
-        inputs: What is known of users and items now.
-    """
-    before = base.read_inputs()
-    return [
-        *_of_config(base.spec, stage),
-        *_of_optimizers(base.stage, stage),
-        *_of_hash_rows(before, inputs),
-        *_of_features(before, inputs),
-    ]
-
-
-def refused(folder: Path, changes: list[str]) -> UsageError:
-    """Returns what to say of a model that differs by `found`."""
-    return UsageError(
-        CHANGED,
-        f"The model in {str(folder)!r} can only be gone on from by one like it;"
-        f" {len(changes)} of its traits changed: {'; '.join(changes)}.",
-        "Change that back; or train from the beginning, with warm_start.changed=cold, or once"
-        " with warm_start=null.",
-    )
-
-
-def _of_config(spec: ModelSpec, stage: TrainStage) -> Iterator[str]:
-    if type(spec.config) is not type(stage.model):
-        names = [registry.name_of("model", config) for config in (spec.config, stage.model)]
-        yield f"model.type: {names[0]} → {names[1]}"
-        return
-    before, now = spec.config.architecture(), stage.model.architecture()
-    for name in now:
-        if before.get(name) != now[name]:
-            yield f"model.{name}: {before.get(name)} → {now[name]}"
-
-
-def _of_optimizers(before: TrainStage, now: TrainStage) -> Iterator[str]:
-    tables = [
-        registry.name_of("row_optimizer", stage.train.table_optimizer) for stage in (before, now)
-    ]
-    towers = [stage.train.tower_optimizer for stage in (before, now)]
-    for name, (then, today) in (("table_optimizer", tables), ("tower_optimizer", towers)):
-        if then != today:
-            yield f"train.{name}: {then} → {today}"
-
-
-def _of_hash_rows(before: ModelInputs, now: ModelInputs) -> Iterator[str]:
-    for side in ("users", "items"):
-        then, today = (getattr(known, side).config.hash_buckets for known in (before, now))
-        if then != today:
-            yield f"data.vocabulary.{side}.hash_buckets: {then} → {today}"
-
-
-def _of_features(before: ModelInputs, now: ModelInputs) -> Iterator[str]:
-    pairs = (
-        ("items", before.catalogue.features, now.catalogue.features),
-        ("users", before.user_features, now.user_features),
-    )
-    for side, then, today in pairs:
-        names = [
-            ", ".join(feature.name for feature in features) or "none" for features in (then, today)
-        ]
-        if names[0] != names[1]:
-            yield f"features of {side}: {names[0]} → {names[1]}"
-            continue
-        for old, new in zip(then, today, strict=True):
-            kinds = kind_of(old), kind_of(new)
-            if kinds[0] != kinds[1]:
-                yield f"tokens of {new.name}: {kinds[0]} → {kinds[1]}"
-            elif kinds[0] == "hashed" and old.rows != new.rows:
-                yield f"hash rows of {new.name}: {old.rows - 1} → {new.rows - 1}"

@@ -14,9 +14,9 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import logical_order
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
-from recsys.training.earlier_model import TrainingState, save_state
+from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.optimizers import table_optimizers, tower_optimizer
-from recsys.training.run_state import moments_of, seeds_of
+from recsys.training.warm_start import TrainingState, save_state
 
 DAY = 86_400
 STAGE = {
@@ -172,9 +172,7 @@ class Folder:
 
     def __init__(self, folder):
         self._weights = self._read(folder / "weights", folder / "model.json")
-        state = json.loads((folder / "training_state" / "state.json").read_text())["manifest"]
-        self._kept = self._of(folder / "training_state", state)
-        self.state = state
+        self._kept = self._read(folder / "training_state", folder / "training_state/state.json")
 
     def _read(self, folder, file):
         return self._of(folder, json.loads(file.read_text()))

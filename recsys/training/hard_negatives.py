@@ -1,4 +1,4 @@
-"""What happens between epochs: validation, new hard negatives, and a user's Keras callbacks.
+"""What happens between epochs: validation, and new hard negatives.
 
 Hard negatives are the items that the model itself finds close to an item. The lists are
 drawn from the last index, as ANCE does (Xiong et al., ICLR 2021), once an epoch. The
@@ -9,12 +9,9 @@ similarity to the positive is above a share of the highest one there can be, 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -23,91 +20,15 @@ from recsys.data.batches import BatchSource
 from recsys.data.sampling import HardNegatives
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
-from recsys.training.checkpoint_files import steps_in
+from recsys.training.checkpoint import steps_in
 from recsys.training.distributed import is_primary
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders
-from recsys.training.run_state import metrics_text
 from recsys.training.validation import Validation
 
 _BLOCK_SCORES = 1 << 24
 """Similarities held at a time; 64 MiB of float32."""
 _GROUP = 32
-
-
-class UserCallbacks:
-    """Keras callbacks of a user, called at the epochs of the run.
-
-    To Keras' `fit` a run is one epoch, so that it can be resumed at any step; callbacks see
-    the real ones. Where none has a hook for batches, no step is waited for.
-
-    Args:
-        callbacks: The callbacks.
-        model: The model.
-        epochs: Epochs of the run.
-        steps_per_epoch: Steps of each.
-    """
-
-    def __init__(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        model: keras.Model,
-        epochs: int,
-        steps_per_epoch: int,
-    ) -> None:
-        self._model, self._steps = model, steps_per_epoch
-        self._list = keras.callbacks.CallbackList(
-            list(callbacks), model=model, epochs=epochs, steps=steps_per_epoch, verbose=0
-        )
-        self._logs: dict[str, Any] = {}
-        self._has_begin = any(_has_hook(callback, "begin") for callback in callbacks)
-        self._has_end = any(_has_hook(callback, "end") for callback in callbacks)
-
-    def begin(self, step: int) -> None:
-        """Calls `on_train_begin`, then `on_epoch_begin` of the epoch that `step` is in."""
-        self._list.on_train_begin()
-        self.begin_epoch(step // self._steps)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Calls `on_epoch_begin` of an epoch, from 0 on."""
-        self._list.on_epoch_begin(epoch)
-
-    def begin_step(self, step: int) -> None:
-        """Calls `on_train_batch_begin` of the step after `step` steps."""
-        if self._has_begin:
-            self._list.on_train_batch_begin(step % self._steps)
-
-    def end_step(self, step: int, logs: Mapping[str, Any] | None) -> None:
-        """Calls `on_train_batch_end` of the last of `step` steps."""
-        if self._has_end:
-            self._list.on_train_batch_end((step - 1) % self._steps, logs)
-
-    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> None:
-        """Calls `on_epoch_end` of an epoch, from 0 on, with its metrics."""
-        self._logs = dict(logs)
-        self._list.on_epoch_end(epoch, self._logs)
-
-    def end(self) -> None:
-        """Calls `on_train_end` with the metrics of the last epoch that ended."""
-        self._list.on_train_end(self._logs)
-
-
-def _has_hook(callback: keras.callbacks.Callback, when: str) -> bool:
-    """Returns whether a callback does something when a batch begins or ends."""
-    return any(
-        getattr(getattr(callback, name), "__func__", None)
-        is not getattr(keras.callbacks.Callback, name)
-        for name in (f"on_batch_{when}", f"on_train_batch_{when}")
-    )
-
-
-class PrintEpochs(keras.callbacks.Callback):
-    """Prints the metrics of each epoch as a line."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Prints a line."""
-        text = metrics_text(logs or {})
-        print(f"epoch {epoch + 1}/{self.params['epochs']}: {text}", flush=True)  # noqa: T201
 
 
 class EpochTasks:
@@ -153,9 +74,9 @@ class EpochTasks:
         A model that was warm-started has some before its first step.
         """
         epochs = step // self.source.steps_per_epoch
-        if step:
+        if step and self._has_lists(epochs):
             self._use_lists(epochs, batches)
-        else:
+        elif not step:
             self.refresh(epochs, batches)
 
     def refresh(self, epochs: int, batches: BatchIterator) -> None:
@@ -168,31 +89,27 @@ class EpochTasks:
             lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
             self._folders.negatives.mkdir(parents=True, exist_ok=True)
             lists.save(self._file(epochs))
-            self._remove_old()
+            # Those before the epoch of the oldest checkpoint aren't read again.
+            oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
+            for path in self._folders.negatives.glob("*.npz"):
+                if path.stem.isdecimal() and int(path.stem) < oldest:
+                    path.unlink()
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"hard negatives after {epochs} epochs")
         self._use_lists(epochs, batches)
 
     def _use_lists(self, epochs: int, batches: BatchIterator) -> None:
-        """Draws from the lists that were mined after `epochs` epochs, if any were.
+        """Draws from the lists that were mined after `epochs` epochs.
 
         Raises:
             RecsysError: Their file is missing or damaged.
         """
-        if self._has_lists(epochs):
-            lists = HardNegatives.load(self._file(epochs), self._inputs.catalogue.n_rows)
-            self.source = self.source.with_hard_negatives(lists)
-            batches.restart(self.source)
+        lists = HardNegatives.load(self._file(epochs), self._inputs.catalogue.n_rows)
+        self.source = self.source.with_hard_negatives(lists)
+        batches.restart(self.source)
 
     def _has_lists(self, epochs: int) -> bool:
         return self._hard.count > 0 and epochs >= self._hard.after_epochs
-
-    def _remove_old(self) -> None:
-        """Removes the lists of epochs before that of the oldest checkpoint."""
-        oldest = min(steps_in(self._folders.last), default=0) // self.source.steps_per_epoch
-        for path in self._folders.negatives.glob("*.npz"):
-            if path.stem.isdecimal() and int(path.stem) < oldest:
-                path.unlink()
 
     def _file(self, epochs: int) -> Path:
         return self._folders.negatives / f"{epochs}.npz"
@@ -211,7 +128,8 @@ def mine_hard_negatives(
         config: Size of the lists, and what is left out of them.
     """
     items = np.flatnonzero(is_item).astype(np.int32)
-    directions = _directions(vectors[items])
+    norms = np.linalg.norm(vectors[items].astype(np.float32), axis=1, keepdims=True)
+    directions = (vectors[items] / np.where(norms > 0, norms, 1.0)).astype(np.float32)
     skip = min(config.skip, len(items) - 1)
     pool = min(config.pool, len(items) - 1 - skip)
     if pool <= 0:
@@ -225,25 +143,13 @@ def mine_hard_negatives(
         scores[np.arange(len(of)), of] = -np.inf
         places, similarity = _best(scores, skip + pool)
         n_close = np.maximum((similarity > config.guard).sum(axis=1), skip)
-        _fill(rows, lengths, items[of], items[places], n_close)
+        # The lists are the nearest without the first `n_close`.
+        n = np.minimum(skip + pool - n_close, pool)
+        shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
+        nearest = items[np.take_along_axis(places, shifted, axis=1)]
+        rows[items[of]] = np.where(np.arange(pool) < n[:, None], nearest, 0)
+        lengths[items[of]] = n
     return HardNegatives(rows, lengths, items)
-
-
-def _fill(
-    rows: np.ndarray, lengths: np.ndarray, of: np.ndarray, nearest: np.ndarray, n_close: np.ndarray
-) -> None:
-    """Writes the lists of the items `of` `[b]`: `nearest` without its first `n_close`."""
-    n = np.minimum(nearest.shape[1] - n_close, rows.shape[1])
-    place = np.arange(rows.shape[1])
-    shifted = np.minimum(place + n_close[:, None], nearest.shape[1] - 1)
-    shifted_items = np.take_along_axis(nearest, shifted, axis=1)
-    rows[of], lengths[of] = np.where(place < n[:, None], shifted_items, 0), n
-
-
-def _directions(vectors: np.ndarray) -> np.ndarray:
-    """Returns unit vectors `[n, dim]` float32; a zero vector stays zero."""
-    norms = np.linalg.norm(vectors.astype(np.float32), axis=1, keepdims=True)
-    return (vectors / np.where(norms > 0, norms, 1.0)).astype(np.float32)
 
 
 def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,159 @@
+"""Which row of an earlier table each row of today's continues: by id, token or bucket."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.catalogue import FeatureBags
+from recsys.data.vocabulary import IdIndex, Vocabulary
+
+NOWHERE = -1
+_MONTHS = 12
+_CHUNK_ROWS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowSources:
+    """Where the rows of a table come from.
+
+    Attributes:
+        source: Row of the earlier table that each row continues `[rows]` int32; -1: none.
+        is_new: Rows of an id or a token that had no earlier row `[rows]` bool.
+        counts: Of ids or tokens, those `kept`; `new`, in rows that were free; `reset`: new
+            in a row that was another's; `dropped`: in the earlier table alone; `moved`: kept,
+            in another row than before.
+    """
+
+    source: np.ndarray
+    is_new: np.ndarray
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, source: np.ndarray, before: np.ndarray, now: np.ndarray, shared: int) -> RowSources:
+        """Counts what `source` does.
+
+        Args:
+            source: Row of the earlier table of each row `[rows]`; -1: none.
+            before: Rows of the earlier table that belonged to somebody `[rows before]` bool.
+            now: Rows that belong to somebody `[rows]` bool.
+            shared: First rows, which belong to nobody and stay as they are.
+        """
+        own = source[shared:]
+        is_new = now & (source < 0)
+        reset = int(before[np.flatnonzero(is_new[: len(before)])].sum())
+        counts = {
+            "kept": int((own >= 0).sum()),
+            "new": int(is_new.sum()) - reset,
+            "reset": reset,
+            "dropped": int(before.sum()) - len(np.unique(own[own >= 0])),
+            "moved": int(((own >= 0) & (own != np.arange(shared, len(source)))).sum()),
+        }
+        return cls(source.astype(np.int32), is_new, counts)
+
+
+def sources_of_ids(old: Vocabulary, new: Vocabulary) -> RowSources:
+    """Returns where the rows of users or of items come from.
+
+    Row 0 and the hash rows stay as they are: both vocabularies have as many. A row whose
+    `generation` went up was free or another's in between, so it is reset, whoever has it.
+
+    Args:
+        old: The earlier vocabulary.
+        new: Today's.
+    """
+    n = min(len(old.own_ids), len(new.own_ids))
+    place = np.full(len(new.own_ids), NOWHERE, np.int64)
+    is_same = _bools(pc.equal(old.own_ids.slice(0, n), new.own_ids.slice(0, n)))
+    place[:n][is_same] = np.flatnonzero(is_same)
+    unplaced = np.flatnonzero((place == NOWHERE) & _bools(new.own_ids.is_valid()))
+    unmatched = _bools(old.own_ids.is_valid())
+    unmatched[:n] &= ~is_same
+    rest = np.flatnonzero(unmatched)
+    if len(unplaced) and len(rest):
+        index = IdIndex(new.own_ids.take(pa.array(unplaced)))
+        matches = index.find(old.own_ids.take(pa.array(rest)))
+        place[unplaced[matches[matches >= 0]]] = rest[matches >= 0]
+    is_again = new.generation[:n] > old.generation[:n]
+    place[:n][is_again & (place[:n] == np.arange(n))] = NOWHERE
+    shared = new.first_own_row
+    source = np.concatenate([np.arange(shared), np.where(place >= 0, place + shared, NOWHERE)])
+    return RowSources.of(source, old.has_id(), new.has_id(), shared)
+
+
+def _bools(mask: pa.Array) -> np.ndarray:
+    """Returns an Arrow mask `[n]`, false where it is null."""
+    bools: np.ndarray = pc.fill_null(mask, False).to_numpy(zero_copy_only=False).copy()
+    return bools
+
+
+def kind_of(feature: FeatureBags) -> str:
+    """Returns what the tokens of a feature are: `hashed`, `known`, `buckets`, `buckets, months`."""
+    if feature.tokens is None:
+        return "hashed"
+    second = feature.tokens[1] if feature.rows > 1 else ""
+    for kind, n_buckets in (
+        ("buckets, months", feature.rows - 1 - _MONTHS),
+        ("buckets", feature.rows - 1),
+    ):
+        if n_buckets > 0 and second == f"bucket 1 of {n_buckets}":
+            return kind
+    return "known"
+
+
+def sources_of_tokens(old: FeatureBags, new: FeatureBags, ids: np.ndarray) -> RowSources:
+    """Returns where the rows of a feature's table come from.
+
+    Args:
+        old: The feature then.
+        new: The feature now, of the same `kind_of`.
+        ids: Row that each item or user had then `[rows now]`; -1: none.
+    """
+    source = np.full(new.rows, NOWHERE, np.int64)
+    source[0] = 0
+    kind = kind_of(new)
+    if kind == "hashed":
+        source = np.arange(new.rows)
+    elif kind == "known":
+        names = [pa.array(list(f.tokens or ())[1:], pa.large_string()) for f in (new, old)]
+        matches = pc.index_in(names[0], value_set=names[1])
+        source[1:] = pc.fill_null(matches, NOWHERE - 1).to_numpy(zero_copy_only=False) + 1
+    else:
+        months = _MONTHS if "months" in kind else 0
+        n_old, n_new = (feature.rows - 1 - months for feature in (old, new))
+        source[1 : 1 + n_new] = _main_buckets(_bucket_moves(old, new, ids, n_old, n_new))
+        source[1 + n_new :] = np.arange(1 + n_old, old.rows)
+    before, now = np.ones(old.rows, bool), np.ones(new.rows, bool)
+    before[0] = now[0] = False
+    return RowSources.of(source, before, now, 1)
+
+
+def _bucket_moves(
+    old: FeatureBags, new: FeatureBags, ids: np.ndarray, n_old: int, n_new: int
+) -> np.ndarray:
+    """Returns how many were in each bucket then and in each now `[now, then]` int64."""
+
+    def bucket(bags: np.ndarray, n_buckets: int) -> np.ndarray:
+        return np.where(bags <= n_buckets, bags, 0).max(axis=1, initial=0).astype(np.int64)
+
+    counts = np.zeros((1 + n_new) * (1 + n_old), np.int64)
+    for start in range(0, len(ids), _CHUNK_ROWS):
+        rows = start + np.flatnonzero(ids[start : start + _CHUNK_ROWS] >= 0)
+        then, now = bucket(old.bags[ids[rows]], n_old), bucket(new.bags[rows], n_new)
+        counts += np.bincount(now * (1 + n_old) + then, minlength=len(counts))
+    return counts.reshape(1 + n_new, 1 + n_old)[1:, 1:]
+
+
+def _main_buckets(counts: np.ndarray) -> np.ndarray:
+    """Returns the row `[now]` of the bucket that most were in `[now, then]`; -1: nobody was.
+
+    Of several with as many it is the one that lies nearest on the way from the first
+    bucket to the last.
+    """
+    places = [(np.arange(n) + 0.5) / n for n in counts.shape]
+    distance = np.abs(places[0][:, None] - places[1][None, :])
+    nearest = np.argmax(counts - distance / 2, axis=1) + 1
+    return np.where(counts.sum(axis=1) > 0, nearest, NOWHERE)
