@@ -73,8 +73,6 @@ def simulate(
         RecsysError: The data can't be read, or `out` holds something else. A night whose run
             fails is part of the simulation.
     """
-    if options.by not in ("day", "week", "month"):
-        raise UsageError("R914", "--by must be day, week or month.", "Try --by week.", options.by)
     require_pipeline()
     config = load_config(path, overrides)
     if config.data.split != "time":

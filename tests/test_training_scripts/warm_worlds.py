@@ -171,17 +171,18 @@ class Folder:
     """A model folder, read by its files alone."""
 
     def __init__(self, folder):
-        self._weights = self._read(folder / "weights", folder / "model.json")
-        self._kept = self._read(folder / "training_state", folder / "training_state/state.json")
-
-    def _read(self, folder, file):
-        return self._of(folder, json.loads(file.read_text()))
+        kept = json.loads((folder / "training_state/state.json").read_text())
+        self.state = kept["state"]
+        self._weights = self._arrays(
+            folder / "weights", json.loads((folder / "model.json").read_text())
+        )
+        self._kept = self._arrays(folder / "training_state", kept)
 
     @staticmethod
-    def _of(folder, summary):
+    def _arrays(folder, summary):
         return {
-            one["path"]: np.load(folder / f"{number}.npy")
-            for number, one in enumerate(summary["variables"])
+            variable["path"]: np.load(folder / f"{number}.npy")
+            for number, variable in enumerate(summary["variables"])
         }
 
     def everything(self):
