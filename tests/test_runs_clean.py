@@ -83,7 +83,9 @@ def test_a_dry_run_changes_nothing_and_says_what_would_go(store, nights):
 
 
 def test_what_goes_is_marked_and_gone_and_all_else_is_as_it_was(store, nights):
-    before = {each.id: each.SerializeToString() for each in store.store.get_artifacts()}
+    before = {
+        each.id: each.SerializeToString(deterministic=True) for each in store.store.get_artifacts()
+    }
     done = cleaned(store, runs=2)
     assert done["failed"] == []
     goes = {thing["artifact"] for thing in done["goes"]}
@@ -91,7 +93,9 @@ def test_what_goes_is_marked_and_gone_and_all_else_is_as_it_was(store, nights):
     states = store.states()
     assert {id_ for id_, state in states.items() if state == proto.Artifact.DELETED} == goes
     # To the byte: an artifact's properties are part of TFX's cache key.
-    after = {each.id: each.SerializeToString() for each in store.store.get_artifacts()}
+    after = {
+        each.id: each.SerializeToString(deterministic=True) for each in store.store.get_artifacts()
+    }
     assert all(after[id_] == before[id_] for id_ in after.keys() - goes)
     assert cleaned(store, runs=2)["goes"] == []
 

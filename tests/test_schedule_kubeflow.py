@@ -1,6 +1,7 @@
 """The pipeline for Kubeflow: what is compiled is what runs here, and what can't is refused."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -246,3 +247,36 @@ def test_the_compiled_job_runs_two_nights(tmp_path, monkeypatch):
     assert blessing["metadata"]["baseline_model_id"] == first["name"]
     served = tmp_path / "gcs/bucket/recsys/serving/tiny"
     assert (served / "1/manifest.json").is_file()
+
+
+PLUGIN = """
+from recsys.data.sources.csv_source import CsvSource
+from recsys.registry import register_source
+
+@register_source("shop_csv")
+class ShopCsv(CsvSource):
+    title = "a file of the shop"
+"""
+
+
+def test_a_step_reads_a_source_that_a_plugin_defines(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    from kubeflow_platform_stand_in import Job
+
+    (tmp_path / "shop_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # The image has it.
+    bucket = tmp_path / "gcs" / "bucket"
+    bucket.mkdir(parents=True)
+    rows = [f"u{n % 7},i{n % 5},{10**9 + n * 1000}\n" for n in range(100)]
+    (bucket / "ratings.csv").write_text("user,item,time\n" + "".join(rows))
+    changes = {"plugins": "[shop_plugin]", "data.interactions.format": "shop_csv"}
+    job = tmp_path / "pipeline.json"
+    kubeflow.compile_pipeline(write(tmp_path, "gs://bucket", **changes), IMAGE, job)
+    compiled = json.loads(job.read_text().replace("/gcs/bucket", str(bucket)))
+    monkeypatch.setenv("RECSYS_GCS_MOUNT", str(tmp_path / "gcs"))
+    night = Job(compiled, tmp_path / "gcs", "night", [], apart={"InteractionGen"})
+    night._task("InteractionGen", night.spec["root"]["dag"]["tasks"]["InteractionGen"])
+    (letters,) = night.outputs["InteractionGen", "dead_letters"]
+    folder = tmp_path / "gcs" / letters["uri"].removeprefix("gs://")
+    assert json.loads((folder / "summary.json").read_text())["good"] == 100
