@@ -9,7 +9,7 @@ from typing import Any
 from recsys.formats import count
 from recsys.report.artifacts import Artifacts
 
-_WORDS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
+SPAN_WORDS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
 _SHOWN_NAMES = 2
 _SHOWN_SPANS = 31
 
@@ -22,7 +22,7 @@ def spans_of(spans: Any) -> dict[str, list[str]] | None:
     """
     if not isinstance(spans, list):
         return None
-    by_kind: dict[str, list[str]] = {kind: [] for kind in ("new", *_WORDS)}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in ("new", *SPAN_WORDS)}
     for span in spans:
         for kind, names in by_kind.items():
             if span.get(kind) is True or span.get("state") == kind:
@@ -36,7 +36,7 @@ def spans_in_words(spans: Mapping[str, Sequence[str]] | None) -> list[str]:
         return []
     new = spans["new"]
     words = [f"new: {new[0]}" if len(new) == 1 else f"{count(len(new))} new"] if new else []
-    for kind, word in _WORDS.items():
+    for kind, word in SPAN_WORDS.items():
         names = spans[kind]
         if names:
             more = len(names) - _SHOWN_NAMES
@@ -59,6 +59,6 @@ def read_spans(artifacts: Artifacts) -> dict[str, Any] | None:
 def _in_words(span: Mapping[str, Any]) -> dict[str, Any]:
     state = str(span.get("state") or "")
     words = [kind for kind in ("new", "late") if span.get(kind) is True]
-    words.append({**_WORDS, "reused": "read before"}.get(state, state))
+    words.append({**SPAN_WORDS, "reused": "read before"}.get(state, state))
     is_odd = state not in ("read", "reused") or span.get("late") is True
     return {"words": ", ".join(words), "is_odd": is_odd}

@@ -16,7 +16,7 @@ from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import BLESSED
 from recsys.report.index import INDEX
 from recsys.report.runs import RESULT, RUNS, read_result, read_steps
-from recsys.report.spans import spans_of
+from recsys.report.spans import SPAN_WORDS, spans_of
 from recsys.runs.lock import refuse_if_held
 
 FORMAT = 1
@@ -122,7 +122,6 @@ def _version(pushed: str | None) -> int | None:
 
 _LONGEST = 500
 _MARKS = {"blessed": "✓", "refused": "✗", "failed": "!", "interrupted": "…"}
-_SPANS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
 
 
 def one_line(night: Mapping[str, Any]) -> str:
@@ -163,7 +162,7 @@ def _data_parts(data: Mapping[str, Any]) -> Iterator[str]:
     if is_number(data.get("read")):
         read = counted(data["read"], "row", "rows")
         yield f"{read} read, {count(data.get('rejected'))} rejected"
-    for kind, word in _SPANS.items():
+    for kind, word in SPAN_WORDS.items():
         names = (data.get("spans") or {}).get(kind)
         if names:
             shown = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")

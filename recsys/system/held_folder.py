@@ -82,15 +82,6 @@ class HeldFolder:
         except FileNotFoundError:
             return
 
-    def remove_empty(self, path: Path) -> None:
-        """Removes a folder that is empty.
-
-        Raises:
-            OSError: It isn't, it lies elsewhere, or a link is on the way to it.
-        """
-        with self.opened(path.parent) as folder:
-            os.rmdir(path.name, dir_fd=folder)
-
     def rename(self, path: Path, to: Path) -> None:
         """Renames a file, a folder, or a link itself; both names lie below the folder.
 
