@@ -4,6 +4,7 @@ All else is in pyproject.toml. A library that can't be built, for want of a comp
 left out: recsys then computes the same on JAX, slower.
 """
 
+import copy
 import os
 import platform
 import shutil
@@ -47,6 +48,7 @@ def extensions() -> list[Extension]:
             sorted(str(path) for path in KERNELS.glob("*.c")),
             depends=sorted(str(path) for path in KERNELS.glob("*.h")),
             include_dirs=[str(Path(jaxlib.__file__).parent / "include")],
+            define_macros=[("RECSYS_VARIANT", variant)],
             extra_compile_args=[*FLAGS, *level],
             libraries=["m"],
             optional=True,
@@ -62,6 +64,12 @@ class BuildKernels(build_ext):
         """Takes every core."""
         super().finalize_options()
         self.parallel = os.cpu_count()
+
+    def build_extension(self, extension: Extension) -> None:
+        """Builds one library; its objects lie apart, as every library has the same sources."""
+        apart = copy.copy(self)
+        apart.build_temp = str(Path(self.build_temp, extension.name))
+        build_ext.build_extension(apart, extension)
 
 
 class BuildWithStarter(build_py):

@@ -60,8 +60,9 @@ def test_every_handler_and_self_check_of_the_sources_is_known():
 @pytest.mark.parametrize("variant", kernels.built())
 def test_every_library_that_runs_here_checks_itself(variant):
     library = ctypes.CDLL(str(kernels.built()[variant]))
-    codes = {name: getattr(library, f"recsys_{name}_self_check")() for name in kernels.SELF_CHECKS}
-    assert codes == dict.fromkeys(kernels.SELF_CHECKS, 0)
+    # The names also say that no object was compiled for another kind of processor.
+    for name in kernels.SELF_CHECKS:
+        assert getattr(library, f"recsys_{name}_self_check_{variant}")() == 0
 
 
 @needs_kernels

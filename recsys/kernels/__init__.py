@@ -129,9 +129,9 @@ def built() -> dict[str, Path]:
 @functools.cache
 def _load_once() -> KernelStatus:
     reasons = []
-    for path in built().values():
+    for variant, path in built().items():
         try:
-            _load(path)
+            _load(path, variant)
         except (OSError, AttributeError, ImportError) as error:
             reasons.append(str(error))
         else:
@@ -140,16 +140,16 @@ def _load_once() -> KernelStatus:
     return KernelStatus(False, "; ".join(reasons) or absent)
 
 
-def _load(path: Path) -> None:
-    """Loads a library, has it checked, and registers its kernels with JAX.
+def _load(path: Path, variant: str) -> None:
+    """Loads a library, checks it, and registers its kernels with JAX.
 
     Raises:
         OSError: It can't be loaded, or computes wrong numbers.
-        AttributeError: A function is missing.
+        AttributeError: A function is missing, or compiled for another kind of processor.
     """
     loaded = ctypes.CDLL(str(path))
     for name in SELF_CHECKS:
-        if getattr(loaded, f"recsys_{name}_self_check")() != 0:
+        if getattr(loaded, f"recsys_{name}_self_check_{variant}")() != 0:
             raise OSError(f"{path} fails the self-check of {name}")
     functions = {target: getattr(loaded, target) for target in map("recsys_{}".format, HANDLERS)}
 

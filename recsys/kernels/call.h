@@ -1,8 +1,8 @@
 /* What every kernel shares: the call that XLA makes, threads, scratch memory.
 
    Plain C over XLA's C API (xla/ffi/api/c_api.h), so that any C compiler does. A
-   kernel is a function body behind RECSYS_HANDLER(name); build.py finds it there and
-   registers it as the FFI target "recsys_<name>" for the platform cpu:
+   kernel is a function body behind RECSYS_HANDLER(name), which __init__.py registers as the FFI
+   target "recsys_<name>" for the platform cpu:
 
        RECSYS_HANDLER(double_it) {
          const XLA_FFI_Buffer *x = recsys_arg(frame, 0);
@@ -11,7 +11,9 @@
        }
 
    Each <stem>.c except call.c also defines RECSYS_SELF_CHECK(<stem>): it computes
-   something tiny with a known answer and returns 0 if it came out right. */
+   something tiny with a known answer and returns 0 if it came out right. The function's
+   name ends with RECSYS_VARIANT, which the build defines: an object that was compiled for
+   another kind of processor is missed when the library is loaded. */
 
 #ifndef RECSYS_CALL_H_
 #define RECSYS_CALL_H_
@@ -33,7 +35,10 @@
   }                                                                   \
   static XLA_FFI_Error *name##_execute(XLA_FFI_CallFrame *frame)
 
-#define RECSYS_SELF_CHECK(stem) RECSYS_EXPORT int recsys_##stem##_self_check(void)
+#define RECSYS_SELF_CHECK(stem) RECSYS_SELF_CHECK_OF(stem, RECSYS_VARIANT)
+#define RECSYS_SELF_CHECK_OF(stem, variant) RECSYS_SELF_CHECK_NAMED(stem, variant)
+#define RECSYS_SELF_CHECK_NAMED(stem, variant) \
+  RECSYS_EXPORT int recsys_##stem##_self_check_##variant(void)
 
 /* XLA asks each handler for its version before it ever calls it. */
 int recsys_is_query(const XLA_FFI_CallFrame *frame);
