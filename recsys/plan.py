@@ -17,7 +17,7 @@ import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys import registry
-from recsys.config import Config, MeshConfig
+from recsys.config import Config
 from recsys.data.dataset import FeatureTable
 from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
@@ -25,9 +25,9 @@ from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof
 from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.errors import UsageError
-from recsys.models.retrieval import RetrievalModel, model_class
+from recsys.models.retrieval_model import RetrievalModel, Tables, model_class
 from recsys.models.spec import ModelSpec
-from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, uneven
 
 MOST_DEVICES = 256
@@ -91,19 +91,8 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     Raises:
         RecsysError: A training of this config would stop before its first step.
     """
-    n_batch, n_shards = _grid(config.mesh, devices)
-    check_divides(config.train, n_batch)
-    # Keras keeps its distribution, and variables without a value, by thread.
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(_step, config, rows, devices).result()
-    return Plan(devices, n_batch, n_shards, tuple(_placements(config, rows, n_shards)), step)
-
-
-def _grid(mesh: MeshConfig | None, devices: int) -> tuple[int, int]:
-    """Returns the parts of a batch, and those of a table."""
-    if mesh is None:
-        return devices, devices
-    if mesh.n_devices != devices:
+    mesh = config.mesh
+    if mesh is not None and mesh.n_devices != devices:
         raise UsageError(
             "R313",
             f"The mesh data={mesh.data}, model={mesh.model} must have as many devices as there"
@@ -111,7 +100,12 @@ def _grid(mesh: MeshConfig | None, devices: int) -> tuple[int, int]:
             "Change --devices, or the mesh.",
             devices,
         )
-    return mesh.data, mesh.model
+    n_batch, n_shards = (devices, devices) if mesh is None else (mesh.data, mesh.model)
+    check_divides(config.train, n_batch)
+    # Keras keeps its distribution, and variables without a value, by thread.
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(_step, config, rows, devices).result()
+    return Plan(devices, n_batch, n_shards, tuple(_placements(config, rows, n_shards)), step)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:
@@ -123,21 +117,23 @@ def model_spec(config: Config, rows: TableRows) -> ModelSpec:
     return ModelSpec.of(config.model, rows.rows["users"], rows.rows["items"], features)
 
 
+def _tables(config: Config, spec: ModelSpec) -> Tables:
+    return model_class(spec).make_tables(spec, *table_optimizers(config.train, 1))
+
+
 def _placements(config: Config, rows: TableRows, n_shards: int) -> Iterator[TablePlacement]:
-    spec = model_spec(config, rows)
-    for table in model_class(spec).make_tables(spec, *table_optimizers(config.train, 1)).values():
+    for table in _tables(config, model_spec(config, rows)).values():
         yield planned(Table([resolve(table)], n_shards), n_shards)
 
 
 def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
     """Returns the proof of the step of the model that `recsys.Trainer` would make."""
     train, spec = config.train, model_spec(config, rows)
-    cls = model_class(spec)
-    tables = cls.make_tables(spec, *table_optimizers(train, 1))
+    tables = _tables(config, spec)
     axes = config.mesh.model_dump() if config.mesh else {}
     mesh = device_mesh(**axes, devices=devices)
     activate(table_layout(list(tables.values()), mesh=mesh, rules=config.layout))
-    model = cls(spec, tables, train.seed, train.loss, train.compute_dtype)
+    model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
     optimizer = tower_optimizer(train, 1)
     with keras.StatelessScope(initialize_variables=False):
         model.build()

@@ -29,9 +29,9 @@ from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.system.process import stage_main
 from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
-from recsys.training.result import TrainingResult
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
+from recsys.training.training_result import TrainingResult
 from recsys.training.warm_start import (
     CHANGED,
     TrainingState,
@@ -83,7 +83,7 @@ def train(
         # The code makes other variables than it did, which no config shows.
         if base is None or error.code != CHANGED or warm_start_of(stage).changed == "refuse":
             raise
-        cold = cold_start(base, error.rule).cold
+        cold = cold_start(base, error.rule)
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
     if jax.process_count() > 1:
         return None

@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recsys import kernels
 from recsys.errors import RecsysError, UsageError
-from recsys.kernels import rows
 
 needs_kernels = pytest.mark.skipif(
     not kernels.status().available, reason=kernels.status().reason or "available"
@@ -96,7 +94,7 @@ def test_the_switch_turns_the_kernels_off(monkeypatch):
     assert kernels.status() == kernels.KernelStatus(False, "RECSYS_NATIVE=0")
     assert not kernels.available()
     with pytest.raises(RecsysError, match=r"R343.*RECSYS_NATIVE=0"):
-        rows.pool(np.zeros((1, 1), np.float32), np.zeros(1, np.int32), None, None, 1)
+        kernels.library()
 
 
 def test_the_switch_makes_their_absence_an_error(package):

@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-import recsys.kernels.ranking
+import recsys.kernels.rank_jobs
 from recsys import kernels
-from recsys.kernels.ranking import RankResults, rank_queries
+from recsys.kernels.rank_jobs import RankResults, rank_queries
 from recsys.ragged import RaggedRows
 
 pytestmark = pytest.mark.skipif(not kernels.status().available, reason=kernels.status().reason)
@@ -139,6 +139,6 @@ def test_a_score_that_is_no_number_is_told_unless_it_is_no_candidates():
 @pytest.mark.parametrize("variant", kernels.built())
 def test_every_width_of_vectors_finds_the_same(variant, monkeypatch):
     library = ctypes.CDLL(str(kernels.built()[variant]))
-    monkeypatch.setattr(recsys.kernels.ranking, "_library", lambda: library)
+    monkeypatch.setattr(recsys.kernels.rank_jobs, "_library", lambda: library)
     for n_queries, n_rows, dim in SHAPES:
         test_ranks_and_lists_are_those_of_a_stable_sort(n_queries, n_rows, dim, min(9, n_rows))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recsys.kernels.ranking
+import recsys.kernels.rank_jobs
 from recsys import kernels
-from recsys.kernels.ranking import RankResults, RoundedItems, TopResults, rank_queries
+from recsys.kernels.rank_jobs import RankResults, RoundedItems, TopResults, rank_queries
 from recsys.ragged import RaggedRows
 from recsys.serving.ranker import Ranker
 
@@ -208,7 +208,7 @@ def test_every_kind_of_processor_finds_the_same(variant, monkeypatch):
     loaded = ctypes.CDLL(str(kernels.built()[variant]))
     loaded.recsys_round_items.argtypes = [ctypes.c_void_p]
     loaded.recsys_top.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    monkeypatch.setattr(recsys.kernels.ranking, "_library", lambda: loaded)
+    monkeypatch.setattr(recsys.kernels.rank_jobs, "_library", lambda: loaded)
     rng = np.random.default_rng(0)
     for kind in TABLES:
         query, table, is_item, hidden = case(rng, kind, 13, 1700, 70)

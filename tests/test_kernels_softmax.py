@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from softmax_reference import assert_close, exact, random_batch
 
 from recsys import kernels
-from recsys.kernels import softmax as kernel
-from recsys.losses import softmax_blocks
+from recsys.losses import softmax_jax
 
 INT32 = np.iinfo(np.int32)
 
@@ -30,12 +29,14 @@ def workers():
 def arrays_of(batch):
     """Returns what the kernels take."""
     arrays = (jnp.asarray(x) for x in (*batch[:5], batch.known))
-    return kernel.SoftmaxBatch(*arrays, jnp.float32(1 / batch.temperature), jnp.int32(batch.first))
+    return softmax_jax.SoftmaxBatch(
+        *arrays, jnp.float32(1 / batch.temperature), jnp.int32(batch.first)
+    )
 
 
-def swept(batch, with_log_q=True, module=kernel):
+def swept(batch, with_log_q=True, gradients=softmax_jax.native_gradients):
     """Returns losses and gradients of query, candidate and log_q."""
-    return [np.asarray(x) for x in module.losses_and_gradients(arrays_of(batch), with_log_q)]
+    return [np.asarray(x) for x in gradients(arrays_of(batch), with_log_q)]
 
 
 def assert_exact(found, batch, tolerance=3e-6):
@@ -100,7 +101,8 @@ def test_any_batch_is_right(n_queries, n_others, before, dim, items, known, spre
 @pytest.mark.parametrize("known", [0, 5])
 def test_jax_alone_finds_the_same(with_log_q, known):
     batch = random_batch(300, 500, 40, items=100, first=70, spread=3, known=known)
-    found, expected = (swept(batch, with_log_q, m) for m in (kernel, softmax_blocks))
+    kernel, blocks = softmax_jax.native_gradients, softmax_jax.block_gradients
+    found, expected = (swept(batch, with_log_q, gradients) for gradients in (kernel, blocks))
     for actual, wanted in zip(found, expected, strict=True):
         assert_close(actual, wanted, 3e-6)
     assert found[3].shape == ((500,) if with_log_q else (0,))
@@ -108,7 +110,9 @@ def test_jax_alone_finds_the_same(with_log_q, known):
 
 def test_losses_come_without_gradients_too():
     batch = random_batch(300, 500, 40, items=100, first=70, known=4)
-    np.testing.assert_array_equal(np.asarray(kernel.losses(arrays_of(batch))), swept(batch)[0])
+    np.testing.assert_array_equal(
+        np.asarray(softmax_jax._losses(arrays_of(batch))), swept(batch)[0]
+    )
 
 
 def test_item_rows_may_be_any_integers():
@@ -128,11 +132,11 @@ def test_exponentials_are_right_to_the_last_bits():
     # is the gradient of its log_q, with the other sign.
     for x in -np.concatenate([np.linspace(0, 87, 500), np.logspace(-6, 0, 50)]):
         x = np.float32(x)
-        batch = kernel.SoftmaxBatch(
+        batch = softmax_jax.SoftmaxBatch(
             jnp.ones((1, 1)), jnp.array([[0.0], [x]]), jnp.array([1, 2]), jnp.zeros(2),
             jnp.ones(1), jnp.zeros((1, 0), jnp.int32), jnp.float32(1), jnp.int32(0),
         )  # fmt: skip
-        found = kernel.losses_and_gradients(batch, True)
+        found = softmax_jax.native_gradients(batch, True)
         e = np.exp(np.float64(x))
         assert -float(found[3][1]) == pytest.approx(e / (1 + e), rel=3e-7), x
 
@@ -141,13 +145,13 @@ def test_numbers_far_below_the_largest_count_as_zero_and_what_is_none_stays():
     query, candidate = jnp.ones((1, 1)), jnp.array([[0.0], [-89.0], [-1e30]])
     none = jnp.zeros((1, 0), jnp.int32)
     arguments = (jnp.arange(3), jnp.zeros(3), jnp.ones(1), none, jnp.float32(1), jnp.int32(0))
-    batch = kernel.SoftmaxBatch(query, candidate, *arguments)
-    loss, _, _, d_log_q = kernel.losses_and_gradients(batch, True)
+    batch = softmax_jax.SoftmaxBatch(query, candidate, *arguments)
+    loss, _, _, d_log_q = softmax_jax.native_gradients(batch, True)
     assert float(loss[0]) == 0
     assert not np.any(d_log_q)
     for bad in (np.nan, np.inf):
         worse = batch._replace(candidate=candidate.at[1].set(bad))
-        loss, *_ = kernel.losses_and_gradients(worse, True)
+        loss, *_ = softmax_jax.native_gradients(worse, True)
         assert np.isnan(loss[0])
 
 
@@ -184,8 +188,8 @@ def test_calls_may_be_mapped():
     stacked = [jnp.stack([(*b[:5], b.known)[i] for b in batches]) for i in range(6)]
 
     def one(*arrays):
-        batch = kernel.SoftmaxBatch(*arrays, jnp.float32(0.5), jnp.int32(0))
-        return tuple(kernel.losses_and_gradients(batch, True))
+        batch = softmax_jax.SoftmaxBatch(*arrays, jnp.float32(0.5), jnp.int32(0))
+        return tuple(softmax_jax.native_gradients(batch, True))
 
     for found, batch in zip(zip(*jax.vmap(one)(*stacked), strict=True), batches, strict=True):
         assert_exact(found, batch._replace(temperature=2.0))

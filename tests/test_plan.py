@@ -12,9 +12,9 @@ from recsys.config.load import default_config_path, load_config
 from recsys.data.table_rows import TableRows
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.errors import RecsysError, UsageError
-from recsys.models.retrieval import model_class
+from recsys.models.retrieval_model import model_class
 from recsys.plan import changes, make_plan, model_spec
-from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 
 N = 8
 ROWS = TableRows(

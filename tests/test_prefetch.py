@@ -65,24 +65,21 @@ def test_the_position_is_that_of_the_batches_taken_not_of_those_read_ahead(sourc
             next(batches)
         assert feed.step == 13
         (expected,) = next(batches)
-        for _ in range(2):
-            next(batches)
-        feed.restart(source, first_step=13)
-        (found,) = next(batches)
-        assert_batch(found, {name: np.asarray(x) for name, x in expected.items()})
+    with BatchIterator(source, 13) as feed:
+        (found,) = next(iter(feed))
+    assert_batch(found, {name: np.asarray(x) for name, x in expected.items()})
 
 
-def test_it_ends_before_a_step_and_goes_on_with_another_source(source):
+def test_it_goes_on_with_another_source(source):
     other = again(source, uniform_negatives=5)
-    with BatchIterator(source, 4, end_step=10) as feed:
-        assert [feed.step for _ in feed] == list(range(5, 11))
+    with BatchIterator(source, 8) as feed:
+        for step in (8, 9):
+            (batch,) = next(iter(feed))
+            assert_batch(batch, source[step])
         feed.restart(other)
         for step in (10, 11):
             (batch,) = next(iter(feed))
             assert_batch(batch, other[step])
-        feed.restart(source, first_step=2)
-        (batch,) = next(iter(feed))
-        assert_batch(batch, source[2])
 
 
 def test_what_stops_early_leaves_no_thread(source):

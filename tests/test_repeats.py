@@ -31,7 +31,7 @@ from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.ragged import RaggedRows
-from recsys.training.validation import Validation
+from recsys.training.validation import Validator
 
 USERS, ITEMS, CUT, LENGTH = 40, 25, 100, 4
 PROTOCOLS = ("each_moment", "at_cut")
@@ -264,7 +264,7 @@ def test_validation_in_training_goes_by_the_same_rule(world):
         n_all += 1
     assert n_again > 0
     for repeats, expected in ("exclude", n_all - n_again), ("include", n_all):
-        asked = Validation(events, known, TRAINED.model, validation, repeats=repeats)
+        asked = Validator(events, known, TRAINED.model, validation, repeats=repeats)
         assert len(asked.queries.positives.rows) == expected
 
 

@@ -13,8 +13,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from recsys.training import training_log as module
-from recsys.training.result import Progress
 from recsys.training.training_log import TensorBoardWriter, TrainingLog
+from recsys.training.training_result import Progress
 
 
 def test_progress_tells_no_time_left_before_the_compiled_steps_were_timed(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.data.catalogue import Catalogue
 from recsys.embedding.optimizers import LazyAdam
 from recsys.models import ModelSpec, TwoTower
-from recsys.training.optimizers import (
+from recsys.training.optimization import (
     WarmupAndDecay,
     averaged,
     exclude_vectors,

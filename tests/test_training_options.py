@@ -13,7 +13,7 @@ from recsys.errors import RecsysError
 from recsys.models import ModelInputs, load_model
 from recsys.models.inference import Inference
 from recsys.registry import name_of
-from recsys.training.validation import Validation, trained_inputs
+from recsys.training.validation import Validator, trained_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -132,10 +132,10 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
     assert not saved.items.row_counts[1:][is_unseen].any()
     config = saved.stage.train.validation
     inputs = trained_inputs(ModelInputs.open(data), events)
-    found = Validation(events, inputs, saved.stage.model, config).metrics(Inference(saved.model))
+    found = Validator(events, inputs, saved.stage.model, config).metrics(Inference(saved.model))
     best = max(looks, key=lambda look: look["recall@20"])
     assert found == pytest.approx({k: v for k, v in best.items() if k != "step"}, abs=1e-6)
-    validation = Validation(events, inputs, saved.stage.model, config)
+    validation = Validator(events, inputs, saved.stage.model, config)
     queries = validation.queries
     history = queries.histories(saved.stage.model.history)
     ours, theirs = (

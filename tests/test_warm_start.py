@@ -25,7 +25,7 @@ from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.models import TwoTower, load_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.training.optimizers import tower_optimizer
+from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state
 from recsys.training.warm_start import EarlierModel, batch_settings, choose, continued_stage
@@ -183,7 +183,7 @@ def test_eight_devices_take_over_what_one_does(old, without_mesh, placement):
 
 def test_a_table_of_several_chunks_is_the_same(old, without_mesh, monkeypatch):
     whole = all_in_order(carried(old, NEW)[0])
-    for module in ("state_transfer._CHUNK_BYTES", "new_rows._CHUNK_NUMBERS"):
+    for module in ("state_transfer._CHUNK_BYTES", "row_sources._CHUNK_NUMBERS"):
         monkeypatch.setattr(f"recsys.training.{module}", 3 * 4 * 4)
     for path, array in all_in_order(carried(old, NEW)[0]).items():
         assert array == pytest.approx(whole[path], abs=1e-6), path
@@ -344,9 +344,9 @@ def test_another_model_is_refused_with_what_differs_or_begins_cold(
     cold = asked.model_copy(
         update={"warm_start": asked.warm_start.model_copy(update={"changed": "cold"})}
     )
-    choice = chosen(old, today, cold, world)
-    assert choice.base is None
-    assert "traits changed" in choice.cold
+    base, reason = chosen(old, today, cold, world)
+    assert base is None
+    assert "traits changed" in reason
 
 
 def test_other_features_are_refused(old, today, without_mesh):
@@ -376,24 +376,24 @@ def test_what_changes_training_alone_may_change(old, today, without_mesh):
         table_learning_rate=0.01,
         seed=5,
     )
-    assert chosen(old, today, asked).base.folder == old
+    assert chosen(old, today, asked)[0].folder == old
 
 
 def test_a_model_that_has_seen_what_is_evaluated_is_not_used(tmp_path, old, without_mesh):
     data = NEW.save(tmp_path / "data", cut=9 * DAY, days=(1, 9))
-    assert chosen(old, data).base is not None
+    assert chosen(old, data)[0] is not None
     data = NEW.save(tmp_path / "earlier", cut=9 * DAY - 1, days=(1, 8))
-    choice = chosen(old, data)
-    assert choice.base is None
-    assert "it has seen the answers" in choice.cold
+    base, reason = chosen(old, data)
+    assert base is None
+    assert "it has seen the answers" in reason
 
 
 def test_a_model_that_has_seen_what_validation_asks_is_not_used(tmp_path, old, without_mesh):
     asked = stage(validation={"share": 0.2})
     data = NEW.save(tmp_path / "data", days=(1, 9))
-    assert "all that validation holds back" in chosen(old, data, asked).cold
+    assert "all that validation holds back" in chosen(old, data, asked)[1]
     newer = NEW.save(tmp_path / "newer", cut=30 * DAY, days=(1, 30))
-    assert chosen(old, newer, asked).base is not None
+    assert chosen(old, newer, asked)[0] is not None
 
 
 def remove_state(folder):
@@ -427,9 +427,9 @@ def test_a_damaged_or_older_model_is_not_used(tmp_path, old, today, without_mesh
     folder = tmp_path / "damaged"
     shutil.copytree(old, folder)
     damage(folder)
-    choice = chosen(folder, today)
-    assert choice.base is None
-    assert re.search(words, choice.cold)
+    base, reason = chosen(folder, today)
+    assert base is None
+    assert re.search(words, reason)
 
 
 def test_a_base_that_is_not_there_is_a_mistake(tmp_path, today, without_mesh):

@@ -98,11 +98,14 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
     for name in ("vocabulary_size", "embedding_dim"):
         if not 0 < getattr(table, name) < 2**31:
             raise _refused(table, name, getattr(table, name), "a number in 1 … 2³¹ - 1")
+    placement = table.placement
+    if placement in ("auto", "default_device"):
+        placement = "row" if table.vocabulary_size >= REPLICATE_BELOW_ROWS else "replicated"
     return TableSpec(
         name=table.name,
         rows=table.vocabulary_size,
         dim=table.embedding_dim,
-        placement=_placement(table.placement, table.vocabulary_size),
+        placement=placement,
         optimizer=None if table.optimizer is None else row_optimizer(table.optimizer),
         initializer=keras.initializers.get(table.initializer),
         combiner=table.combiner,
@@ -122,26 +125,21 @@ def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
         UsageError: The input or the output shape doesn't match.
     """
     dim = feature.table.embedding_dim
-    _check_shape(feature, "input_shape", "(batch,) or (batch, length)", [(None,), (None, None)])
-    _check_shape(feature, "output_shape", f"(batch, {dim})", [(None, dim)])
-
-
-def _check_shape(
-    feature: keras_rs.layers.FeatureConfig,
-    name: str,
-    expected: str,
-    shapes: list[tuple[int | None, ...]],
-) -> None:
-    declared = getattr(feature, name)
-    if isinstance(declared, list | tuple) and any(_fits(declared, shape) for shape in shapes):
-        return
-    raise UsageError(
-        "R365",
-        f"{name!r} of feature {feature.name!r} must be {expected}.",
-        "Declare that in its FeatureConfig, with None where a size is open. A bag of ids becomes"
-        " one vector; for one vector an id flatten the ids into the batch.",
-        declared,
-    )
+    allowed: dict[str, tuple[str, list[tuple[int | None, ...]]]] = {
+        "input_shape": ("(batch,) or (batch, length)", [(None,), (None, None)]),
+        "output_shape": (f"(batch, {dim})", [(None, dim)]),
+    }
+    for name, (expected, shapes) in allowed.items():
+        declared = getattr(feature, name)
+        if isinstance(declared, list | tuple) and any(_fits(declared, shape) for shape in shapes):
+            continue
+        raise UsageError(
+            "R365",
+            f"{name!r} of feature {feature.name!r} must be {expected}.",
+            "Declare that in its FeatureConfig, with None where a size is open. A bag of ids"
+            " becomes one vector; for one vector an id flatten the ids into the batch.",
+            declared,
+        )
 
 
 def _fits(declared: Sequence[Any], shape: tuple[int | None, ...]) -> bool:
@@ -153,12 +151,6 @@ def _fits(declared: Sequence[Any], shape: tuple[int | None, ...]) -> bool:
         size is None or (isinstance(size, int) and size > 0 and wanted in (None, size))
         for size, wanted in pairs
     )
-
-
-def _placement(placement: str, rows: int) -> Placement:
-    if placement in ("row", "column", "replicated"):
-        return placement  # type: ignore[return-value]
-    return "row" if rows >= REPLICATE_BELOW_ROWS else "replicated"
 
 
 def _check(table: Any, name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -173,3 +165,52 @@ def _refused(table: Any, name: str, value: Any, expected: str) -> UsageError:
         "Change it in the table's TableConfig.",
         value,
     )
+
+
+def by_name(tables: list[Any]) -> dict[str, Any]:
+    """Returns the tables by name; two different ones of a name are refused."""
+    by_name: dict[str, Any] = {}
+    for table in tables:
+        known = by_name.setdefault(table.name, table)
+        if known is not table and known.get_config() != table.get_config():
+            raise UsageError(
+                "R357",
+                f"Two tables of one layer must not both be called {table.name!r}.",
+                "Give one of them another name.",
+                (known, table),
+            )
+    return by_name
+
+
+def stacks(
+    specs: Sequence[TableSpec], stacking: str | Sequence[Sequence[str]] | None
+) -> list[list[TableSpec]]:
+    """Returns the tables in groups that are stored as one."""
+    if stacking is None:
+        return [[spec] for spec in specs]
+    if stacking == "auto":
+        groups: dict[Any, list[TableSpec]] = {}
+        for spec in specs:
+            key = _likeness(spec) if spec.placement == "row" else spec.name
+            groups.setdefault(key, []).append(spec)
+        return list(groups.values())
+    if isinstance(stacking, str):
+        raise UsageError(
+            "R358", "table_stacking must be 'auto', lists of names, or None.", "Use one.", stacking
+        )
+    by_name = {spec.name: spec for spec in specs}
+    stacks = [[by_name[name] for name in names] for names in stacking]
+    for stack in stacks:
+        if len({_likeness(spec) for spec in stack}) > 1:
+            raise UsageError(
+                "R358",
+                "Stacked tables must be alike in width, optimizer, placement, dtype.",
+                "Leave the one that differs out of table_stacking.",
+                [spec.name for spec in stack],
+            )
+    stacked = {name for names in stacking for name in names}
+    return stacks + [[spec] for spec in specs if spec.name not in stacked]
+
+
+def _likeness(spec: TableSpec) -> str:
+    return repr((spec.dim, spec.optimizer, spec.placement, spec.dtype))

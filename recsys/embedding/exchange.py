@@ -7,26 +7,36 @@ each gradient to the device that holds its row, and updates the rows in place.
 | split   | single ids                 | bags                                          |
 | ------- | -------------------------- | --------------------------------------------- |
 | rows    | all-to-all, both ways      | ids gathered, pooled where the rows are,      |
-|         | (`row_exchange`)           | partial sums scattered back                   |
+|         | (see below)                | partial sums scattered back                   |
 | columns | ids gathered; every device pools its columns of the whole batch, all-to-all |
 | none    | read locally; ids and gradients gathered, every copy updated alike         |
 
 On a 2-D mesh the batch is repeated along the axis that the table is split over, so
 a read needs one sum along it, and an update gathers along the batch axis.
+
+Single rows are requested once each, from their owner. A device sorts the places that it
+needs, which removes duplicates and groups them by owner; it sends each owner the places,
+and gets the rows (forward) or hands over summed gradients (backward) by all-to-all.
+All-to-all needs equal chunks, so a chunk has a capacity. Of a few capacities the smallest
+that holds the fullest chunk of any device is taken; where none does, the exchange takes
+more rounds, and they are counted. A round covers a range of each owner's places, the same
+on all devices: the longest in which no device asks for more than a chunk. So a row is
+complete within a round, nothing is ever dropped, and memory is bounded by the capacity.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
-from recsys.embedding import row_exchange
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
-from recsys.embedding.row_exchange import Axis
 from recsys.embedding.rows import (
     Gradients,
     Lookups,
@@ -42,6 +52,7 @@ from recsys.embedding.sharding import TableSharding, shard_mapped
 State = tuple[jax.Array, ...]
 Offset = jax.Array | int
 Change = Callable[[State, Gradients, Offset, Width | None], State]
+Carried = TypeVar("Carried")
 
 
 @jax.tree_util.register_dataclass
@@ -83,15 +94,15 @@ def read(
         return pool(table, lookups, lookups.weights(), n_bags), use, none
     if n_bags % sharding.n_batch_parts or lookups.rows.shape[0] % sharding.n_batch_parts:
         return _partitioned(table, lookups, n_bags), use, none
-    read_here = _read_single if _exchanges(sharding, is_single) else _read_bags
-    n_local = n_bags // sharding.n_batch_parts
+
+    def read_here(table: jax.Array, lookups: Lookups) -> tuple[jax.Array, jax.Array]:
+        if _exchanges(sharding, is_single):
+            return read_rows(table, lookups.rows, _axis(sharding))
+        return _read_bags(sharding, table, lookups, n_bags // sharding.n_batch_parts)
+
+    specs = jax.tree.map(lambda _: sharding.batch_spec, lookups)
     mapped = shard_mapped(
-        sharding,
-        lambda table, lookups: read_here(
-            sharding, table, with_local_bags(sharding, lookups, n_local), n_local
-        ),
-        (sharding.table_spec, _lookup_specs(sharding, lookups)),
-        (sharding.batch_spec, jax.sharding.PartitionSpec()),
+        sharding, read_here, (sharding.table_spec, specs), (sharding.batch_spec, PartitionSpec())
     )
     out, extra = mapped(table, lookups)
     return out, use, extra
@@ -101,25 +112,19 @@ def _exchanges(sharding: TableSharding, is_single: bool) -> bool:
     return is_single and sharding.split == "rows" and sharding.shares_axis
 
 
-def with_local_bags(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
-    """Returns one device's `lookups` with bags counted from its own first one."""
-    return _shifted(sharding, lookups, -n_bags)
+def shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
+    """Returns one device's `lookups` with bags counted from another one on.
 
-
-def with_global_bags(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
-    """Returns one device's `lookups` with bags counted from the first of the batch."""
-    return _shifted(sharding, lookups, n_bags)
-
-
-def _shifted(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
+    Args:
+        sharding: Where the table lies.
+        lookups: The lookups.
+        n_bags: Bags of a device to count from the first one of the batch; negative to count
+            from the device's own first one.
+    """
     if lookups.bag is None or sharding.is_local or sharding.batch_axis is None:
         return lookups
     part = jax.lax.axis_index(sharding.batch_axis).astype(jnp.int32)
     return lookups._replace(bag=lookups.bag + part * n_bags)
-
-
-def _lookup_specs(sharding: TableSharding, lookups: Lookups) -> Any:
-    return jax.tree.map(lambda _: sharding.batch_spec, lookups)
 
 
 def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
@@ -132,19 +137,13 @@ def _axis(sharding: TableSharding) -> Axis:
     return Axis(str(sharding.table_axis), sharding.n_shards)
 
 
-def _read_single(
-    sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int
-) -> tuple[jax.Array, jax.Array]:
-    return row_exchange.read_rows(table, lookups.rows, _axis(sharding))
-
-
 def _read_bags(
     sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int
 ) -> tuple[jax.Array, jax.Array]:
-    gathers = sharding.split != "none" and sharding.shares_axis
-    if gathers:
-        lookups = _gathered(sharding, lookups, n_bags)
-        n_bags = n_bags * sharding.n_batch_parts
+    if sharding.split != "none" and sharding.shares_axis:
+        lookups, n_bags = _gathered(sharding, lookups), n_bags * sharding.n_batch_parts
+    else:
+        lookups = shifted(sharding, lookups, -n_bags)
     lookups = _own(sharding, lookups, table.shape[0])
     pooled = pool(table, lookups, lookups.weights(), n_bags)
     return _returned(sharding, pooled), jnp.int32(0)
@@ -173,14 +172,10 @@ def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
     return lookups._replace(rows=jnp.where(mine, local, -1))
 
 
-def _gathered(sharding: TableSharding, lookups: Lookups, n_bags: int) -> Lookups:
-    """Returns the lookups of all parts of the batch, each of `n_bags` bags."""
+def _gathered(sharding: TableSharding, lookups: Lookups) -> Lookups:
+    """Returns the lookups of all parts of the batch."""
     axis = sharding.batch_axis
-
-    def gather_parts(x: jax.Array | None) -> jax.Array | None:
-        return None if x is None else jax.lax.all_gather(x, axis, tiled=True)
-
-    return jax.tree.map(gather_parts, with_global_bags(sharding, lookups, n_bags))
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), lookups)
 
 
 # --- updating
@@ -213,9 +208,10 @@ def apply(
         table, slots = update(optimizer, table, slots, gradients, here, width)
         return (table, *slots)
 
-    shard_rows = table.shape[0] // (sharding.n_shards if sharding.split == "rows" else 1)
     specs = (sharding.table_spec, *(sharding.slot_spec(s.per_row) for s in optimizer.slot_list()))
-    table, *new = _each_gradient(sharding, shard_rows, (table, *slots), specs, uses, grads, change)
+    table, *new = _each_gradient(
+        sharding, table.shape[0], (table, *slots), specs, uses, grads, change
+    )
     return table, tuple(new)
 
 
@@ -230,20 +226,21 @@ def squares(
         uses: See `apply`.
         grads: See `apply`.
     """
-    shard_rows = n_places // (sharding.n_shards if sharding.split == "rows" else 1)
 
     def add(state: State, gradients: Gradients, offset: Offset, width: Width | None) -> State:
-        return (state[0] + sum_squares(gradients, shard_rows),)
+        return (state[0] + sum_squares(gradients, _rows_of_shard(sharding, n_places)),)
 
-    none = jax.sharding.PartitionSpec()
-    return _each_gradient(sharding, shard_rows, (jnp.float32(0),), (none,), uses, grads, add, True)[
-        0
-    ]
+    start, specs = (jnp.float32(0),), (PartitionSpec(),)
+    return _each_gradient(sharding, n_places, start, specs, uses, grads, add, is_sum=True)[0]
+
+
+def _rows_of_shard(sharding: TableSharding, n_places: int) -> int:
+    return n_places // sharding.n_shards if sharding.split == "rows" else n_places
 
 
 def _each_gradient(
     sharding: TableSharding,
-    shard_rows: int,
+    n_places: int,
     state: State,
     specs: Any,
     uses: list[Use],
@@ -257,6 +254,7 @@ def _each_gradient(
         return change(state, joined(parts), 0, None)
 
     def mapped(state: State, uses: list[Use], grads: list[jax.Array]) -> State:
+        shard_rows = _rows_of_shard(sharding, n_places)
         state = _on_device(sharding, state, uses, grads, change, shard_rows)
         if is_sum and sharding.split != "none":
             state = jax.tree.map(lambda s: jax.lax.psum(s, sharding.table_axis), state)
@@ -293,7 +291,7 @@ def _on_device(
 
     places = jnp.concatenate([rows for rows, _ in singles])
     stacked = jnp.concatenate([grad for _, grad in singles])
-    return row_exchange.each_round(places, stacked, _axis(sharding), shard_rows, state, one_round)
+    return each_round(places, stacked, _axis(sharding), shard_rows, state, one_round)
 
 
 def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
@@ -304,8 +302,7 @@ def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
 
 def _brought(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
     """Returns the gradients of this device's rows, or columns, in one use."""
-    n_bags = grad.shape[0]
-    lookups = _gathered(sharding, with_local_bags(sharding, use.lookups, n_bags), n_bags)
+    lookups = _gathered(sharding, use.lookups)
     if sharding.split == "columns" and sharding.shares_axis:
         grad = jax.lax.all_to_all(grad, sharding.table_axis, 1, 0, tiled=True)
     else:
@@ -323,3 +320,234 @@ def _width(sharding: TableSharding, grads: list[jax.Array]) -> Width | None:
     dim = grads[0].shape[1]
     first = jax.lax.axis_index(sharding.table_axis) * (dim // sharding.n_shards)
     return Width(dim, sharding.table_axis, first)
+
+
+# --- single rows
+
+CAPACITY_SHARES = (0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5)
+"""Capacities of a chunk, as shares of the ids of a device divided by the devices."""
+
+_MIN_CAPACITY = 8
+_MANY = 100.0  # From this even share on 1.5 times it is five standard deviations more.
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The mesh axis that an exchange goes over, seen from inside a `shard_map`.
+
+    Attributes:
+        name: Name of the axis.
+        size: Devices along it.
+        shares: Capacities to choose from, ascending.
+    """
+
+    name: str
+    size: int
+    shares: tuple[float, ...] = CAPACITY_SHARES
+
+    def capacities(self, n_places: int) -> tuple[int, ...]:
+        """Returns the capacities of a chunk for `n_places` places a device, ascending."""
+        even = n_places / self.size
+        wanted = [even * share for share in self.shares]
+        # Few ids fill a chunk by chance: past five standard deviations hardly ever.
+        wanted.append(even * self.shares[-1] if even > _MANY else even + 5 * even**0.5)
+        rounded = {-(-int(np.ceil(n)) // 8) * 8 for n in wanted}
+        # A chunk never holds more than all of a device's places.
+        limit = max(1, n_places)
+        return tuple(sorted({min(max(c, _MIN_CAPACITY), limit) for c in rounded}))
+
+
+class Request(NamedTuple):
+    """The distinct places that a device needs, grouped by owner.
+
+    Attributes:
+        places: Distinct places `[n]` int32, ascending; then numbers past the table.
+        which: Index into `places` of each id `[n]` int32.
+        bounds: Where each owner's places begin and end in `places` `[size + 1]` int32.
+    """
+
+    places: jax.Array
+    which: jax.Array
+    bounds: jax.Array
+
+
+def request(places: jax.Array, axis: Axis, shard_rows: int) -> Request:
+    """Returns the distinct ones of `places` `[n]` int32; those outside the table drop out."""
+    n, end = places.shape[0], axis.size * shard_rows
+    places = jnp.where((places >= 0) & (places < end), places, end)
+    order = jnp.argsort(places)
+    ordered = places[order]
+    first = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])[:n]
+    rank = (jnp.cumsum(first) - 1).astype(jnp.int32)
+    distinct = (end + jnp.arange(n, dtype=jnp.int32)).at[rank].set(ordered)
+    which = jnp.zeros((n,), jnp.int32).at[order].set(rank, unique_indices=True)
+    starts = jnp.arange(axis.size + 1, dtype=jnp.int32) * shard_rows
+    return Request(distinct, which, jnp.searchsorted(distinct, starts).astype(jnp.int32))
+
+
+class _Round(NamedTuple):
+    """One round: which of the requested places go out.
+
+    Attributes:
+        first: First requested place for each owner `[size]` int32.
+        last: One past the last `[size]` int32.
+        upto: One past the last place covered of each owner's shard `[size]` int32.
+        tier: Which capacity is wide enough, a scalar int32.
+    """
+
+    first: jax.Array
+    last: jax.Array
+    upto: jax.Array
+    tier: jax.Array
+
+
+def _next_round(
+    requested: Request, covered: jax.Array, axis: Axis, shard_rows: int, capacities: tuple[int, ...]
+) -> _Round:
+    """Returns the round that begins at the places `covered` `[size]` of the owners' shards."""
+    n = requested.places.shape[0]
+    base = jnp.arange(axis.size, dtype=jnp.int32) * shard_rows
+    first = jnp.searchsorted(requested.places, base + covered).astype(jnp.int32)
+    left = requested.bounds[1:] - first
+    beyond = requested.places[jnp.minimum(first + capacities[-1], n - 1)] - base
+    mine = jnp.where(left > capacities[-1], beyond, shard_rows)
+    # One reduction for both: how far all get, and how full the fullest chunk is.
+    fullest = jnp.minimum(jnp.max(left), capacities[-1])
+    agreed = jax.lax.pmin(jnp.concatenate([mine, -fullest[None]]), axis.name)
+    upto, fullest = agreed[:-1], -agreed[-1]
+    last = jnp.searchsorted(requested.places, base + upto).astype(jnp.int32)
+    tier = jnp.searchsorted(jnp.asarray(capacities, jnp.int32), fullest).astype(jnp.int32)
+    return _Round(first, last, upto, tier)
+
+
+def _rounds(
+    requested: Request,
+    axis: Axis,
+    shard_rows: int,
+    state: Carried,
+    swap: Callable[[Carried, _Round, tuple[int, ...]], Carried],
+) -> tuple[Carried, jax.Array]:
+    """Goes through the rounds; returns the last state and the number of extra rounds.
+
+    Args:
+        requested: What the device needs.
+        axis: The axis.
+        shard_rows: Rows of a device.
+        state: What `swap` changes.
+        swap: Takes the state, the round, and the capacities; returns the new state.
+    """
+    capacities = axis.capacities(requested.places.shape[0])
+
+    def body(carry: tuple[jax.Array, jax.Array, Carried]) -> tuple[jax.Array, jax.Array, Carried]:
+        covered, count, state = carry
+        turn = _next_round(requested, covered, axis, shard_rows, capacities)
+        return turn.upto, count + 1, swap(state, turn, capacities)
+
+    def unfinished(carry: tuple[jax.Array, jax.Array, Carried]) -> jax.Array:
+        return jnp.any(carry[0] < shard_rows)
+
+    start = (jnp.zeros((axis.size,), jnp.int32), jnp.int32(0), state)
+    _, count, state = jax.lax.while_loop(unfinished, body, start)
+    return state, count - 1
+
+
+def _chunks(requested: Request, turn: _Round, capacity: int, shard_rows: int) -> jax.Array:
+    """Returns the places to ask for, local to their owners `[size, capacity]`; -1 is none."""
+    at = turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32)
+    base = jnp.arange(turn.first.shape[0], dtype=jnp.int32)[:, None] * shard_rows
+    inside = at < turn.last[:, None]
+    places = requested.places[jnp.minimum(at, requested.places.shape[0] - 1)]
+    return jnp.where(inside, places - base, -1)
+
+
+def _all_to_all(x: jax.Array, axis: Axis) -> jax.Array:
+    return jax.lax.all_to_all(x, axis.name, 0, 0, tiled=True)
+
+
+def read_rows(table: jax.Array, places: jax.Array, axis: Axis) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows at `places` from all devices; called inside a `shard_map`.
+
+    Args:
+        table: This device's rows `[shard_rows, dim]`.
+        places: Places in the whole table `[n]` int32; zeros come for one outside it.
+        axis: The axis.
+
+    Returns:
+        Rows `[n, dim]` float32, and the extra rounds taken, a scalar int32.
+    """
+    shard_rows = table.shape[0]
+    if not places.shape[0]:
+        return jnp.zeros((0, table.shape[1]), jnp.float32), jnp.int32(0)
+    requested = request(places, axis, shard_rows)
+    owner = jnp.minimum(requested.places // shard_rows, axis.size - 1)
+
+    def fetch(capacity: int, turn: _Round, gathered: jax.Array) -> jax.Array:
+        wanted = _all_to_all(_chunks(requested, turn, capacity, shard_rows), axis).reshape(-1)
+        lookups = Lookups(wanted)
+        rows = pool(table, lookups, lookups.weights(), wanted.shape[0])
+        back = _all_to_all(rows.reshape(axis.size, capacity, -1), axis)
+        at = jnp.arange(requested.places.shape[0], dtype=jnp.int32) - turn.first[owner]
+        here = (at >= 0) & (at < turn.last[owner] - turn.first[owner])
+        flat = back.reshape(axis.size * capacity, -1)
+        got = flat[jnp.where(here, owner * capacity + at, 0)]
+        return jnp.where(here[:, None], got, gathered)
+
+    def swap(gathered: jax.Array, turn: _Round, capacities: tuple[int, ...]) -> jax.Array:
+        branches = [functools.partial(fetch, capacity) for capacity in capacities]
+        got: jax.Array = jax.lax.switch(turn.tier, branches, turn, gathered)
+        return got
+
+    gathered = jnp.zeros((places.shape[0], table.shape[1]), jnp.float32)
+    gathered, extra = _rounds(requested, axis, shard_rows, gathered, swap)
+    return gathered[requested.which], extra
+
+
+def each_round(
+    places: jax.Array,
+    grads: jax.Array,
+    axis: Axis,
+    shard_rows: int,
+    state: Carried,
+    change: Callable[[Carried, Gradients, jax.Array, jax.Array], Carried],
+) -> Carried:
+    """Hands gradients to the owners of their rows; called inside a `shard_map`.
+
+    Args:
+        places: Places in the whole table `[n]` int32; others drop out.
+        grads: Gradient of each `[n, dim]` float32; duplicates are summed on the way.
+        axis: The axis.
+        shard_rows: Rows of a device.
+        state: What `change` changes, the table for one.
+        change: Takes the state, the gradients of this device's rows in a round, and
+            the first place and one past the last that the round covers; returns the
+            new state. A row comes in one round alone.
+
+    Returns:
+        The last state.
+    """
+    requested = request(places, axis, shard_rows)
+    sums = jax.ops.segment_sum(grads, requested.which, places.shape[0])
+    most = axis.size * axis.capacities(places.shape[0])[-1]
+    me = jax.lax.axis_index(axis.name)
+
+    def hand_over(capacity: int, turn: _Round) -> tuple[jax.Array, jax.Array]:
+        chunks = _chunks(requested, turn, capacity, shard_rows)
+        at = jnp.minimum(
+            turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32), places.shape[0] - 1
+        )
+        received = _all_to_all(sums[at], axis).reshape(axis.size * capacity, -1)
+        rows = _all_to_all(chunks, axis).reshape(-1)
+        room = most - rows.shape[0]
+        return jnp.pad(rows, (0, room), constant_values=-1), jnp.pad(received, ((0, room), (0, 0)))
+
+    def swap(
+        carry: tuple[jax.Array, Carried], turn: _Round, capacities: tuple[int, ...]
+    ) -> tuple[jax.Array, Carried]:
+        covered, state = carry
+        branches = [functools.partial(hand_over, capacity) for capacity in capacities]
+        rows, received = jax.lax.switch(turn.tier, branches, turn)
+        upto = turn.upto[me]
+        return upto, change(state, Gradients(Lookups(rows), received), covered, upto)
+
+    (_, state), _ = _rounds(requested, axis, shard_rows, (jnp.int32(0), state), swap)
+    return state

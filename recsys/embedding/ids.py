@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -164,7 +163,7 @@ def checked_data(x: Any) -> Any:
     if isinstance(x, keras.utils.PyDataset):
         return _Checked(x)
     if isinstance(x, types.GeneratorType) or (hasattr(x, "__next__") and hasattr(x, "__iter__")):
-        return _checked_batches(x)
+        return (checked_batch(batch) for batch in x)
     if type(x).__module__.startswith("tensorflow") and hasattr(x, "map"):
         return _checked_dataset(x)
     if type(x).__module__.startswith("torch.utils"):
@@ -174,16 +173,8 @@ def checked_data(x: Any) -> Any:
             "Wrap the loader: (tuple(t.numpy() for t in batch) for batch in loader).",
             type(x).__name__,
         )
-    return checked_batch(_listed(x))
-
-
-def _listed(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, list) and x and isinstance(x[0], int) else x
-
-
-def _checked_batches(batches: Any) -> Iterator[Any]:
-    for batch in batches:
-        yield checked_batch(batch)
+    is_list_of_ids = isinstance(x, list) and x and isinstance(x[0], int)
+    return checked_batch(np.asarray(x) if is_list_of_ids else x)
 
 
 class _Checked(keras.utils.PyDataset):

@@ -42,7 +42,8 @@ def initial_rows(initializer: Any, rows: jax.Array, dim: int, seed: int) -> jax.
         value = {"Zeros": 0.0, "Ones": 1.0}.get(kind, config.get("value"))
         return jnp.full((rows.shape[0], dim), value, jnp.float32)
     draw, shift, scale = _distribution(initializer, kind, config, dim)
-    return shift + scale * draw(_uniform(rows, dim, seed))
+    bits = noise(rows, dim, jnp.uint32(seed & 0xFFFFFFFF))  # A hash of row, column and seed.
+    return shift + scale * draw(_between_0_and_1(bits))
 
 
 def _distribution(initializer: Any, kind: str, config: dict[str, Any], dim: int) -> Any:
@@ -73,11 +74,6 @@ def _variance_scaling(initializer: Any, dim: int) -> Any:
     if initializer.distribution == "truncated_normal":
         return _truncated_normal, 0.0, math.sqrt(variance) / _TRUNCATED_STD
     return _normal, 0.0, math.sqrt(variance)
-
-
-def _uniform(rows: jax.Array, dim: int, seed: int) -> jax.Array:
-    """Returns numbers strictly between 0 and 1 `[n, dim]`, a hash of row, column and seed."""
-    return _between_0_and_1(noise(rows, dim, jnp.uint32(seed & 0xFFFFFFFF)))
 
 
 def _between_0_and_1(bits: jax.Array) -> jax.Array:

@@ -1,27 +1,44 @@
-"""The layer: features in, embeddings out.
+"""The layer: features in, embeddings out; and the tape of a training step.
 
-On JAX it reads through the exchange and leaves its readings on the step's tape. On
+On JAX a lookup reads through the exchange and leaves its reading on the step's tape. On
 other backends, which serve and evaluate, it gathers rows by `keras.ops` alone.
+
+Row gradients are computed without table gradients. A lookup adds a *tap* to what it
+returns: zeros, by which the training step differentiates. The gradient by the tap is
+the gradient by the bag's embedding, which is all that an update of the touched rows
+needs; the table itself is a constant, and nothing of its size arises. The taps' shapes
+are found by tracing the step once without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import keras
 from keras import ops
 
-from recsys.embedding.config import FeatureConfig, TableConfig, TableSpec, check_shapes, resolve
-from recsys.embedding.ids import Ragged, checked_ids
-from recsys.embedding.lookup import (
-    active,
-    is_differentiated,
-    read_features,
-    read_features_by_keras,
+from recsys.embedding import exchange
+from recsys.embedding.config import (
+    FeatureConfig,
+    TableConfig,
+    TableSpec,
+    by_name,
+    check_shapes,
+    resolve,
+    stacks,
 )
+from recsys.embedding.ids import Ragged, checked_ids
+from recsys.embedding.rows import Lookups, bag_maxima, dense_lookups, normalized, ragged_lookups
+from recsys.embedding.sharding import TableSharding, shard_mapped
 from recsys.embedding.table import FeatureInput, Table, checked_columns, logical_order
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 
 Nested = Any
 
@@ -68,7 +85,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.seed = seed
         self._paths: dict[str, FeatureConfig] = {}
         walked(feature_configs, self._paths.__setitem__)
-        configs = _by_name([feature.table for feature in self._paths.values()])
+        configs = by_name([feature.table for feature in self._paths.values()])
         self._resolved = {name: resolve(config) for name, config in configs.items()}
         for feature in self._paths.values():
             check_shapes(feature)
@@ -116,8 +133,9 @@ class ShardedEmbedding(keras.layers.Layer):
         for path, ids in leaves.items():
             spec = self._resolved[self._paths[path].table.name]
             features.append(FeatureInput(self._home[spec.name], spec, ids, chosen.get(path)))
-        read = read_features if keras.backend.backend() == "jax" else read_features_by_keras
-        outputs = dict(zip(leaves, read(features), strict=True))
+        is_jax = keras.backend.backend() == "jax"
+        read = read_features(features) if is_jax else [read_by_keras(*f) for f in features]
+        outputs = dict(zip(leaves, read, strict=True))
         return self._map(inputs, lambda path, *_: ops.cast(outputs[path], self.compute_dtype))
 
     def _check_trainer(self, training: bool) -> None:
@@ -183,7 +201,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments; tables are named once, features refer to them."""
-        tables = _by_name([feature.table for feature in self._paths.values()])
+        tables = by_name([feature.table for feature in self._paths.values()])
         features = {
             path: {
                 "name": feature.name,
@@ -195,7 +213,7 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         return {
             **super().get_config(),
-            "tables": {name: _of_ours(t).get_config() for name, t in tables.items()},
+            "tables": {name: t.get_config() for name, t in tables.items()},
             "features": features,
             "structure": walked(self.feature_configs, lambda path, _: path),
             "table_stacking": self.table_stacking,
@@ -248,57 +266,337 @@ def walked(
     return type(node)(walked(v, function, is_leaf, f"{prefix}{i}") for i, v in enumerate(node))
 
 
-def _of_ours(table: Any) -> TableConfig:
-    """Returns a keras-rs config as one of ours."""
-    if isinstance(table, TableConfig):
-        return table
-    return TableConfig.from_config(table.get_config())
+# --- the tape of a training step
 
 
-def _by_name(tables: list[Any]) -> dict[str, Any]:
-    """Returns the tables by name; two different ones of a name are refused."""
-    by_name: dict[str, Any] = {}
-    for table in tables:
-        known = by_name.setdefault(table.name, table)
-        if known is not table and known.get_config() != table.get_config():
+class Reading(NamedTuple):
+    """One reading of a table within a step.
+
+    Attributes:
+        table: What was read.
+        use: What its update needs.
+        out: What it returned `[bags, dim]`.
+    """
+
+    table: Table
+    use: exchange.Use
+    out: jax.Array
+
+
+class Counts(NamedTuple):
+    """What a step counts, scalars int32.
+
+    Attributes:
+        ids: Ids that were looked up.
+        unknown: Those outside their vocabulary.
+        extra_rounds: Rounds that exchanges took beyond the first.
+    """
+
+    ids: jax.Array
+    unknown: jax.Array
+    extra_rounds: jax.Array
+
+
+class Tape:
+    """The readings of one step, in their order.
+
+    Args:
+        taps: What to add to each; None to find out their shapes.
+        trains: Whether tables are to be updated after it.
+
+    Attributes:
+        readings: The readings.
+        counts: What each counted.
+        unknown: Tables that refuse unknown ids, with the unknown ids of each lookup.
+    """
+
+    def __init__(self, taps: list[jax.Array] | None = None, trains: bool = True) -> None:
+        self.taps, self.trains = taps, trains
+        self.readings: list[Reading] = []
+        self.counts: list[Counts] = []
+        self.unknown: list[tuple[Table, jax.Array]] = []
+
+    def tapped(self, reading: Reading) -> jax.Array:
+        """Records a reading; returns its output, to differentiate by if taps are known."""
+        if not self.trains:
+            return reading.out
+        self.readings.append(reading)
+        return reading.out if self.taps is None else reading.out + self.taps[len(self.readings) - 1]
+
+    def total(self) -> Counts:
+        """Returns the sums of the counts."""
+        total = Counts(jnp.int32(0), jnp.int32(0), jnp.int32(0))
+        for counts in self.counts:
+            total = Counts(*map(operator.add, total, counts))
+        return total
+
+
+_active = threading.local()
+
+
+def active() -> Tape | None:
+    """Returns the tape of the step that is being traced; None without one."""
+    return getattr(_active, "tape", None)
+
+
+def is_differentiated() -> bool:
+    """Returns whether the model that is being called is differentiated by its weights.
+
+    Keras on JAX calls a subclassed model's `call` directly, so its layers aren't told
+    that they train. The weights tell: the rule of a custom derivative runs where one of
+    its arguments has a tangent, and nowhere else.
+    """
+    with keras.StatelessScope(initialize_variables=False) as scope:
+        outer = scope.original_scope
+    rules_run: list[bool] = []
+
+    @jax.custom_jvp
+    def probe(weights: list[jax.Array]) -> jax.Array:
+        return jnp.float32(0)
+
+    @probe.defjvp
+    def _(*_: Any) -> tuple[jax.Array, jax.Array]:
+        rules_run.append(True)
+        return jnp.float32(0), jnp.float32(0)
+
+    values = [] if outer is None else list(outer.state_mapping.values())
+    probe([value for value in values if jnp.issubdtype(value.dtype, jnp.floating)])
+    return bool(rules_run)
+
+
+@contextlib.contextmanager
+def recording(tape: Tape) -> Iterator[Tape]:
+    """Makes `tape` the active tape inside the context."""
+    before = active()
+    _active.tape = tape
+    try:
+        yield tape
+    finally:
+        _active.tape = before
+
+
+# --- lookups: ids to rows, rows to pooled embeddings
+
+
+def read_features(inputs: Sequence[FeatureInput]) -> list[jax.Array]:
+    """Returns the combined embeddings `[batch, dim]` float32 of each feature.
+
+    Single ids that go to one table go together, in one exchange.
+    """
+    outputs: list[Any] = [None] * len(inputs)
+    together: dict[tuple[int, int], list[int]] = {}
+    for number, feature in enumerate(inputs):
+        if not isinstance(feature.ids, Ragged) and feature.ids.ndim == 1:
+            together.setdefault((id(feature.table), feature.ids.shape[0]), []).append(number)
+        else:
+            outputs[number] = _read_bags(*feature)
+    for numbers in together.values():
+        outs = _read_singles([inputs[number] for number in numbers])
+        for number, out in zip(numbers, outs, strict=True):
+            outputs[number] = out
+    return outputs
+
+
+def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
+    """Returns the embeddings of features `[batch]` of one table."""
+    table = features[0].table
+    # On single ids weights matter where they are summed.
+    weights = [
+        _finite(feature.weights) if feature.spec.combiner == "sum" else None for feature in features
+    ]
+    places = []
+    for feature, weight in zip(features, weights, strict=True):
+        rows, unknown = _known(feature.spec, feature.ids)
+        places.append(_places(table, feature.spec, dense_lookups(rows, weight), unknown))
+    # Side by side, not end to end: so each device's part of the batch stays its own.
+    stacked = jnp.stack(places, axis=1)
+    out = _traced_read(table, table.sharding, Lookups(stacked.reshape(-1)), stacked.size, True)
+    out = out.reshape(*stacked.shape, table.dim)
+    return [
+        out[:, i] if weight is None else out[:, i] * weight[:, None]
+        for i, weight in enumerate(weights)
+    ]
+
+
+def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any) -> jax.Array:
+    """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
+    sharding, scale = table.sharding, 1.0
+    if isinstance(ids, Ragged):
+        n_bags, values = ids.lengths.shape[0], ids.values
+        rows, unknown = _known(spec, values)
+        weights = _finite(ids.weights if weights is None else weights)
+        lookups = _by_device(sharding, rows, ids.lengths, weights, spec.combiner)
+    else:
+        if ids.ndim != 2:
             raise UsageError(
-                "R357",
-                f"Two tables of one layer must not both be called {table.name!r}.",
-                "Give one of them another name.",
-                (known, table),
+                "R359",
+                f"Ids for table {spec.name!r} must be [batch] or [batch, length].",
+                "Flatten further dimensions into the batch.",
+                ids.shape,
             )
-    return by_name
+        n_bags, values = ids.shape[0], ids
+        rows, unknown = _known(spec, values)
+        lookups, scale = _dense(rows, _finite(weights), n_bags, spec.combiner)
+    lookups = lookups._replace(rows=_places(table, spec, lookups, unknown))
+    if spec.combiner == "max":
+        each = _traced_read(table, sharding, Lookups(lookups.rows), lookups.rows.shape[0], True)
+        return _maxima(sharding, lookups, n_bags, each)
+    return _traced_read(table, sharding, lookups, n_bags, False) * scale
 
 
-def stacks(
-    specs: Sequence[TableSpec], stacking: str | Sequence[Sequence[str]] | None
-) -> list[list[TableSpec]]:
-    """Returns the tables in groups that are stored as one."""
-    if stacking is None:
-        return [[spec] for spec in specs]
-    if stacking == "auto":
-        groups: dict[Any, list[TableSpec]] = {}
-        for spec in specs:
-            key = _likeness(spec) if spec.placement == "row" else spec.name
-            groups.setdefault(key, []).append(spec)
-        return list(groups.values())
-    if isinstance(stacking, str):
-        raise UsageError(
-            "R358", "table_stacking must be 'auto', lists of names, or None.", "Use one.", stacking
+def _known(spec: TableSpec, ids: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns rows, 0 for an unknown id, and which ids are unknown, in the shape of `ids`."""
+    known = (ids >= 0) & (ids < spec.rows)
+    return jnp.where(known, ids, 0), ~known
+
+
+def _places(table: Table, spec: TableSpec, lookups: Lookups, unknown: jax.Array) -> jax.Array:
+    """Returns the places `[n]` of lookups in rows, -1 where nothing is; counts them."""
+    present = lookups.rows >= 0
+    _count(table, spec, present, unknown.reshape(-1))
+    places = table.physical(jnp.maximum(lookups.rows, 0) + table.offset(spec.name))
+    return jnp.where(present, places, -1)
+
+
+def _finite(weights: Any) -> jax.Array | None:
+    """Returns the weights; a NaN or infinite one becomes 0, which drops its id."""
+    if weights is None:
+        return None
+    weights = jnp.asarray(weights, jnp.float32)
+    return jnp.where(jnp.isfinite(weights), weights, 0.0)
+
+
+def _dense(
+    rows: jax.Array, weights: jax.Array | None, n_bags: int, combiner: str
+) -> tuple[Lookups, float]:
+    """Returns the lookups, and what their sums are to be multiplied by."""
+    lookups = dense_lookups(rows, weights)
+    if combiner == "max":
+        return lookups, 1.0
+    if weights is not None:
+        return normalized(lookups, n_bags, combiner), 1.0
+    # Without weights all bags are equally long: no need to send weights around.
+    length = max(1, rows.shape[1])
+    return lookups, {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
+
+
+def _by_device(
+    sharding: TableSharding,
+    rows: jax.Array,
+    lengths: jax.Array,
+    weights: jax.Array | None,
+    combiner: str,
+) -> Lookups:
+    """Returns the lookups of ragged bags; each device's values hold its own bags."""
+
+    def local(rows: jax.Array, lengths: jax.Array, weights: jax.Array | None) -> Lookups:
+        lookups = ragged_lookups(rows, lengths, weights)
+        if combiner != "max":
+            lookups = normalized(lookups, lengths.shape[0], combiner)
+        return exchange.shifted(sharding, lookups, lengths.shape[0])
+
+    if sharding.is_local or lengths.shape[0] % sharding.n_batch_parts:
+        return local(rows, lengths, weights)
+    split = sharding.batch_spec
+    has_weights = weights is not None or combiner in ("mean", "sqrtn")
+    out: Any = (split, split, split if has_weights else None)
+    into = (split, split, None if weights is None else split)
+    mapped = shard_mapped(sharding, lambda *arrays: tuple(local(*arrays)), into, out)
+    return Lookups(*mapped(rows, lengths, weights))
+
+
+def _maxima(sharding: TableSharding, lookups: Lookups, n_bags: int, each: jax.Array) -> jax.Array:
+    if sharding.is_local or n_bags % sharding.n_batch_parts:
+        return bag_maxima(each, lookups, n_bags)
+
+    def local(lookups: Lookups, each: jax.Array) -> jax.Array:
+        n_local = n_bags // sharding.n_batch_parts
+        return bag_maxima(each, exchange.shifted(sharding, lookups, -n_local), n_local)
+
+    specs = jax.tree.map(lambda _: sharding.batch_spec, lookups)
+    return shard_mapped(sharding, local, (specs, sharding.batch_spec), sharding.batch_spec)(
+        lookups, each
+    )
+
+
+def _count(table: Table, spec: TableSpec, present: jax.Array, unknown: jax.Array) -> None:
+    """Counts ids and unknown ones on the tape; a table's policy may refuse the unknown."""
+    n_unknown = jnp.sum(unknown & present, dtype=jnp.int32)
+    tape = active()
+    if spec.unknown == "error":
+        if tape is not None:
+            tape.unknown.append((table, n_unknown))
+        elif isinstance(n_unknown, jax.core.Tracer):
+            jax.debug.callback(functools.partial(refuse, spec.name, spec.rows), n_unknown)
+        else:
+            refuse(spec.name, spec.rows, n_unknown)
+    if tape is not None:
+        n_ids = jnp.sum(present, dtype=jnp.int32)
+        tape.counts.append(Counts(n_ids, n_unknown, jnp.int32(0)))
+
+
+def refuse(name: str, rows: int, n_unknown: Any) -> None:
+    """Raises R360 if there are unknown ids."""
+    if n_unknown:
+        raise RecsysError(
+            "R360",
+            f"Ids of table {name!r} must be in 0 … {rows - 1}.",
+            "Correct the input, or set unknown='row0' to read row 0 for them.",
+            f"{int(n_unknown)} other ids in one batch",
         )
-    by_name = {spec.name: spec for spec in specs}
-    stacks = [[by_name[name] for name in names] for names in stacking]
-    for stack in stacks:
-        if len({_likeness(spec) for spec in stack}) > 1:
-            raise UsageError(
-                "R358",
-                "Stacked tables must be alike in width, optimizer, placement, dtype.",
-                "Leave the one that differs out of table_stacking.",
-                [spec.name for spec in stack],
-            )
-    stacked = {name for names in stacking for name in names}
-    return stacks + [[spec] for spec in specs if spec.name not in stacked]
 
 
-def _likeness(spec: TableSpec) -> str:
-    return repr((spec.dim, spec.optimizer, spec.placement, spec.dtype))
+def _traced_read(
+    table: Table, sharding: TableSharding, lookups: Lookups, n_bags: int, is_single: bool
+) -> jax.Array:
+    if not lookups.rows.shape[0]:  # Bags of length 0: collectives refuse empty arrays.
+        return jnp.zeros((n_bags, table.dim), jnp.float32)
+    weights = jax.lax.stop_gradient(table.embeddings.value)
+    out, use, extra = exchange.read(sharding, weights, lookups, n_bags, is_single)
+    tape = active()
+    if tape is None:
+        return out
+    tape.counts.append(Counts(jnp.int32(0), jnp.int32(0), extra))
+    if not table.trainable or table.optimizer is None:
+        return out
+    return tape.tapped(Reading(table, use, out))
+
+
+def read_by_keras(table: Table, spec: TableSpec, ids: Any, weights: Any) -> Any:
+    """Returns the combined embeddings `[batch, dim]` float32 of a feature, by `keras.ops` alone.
+
+    The same numbers as `read_features`, which JAX runs.
+    """
+    if isinstance(ids, Ragged):
+        raise UsageError(
+            "R361",
+            "Ragged bags are read on the JAX backend alone.",
+            "Pad them, with weight 0 for padding.",
+            type(ids).__name__,
+        )
+    ids = ops.convert_to_tensor(ids)
+    known = ops.logical_and(ids >= 0, ids < spec.rows)
+    rows = ops.cast(ops.where(known, ids, ops.zeros_like(ids)), "int32")
+    places = table.physical(rows + table.offset(spec.name))
+    out = ops.cast(ops.take(table.for_lookups(), places, axis=0), "float32")
+    if weights is not None:
+        weights = ops.cast(weights, "float32")
+        weights = ops.where(ops.isfinite(weights), weights, ops.zeros_like(weights))
+    if len(ids.shape) == 1:
+        is_weighted = weights is not None and spec.combiner == "sum"
+        return out * weights[:, None] if is_weighted else out
+    weights = ops.ones_like(out[..., 0]) if weights is None else weights
+    return _combined(out, weights, spec.combiner)
+
+
+def _combined(out: Any, weights: Any, combiner: str) -> Any:
+    if combiner == "max":
+        best = ops.max(ops.where(weights[..., None] != 0, out, -float("inf")), axis=1)
+        return ops.where(ops.isinf(best), ops.zeros_like(best), best)
+    summed = ops.sum(out * weights[..., None], axis=1)
+    if combiner == "sum":
+        return summed
+    total = ops.sum(weights if combiner == "mean" else weights * weights, axis=1, keepdims=True)
+    total = total if combiner == "mean" else ops.sqrt(total)
+    has_any = total != 0
+    return ops.where(has_any, summed / ops.where(has_any, total, 1.0), 0.0)

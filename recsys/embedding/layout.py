@@ -16,8 +16,8 @@ from typing import Any
 
 import keras
 
-from recsys.embedding.config import Placement, TableSpec, resolve
-from recsys.embedding.layer import ShardedEmbedding, stacks
+from recsys.embedding.config import Placement, TableSpec, resolve, stacks
+from recsys.embedding.layer import ShardedEmbedding
 from recsys.embedding.table import WEIGHTS, Table, TablePlacement, planned
 from recsys.errors import RecsysError, UsageError
 
@@ -177,19 +177,17 @@ def table_layout(
 
 def _table_rules(
     members: Sequence[TableSpec], axis: str
-) -> list[tuple[str, tuple[str | None, str | None]]]:
-    """Returns the rules of a table; anchored, since Keras asks for activations too."""
+) -> dict[str, tuple[str | None, str | None]]:
+    """Returns the rule of a split table; anchored, since Keras asks for activations too."""
     spec = members[0]
+    if spec.placement == "replicated":
+        return {}
     slots = () if spec.optimizer is None else spec.optimizer.slot_list()
-    name = re.escape("_".join(member.name for member in members))
-    if spec.placement == "row":
-        names = "|".join([WEIGHTS, *(slot.name for slot in slots)])
-        return [(rf"(.*/)?{name}/({names})", (axis, None))]
-    if spec.placement == "column":
-        # A slot of one number a row has no columns to split.
-        names = "|".join([WEIGHTS, *(slot.name for slot in slots if not slot.per_row)])
-        return [(rf"(.*/)?{name}/({names})", (None, axis))]
-    return []
+    is_row = spec.placement == "row"
+    # A slot of one number a row has no columns to split.
+    names = "|".join([WEIGHTS, *(slot.name for slot in slots if is_row or not slot.per_row)])
+    table = re.escape("_".join(member.name for member in members))
+    return {rf"(.*/)?{table}/({names})": (axis, None) if is_row else (None, axis)}
 
 
 def activate(layout: keras.distribution.LayoutMap) -> None:
@@ -270,7 +268,15 @@ def _check_rules_of_layers(
             if path in shapes:
                 _check_fit(rules[0], path, layout[path], shapes[path])
     for rule, paths in matched.items():
-        _check_matched(rule, paths, outputs if rule.endswith(_OUTPUT) else shapes)
+        if not paths:
+            raise _unmatched(rule, outputs if rule.endswith(_OUTPUT) else shapes)
+        if len(paths) > 1 and re.fullmatch(r"[\w/.-]*", rule):
+            raise UsageError(
+                "R315",
+                f"Layout rule {rule!r} is a path, and must match one alone.",
+                "Write the whole path, or a regex if all of them are meant.",
+                sorted(paths),
+            )
 
 
 def _check_fit(rule: str, path: str, layout: Any, shape: Sequence[int]) -> None:
@@ -282,18 +288,6 @@ def _check_fit(rule: str, path: str, layout: Any, shape: Sequence[int]) -> None:
             f"Change the rule {tuple(layout.axes)}, the mesh, or the size of the layer.",
             tuple(shape),
         )
-
-
-def _check_matched(rule: str, matched: Sequence[str], paths: Iterable[str]) -> None:
-    if len(matched) > 1 and re.fullmatch(r"[\w/.-]*", rule):
-        raise UsageError(
-            "R315",
-            f"Layout rule {rule!r} is a path, and must match one alone.",
-            "Write the whole path, or a regex if all of them are meant.",
-            sorted(matched),
-        )
-    if not matched:
-        raise _unmatched(rule, paths)
 
 
 def _unmatched(rule: str, paths: Iterable[str]) -> UsageError:
@@ -324,15 +318,11 @@ def _check_table_rules(
     matched = [rule for rule in layout if rule not in ignored and re.fullmatch(rule, path)]
     if len(matched) == (0 if placement is None else 1):
         return
-    if placement is None:
-        rule = f"Variable {path!r} is not to be split and must match no layout rule."
-    else:
-        rule = (
-            f"Table {path!r} must match exactly one layout rule, else every device holds it whole."
-        )
+    whole = f"Variable {path!r} is not to be split and must match no layout rule."
+    split = f"Table {path!r} must match exactly one layout rule, else every device holds it whole."
     raise RecsysError(
         "R301",
-        rule,
+        whole if placement is None else split,
         "Make the layout with recsys.embedding.table_layout, of the same TableConfigs as the"
         " layer.",
         matched,

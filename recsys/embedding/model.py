@@ -17,8 +17,8 @@ import numpy as np
 from keras import ops
 
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
+from recsys.embedding.layer import Counts, Tape, recording, refuse
 from recsys.embedding.layout import LayoutDistribution, check_rules
-from recsys.embedding.lookup import Counts, Tape, recording, refuse
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, planned
 from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table

@@ -8,10 +8,11 @@ batch are left alone: moments decay and weights shrink when a row is touched.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, cast, get_type_hints
 
 import jax
@@ -24,9 +25,10 @@ from recsys.config.training import RowOptimizerConfig
 from recsys.errors import UsageError
 from recsys.registry import get, names, register_row_optimizer
 
-Slots = tuple[jax.Array, ...]
+Array = jax.Array
+Slots = tuple[Array, ...]
 Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
-RowMean = Callable[[jax.Array], jax.Array]
+Mean = Callable[[Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Width:
 
     dim: int
     axis: str | None = None
-    first_column: int | jax.Array = 0
+    first_column: int | Array = 0
 
-    def sum(self, x: jax.Array) -> jax.Array:
+    def sum(self, x: Array) -> Array:
         """Returns the sums `[rows, 1]` over whole rows of `x` `[rows, dim or part of it]`."""
         part = jnp.sum(x, axis=-1, keepdims=True)
         return part if self.axis is None else jax.lax.psum(part, self.axis)
 
-    def mean(self, x: jax.Array) -> jax.Array:
+    def mean(self, x: Array) -> Array:
         """Returns the means `[rows, 1]` over whole rows."""
         return self.sum(x) / self.dim
 
@@ -128,9 +130,12 @@ class RowOptimizer:
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if callable(self.learning_rate):
-            values["learning_rate"] = _config_of(self.learning_rate)
-        for name, number in _floats(values).items():
-            if not math.isfinite(number):
+            # One of the user's own may have no config: it can't be saved either.
+            with contextlib.suppress(NotImplementedError):
+                values["learning_rate"] = self.learning_rate.get_config()
+        for path, number in keras.tree.flatten_with_path(values):
+            if isinstance(number, float | np.floating) and not math.isfinite(number):
+                name = ".".join(map(str, path))
                 raise UsageError(
                     "R367",
                     f"{name!r} of {type(self).__name__} must be a finite number.",
@@ -147,31 +152,24 @@ class RowOptimizer:
         """Returns the slots with their initial values."""
         return self.slots
 
-    def rate(self, step: jax.Array) -> jax.Array:
+    def rate(self, step: Array) -> Array:
         """Returns the learning rate of `step`, int32, 0 for the first one."""
         schedule = self.learning_rate
         rate = schedule(step) if callable(schedule) else schedule
         return jnp.asarray(rate, jnp.float32)
 
-    def step_size(self, rate: jax.Array, step: jax.Array) -> jax.Array:
+    def step_size(self, rate: Array, step: Array) -> Array:
         """Returns the rate with the bias correction of the step, if there is one."""
         return rate
 
     def attributes(self) -> dict[str, float]:
         """Returns the numbers that don't change while training."""
-        skip = ("learning_rate",)
-        fields = [f.name for f in dataclasses.fields(self) if f.name not in skip]
-        return {name: float(getattr(self, name)) for name in fields}
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: float(getattr(self, name)) for name in names if name != "learning_rate"}
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """Returns the new rows and slots.
 
         Args:
@@ -200,26 +198,6 @@ class RowOptimizer:
         return cls(**{**config, "learning_rate": rate})
 
 
-def _config_of(schedule: Schedule) -> Any:
-    try:
-        return schedule.get_config()
-    except NotImplementedError:  # Its own business: it can't be saved either.
-        return {}
-
-
-def _floats(node: Any, path: str = "") -> dict[str, float]:
-    """Returns the floats within nested maps and lists, by their dotted paths."""
-    if isinstance(node, float | np.floating):
-        return {path: float(node)}
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(node, dict):
-        pairs = node.items()
-    elif isinstance(node, list | tuple):
-        pairs = enumerate(node)
-    parts = [_floats(part, f"{path}.{key}" if path else str(key)) for key, part in pairs]
-    return {name: number for part in parts for name, number in part.items()}
-
-
 def _serializable(cls: type) -> type:
     return keras.saving.register_keras_serializable(package="recsys")(cls)
 
@@ -234,14 +212,8 @@ class SGD(RowOptimizer):
     kind: ClassVar[str] = "sgd"
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """See `RowOptimizer.apply`."""
         return row - rate * gradient, slots
 
@@ -261,14 +233,8 @@ class Adagrad(RowOptimizer):
         return (Slot("accumulator", self.initial_accumulator_value),)
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """See `RowOptimizer.apply`."""
         accumulator = slots[0] + gradient * gradient
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
@@ -289,14 +255,8 @@ class RowWiseAdagrad(RowOptimizer):
         return (Slot("accumulator", self.initial_accumulator_value, per_row=True),)
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """See `RowOptimizer.apply`."""
         accumulator = slots[0] + mean(gradient * gradient)
         return row - rate * gradient / jnp.sqrt(accumulator + self.epsilon), (accumulator,)
@@ -318,27 +278,19 @@ class LazyAdam(RowOptimizer):
     kind: ClassVar[str] = "lazy_adam"
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("velocity"))
 
-    def step_size(self, rate: jax.Array, step: jax.Array) -> jax.Array:
+    def step_size(self, rate: Array, step: Array) -> Array:
         """Returns η √(1 − β₂ᵗ) / (1 − β₁ᵗ) with t = `step` + 1."""
         t = (step + 1).astype(jnp.float32)
         return rate * jnp.sqrt(1.0 - self.beta_2**t) / (1.0 - self.beta_1**t)
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """See `RowOptimizer.apply`."""
         momentum = slots[0] + (gradient - slots[0]) * (1.0 - self.beta_1)
         velocity = slots[1] + (gradient * gradient - slots[1]) * (1.0 - self.beta_2)
-        return row - step_size * momentum / (jnp.sqrt(velocity) + self.epsilon), (
-            momentum,
-            velocity,
-        )
+        row = row - step_size * momentum / (jnp.sqrt(velocity) + self.epsilon)
+        return row, (momentum, velocity)
 
 
 @register_row_optimizer("ftrl", config="recsys.config.training:FtrlConfig")
@@ -360,14 +312,8 @@ class Ftrl(RowOptimizer):
         return (Slot("accumulator", self.initial_accumulator_value), Slot("linear"))
 
     def apply(
-        self,
-        row: jax.Array,
-        slots: Slots,
-        gradient: jax.Array,
-        rate: jax.Array,
-        step_size: jax.Array,
-        mean: RowMean,
-    ) -> tuple[jax.Array, Slots]:
+        self, row: Array, slots: Slots, gradient: Array, rate: Array, step_size: Array, mean: Mean
+    ) -> tuple[Array, Slots]:
         """See `RowOptimizer.apply`."""
         accumulator, linear = slots
         power, l1 = -self.learning_rate_power, self.l1_regularization_strength
@@ -380,26 +326,14 @@ class Ftrl(RowOptimizer):
 
 
 _ALIASES = {"adam": "lazy_adam", "lazyadam": "lazy_adam", "rowwiseadagrad": "row_wise_adagrad"}
-_BY_KERAS: dict[type, type[RowOptimizer]] = {
+BY_KERAS: dict[type[keras.optimizers.Optimizer], type[RowOptimizer]] = {
     keras.optimizers.SGD: SGD,
     keras.optimizers.Adagrad: Adagrad,
     keras.optimizers.Adam: LazyAdam,
     keras.optimizers.Ftrl: Ftrl,
 }
-# Arguments of Keras optimizers that mean nothing here, with the values that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "name": (),
-    "clipvalue": (None,),
-    "global_clipnorm": (None,),
-    "use_ema": (False,),
-    "ema_momentum": (),
-    "ema_overwrite_frequency": (),
-    "loss_scale_factor": (None,),
-    "gradient_accumulation_steps": (None,),
-    "momentum": (0.0,),
-    "nesterov": (False,),
-    "amsgrad": (False,),
-}
+# What Keras optimizers have and rows don't need: names, and settings of an average that is off.
+_IGNORED = {"name", "ema_momentum", "ema_overwrite_frequency"}
 
 
 def row_optimizer(optimizer: Any) -> RowOptimizer:
@@ -418,7 +352,7 @@ def row_optimizer(optimizer: Any) -> RowOptimizer:
         name = _ALIASES.get(optimizer.lower(), optimizer.lower())
         if name in names("row_optimizer"):
             return cast(RowOptimizer, get("row_optimizer", name)())
-    if type(optimizer) in _BY_KERAS:
+    if type(optimizer) in BY_KERAS:
         return _from_keras(optimizer)
     raise UsageError(
         "R350",
@@ -430,17 +364,16 @@ def row_optimizer(optimizer: Any) -> RowOptimizer:
 
 
 def _from_keras(optimizer: keras.optimizers.Optimizer) -> RowOptimizer:
-    cls = _BY_KERAS[type(optimizer)]
-    config = dict(optimizer.get_config())
-    for name, neutral in _NEUTRAL.items():
-        value = config.pop(name, neutral[0] if neutral else None)
-        if neutral and value not in neutral:
+    kind = type(optimizer)
+    cls, config, defaults = BY_KERAS[kind], optimizer.get_config(), kind().get_config()
+    taken = {field.name for field in dataclasses.fields(cls)}
+    for name in sorted(config.keys() - taken - _IGNORED):
+        if config[name] != defaults[name]:
             raise UsageError(
                 "R351",
-                f"A table's {type(optimizer).__name__} must leave {name!r} at {neutral[0]!r}.",
+                f"A table's {kind.__name__} must leave {name!r} at {defaults[name]!r}.",
                 "Clip and accumulate with the optimizer of the model; it counts the tables in.",
-                value,
+                config[name],
             )
-    for name in ("weight_decay", "clipnorm"):
-        config[name] = config.get(name) or 0.0
-    return cls.from_config(config)
+    # Keras' None for no decay and no clipping is 0 here.
+    return cls.from_config({name: config.get(name) or 0.0 for name in taken})

@@ -1,12 +1,14 @@
 """Rows of one device: what is looked up, pooled, and updated in place.
 
-The pure-JAX versions here are the definition and run anywhere. On a CPU with a C
-compiler the kernels of `recsys.kernels` do the same faster.
+The pure-JAX versions here are the definition and run anywhere. On a CPU the C kernels of
+`recsys.kernels`, where the package was built with a C compiler, do the same faster, inside
+`jax.jit` and `shard_mapped`, to the same bits for any number of threads.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ import numpy as np
 from recsys import kernels
 from recsys.embedding.optimizers import RowOptimizer, Slots, Width
 from recsys.embedding.rounding import round_stochastically
-from recsys.kernels import rows as row_kernels
+from recsys.errors import RecsysError
 
 
 class Lookups(NamedTuple):
@@ -155,11 +157,6 @@ class Numbers(NamedTuple):
     row_offset: jax.Array
 
 
-def use_native() -> bool:
-    """Returns whether C kernels exist for the devices that JAX uses by default."""
-    return jax.default_backend() == "cpu" and kernels.available()
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> jax.Array:
     """Returns the weighted sums of rows over bags `[n_bags, dim]` float32.
@@ -174,8 +171,9 @@ def pool(table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int) -> ja
         n_bags: Number of bags.
     """
     lookups = lookups._replace(weight=None if lookups.weight is None else keep)
-    if use_native():
-        return row_kernels.pool(table, lookups.rows, lookups.bag, lookups.weight, n_bags)
+    if kernels.available():
+        out = [((n_bags, table.shape[1]), jnp.float32)]
+        return _call("pool", [table, *_arrays(lookups, n_bags)], out)[0]
     return _pool(table, lookups, n_bags)
 
 
@@ -217,8 +215,10 @@ pool.defvjp(_pool_forward, _pool_backward)
 
 def weight_grad(table: jax.Array, lookups: Lookups, grads: jax.Array, n_bags: int) -> jax.Array:
     """Returns the gradients of the weights `[n]` float32: row · gradient of its bag."""
-    if use_native():
-        return row_kernels.weight_grad(table, lookups.rows, lookups.bag, grads)
+    if kernels.available():
+        arrays = _arrays(lookups._replace(weight=None), n_bags)
+        out = [(lookups.rows.shape, jnp.float32)]
+        return _call("weight_grad", [table, *arrays, grads], out)[0]
     return jnp.sum(gather(table, lookups.rows) * grads[lookups.bags(n_bags)], axis=-1)
 
 
@@ -245,7 +245,7 @@ def update(
         numbers: What changes from step to step.
         width: Width of whole rows, if `table` holds a part of each.
     """
-    if width is None and optimizer.has_kernel() and use_native():
+    if width is None and optimizer.has_kernel() and kernels.available():
         return _update_native(optimizer, table, slots, gradients, numbers)
     width = width or Width(table.shape[1])
     return _update(optimizer, table, slots, gradients, numbers, width)
@@ -254,20 +254,27 @@ def update(
 def _update_native(
     optimizer: RowOptimizer, table: jax.Array, slots: Slots, gradients: Gradients, numbers: Numbers
 ) -> tuple[jax.Array, Slots]:
+    """Does what `_update` does by the C kernel; tables and slots that are donated stay in place."""
     lookups, grads = gradients
-    attributes: dict[str, Any] = optimizer.attributes()
-    scalars = [numbers.rate, numbers.scale, numbers.step_size, jnp.float32(0)]
+    scalars = [numbers.rate, numbers.scale, numbers.step_size, 0.0]
     rounding = [jax.lax.bitcast_convert_type(numbers.seed, jnp.int32), numbers.row_offset]
-    return row_kernels.update(
-        optimizer.kind,
+    arguments = [
         table,
-        slots,
-        *lookups,
+        *slots,
+        *_arrays(lookups, grads.shape[0]),
         grads,
         jnp.stack([jnp.asarray(x, jnp.float32) for x in scalars]),
         jnp.stack([jnp.asarray(x, jnp.int32) for x in rounding]),
-        **attributes,
+    ]
+    table, *new = _call(
+        "update",
+        arguments,
+        [(x.shape, x.dtype) for x in (table, *slots)],
+        aliases={i: i for i in range(1 + len(slots))},
+        optimizer=np.int32(_KINDS.index(optimizer.kind)),
+        **{name: np.float64(value) for name, value in optimizer.attributes().items()},
     )
+    return table, tuple(new)
 
 
 def _update(
@@ -339,9 +346,10 @@ def _per_entry(gradients: Gradients) -> jax.Array:
 
 def sum_squares(gradients: Gradients, n_rows: int) -> jax.Array:
     """Returns the sum of squares over all distinct rows' gradients, a scalar float32."""
-    if use_native():
+    if kernels.available():
         lookups, grads = gradients
-        return row_kernels.sum_squares(*lookups, grads, n_rows)
+        arguments = [*_arrays(lookups, grads.shape[0]), grads]
+        return _call("sum_squares", arguments, [((), jnp.float32)], n_rows=np.int64(n_rows))[0]
     rows, grads = distinct(gradients, n_rows)
     return jnp.sum(jnp.where((rows < n_rows)[:, None], grads * grads, 0.0))
 
@@ -365,3 +373,45 @@ def joined(parts: list[Gradients]) -> Gradients:
         ),
         jnp.concatenate([p.grads for p in parts]),
     )
+
+
+# --- C kernels
+
+_KINDS = ("sgd", "adagrad", "row_wise_adagrad", "lazy_adam", "ftrl")
+"""Kinds of optimizers in the order of the enum in optimizers.h."""
+
+
+def _call(
+    name: str,
+    arguments: list[jax.Array],
+    outs: Sequence[tuple[tuple[int, ...], Any]],
+    aliases: dict[int, int] | None = None,
+    **attributes: np.generic,
+) -> list[jax.Array]:
+    """Calls a kernel; under `shard_mapped` each device its own, on its own part."""
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outs]
+    call = jax.ffi.ffi_call(f"recsys_{name}", results, input_output_aliases=aliases)
+    return list(call(*arguments, **attributes))
+
+
+def _arrays(lookups: Lookups, n_bags: int) -> list[jax.Array]:
+    """Returns rows, bags and weights, empty for those that are None, as the kernels read them.
+
+    Raises:
+        RecsysError: They have another type or length, which the kernels don't look at (R342).
+    """
+    n = lookups.rows.shape[0]
+    arrays = []
+    for x, dtype in zip(lookups, (jnp.int32, jnp.int32, jnp.float32), strict=True):
+        array = jnp.zeros((0,), dtype) if x is None else x
+        if array.dtype != dtype or (x is not None and x.shape != (n,)):
+            raise _mismatch("Rows, bags and weights must be int32, int32 and float32.", lookups)
+        arrays.append(array)
+    if lookups.bag is None and n_bags and n % n_bags:
+        raise _mismatch(f"{n_bags} bags without numbers must be of equal length.", lookups)
+    return arrays
+
+
+def _mismatch(rule: str, lookups: Lookups) -> RecsysError:
+    received = [None if x is None else f"{x.dtype}{list(x.shape)}" for x in lookups]
+    return RecsysError("R342", rule, "Make them by recsys.embedding.rows.", received)

@@ -15,16 +15,11 @@ import keras_rs
 
 from recsys.embedding.config import FeatureConfig
 from recsys.embedding.layer import ShardedEmbedding, walked
-from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+from recsys.embedding.optimizers import BY_KERAS, RowOptimizer, row_optimizer
 from recsys.errors import UsageError
 
 _KINDS = ("TPU v5", "TPU v6 lite")
-_KERAS = {
-    "sgd": keras.optimizers.SGD,
-    "adagrad": keras.optimizers.Adagrad,
-    "lazy_adam": keras.optimizers.Adam,
-    "ftrl": keras.optimizers.Ftrl,
-}
+_KERAS = {cls.kind: optimizer for optimizer, cls in BY_KERAS.items()}
 
 
 def has_sparsecore() -> bool:

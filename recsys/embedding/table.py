@@ -13,11 +13,14 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from keras import ops
 
 from recsys.embedding.config import Placement, TableSpec
+from recsys.embedding.initial import initial_rows
 from recsys.embedding.sharding import (
     TableSharding,
     logical_rows,
@@ -65,7 +68,7 @@ class Table(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights `[places, dim]`, the slots, and the table's step count."""
-        self.embeddings = self._weight(WEIGHTS, self.dim, self._initial, self.spec.dtype)
+        self.embeddings = self._weight(WEIGHTS, self.dim, _Initial(self), self.spec.dtype)
         self.slots = []
         if self.optimizer is not None:
             for slot in self.optimizer.slot_list():
@@ -142,10 +145,6 @@ class Table(keras.layers.Layer):
         names = [member.name for member in self.members]
         return sum(member.rows for member in self.members[: names.index(name)])
 
-    @functools.cached_property
-    def _initial(self) -> keras.initializers.Initializer:
-        return _Initial(self)
-
 
 class _Initial(keras.initializers.Initializer):
     """Initializes each physical row with the values of its logical row."""
@@ -157,15 +156,9 @@ class _Initial(keras.initializers.Initializer):
         if keras.backend.backend() != "jax":
             # Other backends only read: the values are about to be loaded.
             return ops.zeros(shape, dtype)
-        import jax
-
         return jax.jit(functools.partial(self._values, dtype=dtype))()
 
     def _values(self, dtype: Any) -> Any:
-        import jax.numpy as jnp
-
-        from recsys.embedding.initial import initial_rows
-
         table = self._table
         places = jnp.arange(table.n_physical, dtype=jnp.int32)
         row = logical_rows(places, table.n_physical) if table.is_interleaved else places

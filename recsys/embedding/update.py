@@ -108,33 +108,26 @@ def only_if(condition: jax.Array, update: Any, values: Arrays) -> Arrays:
 _GOLDEN = 0x9E3779B9
 
 
+@dataclasses.dataclass(frozen=True)
 class TableStep:
     """What one step knows of one table: its uses, and the gradients of what they returned."""
 
-    def __init__(self, table: Table, optimizer: RowOptimizer) -> None:
-        self.table, self.optimizer = table, optimizer
-        self.uses: list[Use] = []
-        self.grads: Arrays = []
-
-    def add(self, use: Use, grad: jax.Array) -> None:
-        """Adds a use of the table."""
-        self.uses.append(use)
-        self.grads.append(grad)
+    table: Table
+    optimizer: RowOptimizer
+    uses: list[Use] = dataclasses.field(default_factory=list)
+    grads: Arrays = dataclasses.field(default_factory=list)
 
     def kept_if(self, condition: jax.Array) -> TableStep:
         """Returns this with nothing to update unless `condition`."""
-        kept = TableStep(self.table, self.optimizer)
-        for use, grad in zip(self.uses, self.grads, strict=True):
+        uses = []
+        for use in self.uses:
             rows = jnp.where(condition, use.lookups.rows, -1)
-            kept.add(dataclasses.replace(use, lookups=use.lookups._replace(rows=rows)), grad)
-        return kept
+            uses.append(dataclasses.replace(use, lookups=use.lookups._replace(rows=rows)))
+        return dataclasses.replace(self, uses=uses)
 
     def scaled(self, scale: jax.Array) -> TableStep:
         """Returns this with gradients times `scale`."""
-        scaled = TableStep(self.table, self.optimizer)
-        for use, grad in zip(self.uses, self.grads, strict=True):
-            scaled.add(use, grad * scale)
-        return scaled
+        return dataclasses.replace(self, grads=[grad * scale for grad in self.grads])
 
     def squares(self) -> jax.Array:
         """Returns the sum of squares of the table's gradient, a scalar."""
@@ -165,14 +158,9 @@ class TableStep:
             seed=mixed(step.astype(jnp.uint32) * jnp.uint32(_GOLDEN) ^ jnp.uint32(name)),
             row_offset=jnp.int32(0),
         )
+        old, *state = values
         weights, slots = exchange.apply(
-            table.sharding,
-            optimizer,
-            values[0],
-            tuple(values[1:]),
-            self.uses,
-            self.grads,
-            numbers,
+            table.sharding, optimizer, old, tuple(state), self.uses, self.grads, numbers
         )
         return [weights, *slots, step + 1]
 
@@ -182,7 +170,9 @@ def by_table(tables: list[Table], uses: list[Use], grads: Arrays) -> list[TableS
     steps: dict[int, TableStep] = {}
     for table, use, grad in zip(tables, uses, grads, strict=True):
         if table.optimizer is not None:
-            steps.setdefault(id(table), TableStep(table, table.optimizer)).add(use, grad)
+            step = steps.setdefault(id(table), TableStep(table, table.optimizer))
+            step.uses.append(use)
+            step.grads.append(grad)
     return list(steps.values())
 
 
@@ -277,8 +267,8 @@ class StepUpdate:
         for turn in range(count):
             parts = jax.tree.unflatten(structure, [buffer[turn] for buffer in buffers])
             for step, (uses, grads) in zip(joined, parts, strict=True):
-                step.uses += uses
-                step.grads += [grad / count for grad in grads]
+                step.uses.extend(uses)
+                step.grads.extend(grad / count for grad in grads)
         return joined, ntv, (counter + 1) % count == 0
 
     def _loss_scale(self, ov: Arrays) -> jax.Array:

@@ -15,7 +15,7 @@ from recsys.evaluation.queries import Queries, train_slices
 from recsys.evaluation.ranking import rank
 from recsys.evaluation.scores import DotProducts
 from recsys.evaluation.systems import System
-from recsys.kernels.ranking import RankResults
+from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows
 
 _CHOSEN_USERS = 3

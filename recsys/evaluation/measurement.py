@@ -16,7 +16,7 @@ from recsys.evaluation.ranking import rank, rank_sampled
 from recsys.evaluation.scores import Progress, Scorer
 from recsys.evaluation.significance import BLESSED, MODEL, Interval, Key, UserMeans
 from recsys.evaluation.slices import Slice
-from recsys.kernels.ranking import RankResults
+from recsys.kernels.rank_jobs import RankResults
 from recsys.metrics.metric import (
     Items,
     Metric,

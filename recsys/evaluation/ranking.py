@@ -28,8 +28,8 @@ from recsys.evaluation.scores import (
     check_products,
     check_scores,
 )
-from recsys.kernels import ranking as kernel
-from recsys.kernels.ranking import RankResults
+from recsys.kernels import rank_jobs as kernel
+from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows
 
 # Queries of a job: with more of them a candidate is brought into the caches less often,

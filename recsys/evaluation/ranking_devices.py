@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
-from recsys.kernels.ranking import RankResults
+from recsys.kernels.rank_jobs import RankResults
 from recsys.ragged import RaggedRows
 
 # Most scores of a block; a device holds its share of them up to three times.

@@ -1,10 +1,10 @@
 """C kernels of the row operations, the sampled softmax and the ranking.
 
 The build of the package compiles them, once for each kind of processor, where it has a C
-compiler; see `setup.py`. `status` says whether they can be used here, `rows`, `softmax` and
-`ranking` call them. Nothing needs them for right results: without them the callers compute
-the same on JAX, slower. The environment variable `RECSYS_NATIVE` set to 0 switches them
-off; set to 1 it makes their absence an error.
+compiler; see `setup.py`. `status` says whether they can be used here; `rank_jobs`,
+`recsys.embedding.rows` and `recsys.losses.softmax_jax` call them. Nothing needs them for
+right results: without them the callers compute the same on JAX, slower. The environment
+variable `RECSYS_NATIVE` set to 0 switches them off; set to 1 it makes their absence an error.
 
 Importing this loads nothing and imports no JAX.
 """
@@ -110,12 +110,7 @@ def library() -> ctypes.CDLL:
             f"The C kernels can't be had here: {state.reason}.",
             "Ask recsys.kernels.status() first.",
         )
-    return _opened(state.path)
-
-
-@functools.cache
-def _opened(path: Path | None) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(state.path))
 
 
 def built() -> dict[str, Path]:

@@ -63,7 +63,7 @@ def bpr(
     """
     from keras import ops
 
-    from recsys.losses.batch import mean_weights, nan_unless_finite
+    from recsys.losses.batch import NO_ITEM, mean_weights, nan_unless_finite
 
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates <= n_queries:
@@ -79,21 +79,10 @@ def bpr(
     margin = ops.sum(query * (candidate[:n_queries] - negative), axis=-1) / temperature
     weight = ops.ones((n_queries,)) if sample_weight is None else sample_weight
     negative_row = ops.take(item_row, position)
-    weight = ops.where(_is_liked(item_row[:n_queries], negative_row, known), 0.0, weight)
+    is_liked = ops.equal(item_row[:n_queries], negative_row)
+    if known is not None:
+        is_known = ops.logical_and(known == negative_row[:, None], known != NO_ITEM)
+        is_liked = ops.logical_or(is_liked, ops.any(is_known, axis=-1))
+    weight = ops.where(is_liked, 0.0, weight)
     loss = ops.sum(mean_weights(weight) * ops.softplus(-margin))
     return nan_unless_finite(loss, query, candidate)
-
-
-def _is_liked(
-    own: keras.KerasTensor, negative: keras.KerasTensor, known: keras.KerasTensor | None
-) -> keras.KerasTensor:
-    """Returns whether each query likes its negative `[batch]` bool."""
-    from keras import ops
-
-    from recsys.losses.batch import NO_ITEM
-
-    is_own = ops.equal(own, negative)
-    if known is None or known.shape[1] == 0:
-        return is_own
-    is_known = ops.logical_and(ops.equal(known, negative[:, None]), ops.not_equal(known, NO_ITEM))
-    return ops.logical_or(is_own, ops.any(is_known, axis=-1))

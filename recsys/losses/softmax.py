@@ -94,9 +94,11 @@ def sampled_softmax(
     Raises:
         RecsysError: There are fewer candidates than queries (R344).
     """
+    import keras
     from keras import ops
 
     from recsys.losses.batch import mean_weights, nan_unless_finite
+    from recsys.losses.softmax_plain import plain_loss
 
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     if n_candidates < n_queries:
@@ -109,21 +111,11 @@ def sampled_softmax(
     weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
     if known is None:
         known = ops.zeros((n_queries, 0), dtype="int32")
-    loss = _weighted_sum(n_queries, n_candidates)(
-        query, candidate, item_row, log_q, temperature, weight, known
-    )
+    weighted_sum: Any = plain_loss
+    if keras.backend.backend() == "jax":
+        # JAX is not there under other backends.
+        from recsys.losses.softmax_jax import can_sweep, sweep_loss
+
+        weighted_sum = sweep_loss if can_sweep(n_queries, n_candidates) else plain_loss
+    loss = weighted_sum(query, candidate, item_row, log_q, temperature, weight, known)
     return nan_unless_finite(loss, query, candidate, log_q)
-
-
-def _weighted_sum(n_queries: int, n_candidates: int) -> Any:
-    """Returns the implementation for the backend and the active distribution."""
-    import keras
-
-    from recsys.losses.softmax_plain import plain_loss
-
-    if keras.backend.backend() != "jax":
-        return plain_loss
-    # JAX is not there under other backends.
-    from recsys.losses.softmax_jax import can_sweep, sweep_loss
-
-    return sweep_loss if can_sweep(n_queries, n_candidates) else plain_loss

@@ -3,12 +3,16 @@
 The forward pass computes the gradients along with the losses, in one sweep over blocks
 of queries; the backward pass only scales them. Under a mesh each device sweeps its own
 queries over all candidates, and gets back the sum of its own candidates' gradients.
+
+A sweep is that of the C kernel where there is one, to the same bits for any number of
+threads, else of JAX alone; they agree to about 1e-6.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +20,34 @@ import keras
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
-from recsys.kernels import softmax as native_softmax
-from recsys.kernels.softmax import SoftmaxBatch
-from recsys.losses import softmax_blocks
+from recsys.losses.batch import is_first, known_positions
+
+_MAX_KERNEL_DIM = 1024
+"""The widest embeddings that the C kernel takes [floats]."""
+
+
+class SoftmaxBatch(NamedTuple):
+    """What the sampled softmax is computed from.
+
+    Attributes:
+        query: Query embeddings `[batch, dim]` float32.
+        candidate: Candidate embeddings `[candidates, dim]` float32.
+        item_row: Item row of each candidate `[candidates]` int32.
+        log_q: Subtracted from a candidate's logits `[candidates]` float32.
+        weight: Weight of each query's loss in the sum `[batch]` float32.
+        known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
+        scale: One over the temperature, a scalar float32.
+        first: The positive of query 0, a scalar int32; that of query i is `first + i`.
+    """
+
+    query: jax.Array
+    candidate: jax.Array
+    item_row: jax.Array
+    log_q: jax.Array
+    weight: jax.Array
+    known: jax.Array
+    scale: jax.Array
+    first: jax.Array
 
 
 def can_sweep(n_queries: int, n_candidates: int) -> bool:
@@ -60,14 +89,14 @@ def sweep_loss(
 @jax.custom_vjp
 def _sweep_loss(*arguments: jax.Array) -> jax.Array:
     batch = _batch(*arguments)
-    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_kernels(batch).losses(batch)])[0])
+    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_losses(batch)])[0])
 
 
 def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
     batch, temperature, with_log_q = _batch(*arguments), arguments[4], primals[3].perturbed
     loss, d_query, d_candidate, d_log_q = _swept(
-        batch, lambda batch: _kernels(batch).losses_and_gradients(batch, with_log_q)
+        batch, lambda batch: _losses_and_gradients(batch, with_log_q)
     )
     if not with_log_q:
         d_log_q = jnp.zeros_like(batch.log_q)
@@ -96,12 +125,6 @@ def _batch(
 ) -> SoftmaxBatch:
     first = jnp.int32(0)
     return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, 1 / temperature, first)
-
-
-def _kernels(batch: SoftmaxBatch) -> Any:
-    """Returns the module that sweeps on one device."""
-    is_native = batch.query.shape[1] <= native_softmax.MAX_DIM and kernels.available()
-    return native_softmax if is_native else softmax_blocks
 
 
 def _batch_axis() -> tuple[Mesh | None, str]:
@@ -143,3 +166,143 @@ def _swept(
     mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=own, check_vma=False)
     swept: Sequence[jax.Array] = mapped(batch)
     return swept
+
+
+# --- sweeps of one device
+
+
+def _losses(batch: SoftmaxBatch) -> jax.Array:
+    """Returns the loss of each query `[batch]` float32, without its weight."""
+    return _native(batch, [batch.weight.shape])[0] if _is_native(batch) else block_losses(batch)
+
+
+def _losses_and_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+    """Returns the losses, and the gradients of their weighted sum.
+
+    Args:
+        batch: What they are computed from.
+        with_log_q: Whether the gradient of `log_q` is wanted.
+
+    Returns:
+        The losses `[batch]`, and the gradients of `query`, `candidate` and `log_q` in
+        their shapes, the last one `[0]` if not wanted; all float32.
+    """
+    if not _is_native(batch):
+        return block_gradients(batch, with_log_q)
+    return native_gradients(batch, with_log_q)
+
+
+def _is_native(batch: SoftmaxBatch) -> bool:
+    return batch.query.shape[1] <= _MAX_KERNEL_DIM and kernels.available()
+
+
+def native_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+    """Returns losses and gradients by the C kernel; see `_losses_and_gradients`."""
+    n_log_q = len(batch.log_q) if with_log_q else 0
+    shapes = [batch.weight.shape, batch.query.shape, batch.candidate.shape, (n_log_q,)]
+    return _native(batch, shapes)
+
+
+def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]]) -> list[jax.Array]:
+    outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    call = jax.ffi.ffi_call("recsys_softmax", outs, vmap_method="sequential")
+    *arrays, scale, first = batch
+    return list(call(*arrays, jnp.float32(scale)[None], jnp.int32(first)[None]))
+
+
+# Most logits of a block [floats]: small enough for a CPU's caches to be of use, and large
+# enough for a GPU.
+_CPU_LOGITS = 2**20
+_LOGITS = 2**26
+_FEWEST_QUERIES = 64
+
+_dot = functools.partial(
+    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+)
+
+
+def block_losses(batch: SoftmaxBatch) -> jax.Array:
+    """Returns losses in JAX alone, block by block; see `_losses`."""
+    is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
+
+    def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
+        loss, _, _ = _softmax(batch, is_copy, index, hidden[index])
+        return carry, loss
+
+    _, loss = jax.lax.scan(sweep, None, _blocks(batch.query, batch.candidate))
+    return loss.reshape(-1)[: len(batch.query)]
+
+
+def block_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+    """Returns losses and gradients in JAX alone, block by block; see `_losses_and_gradients`."""
+    query, candidate, scale = batch.query, batch.candidate, batch.scale
+    n_queries, n_log_q = len(query), len(batch.log_q) if with_log_q else 0
+    is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
+    blocks = _blocks(query, candidate)
+    # What fills the last block up repeats a query, without weight.
+    weights = jnp.pad(batch.weight, (0, blocks.size - n_queries)).reshape(blocks.shape)
+
+    def sweep(
+        sums: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+        index, weight = block
+        loss, slopes, total = _softmax(batch, is_copy, index, hidden[index])
+        share = weight / total
+        of_query = scale * share[:, None] * _dot(slopes, candidate, (((1,), (0,)), ((), ())))
+        scaled = query[index] * scale * share[:, None]
+        of_candidate = _dot(slopes, scaled, (((0,), (0,)), ((), ())))
+        of_log_q = share @ slopes if with_log_q else sums[1]
+        return (sums[0] + of_candidate, sums[1] - of_log_q), (loss, of_query)
+
+    zeros = jnp.zeros(candidate.shape, jnp.float32), jnp.zeros((n_log_q,), jnp.float32)
+    (d_candidate, d_log_q), (loss, d_query) = jax.lax.scan(sweep, zeros, (blocks, weights))
+    d_query = d_query.reshape(-1, query.shape[1])[:n_queries]
+    return [loss.reshape(-1)[:n_queries], d_query, d_candidate, d_log_q]
+
+
+def _hidden(batch: SoftmaxBatch) -> jax.Array:
+    """Returns the candidates that are known items `[batch, known]`; others are past the end."""
+    positive = batch.first + jnp.arange(len(batch.query), dtype=jnp.int32)
+    return known_positions(batch.item_row, batch.known, positive)
+
+
+def _softmax(
+    batch: SoftmaxBatch, is_copy: jax.Array, index: jax.Array, hidden: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns losses `[block]`, their slopes `[block, candidates]`, and totals `[block]`.
+
+    A slope over its row's total is the gradient of the row's loss to a logit.
+
+    Args:
+        batch: What is computed from.
+        is_copy: Whether an item has an earlier place `[candidates]` bool.
+        index: The queries of the block `[block]`.
+        hidden: Candidates that are no negatives `[block, known]`.
+    """
+    at = batch.first + index
+    scaled = batch.query[index] * batch.scale
+    logits = _dot(scaled, batch.candidate, (((1,), (1,)), ((), ()))) - batch.log_q
+    same = batch.item_row[at][:, None] == batch.item_row[None, :]
+    other = at[:, None] != jnp.arange(batch.item_row.size)[None, :]
+    # The positive is never masked, so every row has a logit that is finite.
+    logits = jnp.where((same | is_copy) & other, -jnp.inf, logits)
+    if hidden.shape[1]:
+        rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
+        logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
+    positive = jnp.take_along_axis(logits, at[:, None], axis=1)[:, 0]
+    top = jnp.max(logits, axis=1)
+    exponentials = jnp.exp(logits - top[:, None])
+    total = jnp.sum(exponentials, axis=1)
+    slopes = jnp.where(other, exponentials, exponentials - total[:, None])
+    return jnp.log(total) + (top - positive), slopes, total
+
+
+def _blocks(query: jax.Array, candidate: jax.Array) -> jax.Array:
+    """Returns the queries of each block `[blocks, block]`; the last one repeats the last query."""
+    most = _CPU_LOGITS if jax.default_backend() == "cpu" else _LOGITS
+    n_queries = query.shape[0]
+    size = min(n_queries, max(_FEWEST_QUERIES, most // candidate.shape[0]))
+    n_blocks = -(-n_queries // size)
+    # Blocks of one size, as equal as they can be.
+    size = -(-n_queries // n_blocks)
+    return jnp.minimum(jnp.arange(n_blocks * size), n_queries - 1).reshape(n_blocks, size)

@@ -10,7 +10,7 @@ from recsys.contents import lazy_contents
 if TYPE_CHECKING:
     from recsys.models.encoders import HistoryEncoder
     from recsys.models.inputs import ModelInputs
-    from recsys.models.retrieval import RetrievalModel, model_class
+    from recsys.models.retrieval_model import RetrievalModel, model_class
     from recsys.models.saved import TrainedModel, load_model, save_model
     from recsys.models.spec import FeatureSpec, ModelSpec
     from recsys.models.two_tower import TwoTower

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from recsys.models.inputs import ModelInputs
-from recsys.models.retrieval import RetrievalModel
+from recsys.models.retrieval_model import RetrievalModel
 
 _BLOCK = 1024
 

@@ -33,7 +33,7 @@ from recsys.embedding.layout import tables_of
 from recsys.embedding.table import WEIGHTS, Table, logical_chunks, physical_order
 from recsys.errors import RecsysError
 from recsys.models.inputs import ModelInputs
-from recsys.models.retrieval import RetrievalModel, model_class
+from recsys.models.retrieval_model import RetrievalModel, model_class
 from recsys.models.spec import ModelSpec
 from recsys.registry import plugins_needed
 from recsys.system.files import DAMAGE, read_json

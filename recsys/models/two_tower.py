@@ -15,7 +15,7 @@ from recsys import registry
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower
-from recsys.models.retrieval import RetrievalModel, Tensors
+from recsys.models.retrieval_model import RetrievalModel, Tensors
 
 
 @registry.register_model("two_tower", config="recsys.config.architecture:TwoTowerConfig")

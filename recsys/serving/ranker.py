@@ -10,7 +10,7 @@ import numpy as np
 
 from recsys import kernels
 from recsys.errors import RecsysError
-from recsys.kernels import ranking
+from recsys.kernels import rank_jobs
 from recsys.ragged import RaggedRows
 from recsys.serving.ann_index import AnnIndex, read_index
 
@@ -34,7 +34,7 @@ class Ranker:
     """Ranks the items of a bundle; scores are exact float32 dot products.
 
     Where the processor multiplies bytes fast, items are first looked at in 8 bits, and
-    few of them exactly; the answer is the same to the last bit (`recsys.kernels.ranking`).
+    few of them exactly; the answer is the same to the last bit (`recsys.kernels.rank_jobs`).
 
     Args:
         embeddings: `[item rows, dim]` float32, contiguous; may be a memory map.
@@ -145,13 +145,13 @@ class Ranker:
         rounded = self._rounded
         if rounded is None or not rounded.takes(k) or not is_ordinary:
             return self._by_floats(queries, hidden, k, allowed, threads)
-        out = ranking.TopResults.empty(len(queries), k)
+        out = rank_jobs.TopResults.empty(len(queries), k)
         steps = rounded.allowing(allowed)
 
         def job(block: slice) -> None:
             rounded.best(block, queries[block], hidden, steps, out)
 
-        _run(job, len(queries), ranking.QUERIES_OF_A_JOB, threads)
+        _run(job, len(queries), rank_jobs.QUERIES_OF_A_JOB, threads)
         rest = np.flatnonzero(out.is_given_up)
         if len(rest):
             best = self._by_floats(queries[rest], hidden.select(rest), k, allowed, threads)
@@ -173,14 +173,14 @@ class Ranker:
             return self._by_numpy(queries, hidden, k, bias)
         # What the kernel keeps of a query is as long as its list.
         width = min(k, len(bias))
-        out = ranking.RankResults.empty(0, len(queries), width)
+        out = rank_jobs.RankResults.empty(0, len(queries), width)
         nothing = RaggedRows.empty(len(queries))
 
         def job(block: slice) -> None:
             table = self._embeddings
-            ranking.rank_queries(block, queries[block], table, bias, nothing, hidden, out)
+            rank_jobs.rank_queries(block, queries[block], table, bias, nothing, hidden, out)
 
-        _run(job, len(queries), ranking.QUERIES_STEP, threads)
+        _run(job, len(queries), rank_jobs.QUERIES_STEP, threads)
         rows, scores = _nothing(len(queries), k)
         rows[:, :width], scores[:, :width] = out.top, out.top_scores
         return rows, scores
@@ -214,11 +214,11 @@ def _nothing(n: int, k: int) -> Best:
     return np.zeros((n, k), np.int32), np.full((n, k), -np.inf, np.float32)
 
 
-def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> ranking.RoundedItems | None:
-    if not ranking.is_fast():
+def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> rank_jobs.RoundedItems | None:
+    if not rank_jobs.is_fast():
         return None
     try:
-        return ranking.RoundedItems(embeddings, is_item)
+        return rank_jobs.RoundedItems(embeddings, is_item)
     except ValueError:  # Numbers, or dimensions, that are out of its range.
         return None
 

@@ -24,7 +24,7 @@ from recsys.training.checkpoint import steps_in
 from recsys.training.distributed import is_primary
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders
-from recsys.training.validation import Validation
+from recsys.training.validation import Validator
 
 _BLOCK_SCORES = 1 << 24
 """Similarities held at a time; 64 MiB of float32."""
@@ -43,7 +43,7 @@ class EpochTasks:
         source: The batches.
         stage: The model and the training loop.
         folders: Where the lists are kept.
-        since: See `Validation`.
+        since: See `Validator`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EpochTasks:
         self._hard = stage.train.hard_negatives
         self._validation = None
         if stage.train.validation is not None:
-            self._validation = Validation(
+            self._validation = Validator(
                 source.events, inputs, stage.model, stage.train.validation, since, stage.repeats
             )
 

@@ -27,10 +27,10 @@ from recsys.training.checkpoint import (
 )
 from recsys.training.distributed import StopRequest, agreed
 from recsys.training.hard_negatives import EpochTasks
-from recsys.training.optimizers import averaged, finalize
+from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
-from recsys.training.result import Progress, metrics_text
 from recsys.training.training_log import TrainingLog, not_a_number, note_once
+from recsys.training.training_result import Progress, metrics_text
 
 _CURVE_POINTS = 200
 _PROFILE_AFTER = 100

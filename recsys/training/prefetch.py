@@ -39,7 +39,6 @@ class BatchIterator(DataAdapter):
     Args:
         source: The batches.
         first_step: Step to begin with.
-        end_step: Step to end before; None: the end of the run.
 
     Example:
         with BatchIterator(source, first_step=progress.step) as batches:
@@ -50,26 +49,18 @@ class BatchIterator(DataAdapter):
         waited_s: Time for which batches were waited for [seconds].
     """
 
-    def __init__(self, source: BatchSource, first_step: int = 0, end_step: int | None = None):
+    def __init__(self, source: BatchSource, first_step: int = 0) -> None:
         self.step, self.waited_s = first_step, 0.0
-        self._place = batch_placer()
+        self._source, self._place = source, batch_placer()
         self._batches: Any = None
-        self.restart(source, first_step, end_step)
 
-    def restart(
-        self, source: BatchSource, first_step: int | None = None, end_step: int | None = None
-    ) -> None:
-        """Reads from another source from now on; what was read ahead is thrown away.
+    def restart(self, source: BatchSource) -> None:
+        """Goes on with another source, such as one with new lists of hard negatives.
 
-        Args:
-            source: The batches, such as those with new lists of hard negatives.
-            first_step: Step to go on with; None: the present one.
-            end_step: Step to end before; None: the end of the run.
+        What was read ahead is thrown away.
         """
         self.close()
         self._source = source
-        self.step = self.step if first_step is None else first_step
-        self._end = len(source) if end_step is None else min(end_step, len(source))
 
     def close(self) -> None:
         """Stops the threads; a later batch starts them again."""
@@ -85,7 +76,7 @@ class BatchIterator(DataAdapter):
 
     def __iter__(self) -> Iterator[Element]:
         """Yields `(batch,)` from the present step on, up to the end."""
-        while self.step < self._end:
+        while self.step < len(self._source):
             yield self._next()
 
     def get_jax_iterator(self) -> Iterator[Element]:
@@ -117,7 +108,7 @@ class BatchIterator(DataAdapter):
     def _next(self) -> Element:
         started = time.perf_counter()
         if self._batches is None:
-            self._batches = _placed_ahead(self._source, self.step, self._end, self._place)
+            self._batches = _placed_ahead(self._source, self.step, self._place)
             # Threads hold no reference to this object, so they end with it in any case.
             self._stop = weakref.finalize(self, self._batches.close)
         try:
@@ -130,9 +121,9 @@ class BatchIterator(DataAdapter):
         return batch
 
 
-def _placed_ahead(source: BatchSource, first: int, end: int, place: Placer) -> Any:
+def _placed_ahead(source: BatchSource, first: int, place: Placer) -> Any:
     """Returns Grain's iterator of `(batch,)` on the devices, `DEPTH` of them ahead."""
-    placed = read_ahead(source, first, end).map(lambda element: (place(element[0]),))
+    placed = read_ahead(source, first).map(lambda element: (place(element[0]),))
     return iter(grain.experimental.ThreadPrefetchIterDataset(placed, prefetch_buffer_size=DEPTH))
 
 

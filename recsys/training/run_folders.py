@@ -191,7 +191,11 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _written(folder: Path) -> float:
     """Returns when the newest checkpoint of a run was written [seconds since 1970]."""
-    return max(path.stat().st_mtime for path in [folder, *folder.glob("last/*")])
+    times = [0.0]
+    with suppress(FileNotFoundError):  # Another run may be removing it.
+        for path in (folder, *folder.glob("last/*")):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _data_fingerprint(data: Path) -> str:

@@ -30,20 +30,20 @@ from recsys.embedding import TablePlacement, activate, device_mesh, table_layout
 from recsys.embedding.layout import tables_of
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
-from recsys.models.retrieval import model_class
+from recsys.models.retrieval_model import model_class
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, saved_variables
 from recsys.training.distributed import is_primary
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
-from recsys.training.optimizers import exclude_vectors, table_optimizers, tower_optimizer
+from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, check_events, unknown_share
 from recsys.training.prefetch import BatchIterator
-from recsys.training.result import Progress, TrainingResult
 from recsys.training.run_folders import RunFolders
 from recsys.training.state_transfer import transfer_state
 from recsys.training.training_log import TensorBoardWriter, TrainingLog, note_once
+from recsys.training.training_result import Progress, TrainingResult
 from recsys.training.validation import trained_inputs
-from recsys.training.warm_start import Start, batch_settings, choose, continued_stage
+from recsys.training.warm_start import batch_settings, choose, continued_stage
 
 Verbose = Literal["auto", 0, 1, 2]
 _built_in: weakref.WeakKeyDictionary[RetrievalModel, Path] = weakref.WeakKeyDictionary()
@@ -135,10 +135,7 @@ class Trainer:
                 is another one than `base` (R390).
         """
         check_backend()
-        stage = self._stage(model, data)
-        inputs = ModelInputs.open(data.folder)
-        start = choose(self.base, stage, data.store, inputs)
-        result = _Fit(self, model, data, inputs, stage, start).run()
+        result = _Fit(self, model, data).run()
         # Past Keras, which looks for layers in what a model is given; `recsys.export` reads it.
         object.__setattr__(model, "training_result", result)
         return result
@@ -191,19 +188,13 @@ def _with_histories(config: Any, store: InteractionStore) -> Any:
 
 
 class _Fit:
-    """One call of `Trainer.fit`; its arguments are what that has made."""
+    """One call of `Trainer.fit`."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        model: RetrievalModel,
-        data: Data,
-        inputs: ModelInputs,
-        stage: TrainStage,
-        start: Start,
-    ) -> None:
-        self._trainer, self._model, self._start, self._own_stage = trainer, model, start, stage
-        base = start.base
+    def __init__(self, trainer: Trainer, model: RetrievalModel, data: Data) -> None:
+        stage = trainer._stage(model, data)
+        inputs = ModelInputs(data.users, data.items, data.catalogue, data.user_features)
+        base, self._cold = choose(trainer.base, stage, data.store, inputs)
+        self._trainer, self._model, self._base, self._own_stage = trainer, model, base, stage
         self._folders = RunFolders.of_run(
             trainer.checkpoints,
             stage,
@@ -237,7 +228,7 @@ class _Fit:
 
     def run(self) -> TrainingResult:
         """Builds, restores and trains the model."""
-        folders, base = self._folders, self._start.base
+        folders, base = self._folders, self._base
         with ExitStack() as stack:
             if is_primary():
                 stack.enter_context(folders.locked())
@@ -265,11 +256,11 @@ class _Fit:
             unknown_id_share=self._unknown_share,
             folders=folders,
             base=base,
-            cold=self._start.cold,
+            cold=self._cold,
         )
 
     def _train(self, last: CheckpointStore, best: CheckpointStore, progress: Progress) -> None:
-        base, folders, trainer = self._start.base, self._folders, self._trainer
+        base, folders, trainer = self._base, self._folders, self._trainer
         since = None if base is None else base.state.trained_until
         tasks = EpochTasks(self._model, self._inputs, self._source, self._stage, folders, since)
         printers = [PrintEpochs()] if trainer.verbose == 2 and is_primary() else []
@@ -295,7 +286,7 @@ class _Fit:
 
     def _build(self) -> list[TablePlacement]:
         """Makes and compiles the model, its tables where they were planned to be."""
-        model, train, base = self._model, self._stage.train, self._start.base
+        model, train, base = self._model, self._stage.train, self._base
         updates = len(self._source) // train.accumulate
         start = 0 if base is None else base.state.updates
         if not model.built:
@@ -346,7 +337,7 @@ class _Fit:
 
     def _begun(self) -> Progress:
         """Returns the beginning of a run, with the state of the earlier model, if there is one."""
-        progress, base = Progress(), self._start.base
+        progress, base = Progress(), self._base
         if base is not None:
             tables = transfer_state(base, self._model, self._all_inputs, self._stage)
             progress.warm_start = {

@@ -24,7 +24,7 @@ from recsys.embedding.model import ExactCount
 from recsys.errors import RecsysError
 from recsys.system.events import emit
 from recsys.training.distributed import is_primary
-from recsys.training.result import Progress
+from recsys.training.training_result import Progress
 
 _LEAST_S, _LEAST_STEPS = 3.0, 10
 """Time and steps from which on the time left is shown."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
 from recsys.data.training_events import KeptEvents
-from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
 from recsys.evaluation.ranking import rank
@@ -24,7 +23,7 @@ _K = 10
 """Cut-off of the metrics that are shown beside the one that is watched."""
 
 
-class Validation:
+class Validator:
     """Ranks what was held back among the whole catalogue, as the evaluation does.
 
     Args:
@@ -168,14 +167,7 @@ def trained_inputs(inputs: ModelInputs, events: KeptEvents) -> ModelInputs:
     """
     if not len(events.held):
         return inputs
-    return dataclasses.replace(
-        inputs,
-        users=_with_counts(inputs.users, events.user_counts(inputs.users.n_rows)),
-        items=_with_counts(inputs.items, events.item_counts(inputs.items.n_rows)),
-    )
-
-
-def _with_counts(vocabulary: Vocabulary, counts: np.ndarray) -> Vocabulary:
-    changed = copy.copy(vocabulary)
-    changed.row_counts = counts
-    return changed
+    users, items = copy.copy(inputs.users), copy.copy(inputs.items)
+    users.row_counts = events.user_counts(users.n_rows)
+    items.row_counts = events.item_counts(items.n_rows)
+    return dataclasses.replace(inputs, users=users, items=items)

@@ -33,7 +33,7 @@ from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.distributed import agreed
 from recsys.training.row_sources import kind_of
 from recsys.training.training_log import note_once
-from recsys.training.validation import Validation
+from recsys.training.validation import Validator
 
 FOLDER = "training_state"
 CHANGED = "R390"
@@ -95,7 +95,7 @@ class EarlierModel:
 
         Args:
             folder: What `recsys.train` wrote.
-            verify: Whether every byte is read and compared with its checksum.
+            verify: Whether every byte is compared with its checksum, and the inputs are read.
 
         Raises:
             UnusableModelError: The folder holds no model, is damaged, or has no training state.
@@ -112,8 +112,9 @@ class EarlierModel:
             files = manifests.read_manifest(folder / _MANIFEST)["files"]
             if verify:
                 manifests.verify_files(folder, files)
+                ModelInputs.open(folder)
             summary, kept = read_json(folder / "model.json"), read_json(folder / _STATE)
-            base = cls(
+            return cls(
                 folder=folder,
                 # First, since it loads the plugins that may have registered the model.
                 stage=TrainStage.model_validate_json(json.dumps(summary["stage"])),
@@ -123,12 +124,10 @@ class EarlierModel:
                 weights=_files_by_path(folder / "weights", summary),
                 kept=_files_by_path(folder / FOLDER, kept),
             )
-            base.read_inputs()
         except manifests.ManifestError as damage:
             raise UnusableModelError(f"it is damaged: {damage}") from None
         except (RecsysError, *DAMAGE) as error:
             raise UnusableModelError(f"it can't be read: {error}") from None
-        return base
 
     def read_inputs(self) -> ModelInputs:
         """Reads what was known of users and items; nobody keeps it while the run trains."""
@@ -205,23 +204,12 @@ def trained_until(events: KeptEvents) -> int:
 # --- whether a training starts from an earlier model
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """How a training starts: from an earlier model, or cold.
-
-    Attributes:
-        base: The model that it starts from; None: a cold start.
-        cold: Why it is a cold start although a model was given, as a sentence.
-    """
-
-    base: EarlierModel | None = None
-    cold: str | None = None
-
-
 def choose(
     folder: Path | None, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
-) -> Start:
-    """Returns how a training starts; the same in every process.
+) -> tuple[EarlierModel | None, str | None]:
+    """Returns the model that a training starts from, or why it begins anew, as a sentence.
+
+    The same in every process.
 
     A model that was trained on events from the run's cut on has seen what the evaluation
     asks for. It isn't used, nor is one that is damaged or kept no state.
@@ -237,18 +225,18 @@ def choose(
             asks for, and `warm_start.changed` is `refuse`.
     """
     if folder is None:
-        return Start()
+        return None, None
     reason = agreed(lambda: _reason_against(folder, stage, store, inputs))
     if reason is None:
-        return Start(EarlierModel.open(folder, verify=False))
-    return cold_start(folder, reason)
+        return EarlierModel.open(folder, verify=False), None
+    return None, cold_start(folder, reason)
 
 
-def cold_start(folder: Path, reason: str) -> Start:
-    """Returns a cold start, and reports the reason."""
+def cold_start(folder: Path, reason: str) -> str:
+    """Reports, and returns, why a training begins anew though a model was given."""
     sentence = f"Trains from the beginning, not from the model in {folder}: {reason.rstrip('.')}."
     note_once(sentence)
-    return Start(cold=sentence)
+    return sentence
 
 
 def _reason_against(
@@ -296,7 +284,7 @@ def _reason_of_validation(
     if not (np.asarray(store.train.timestamp[events.held]) >= until).any():
         return "it was trained on all that validation holds back"
     try:
-        Validation(events, inputs, stage.model, validation, until, stage.repeats)
+        Validator(events, inputs, stage.model, validation, until, stage.repeats)
     except RecsysError:
         return "all that validation holds back since its training are items seen before"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 from unittest import mock
 
@@ -64,17 +63,12 @@ def _distribution(shape, tables, stacks):
 @contextlib.contextmanager
 def row_operations(kind):
     """Reads and updates rows by `pure` JAX, or by the `native` kernels."""
-    with mock.patch("recsys.embedding.rows.use_native", return_value=kind == "native"):
+    with mock.patch("recsys.kernels.available", return_value=kind == "native"):
         yield
 
 
-def has_native():
-    """Tells whether the kernels can be had on this machine."""
-    return importlib.util.find_spec("recsys.kernels.rows") is not None and kernels.available()
-
-
 NATIVE = pytest.param(
-    "native", marks=pytest.mark.skipif(not has_native(), reason="no kernels: no C compiler")
+    "native", marks=pytest.mark.skipif(not kernels.available(), reason="no kernels: no C compiler")
 )
 
 

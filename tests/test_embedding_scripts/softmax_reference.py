@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recsys import kernels
-from recsys.losses import sampled_softmax, softmax_blocks
+from recsys.losses import sampled_softmax, softmax_jax
 
 GRADIENTS = ["query", "candidate", "log_q", "temperature", "weight"]
 """What the loss has a gradient to, in the order of the arguments of `loss_of`."""
@@ -129,8 +129,8 @@ def use_kernels(name, monkeypatch):
         assert kernels.available()
     else:
         monkeypatch.setenv("RECSYS_NATIVE", "0")
-        monkeypatch.setattr(softmax_blocks, "_CPU_LOGITS", 1)
-        monkeypatch.setattr(softmax_blocks, "_FEWEST_QUERIES", 8)
+        monkeypatch.setattr(softmax_jax, "_CPU_LOGITS", 1)
+        monkeypatch.setattr(softmax_jax, "_FEWEST_QUERIES", 8)
 
 
 def assert_close(actual, expected, tolerance=2e-6):

@@ -22,21 +22,25 @@ from recsys.ragged import RaggedRows
 QUERIES_STEP = 24
 """Jobs of a multiple of so many queries waste nothing."""
 
-_LENGTHS = ("n_queries", "n_rows", "dim", "k")
-_LISTS = ("positive_offsets", "seen_offsets", "positives", "seen")
 _RESULTS = ("ranks", "n_ranked", "top", "top_scores", "not_a_number")
+
+
+def _numbers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _pointers(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_void_p) for name in names]
 
 
 class _RankJob(ctypes.Structure):
     """`RankJob` of rank_job.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in _LENGTHS),
-        ("query", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("bias", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in _LISTS + _RESULTS),
+        *_numbers("n_queries", "n_rows", "dim", "k"),
+        *_pointers("query", "table"),
+        *_numbers("stride"),
+        *_pointers("bias", "positive_offsets", "seen_offsets", "positives", "seen", *_RESULTS),
     )
 
 
@@ -133,25 +137,19 @@ class _Items(ctypes.Structure):
     """`RoundedItems` of rank_top.c."""
 
     _fields_ = (
-        ("n_rows", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("leap", ctypes.c_int64),
-        ("table", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("bytes", "steps", "missed", "length")),
+        *_numbers("n_rows", "dim", "leap"),
+        *_pointers("table"),
+        *_numbers("stride"),
+        *_pointers("bytes", "steps", "missed", "length"),
     )
-
-
-_TOP_POINTERS = ("query", "steps", "seen_offsets", "seen", "top", "top_scores", "is_given_up")
 
 
 class _TopJob(ctypes.Structure):
     """`TopJob` of rank_top.c."""
 
     _fields_ = (
-        ("n_queries", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in _TOP_POINTERS),
+        *_numbers("n_queries", "k"),
+        *_pointers("query", "steps", "seen_offsets", "seen", "top", "top_scores", "is_given_up"),
     )
 
 
@@ -199,8 +197,7 @@ class RoundedItems:
 
     def __init__(self, table: np.ndarray, is_item: np.ndarray) -> None:
         n_rows, dim = table.shape
-        panels = -(-n_rows // _PANEL_ROWS)
-        groups = -(-dim // _GROUP)
+        panels, groups = -(-n_rows // _PANEL_ROWS), -(-dim // _GROUP)
         self._table, self._leap = table, _leap(panels)
         self._bytes = np.empty(panels * groups * _PANEL_ROWS * _GROUP, np.uint8)
         self._steps = np.where(self._by_panel(is_item), np.float32(0), np.float32(np.nan))
@@ -260,14 +257,8 @@ class RoundedItems:
             MemoryError: There is no memory for the queries of the block.
         """
         start = block.start
-        pointers = (
-            query,
-            steps,
-            hidden.offsets[start:],
-            hidden.rows,
-            *(x[start:] for x in out),
-        )
-        job = _TopJob(block.stop - start, out.top.shape[1], *(x.ctypes.data for x in pointers))
+        arrays = (query, steps, hidden.offsets[start:], hidden.rows, *(x[start:] for x in out))
+        job = _TopJob(block.stop - start, out.top.shape[1], *(x.ctypes.data for x in arrays))
         if _library().recsys_top(ctypes.byref(self._items), ctypes.byref(job)):
             raise MemoryError(f"no memory to rank {job.n_queries} queries")
 

@@ -1,6 +1,6 @@
 """The base class of retrieval models: queries, candidates, and their similarity.
 
-Inputs are rows of tables, never ids; `RetrievalModel.inputs` lists them:
+Inputs are rows of tables, never ids; `RetrievalModel.inputs_of_sides` lists them:
 
     user_row   [batch]            row of the user table; 0 for a user without one
     history    [batch, history]   rows of the item table, the newest first; 0 is padding
@@ -39,20 +39,18 @@ Tables = dict[str, TableConfig]
 _OF_KERAS = {"_layers", "_metrics", "_tracker", "_inbound_nodes", "_outbound_nodes"}
 
 
-class Input(NamedTuple):
+class InputSpec(NamedTuple):
     """An input of a retrieval model.
 
     Attributes:
         name: Its name.
         side: Whether the query or the candidate reads it.
-        shape: Its shape, without the batch.
-        dtype: Its type.
+        shape: Its shape, without the batch; its type is int32.
     """
 
     name: str
     side: Side
     shape: tuple[int, ...]
-    dtype: str = "int32"
 
 
 class RetrievalModel(SparseModel):
@@ -254,16 +252,16 @@ class RetrievalModel(SparseModel):
     # --- inputs and lookups
 
     @property
-    def inputs_of_sides(self) -> tuple[Input, ...]:
+    def inputs_of_sides(self) -> tuple[InputSpec, ...]:
         """The inputs: of the query, then of the candidate."""
         config = self.spec.config
-        own = (Input("user_row", "user", ()),) if config.user_id else ()
+        own = (InputSpec("user_row", "user", ()),) if config.user_id else ()
         bags = {
-            side: [Input(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
+            side: [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
             for side in ("user", "item")
         }
-        history = Input("history", "user", (config.history,))
-        return (history, *own, *bags["user"], Input("id_row", "item", ()), *bags["item"])
+        history = InputSpec("history", "user", (config.history,))
+        return (history, *own, *bags["user"], InputSpec("id_row", "item", ()), *bags["item"])
 
     def names_of_side(self, side: Side) -> tuple[str, ...]:
         """Returns the names of the inputs that the query, or the candidate, reads."""
@@ -273,9 +271,27 @@ class RetrievalModel(SparseModel):
     def embedding(self) -> Any:
         """The layer of the tables, made when it is first used."""
         if not hasattr(self, "_embedding"):
-            features = feature_configs(self.spec, self.tables, self.averages_history)
-            self._embedding = embedding_layer(features, seed=self.seed, name="embedding")
+            self._embedding = embedding_layer(
+                self._feature_configs(), seed=self.seed, name="embedding"
+            )
         return self._embedding
+
+    def _feature_configs(self) -> dict[str, FeatureConfig]:
+        """Returns the inputs by name, each with its table and shape."""
+        config, tables = self.spec.config, self.tables
+        users = {"user_row": ("users", (None,))} if config.user_id else {}
+        # A history whose items are read one by one is single ids `[batch * history]`.
+        history = (None, config.history) if self.averages_history else (None,)
+        shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
+            **users,
+            "history": ("items", history),
+            "id_row": ("items", (None,)),
+            **{f.name: (f.name, (None, f.width)) for f in self.spec.features},
+        }
+        return {
+            name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
+            for name, (table, shape) in shapes.items()
+        }
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
         """Returns the features that `query` and `candidate` read, of some inputs."""
@@ -396,32 +412,6 @@ def _keras_seeds(seed: int) -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
-
-
-def feature_configs(
-    spec: ModelSpec, tables: Tables, averages_history: bool
-) -> dict[str, FeatureConfig]:
-    """Returns the inputs by name, each with its table and shape.
-
-    A history whose items are read one by one is a feature of single ids `[batch * history]`.
-
-    Args:
-        spec: What the model is.
-        tables: The tables by name.
-        averages_history: Whether the lookup averages histories.
-    """
-    users = {"user_row": ("users", (None,))} if spec.config.user_id else {}
-    history = (None, spec.config.history) if averages_history else (None,)
-    shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
-        **users,
-        "history": ("items", history),
-        "id_row": ("items", (None,)),
-        **{f.name: (f.name, (None, f.width)) for f in spec.features},
-    }
-    return {
-        name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
-        for name, (table, shape) in shapes.items()
-    }
 
 
 def model_class(spec: ModelSpec) -> type[RetrievalModel]:
