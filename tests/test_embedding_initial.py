@@ -1,5 +1,10 @@
 """Initial values: right on average, and a function of table, row and column alone."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -72,17 +77,9 @@ def test_a_row_starts_alike_on_every_mesh(mesh, placement):
 
 
 def test_more_rows_padding_and_stacking_change_no_row():
-    names = ("a", "b", "c")
-    tables = [TableConfig(n, 20, 4, optimizer="sgd", placement="row") for n in names]
-    alone = {t.name: initial_tables([t])[t.name] for t in tables}
-    assert not np.array_equal(alone["a"], alone["b"])
-    for stacking in (None, "auto", [["c", "a"]]):
-        together = initial_tables(tables, table_stacking=stacking)
-        assert all(np.array_equal(together[n], alone[n]) for n in names)
-    padded = initial_tables(tables, n_shards=7)
-    assert all(np.array_equal(padded[n], alone[n]) for n in names)
-    longer = TableConfig("a", 9000, 4, optimizer="sgd", placement="row")
-    assert np.array_equal(initial_tables([longer])["a"][:20], alone["a"])
+    script = Path(__file__).parent / "test_embedding_scripts" / "initial_rows.py"
+    flags = "--xla_force_host_platform_device_count=8"
+    subprocess.run([sys.executable, script], env={**os.environ, "XLA_FLAGS": flags}, check=True)
 
 
 def test_the_seed_of_layer_and_initializer_count():

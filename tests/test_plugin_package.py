@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ensurepip
 import hashlib
 import json
 import os
@@ -37,9 +36,16 @@ class Installed:
             [sys.executable, "-c", build], cwd=source, check=True, stdout=subprocess.DEVNULL
         )
         (wheel,) = folder.glob("*.whl")
-        (pip,) = (Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")
-        pip_install = ["install", "--target", self.site, "--no-deps", "--no-index", "-q", wheel]
-        subprocess.run([sys.executable, pip / "pip", *pip_install], check=True)
+        install = [
+            ROOT / "uvw",
+            "pip",
+            "install",
+            "--python",
+            sys.executable,
+            "--target",
+            self.site,
+        ]
+        subprocess.run([*install, "--no-deps", "--offline", "--quiet", wheel], check=True)
         shutil.rmtree(source)
         words = ["--users", 150, "--items", 60, "--interactions", 4_000, "--out", folder / "data"]
         self.recsys("synth", *words)

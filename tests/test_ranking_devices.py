@@ -44,7 +44,7 @@ PROGRAM = """
 def digests(devices, switch):
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
         "RECSYS_NATIVE": switch,
     }
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]

@@ -152,9 +152,14 @@ def test_who_waited_too_long_hears_so_and_costs_nobody_an_answer():
         found = await asyncio.gather(threads.work.together("a", 1, list), return_exceptions=True)
         threads.may_go.set()
         await asyncio.gather(held, return_exceptions=True)
+        # Threads give their places back through the loop, so it must not end before.
+        await asyncio.wait_for(until_free(threads.work), 20)
         return found
+
+    async def until_free(work):
+        while work.held:
+            await asyncio.sleep(0.01)
 
     [found] = asyncio.run(ask())
     assert found.status == 503
-    wait_for(lambda: threads.work.held == 0)
     threads.work.close()

@@ -78,7 +78,7 @@ def data(tmp_path_factory):
 def train(data, out, stage=STAGE, devices=1, options=()):
     config = out.parent / f"{out.name}.json"
     config.write_text(json.dumps(stage))
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     # Of its own: the same training elsewhere must not find what this one saved.
     words = ["--config", config, "--data", data, "--out", out, "--checkpoints", f"{out}.saved"]
     words += options

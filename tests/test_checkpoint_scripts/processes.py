@@ -13,7 +13,7 @@ from pathlib import Path
 
 PROCESS, PROCESSES, PORT = map(int, sys.argv[2:])
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={8 // PROCESSES}"
+os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={8 // PROCESSES}"
 
 import jax  # noqa: E402
 

@@ -11,7 +11,7 @@ import sys
 
 PROCESS, PROCESSES, PORT = map(int, sys.argv[1:])
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 // PROCESSES}"
+os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={4 // PROCESSES}"
 
 import jax  # noqa: E402
 

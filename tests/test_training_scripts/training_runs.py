@@ -51,7 +51,8 @@ class Run:
 
     def start(self):
         self.events.unlink(missing_ok=True)
-        flags = f"--xla_force_host_platform_device_count={self.devices // self.processes}"
+        devices = self.devices // self.processes
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "RECSYS_EVENTS": str(self.events)}
         with (self.folder / "log.txt").open("ab") as log:
             return subprocess.Popen(
