@@ -33,7 +33,7 @@ from pipelines.retrieval import create_pipeline
 from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
 from recsys.config.operation import KeepConfig
-from recsys.data.sources.files import is_remote, patterns
+from recsys.data.sources.source_files import is_remote, patterns
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
 from recsys.system.process import stage_main

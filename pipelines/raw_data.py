@@ -27,7 +27,7 @@ from recsys.data.ingest.entity_rows import SPLIT, STEPS
 from recsys.data.ingest.feature_graph import PREPROCESSING_FN
 from recsys.data.ingest.ingestion import InteractionSource
 from recsys.data.ingest.window import has_spans, window_digest
-from recsys.data.sources.files import files_digest, match_files
+from recsys.data.sources.source_files import files_digest, match_files
 from recsys.fingerprint import code_fingerprint
 
 

@@ -22,12 +22,13 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pydantic
+from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
 from recsys.errors import RecsysError, UsageError
@@ -306,11 +307,10 @@ def modules_of(*parts: Any) -> list[str]:
                     modules.update(_chosen_modules(kind, name_of(kind, part)))
             for name, field in type(part).model_fields.items():
                 value = getattr(part, name)
-                choice = next(_choices(Annotated[field.annotation, None, *field.metadata]), None)
-                values = value if isinstance(value, tuple) else (value,)
+                choice = choice_of(field)
                 if choice is not None:
-                    chosen = (_chosen_modules(choice.kind, value) for value in values)
-                    modules.update(*chosen)
+                    values = value if isinstance(value, tuple) else (value,)
+                    modules.update(*(_chosen_modules(choice.kind, value) for value in values))
                 modules.update(modules_of(value))
         elif isinstance(part, list | tuple):
             modules.update(modules_of(*part))
@@ -343,10 +343,11 @@ def registered_in(module: str) -> list[type]:
     return [cls for cls in _registered.values() if cls.__module__ == module]
 
 
-def _choices(annotation: Any) -> Iterator[Choice]:
-    """Yields the choices in a type, that of the entries of a tuple among them."""
-    for part in (*getattr(annotation, "__metadata__", ()), *get_args(annotation)):
-        yield from [part] if isinstance(part, Choice) else _choices(part)
+def choice_of(field: FieldInfo) -> Choice | None:
+    """Returns what chooses the class of a config's field, or of the elements of its list."""
+    parts = getattr(field.annotation, "__args__", ())
+    marks = [*field.metadata, *(m for part in parts for m in getattr(part, "__metadata__", ()))]
+    return next((mark for mark in marks if isinstance(mark, Choice)), None)
 
 
 def _chosen_modules(kind: str, chosen: Any) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from recsys import __version__
-from recsys.cli import commands, main
+from recsys.cli import command_line, main
 from recsys.cli.recommend import serving_folder
 from recsys.config.load import load_config
 from recsys.errors import RecsysError, UsageError
@@ -76,7 +76,7 @@ def test_the_page_names_every_option():
     sections = dict(
         re.findall(r"^## recsys ([\w-]+)$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     )
-    for command in typer.main.get_command(commands.app).commands.values():
+    for command in typer.main.get_command(command_line.app).commands.values():
         for parameter in command.params:
             for name in parameter.opts:
                 if name.startswith("-"):

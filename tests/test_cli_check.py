@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.cli import main
+from recsys.config import SourceConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.data.ingest.window import check_sources
 from recsys.data.inspect.dialect import understand
-from recsys.data.inspect.names import name_score, shown
-from recsys.data.inspect.profile import Distinct
+from recsys.data.inspect.profile import HashCount
 from recsys.data.interactions import interaction_columns, parse_interactions
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.pieces import plan_pieces, read_all, read_piece
+from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
 
@@ -331,6 +332,20 @@ def test_a_sample_reads_no_more_than_it_says(here, capsys):
     assert result["columns"][0]["rows"] == result["rows"]
 
 
+def test_of_a_large_file_a_sample_reads_the_start(here, monkeypatch):
+    (here / "large.csv").write_bytes(b"user,item,time\n" + b"17,23,1500000000\n" * 4_500_000)
+    n_bytes, readinto = [], Section.readinto
+
+    def counted(section, buffer):
+        n_bytes.append(readinto(section, buffer))
+        return n_bytes[-1]
+
+    monkeypatch.setattr(Section, "readinto", counted)
+    source = SourceConfig(files="large.csv")
+    assert sum(b.n_read for _, b in read_all(source, "interactions", ["user"], sample=10)) >= 10
+    assert sum(n_bytes) < 20 << 20
+
+
 # --- text of strangers
 
 
@@ -343,15 +358,6 @@ def test_control_characters_of_the_data_never_reach_the_terminal(here, capsys):
     assert not set(evil[:1] + evil[5:6] + "\u202e\x07") & set(out)
     assert "\\x1b[31m" in out
     load_config(here / "f.yaml")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("plain", "plain"), ("a\nb", "a\\nb"), ("\x1b", "\\x1b"), ("é😀", "é😀"),
-     ("\u202e", "\\u202e"),     ("x" * 50, "x" * 39 + "…")],
-)  # fmt: skip
-def test_text_is_shown_without_controls_and_short(text, expected):
-    assert shown(text) == expected
 
 
 # --- the parts
@@ -410,23 +416,8 @@ def test_what_is_no_table_is_told(here):
         understand(["f.txt"], "interactions")
 
 
-@pytest.mark.parametrize(
-    ("name", "role", "least"),
-    [("userId", "user", 4), ("user_id", "user", 4), ("uid", "user", 4), ("customer.id", "user", 4),
-     ("parent_asin", "item", 2), ("movieId", "item", 4), ("event_time", "timestamp", 3),
-     ("unixReviewTime", "timestamp", 3), ("created_at", "timestamp", 3), ("stars", "rating", 4)],
-)  # fmt: skip
-def test_names_speak_for_roles(name, role, least):
-    assert name_score(name, role) >= least
-
-
-@pytest.mark.parametrize("name", ["country", "price", "x", "", "n"])
-def test_other_names_say_nothing(name):
-    assert not any(name_score(name, role) for role in ("user", "item", "timestamp", "rating"))
-
-
 def test_different_values_are_counted_exactly_and_then_nearly():
-    count = Distinct(100_000)
+    count = HashCount(100_000)
     hashes = np.random.default_rng(0).integers(0, 2**64, 310_000, dtype=np.uint64)
     count.add(np.tile(hashes[:1000], 5), np.arange(5000) % 2 == 0)
     assert (len(count), count.n_flagged, count.n_added, count.is_exact) == (1000, 500, 5000, True)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.cli import main
-from recsys.cli.plan import parse_bytes
+from recsys.cli.plan_command import parse_bytes
 from recsys.config.load import default_config_path, load_config
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.table_rows import count_raw, find_rows, parse_rows
@@ -102,7 +102,7 @@ def test_the_shipped_data_are_counted_as_python_counts_them():
     with Path(data.items.files).open(newline="") as file:
         movies = list(csv.DictReader(file))
     words = Counter(w for m in movies for w in re.findall(r"\w+", m["title"].lower()))
-    assert count_raw(data).rows == {
+    assert count_raw(data)[0] == {
         "users": len({e["userId"] for e in events}),
         "items": len({m["movieId"] for m in movies} | {e["movieId"] for e in events}),
         "genres": len({g for m in movies for g in m["genres"].split("|")}),
@@ -112,7 +112,7 @@ def test_the_shipped_data_are_counted_as_python_counts_them():
 
 def test_counting_does_not_depend_on_the_blocks_of_a_file(config, monkeypatch):
     whole = count_raw(load_config(config).data)
-    monkeypatch.setattr("recsys.data.table_rows._LOOSE", 0)
+    monkeypatch.setattr("recsys.data.inspect.profile._LEAST_LOOSE", 0)
     assert count_raw(load_config(config).data) == whole
 
 
@@ -130,13 +130,12 @@ def write_spans(config, tmp_path, **files):
 def test_empty_spans_hold_nothing_and_broken_ones_are_left_out_where_a_run_leaves_them(
     config, tmp_path
 ):
-    whole = count_raw(load_config(config).data).rows
+    whole, _ = count_raw(load_config(config).data)
     spans = write_spans(config, tmp_path, _01="whole", _02="empty", _03="a,b", _04="part")
     with pytest.raises(RecsysError, match=r"R203.*2026-01-03"):
         count_raw(load_config(config, spans).data)
     spans += ["data.interactions.bad_spans=set_aside"]
-    found = count_raw(load_config(config, spans).data)
-    assert (found.rows, found.left_out) == (whole, ("2026-01-03",))
+    assert count_raw(load_config(config, spans).data) == (whole, ["2026-01-03"])
     assert (
         "the broken spans 2026-01-03 are left out"
         in find_rows(load_config(config, spans), {}).source
@@ -185,6 +184,12 @@ def test_without_files_the_error_says_that_rows_can_be_given(config, tmp_path):
     (tmp_path / "events.csv").unlink()
     with pytest.raises(RecsysError, match=r"\[R201\] .*no such file.* --rows users=N"):
         find_rows(load_config(config), {"users": 3})
+
+
+def test_what_a_query_returns_is_not_counted(config):
+    asked = ["data.interactions.files=[]", "data.interactions.query=SELECT 1"]
+    with pytest.raises(RecsysError, match=r"\[R257\] .* --rows users=N"):
+        find_rows(load_config(config, asked), {})
 
 
 def test_a_folder_that_holds_no_data_is_refused(config, tmp_path):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from report_evaluation import evaluation
-from rich.console import Console
 
 from recsys.cli import main, stages
 from recsys.cli import run as run_module
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.run import show_result
+from recsys.cli.terminal import Console
 from recsys.errors import RecsysError, UsageError
 from recsys.report.runs import RunRecord
 from recsys.training.training_log import note
@@ -103,7 +103,7 @@ def test_a_note_is_said_at_once(is_terminal):
 def test_what_is_said_last_is_shown_and_a_reader_that_is_there_already_keeps_it(
     monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(stages, "POLL_S", 60.0)  # Nothing is read before the end.
+    monkeypatch.setattr("recsys.system.events.POLL_S", 60.0)  # Nothing is read before the end.
     with stages._followed():
         note("The last word.")
         assert "The last word." in capsys.readouterr().err.splitlines()  # the log's

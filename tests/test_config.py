@@ -21,6 +21,7 @@ from recsys.config import (
 from recsys.config import load as config_file
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError
+from recsys.registry import choice_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -481,7 +482,7 @@ def is_leaf(field):
 
 
 def default_text(field):
-    choice = config_file.choice_of(field)
+    choice = choice_of(field)
     is_list = isinstance(field.default, tuple)
     default = choice.write(field.default) if choice and not is_list else field.default
     return json.dumps(default).replace("|", "\\|")

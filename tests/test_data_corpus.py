@@ -65,7 +65,7 @@ def test_every_row_of_damaged_json_lines_is_good_rejected_or_a_duplicate(tmp_pat
     assert Counter(zip(*columns, strict=True)) == Counter(good)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_row_of_a_million_is_good_rejected_or_a_duplicate(tmp_path):
     rows, damaged = write_csv(tmp_path / "f.csv", generate(1_000_000, 5), 6)
     check(tmp_path / "f.csv", rows, damaged)

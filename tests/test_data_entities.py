@@ -20,7 +20,7 @@ from recsys.data.entities import (
     raw_columns,
     to_dates,
 )
-from recsys.data.examples import read_examples, write_examples
+from recsys.data.example_files import read_examples, write_examples
 from recsys.data.interactions import POSITION, keep_first
 from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError

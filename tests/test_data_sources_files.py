@@ -15,10 +15,10 @@ from recsys.config import (
     ItemsConfig,
     SourceConfig,
 )
-from recsys.data.sources import files as source_files
+from recsys.data.sources import source_files
 from recsys.data.sources.csv_source import OPEN_QUOTE
-from recsys.data.sources.files import files_digest, match_files, span_pattern
 from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.source_files import files_digest, match_files, span_pattern
 from recsys.data.sources.text_source import UNFINISHED
 from recsys.errors import RecsysError, UsageError
 

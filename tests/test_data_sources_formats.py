@@ -18,9 +18,9 @@ from hypothesis import given
 
 from recsys.config import SourceConfig
 from recsys.data.sources.csv_source import NOT_TEXT
-from recsys.data.sources.files import SourceFile
 from recsys.data.sources.jsonl_source import NOT_JSON
 from recsys.data.sources.pieces import open_source, plan_pieces, read_piece
+from recsys.data.sources.source_files import SourceFile
 from recsys.data.sources.tfrecord_source import TFRecordSource, masked_crc
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError

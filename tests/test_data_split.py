@@ -1,10 +1,12 @@
 """The time cut lies at a midnight and holds out about the share asked for."""
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 
+from recsys.data.event_times import places
 from recsys.data.split import DAY_S, choose_cut, count_positive_days, split_at
 from recsys.errors import RecsysError
 
@@ -52,3 +54,10 @@ def test_the_second_of_the_cut_is_held_out():
     assert parts["train"]["timestamp"].to_pylist() == [DAY_S - 1]
     assert parts["eval"]["timestamp"].to_pylist() == [DAY_S, DAY_S + 1]
     assert count_positive_days(table) == {0: 1, 1: 1}
+
+
+def test_more_files_than_places_can_tell_apart_are_refused():
+    line = np.array([1])
+    assert places(2**17 - 1, line)[0].as_py() > places(2**17 - 2, line)[0].as_py()
+    with pytest.raises(RecsysError, match="R266"):
+        places(2**17, line)

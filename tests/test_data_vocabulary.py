@@ -247,6 +247,12 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
     pa.parquet.write_table(pa.table({"id": ["a"], "count": [1]}), tmp_path / "v.parquet")
     with pytest.raises(RecsysError, match=r"R212.*v\.parquet"):
         Vocabulary.load(tmp_path / "v.parquet")
+    Vocabulary(pa.array(["a"]), np.ones(1)).save(tmp_path / "cut.parquet")
+    whole = (tmp_path / "cut.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    for name in ("cut.parquet", "nowhere.parquet"):
+        with pytest.raises(RecsysError, match=f"R212.*{name}"):
+            Vocabulary.load(tmp_path / name)
 
 
 def test_the_fingerprint_is_of_ids_in_the_order_of_their_rows():

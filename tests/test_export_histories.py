@@ -70,12 +70,3 @@ def test_histories_are_each_users_events_in_time_order(
         mine = histories.item_rows[histories.offsets[n] : histories.offsets[n + 1]]
         expected = [item for _, _, item in sorted(e for e in events if e[0] == id_)]
         assert mine.tolist() == expected
-
-
-def test_newest_puts_the_last_event_first_and_pads_with_0(tmp_path):
-    store, _, events = make_store(tmp_path, 0, 7, 3, 60, False)
-    histories = serving_histories(store)
-    wide = histories.newest(np.arange(len(histories.ids)), 100)
-    for row, id_ in zip(wide, histories.ids, strict=True):
-        mine = [item for _, _, item in sorted(e for e in events if e[0] == id_)][::-1]
-        assert row.tolist() == mine + [0] * (100 - len(mine))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recsys.config import CsvFormat, InteractionColumns, InteractionsConfig, ListOfEvents
-from recsys.data.examples import read_split
+from recsys.data.example_files import read_split
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
 from recsys.errors import RecsysError
 

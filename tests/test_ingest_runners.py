@@ -65,8 +65,12 @@ def one_process(files, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "words",
-    [(OURS, PROCESSES), (["tests/test_ingest_scripts/on_dask.py"], [])],
-    ids=["two processes", "Dask"],
+    [
+        pytest.param((OURS, PROCESSES), id="two processes"),
+        pytest.param(
+            (["tests/test_ingest_scripts/on_dask.py"], []), id="Dask", marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_every_runner_makes_the_same_store(files, one_process, tmp_path, words):
     found = run(files, tmp_path / "out", words)

@@ -24,7 +24,7 @@ from recsys.config import (
     VocabularyConfig,
 )
 from recsys.data.event_times import event_times
-from recsys.data.examples import read_split
+from recsys.data.example_files import read_split
 from recsys.data.ingest import ingestion, read_rows, segments
 from recsys.data.ingest.cache import sweep
 from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions

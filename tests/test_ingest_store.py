@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from recsys.config import VocabularyConfig
-from recsys.data.examples import read_examples, write_examples
+from recsys.data.example_files import read_examples, write_examples
 from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.segments import FOLDER, SegmentPart, counts_of, write_events, write_index
 from recsys.data.ingest.store_writer import build_store

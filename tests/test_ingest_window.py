@@ -12,7 +12,7 @@ from hypothesis import given
 from recsys.config import InteractionColumns, InteractionsConfig
 from recsys.data.ingest.cache import ContentCache, link, sweep
 from recsys.data.ingest.segments import SpanRows, plan_segments
-from recsys.data.ingest.spans import with_missing
+from recsys.data.ingest.span_states import with_missing
 from recsys.data.ingest.window import Digests, check_sources, read_window, window_digest
 from recsys.errors import RecsysError
 
@@ -108,17 +108,17 @@ def test_digests_are_remembered_while_files_are_untouched(tmp_path, monkeypatch)
     file.write_text("u,i,t\na,c,2\n")
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # The same size and time.
     assert window_digest(window(raw), root) != first
-    assert Digests(None).of_span(spans[0]) == Digests(root).of_span(spans[0])
+    assert Digests(tmp_path).of_span(spans[0]) == Digests(root).of_span(spans[0])
 
 
 def test_a_file_that_cannot_be_read_has_a_place_in_the_digest(tmp_path):
     (tmp_path / "2024-03-01.csv").write_text("u,i,t\na,b,1\n")
     gone = tmp_path / "2024-03-02.csv"
     gone.symlink_to(tmp_path / "nowhere")
-    first = window_digest(window(tmp_path))
+    first = window_digest(window(tmp_path), tmp_path)
     gone.unlink()
     gone.write_text("u,i,t\na,b,1\n")
-    assert window_digest(window(tmp_path)) != first
+    assert window_digest(window(tmp_path), tmp_path) != first
 
 
 def test_a_source_is_checked_span_by_span(tmp_path):

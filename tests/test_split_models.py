@@ -232,8 +232,9 @@ def test_served_histories_are_in_the_order_of_the_events_over_both_parts(tmp_pat
     histories, names = serving_histories(store), row_of(tmp_path)
     assert len(store.eval)
     for place, user in enumerate(histories.ids):
-        newest = histories.newest(np.array([place]), 8)[0].tolist()
-        assert newest == [names[f"i{item}"] for item in reversed(range(8))], user
+        first, end = histories.offsets[place : place + 2]
+        rows_of_user = histories.item_rows[first:end].tolist()
+        assert rows_of_user == [names[f"i{item}"] for item in range(8)], user
 
 
 def test_a_store_of_before_is_one_split_by_time(tmp_path):

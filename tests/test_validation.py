@@ -27,7 +27,7 @@ from pipelines.commands import committable, freeze_schemas
 from pipelines.raw_data import validate
 from pipelines.runner import Runner
 from recsys.config import Config, canonical_json
-from recsys.data.examples import write_examples
+from recsys.data.example_files import write_examples
 from recsys.errors import RecsysError
 
 pytestmark = pytest.mark.pipeline

@@ -22,7 +22,7 @@ from recsys.data.inspect.config_text import config_text
 from recsys.data.inspect.findings import Findings
 from recsys.data.inspect.names import shown
 from recsys.data.inspect.profile import Profile
-from recsys.data.inspect.proposal import Report, inspect_files
+from recsys.data.inspect.proposal import Inspection, inspect_files
 from recsys.errors import ConfigError, UsageError
 
 _WIDTH = 110  # Where no terminal says its own.
@@ -121,7 +121,7 @@ def _write(path: Path, text: str) -> Path:
 # --- as JSON
 
 
-def _as_json(report: Report, written: Path | None, command: str) -> dict[str, Any]:
+def _as_json(report: Inspection, written: Path | None, command: str) -> dict[str, Any]:
     understood, config, split = report.understood, report.config, report.split
     csv, explode = understood.source.csv, understood.source.explode
     sides = {
@@ -178,21 +178,18 @@ def _findings_json(findings: Findings | None) -> dict[str, Any]:
 # --- as tables; all that comes from the files is written without controls
 
 
-def _show(report: Report, written: Path | None, command: str, *, is_sample: bool) -> None:
+def _show(report: Inspection, written: Path | None, command: str, *, is_sample: bool) -> None:
     console = fitted_console(_WIDTH)
-
-    def say(text: str, style: str = "") -> None:
-        console.print(Text(text, style), soft_wrap=True)
 
     understood, findings = report.understood, report.findings
     n_bytes = sum(file.size for file in understood.files)
     packed = f", {understood.compression}" if understood.compression else ""
     n_files = f"{len(understood.files):,} file(s), {n_bytes:,} bytes"
-    say(f"Interactions: {n_files}, {understood.format}{packed}", "bold")
+    console.write_line(f"Interactions: {n_files}, {understood.format}{packed}", "bold")
     for sentence in understood.evidence:
-        say(f"  {shown(sentence, 200)}")
+        console.write_line(f"  {shown(sentence, 200)}")
     if is_sample:
-        say("Only a sample was read: counts are of that.", "yellow")
+        console.write_line("Only a sample was read: counts are of that.", "yellow")
     roles = {role.column: f"{name}: {role.reason}" for name, role in report.roles.decided.items()}
     console.print(_columns_table("Columns", report.profiles, roles))
     for what, side in report.sides.items():
@@ -203,41 +200,41 @@ def _show(report: Report, written: Path | None, command: str, *, is_sample: bool
         if findings.first is not None and findings.last is not None:
             span = f", from {_day(findings.first)} to {_day(findings.last)}"
         empty = f" {findings.n_empty:,} lists are empty." if findings.n_empty else ""
-        say(
+        console.write_line(
             f"A run would read {findings.n_read:,} rows{span}: {findings.n_good:,} good, of which "
             f"{findings.n_positive:,} positives; {_left_out(findings)}.{empty}"
         )
         if not findings.keys.is_exact:
-            say("Duplicates are counted in a sample, and nearly right.", "yellow")
+            console.write_line("Duplicates are counted in a sample, and nearly right.", "yellow")
         _show_rejected(console, findings)
         for what, side in report.sides.items():
             if side.findings is None:
                 continue
             n_good, n_read = side.findings.n_good, side.findings.n_read
             share = findings.n_known.get(what, 0) / max(1, findings.keys.n_added)
-            say(
+            console.write_line(
                 f"{what.capitalize()}: {n_good:,} of {n_read:,} rows good;"
                 f" {_left_out(side.findings)}. They have {share:.2%} of the interactions' {what}.",
                 "yellow" if share < _NEARLY_ALL else "",
             )
             _show_rejected(console, side.findings)
     if report.split is not None and report.split.split != "time":
-        say(f"Split: {report.split.split}, because: {report.split.reason}.", "yellow")
+        console.write_line(
+            f"Split: {report.split.split}, because: {report.split.reason}.", "yellow"
+        )
     if written is not None:
-        say(f"Wrote {written}. Look it over, then: recsys run {written}", "bold")
+        console.write_line(f"Wrote {written}. Look it over, then: recsys run {written}", "bold")
         return
-    say("Not decided, so no config was written:", "bold red")
+    console.write_line("Not decided, so no config was written:", "bold red")
     for sentence in report.undecided:
-        say(f"  {sentence}")
+        console.write_line(f"  {sentence}")
     if report.options:
-        say(f"Say which, for example: {shown(command, 500)}")
+        console.write_line(f"Say which, for example: {shown(command, 500)}")
 
 
 def _columns_table(title: str, profiles: Mapping[str, Profile], notes: Mapping[str, str]) -> Table:
-    table = titled_table(title)
-    for heading in ("column", "type", "nulls", "different", "range", "examples", "role, and why"):
-        is_number = heading in ("nulls", "different")
-        table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    headings = ("column", "type", "nulls", "different", "range", "examples", "role, and why")
+    table = titled_table(title, *headings, numbers=["nulls", "different"])
     for profile in profiles.values():
         is_ticks = profile.unit and profile.kind != "time"
         cells = (
@@ -277,13 +274,10 @@ def _left_out(findings: Findings) -> str:
 def _show_rejected(console: Console, findings: Findings) -> None:
     if findings.n_rejected > _MOST_REJECTED * findings.n_read:
         text = "That is more than data.gate.max_rejected_share: a run would stop. Mend the data,"
-        console.print(Text(f"{text} or raise it.", "bold red"), soft_wrap=True)
+        console.write_line(f"{text} or raise it.", "bold red")
     if not findings.rejected:
         return
-    table = titled_table("Rejected")
-    table.add_column("reason")
-    table.add_column("rows", justify="right")
-    table.add_column("for example", overflow="fold")
+    table = titled_table("Rejected", "reason", "rows", "for example", numbers=["rows"])
     for reason, n_rows in sorted(findings.rejected.items(), key=lambda entry: -entry[1]):
         file, line, row = findings.examples[reason]
         example = f"{shown(Path(file).name, 30)}:{line}  {shown(row)}"

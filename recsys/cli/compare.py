@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from recsys.cli import stages
 from recsys.cli.evaluate import WIDTH, new_table, print_repeats
 from recsys.cli.terminal import fitted_console
@@ -62,8 +60,8 @@ def compare(
 def _show(comparison: Comparison, evaluation: dict[str, Any]) -> None:
     console = fitted_console(WIDTH, stderr=True)
     for name in ("a", "b"):
-        console.print(Text(f"{name.upper()}  {comparison.content[name]}"), soft_wrap=True)
+        console.write_line(f"{name.upper()}  {comparison.content[name]}")
     console.print(new_table(comparison))
     print_repeats(console, evaluation)
     style = "bold" if comparison.better else ""
-    console.print(Text(comparison.sentence, style), soft_wrap=True)
+    console.write_line(comparison.sentence, style)

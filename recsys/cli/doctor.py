@@ -26,7 +26,7 @@ from rich.text import Text
 
 from recsys.cli.terminal import Console
 from recsys.config.load import load_config
-from recsys.data.sources.files import match_files
+from recsys.data.sources.source_files import match_files
 from recsys.distribution import EXACT_SET, NAME, SYNC, WIDE_SET, install_extra
 from recsys.errors import RecsysError
 from recsys.formats import counted
@@ -73,7 +73,7 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
         line = Text.assemble(_MARKS[check.state], f" {check.name:<15} {check.message}")
         console.print(line, soft_wrap=True)
         if check.fix:
-            console.print(Text(f"  {'':<15} fix: {check.fix}", "bold"), soft_wrap=True)
+            console.write_line(f"  {'':<15} fix: {check.fix}", "bold")
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"ok": is_healthy, "checks": [check._asdict() for check in checks]}))

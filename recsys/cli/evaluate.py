@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from recsys.cli import stages
 from recsys.cli.terminal import Console, fitted_console, titled_table
@@ -107,35 +106,32 @@ def show_evaluation(
     shown = EvaluationResult(evaluation)
     console.print(new_table(shown))
     if evaluation.get("meaning"):
-        console.print(Text(evaluation["meaning"]), soft_wrap=True)
+        console.write_line(evaluation["meaning"])
     for note in shown.notes()[:-1]:
-        console.print(Text(note), soft_wrap=True)
+        console.write_line(note)
     print_repeats(console, evaluation)
     if is_against and evaluation["blessed_model"] is None:
-        console.print(Text(_NOT_AGAINST), soft_wrap=True)
+        console.write_line(_NOT_AGAINST)
     style = "bold green" if result["blessed"] else "bold yellow"
-    console.print(Text(evaluation["verdict"]["sentence"], style), soft_wrap=True)
+    console.write_line(evaluation["verdict"]["sentence"], style)
     for reason in result["reasons"]:
-        console.print(Text(f"  {reason}"), soft_wrap=True)
+        console.write_line(f"  {reason}")
     for name in ("evaluation", "report"):
-        console.print(Text(f"{name:<10} {result[name]}"), soft_wrap=True)
+        console.write_line(f"{name:<10} {result[name]}")
 
 
 def print_repeats(console: Console, evaluation: dict[str, Any]) -> None:
     """Prints what became of held-out events that repeat an item, if any does."""
     text = repeats_in_words(evaluation)
     if text:
-        console.print(Text(plain(text)), soft_wrap=True)
+        console.write_line(plain(text))
 
 
 def new_table(shown: Shown) -> Table:
     """Returns what a result shows as a table."""
-    table = titled_table(shown.title())
     first, *others = shown.headings()
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        # A number goes on in the next line rather than lose digits.
-        table.add_column(Text(heading), justify="right", overflow="fold")
+    table = titled_table(shown.title(), first, *others, numbers=others)
+    table.columns[0].no_wrap = True
     for row in shown.rows():
         table.add_row(*row)
     return table

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,6 @@ from recsys.system.signals import StoppedError, signals_raised
 
 _MARKS = {"ran": ("✓", "green"), "cached": ("↺", "cyan"), "failed": ("✗", "red")}
 _QUIET_S = 30.0
-POLL_S = 0.1
 _GRACE_S = 30.0  # A training saves where it is.
 _LEAST_FREE_BYTES = 1 << 20
 """Where fewer bytes are free a child may not have been able to say what went wrong."""
@@ -78,20 +77,6 @@ class RunView:
     def __exit__(self, *_: object) -> None:
         if not self._bar.disable:  # Else it would print an empty line.
             self._bar.stop()
-
-    def show_all(self, reader: events.EventReader, is_over: Callable[[], object]) -> None:
-        """Shows new events until it is over, the last ones too.
-
-        Args:
-            reader: Reads the events.
-            is_over: Says whether no more will come; waits a little if not.
-        """
-        while True:
-            is_last = is_over()
-            for event in reader:
-                self.show(event)
-            if is_last:
-                return
 
     def show(self, event: dict[str, Any]) -> None:
         """Shows one event; one of a kind that this version doesn't know is left out."""
@@ -197,10 +182,10 @@ def follow(words: Sequence[str], log: Path, view: RunView) -> dict[str, Any]:
         ):
 
             def is_over() -> bool:
-                time.sleep(POLL_S)
+                time.sleep(events.POLL_S)
                 return child.poll() is not None
 
-            view.show_all(events.EventReader(folder / "events.jsonl"), is_over)
+            events.show_events(folder / "events.jsonl", view.show, is_over)
     except StoppedError as stopped:
         print_error(f"Stopped by {stopped.name}; every process of the run is ended.")
         print(f"Log: {visible(str(log))}", file=sys.stderr)

@@ -59,15 +59,14 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
     if nights:
         console.print(_runs_table(folder, nights))
     else:
-        console.print(Text(f"No run has left a record in {folder}."), soft_wrap=True)
+        console.write_line(f"No run has left a record in {folder}.")
     for record, why in damaged:
-        console.print(Text(f"{record} can't be read: {why}", "yellow"), soft_wrap=True)
+        console.write_line(f"{record} can't be read: {why}", "yellow")
 
 
 def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:
-    table = titled_table(f"Runs in {folder}")
-    for heading in ("run", "took", "verdict", "metric", "on the last blessed", "rows", "spans"):
-        table.add_column(heading)
+    headings = ("run", "took", "verdict", "metric", "on the last blessed", "rows", "spans")
+    table = titled_table(f"Runs in {folder}", *headings)
     several = len({night["name"] for night in nights}) > 1
     for night in nights:
         started, data = night["started"], night["data"]
@@ -139,7 +138,7 @@ def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: 
         title = "Removed" if done["applied"] else "Would go"
         console.print(_files_table(f"{title} from {root}", root, done["goes"]))
     for file, why in done["failed"]:
-        console.print(Text(f"{file} could not be removed: {why}", "red"), soft_wrap=True)
+        console.write_line(f"{file} could not be removed: {why}", "red")
     things = f"{counted(len(done['goes']), 'thing', 'things')}, {plain_size(done['freed'])}"
     kept = f"{plain_size(done['kept'])} stay."
     if not done["goes"]:
@@ -149,7 +148,7 @@ def clean(path: Path | None, overrides: Sequence[str], *, apply: bool, as_json: 
         sentence = f"Removed: {things}; {kept}"
     else:
         sentence = f"A dry run: {things} would go. To remove them: the same command with --apply."
-    console.print(Text(sentence, "bold"), soft_wrap=True)
+    console.write_line(sentence, "bold")
     return 1 if done["failed"] else 0
 
 
@@ -164,11 +163,8 @@ def _grouped(things: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _files_table(title: str, root: Path, things: Iterable[dict[str, Any]]) -> Table:
-    table = titled_table(title)
-    table.add_column("what")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold")
-    table.add_column("why")
+    table = titled_table(title, "what", "size", "where", "why", numbers=["size"])
+    table.columns[1].no_wrap = True
     for thing in things:
         path, more = Path(thing["path"]), thing.get("n", 1) - 1
         where = str(path.relative_to(root)) if root in path.parents else str(path)

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from recsys.bundles.signatures import FEATURES, HISTORY, POPULARITY, USER
 from recsys.bundles.versions import latest
-from recsys.cli.terminal import Console
-from recsys.config.load import default_config_path, load_config
+from recsys.cli.terminal import Console, titled_table
+from recsys.config.load import load_config
 from recsys.errors import UsageError, visible
 from recsys.formats import counted, duration
 from recsys.serving.recommendations import Recommendations, load_bundle
@@ -50,17 +50,15 @@ def recommend(user: str, k: int, config: Path | None, root: Path | None, *, as_j
     loaded = load_bundle(bundle)
     answer = loaded.recommend(user, k=k)
     if not answer.known:
-        Console(stderr=True).print(
-            Text(_stranger(answer.user_id, loaded.example_users)), soft_wrap=True
-        )
+        Console(stderr=True).write_line(_stranger(answer.user_id, loaded.example_users))
     if as_json:
         print(json.dumps({"bundle": str(bundle), **dataclasses.asdict(answer)}))
         return
     console = Console()
     console.print(_table(answer))
-    console.print(Text(_RESTS_ON[answer.source], "dim"), soft_wrap=True)
+    console.write_line(_RESTS_ON[answer.source], "dim")
     if answer.history:
-        console.print(Text(f"did before, newest first: {_history(answer)}", "dim"))
+        console.write_line(f"did before, newest first: {_history(answer)}", "dim")
 
 
 def check_options(
@@ -90,7 +88,7 @@ def serving_folder(config_path: Path | None, root: Path | None) -> Path:
         UsageError: `root` has no model, or several.
     """
     if root is None or config_path is not None:
-        config = load_config(config_path or default_config_path())
+        config = load_config(config_path)
         return (root or Path(config.root)) / "serving" / config.name
     names = [path for path in sorted(root.glob("serving/*")) if not path.name.startswith(".")]
     if len(names) != 1:
@@ -115,20 +113,14 @@ def _history(answer: Recommendations) -> str:
 
 
 def _table(answer: Recommendations) -> Table:
-    table = Table(title=Text(f"For user {visible(answer.user_id)}"), title_justify="left")
-    table.add_column("score", justify="right")
-    table.add_column("id")
-    table.add_column("title")
+    title = f"For user {visible(answer.user_id)}"
+    table = titled_table(title, "score", "id", "title", numbers=["score"])
     for item in answer.items:
-        table.add_row(
-            _score(item.score, answer.source), Text(visible(item.id)), Text(visible(item.title))
-        )
+        # Shares of a large catalogue are small.
+        is_share = answer.source == POPULARITY
+        score = f"{item.score:.3%}" if is_share else f"{item.score:.4f}"
+        table.add_row(score, Text(visible(item.id)), Text(visible(item.title)))
     return table
-
-
-def _score(score: float, source: str) -> str:
-    # Shares of a large catalogue are small.
-    return f"{score:.3%}" if source == POPULARITY else f"{score:.4f}"
 
 
 # --- `recsys recommend --users`: items for each user of a file, from the latest pushed bundle.
@@ -181,7 +173,7 @@ def recommend_file(
         return
     console = Console()
     for line in _sentences(answered, file.column):
-        console.print(Text(line), soft_wrap=True)
+        console.write_line(line)
 
 
 def _sentences(answered: Answered, column: str) -> list[str]:

@@ -8,14 +8,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
 from recsys.bundles.publishing import Rollback
 from recsys.bundles.publishing import rollback as roll_back
 from recsys.bundles.versions import versions, withdrawn_folders
 from recsys.cli.recommend import serving_folder
-from recsys.cli.terminal import Console
+from recsys.cli.terminal import Console, titled_table
 
 
 def rollback(
@@ -41,9 +38,9 @@ def rollback(
         print(json.dumps({"served": number, "bundle": bundle, "withdrawn": done.withdrawn}))
         return
     console = Console()
-    console.print(Text(f"Version {number} is served now: {done.served}"), soft_wrap=True)
+    console.write_line(f"Version {number} is served now: {done.served}")
     if done.withdrawn:
-        console.print(Text(_undo(done, config, root)), soft_wrap=True)
+        console.write_line(_undo(done, config, root))
 
 
 def _undo(done: Rollback, config: Path | None, root: Path | None) -> str:
@@ -59,9 +56,7 @@ def _list(serving: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"serving": str(serving), "versions": rows}))
         return
-    table = Table(title=Text(f"Versions in {serving}"), title_justify="left")
-    for heading in ("version", "state", "since"):
-        table.add_column(heading, no_wrap=True)
+    table = titled_table(f"Versions in {serving}", "version", "state", "since")
     for row in rows:
         table.add_row(str(row["version"]), row["state"], row["since"])
     Console().print(table)

@@ -96,7 +96,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
         print_repeats(console, evaluation)
         if (evaluation.get("split") or {}).get("split", "time") != "time":
             # What the split makes of the figures: they aren't those of a served model.
-            console.print(Text(str(evaluation.get("meaning") or "")), soft_wrap=True)
+            console.write_line(str(evaluation.get("meaning") or ""))
     if summary.get("sharding"):
         console.print(_sharding_table(summary["sharding"]))
     for example in evaluation.get("examples") or []:
@@ -105,7 +105,7 @@ def show_result(console: Console, summary: dict[str, Any], seconds: float, log: 
     files = {name: summary.get(name) for name in ("bundle", "report", "index")}
     for name, value in {**files, "log": str(log), "seconds": f"{seconds:.1f}"}.items():
         if value:
-            console.print(Text(f"{name:<8} {value}"), soft_wrap=True)
+            console.write_line(f"{name:<8} {value}")
 
 
 def _read_evaluation(summary: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +123,8 @@ def _metrics_table(evaluated: Evaluated) -> Table:
     title = "Metrics, over the whole catalogue"
     if sampled:
         title = f"Metrics, among {sampled:,} random items: they decide nothing"
-    table = titled_table(title)
-    table.add_column("metric")
-    for key in evaluated.systems:
-        table.add_column(_name(key), justify="right", no_wrap=True)
+    names = [_name(key) for key in evaluated.systems]
+    table = titled_table(title, "metric", *names, numbers=names)
     k = evaluated.deciding.partition("@")[2]
     for name in evaluated.metrics:
         if not evaluated.is_beyond(name) and (not k or name.partition("@")[2] in ("", k)):
@@ -140,7 +138,7 @@ def _print_differences(console: Console, evaluated: Evaluated) -> None:
     ends = evaluated.interval(evaluated.deciding)
     value = _four_decimals(evaluated.figure(MODEL, evaluated.deciding))
     shown = "" if ends is None else f", {evaluated.interval_name()} {span(ends)}"
-    console.print(Text(f"{evaluated.deciding} is {value}{shown}", "bold"), soft_wrap=True)
+    console.write_line(f"{evaluated.deciding} is {value}{shown}", "bold")
     table = Table()
     table.add_column("against")
     for heading in ("difference", evaluated.interval_name()):
@@ -149,12 +147,12 @@ def _print_differences(console: Console, evaluated: Evaluated) -> None:
         apart = evaluated.difference(key, evaluated.deciding)
         style = _OUTCOMES.get(apart.outcome, "")
         figures = (change(apart.relative), change_span(apart.interval))
-        table.add_row(_name(key), *(Text(text, style) for text in figures))
+        table.add_row(Text(_name(key)), *(Text(text, style) for text in figures))
     console.print(table)
 
 
-def _name(key: str) -> Text:
-    return Text(_SHORT_NAMES.get(key, key))
+def _name(key: str) -> str:
+    return _SHORT_NAMES.get(key, key)
 
 
 def _four_decimals(value: Any) -> str:
@@ -162,10 +160,8 @@ def _four_decimals(value: Any) -> str:
 
 
 def _sharding_table(sharding: list[dict[str, Any]]) -> Table:
-    table = titled_table("Embedding tables")
-    table.add_column("table")
-    for heading in ("rows", "padded", "dim", "split by", "shards", "a device", "its slots"):
-        table.add_column(heading, justify="right")
+    numbers = ("rows", "padded", "dim", "split by", "shards", "a device", "its slots")
+    table = titled_table("Embedding tables", "table", *numbers, numbers=numbers)
     for part in sharding:
         table.add_row(
             Text(part["table"]),
@@ -199,11 +195,11 @@ def _print_verdict(console: Console, summary: dict[str, Any], verdict: dict[str,
         console.print(Text("The model is blessed and pushed.", "bold green"))
     elif summary["blessed"]:
         console.print(Text("The model is blessed, but not pushed.", "bold yellow"))
-        console.print(Text(str(summary.get("not_pushed") or "")), soft_wrap=True)
+        console.write_line(str(summary.get("not_pushed") or ""))
     else:
         sentence = "The model is refused: nothing is pushed, the served one stays."
         console.print(Text(sentence, "bold yellow"))
     if verdict.get("sentence"):
-        console.print(Text(str(verdict["sentence"]), "bold"), soft_wrap=True)
+        console.write_line(str(verdict["sentence"]), "bold")
     for reason in verdict.get("reasons") or []:
-        console.print(Text(f"  {reason}"), soft_wrap=True)
+        console.write_line(f"  {reason}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from recsys.bundles.bundle import MANIFEST
 from recsys.cli.recommend import serving_folder
-from recsys.config.load import default_config_path, load_config
+from recsys.config.load import load_config
 from recsys.distribution import install_extra
 from recsys.errors import UsageError, visible
 
@@ -64,7 +64,7 @@ def _folder(
     """
     if model_dir is None:
         if name is not None:
-            base = root or Path(load_config(config or default_config_path()).root)
+            base = root or Path(load_config(config).root)
             if Path(name).name != name:
                 raise UsageError("R565", "--name must be a plain name.", "Leave '/' out.", name)
             return base / "serving" / name

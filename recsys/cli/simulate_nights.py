@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from recsys.cli.follow import RunView, follow, new_log
 from recsys.cli.stages import pipeline_module, require_pipeline
 from recsys.cli.terminal import Console, titled_table
@@ -120,7 +118,7 @@ class _Simulation:
             night = self._night(number)
             self.journal.add(night)
             self.write_page()
-            self._talk.print(Text(_line(night, number, n_nights)), soft_wrap=True)
+            self._talk.write_line(_line(night, number, n_nights))
 
     def write_page(self) -> Path:
         """Writes the page of the nights so far; returns its path."""
@@ -213,10 +211,9 @@ def _line(night: dict[str, Any], number: int, n_nights: int) -> str:
 
 def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page: Path) -> None:
     summary = summarize(nights)
-    table = titled_table(f"{metric} over {len(nights)} nights")
-    table.add_column("warm against")
-    for name in ("difference", "95 % interval", "nights"):
-        table.add_column(name, justify="right")
+    numbers = ("difference", "95 % interval", "nights")
+    title = f"{metric} over {len(nights)} nights"
+    table = titled_table(title, "warm against", *numbers, numbers=numbers)
     rows = {
         "cold": "warm_over_cold",
         "cold, in the last quarter": "warm_over_cold_at_the_end",
@@ -232,5 +229,5 @@ def _show(console: Console, metric: str, nights: Sequence[dict[str, Any]], page:
     console.print(table)
     for state, n in summary["states"].items():
         console.print(f"{state}: {n}")
-    console.print(Text(f"page     {page}"), soft_wrap=True)
+    console.write_line(f"page     {page}")
     console.print(f"seconds  {summary['seconds']}  ({duration(summary['seconds'])})")

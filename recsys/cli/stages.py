@@ -14,16 +14,14 @@ import importlib.util
 import os
 import sys
 import tempfile
-import threading
 import tomllib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.cli.follow import POLL_S, RunView
+from recsys.cli.follow import RunView
 from recsys.cli.terminal import Console
 from recsys.config import Config, canonical_json, with_mesh
 from recsys.config.load import load_config
@@ -169,24 +167,7 @@ def _words(**folders: Path | None) -> list[str]:
 
 @contextmanager
 def _followed() -> Iterator[None]:
-    """Shows the stage's progress on stderr while it is open.
-
-    Nothing is shown where somebody else already reads the events.
-    """
-    if os.environ.get(events.ENVIRONMENT_VARIABLE):
+    """Shows the stage's progress on stderr, unless a parent shows it."""
+    console = Console(stderr=True, quiet=bool(os.environ.get(events.ENVIRONMENT_VARIABLE)))
+    with RunView(console) as view, events.shown_events(view.show):
         yield
-        return
-    is_over = threading.Event()
-    with (
-        tempfile.TemporaryDirectory(prefix="recsys-") as folder,
-        RunView(Console(stderr=True)) as view,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        file = Path(folder) / "events.jsonl"
-        os.environ[events.ENVIRONMENT_VARIABLE] = str(file)
-        pool.submit(view.show_all, events.EventReader(file), lambda: is_over.wait(POLL_S))
-        try:
-            yield
-        finally:
-            is_over.set()
-            del os.environ[events.ENVIRONMENT_VARIABLE]

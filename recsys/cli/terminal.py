@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Literal
 
 import rich.console
 from rich.segment import Segment
@@ -26,6 +26,10 @@ class Console(rich.console.Console):
     def __init__(self, **options: Any) -> None:
         plain = {"markup": False, "emoji": False, "highlight": False}
         super().__init__(**{**plain, **options})
+
+    def write_line(self, text: str, style: str = "") -> None:
+        """Prints a line, which the terminal wraps, so that it can be copied whole."""
+        self.print(Text(text, style), soft_wrap=True)
 
     def render(
         self, renderable: Any, options: rich.console.ConsoleOptions | None = None
@@ -49,13 +53,20 @@ def fitted_console(width: int, *, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=None if is_known else width)
 
 
-def titled_table(title: str | Text) -> Table:
-    """Returns a table without columns below a bold title on the left."""
-    return Table(
-        title=Text(title) if isinstance(title, str) else title,
-        title_justify="left",
-        title_style="bold",
-    )
+def titled_table(title: str, *headings: str, numbers: Collection[str] = ()) -> Table:
+    """Returns a table below a bold title on the left.
+
+    Args:
+        title: The title.
+        *headings: Headings of the columns.
+        numbers: Those whose values stand on the right.
+    """
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
+    for heading in headings:
+        # What is too long goes on in the next line rather than lose digits.
+        side: Literal["left", "right"] = "right" if heading in numbers else "left"
+        table.add_column(Text(heading), justify=side, overflow="fold")
+    return table
 
 
 def plain_size(n_bytes: Any) -> str:

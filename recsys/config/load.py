@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from recsys.config.run_config import Config, StageT, stage_of
 from recsys.config.safe_yaml import YamlProblem, parse_yaml
 from recsys.errors import ConfigError
-from recsys.registry import Choice
+from recsys.registry import Choice, choice_of
 from recsys.strict import Strict
 from recsys.system.files import open_regular
 
@@ -288,16 +288,8 @@ def part_of(field: FieldInfo, raw: Any = None) -> type[Strict] | None:
         raw: What stands there in a file, which chooses the type of some parts.
     """
     choice = choice_of(field)
-    if choice is None:
-        return _strict_part(field.annotation)
-    return _strict_part(choice.config_of(raw if isinstance(raw, dict) else {}))
-
-
-def choice_of(field: FieldInfo) -> Choice | None:
-    """Returns what chooses the class of a field, or of the elements of its list."""
-    parts = getattr(field.annotation, "__args__", ())
-    marks = [*field.metadata, *(m for part in parts for m in getattr(part, "__metadata__", ()))]
-    return next((mark for mark in marks if isinstance(mark, Choice)), None)
+    options = raw if isinstance(raw, dict) else {}
+    return _strict_part(field.annotation if choice is None else choice.config_of(options))
 
 
 def _strict_part(kind: Any) -> type[Strict] | None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
-from recsys.data.sampling import Candidates, HardNegatives, Permutation
-from recsys.data.training_events import EventBlock, KeptEvents, read_events
+from recsys.data.sampling import BatchCandidates, HardNegatives, Permutation
+from recsys.data.training_events import KeptEvents, read_events
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
@@ -100,7 +100,7 @@ class BatchSource:
     def __getitem__(self, step: int) -> Batch:
         """Returns batch `step`, the model's inputs with `item_row` and `log_q`.
 
-        The items are `n_candidates`, in the order of `Candidates`: `id_row`, `item_row`,
+        The items are `n_candidates`, in the order of `BatchCandidates`: `id_row`, `item_row`,
         `log_q` and the items' features have an entry for each. `user_row`, `history`,
         the users' features, and, where there are any, `weight` and `known` have
         `batch_size`.
@@ -119,41 +119,40 @@ class BatchSource:
             self.events, numbers, self.model, train.known_positives, train.user_balance
         )
         return [
-            self._batch(first + i, examples.part(slice(i * n, (i + 1) * n)))
+            self._batch(
+                first + i, {k: column[i * n : (i + 1) * n] for k, column in examples.items()}
+            )
             for i in range(end - first)
         ]
 
-    def _batch(self, step: int, examples: EventBlock) -> Batch:
+    def _batch(self, step: int, examples: Batch) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
-        item_row = self._candidates.of_batch(examples.item_row, random)
-        user_row = _drop(examples.user_row, self.model.id_dropout, random)
-        history = _drop(examples.history, self.model.history_dropout, random)
+        item_row = self._candidates.of_batch(examples["item_row"], random)
+        user_row = _drop(examples["user_row"], self.model.id_dropout, random)
+        history = _drop(examples["history"], self.model.history_dropout, random)
         if self.model.new_user_share:
             is_new = random.random(len(user_row), np.float32) < self.model.new_user_share
             user_row = np.where(is_new, UNKNOWN_ROW, user_row)
             history[is_new] = UNKNOWN_ROW
-        weight = {} if examples.weight is None else {"weight": examples.weight}
-        known = {"known": examples.known} if self.train.known_positives else {}
         return {
             "user_row": user_row,
             "history": history,
             "id_row": _drop(self._trained_row[item_row], self.model.id_dropout, random),
             "item_row": item_row,
             "log_q": self._candidates.log_q[item_row],
-            **weight,
-            **known,
+            **{name: examples[name] for name in ("weight", "known") if name in examples},
             **_bags(self.catalogue.features, item_row),
             # A user who is shown as a new one keeps its features: they are known.
-            **_bags(self.user_features, examples.user_row),
+            **_bags(self.user_features, examples["user_row"]),
         }
 
     def _permutation(self, epoch: int) -> Permutation:
         return Permutation(len(self.events), (self.train.seed, 0, epoch))
 
     @functools.cached_property
-    def _candidates(self) -> Candidates:
+    def _candidates(self) -> BatchCandidates:
         is_item = self.catalogue.is_item
-        return Candidates(self._counts, is_item, self.train, self.hard, self.multiple)
+        return BatchCandidates(self._counts, is_item, self.train, self.hard, self.multiple)
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import html
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,10 +126,16 @@ class Data:
     @functools.cached_property
     def spec(self) -> DataSpec:
         """The sizes that a model is built from."""
+        sides: dict[Literal["item", "user"], Sequence[FeatureBags]]
+        sides = {"item": self.catalogue.features, "user": self.user_features}
         return DataSpec(
             user_rows=self.users.n_rows,
             item_rows=self.items.n_rows,
-            features=tuple(self._feature_tables()),
+            features=tuple(
+                FeatureTable(feature.name, side, feature.rows, int(feature.bags.shape[1]))
+                for side, features in sides.items()
+                for feature in features
+            ),
             has_weight=self.train.weight is not None,
             split=self.store.split,
         )
@@ -199,12 +205,6 @@ class Data:
         if self.store.split.order == "time":
             frame["time"] = frame["timestamp"].to_numpy().astype("datetime64[s]")
         return frame
-
-    def _feature_tables(self) -> Iterator[FeatureTable]:
-        for feature in self.catalogue.features:
-            yield FeatureTable(feature.name, "item", feature.rows, int(feature.bags.shape[1]))
-        for feature in self.user_features:
-            yield FeatureTable(feature.name, "user", feature.rows, int(feature.bags.shape[1]))
 
     def _lines(self) -> dict[str, str]:
         counts, spec = self.counts, self.spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -79,17 +80,22 @@ class ShardedColumn:
     def gather_sorted(self, places: np.ndarray) -> np.ndarray:
         """Returns the entries `[n]` at ascending `places` `[n]`."""
         out = np.empty(len(places), self.dtype)
-        for shard, first, part in self.split_sorted(places):
-            out[part] = shard[places[part] - first]
+        for number, part in split_sorted(places, self.starts):
+            out[part] = self.shards[number][places[part] - self.starts[number]]
         return out
 
-    def split_sorted(self, places: np.ndarray) -> Iterator[tuple[np.ndarray, int, slice]]:
-        """Yields each shard that ascending `places` meet, its first entry, and which of them."""
-        borders = np.searchsorted(places, self.starts)
-        for number, shard in enumerate(self.shards):
-            if borders[number] < borders[number + 1]:
-                part = slice(int(borders[number]), int(borders[number + 1]))
-                yield shard, int(self.starts[number]), part
+
+def split_sorted(places: np.ndarray, starts: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Yields the number of each shard that ascending `places` meet, and which of them.
+
+    Args:
+        places: Entries of all shards laid end to end `[n]`.
+        starts: First entry of each shard, and the end `[shards + 1]`.
+    """
+    borders = np.searchsorted(places, starts).tolist()
+    for number, (first, end) in enumerate(itertools.pairwise(borders)):
+        if first < end:
+            yield number, slice(first, end)
 
 
 COLUMNS = {
@@ -167,45 +173,30 @@ class EventShard:
         return newest_first(self.item_row, self.offsets[user], events - self.tied[events], length)
 
 
-@dataclasses.dataclass(frozen=True)
 class EventLog:
     """Shards of events, laid end to end, as one log.
 
-    Attributes:
+    Args:
         shards: The shards. No user is in two of them.
+
+    Attributes:
+        shards: The shards.
+        user_row: Row of the user of each event `[n]` int32.
+        item_row: Row of the item of each event `[n]` int32.
+        timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
+        tied: Events of the same user and second directly before each event `[n]` int32.
+        weight: Weight of each event in the loss `[n]` float32; None: all are 1.
     """
 
-    shards: tuple[EventShard, ...]
+    def __init__(self, shards: tuple[EventShard, ...]) -> None:
+        self.shards = shards
+        self.user_row, self.item_row = self._column("user_row"), self._column("item_row")
+        self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
+        has_weight = bool(shards) and shards[0].weight is not None
+        self.weight = self._column("weight") if has_weight else None
 
     def __len__(self) -> int:
         return len(self.item_row)
-
-    @functools.cached_property
-    def user_row(self) -> ShardedColumn:
-        """Row of the user of each event `[n]` int32."""
-        return self._column("user_row")
-
-    @functools.cached_property
-    def item_row(self) -> ShardedColumn:
-        """Row of the item of each event `[n]` int32."""
-        return self._column("item_row")
-
-    @functools.cached_property
-    def timestamp(self) -> ShardedColumn:
-        """Time of each event `[n]` int64 [seconds since 1970, UTC]."""
-        return self._column("timestamp")
-
-    @functools.cached_property
-    def tied(self) -> ShardedColumn:
-        """Events of the same user and second directly before each event `[n]` int32."""
-        return self._column("tied")
-
-    @functools.cached_property
-    def weight(self) -> ShardedColumn | None:
-        """Weight of each event in the loss `[n]` float32; None: all are 1."""
-        if not self.shards or self.shards[0].weight is None:
-            return None
-        return self._column("weight")
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
@@ -229,21 +220,12 @@ class EventLog:
             Item rows `[b, length]` int32, the newest first, padded with 0.
             Events of the same second are left out.
         """
-        order = np.argsort(events)
+        order, starts = np.argsort(events), self.item_row.starts
         out = np.empty((len(events), length), np.int32)
-        for shard, start, part in self.split_sorted(events[order]):
-            out[order[part]] = shard.histories(events[order[part]] - start, length)
+        for number, part in split_sorted(events[order], starts):
+            to = order[part]
+            out[to] = self.shards[number].histories(events[to] - starts[number], length)
         return out
-
-    def split_sorted(self, events: np.ndarray) -> list[tuple[EventShard, int, slice]]:
-        """Returns each shard that ascending `events` meet, its first event, and which of them."""
-        starts = self.item_row.starts
-        borders = np.searchsorted(events, starts).tolist()
-        return [
-            (shard, int(starts[number]), slice(borders[number], borders[number + 1]))
-            for number, shard in enumerate(self.shards)
-            if borders[number] < borders[number + 1]
-        ]
 
     def _column(self, name: str) -> ShardedColumn:
         return ShardedColumn([getattr(shard, name) for shard in self.shards], COLUMNS[name])

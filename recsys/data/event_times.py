@@ -65,13 +65,18 @@ def places_of_users(table: pa.Table) -> pa.Table:
         table: All rows of their users, with `user_id` and `place`.
     """
     at = table.column_names.index(PLACE.name)
-    codes = table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    codes = codes_of(table["user_id"])
     order = np.lexsort((table[PLACE.name].to_numpy(), codes))
     n_of_users = np.bincount(codes)
     ends = np.cumsum(n_of_users)
     back = np.empty(len(codes), np.int64)
     back[order] = np.arange(len(codes)) + 1 - np.repeat(ends, n_of_users)
     return table.set_column(at, PLACE, pa.array(back))
+
+
+def codes_of(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a number `[n]` for each value `[n]`, from 0 on, equal where the values are."""
+    return column.combine_chunks().dictionary_encode().indices.to_numpy()
 
 
 def time_columns(names: Iterable[str]) -> list[str]:

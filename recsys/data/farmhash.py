@@ -55,10 +55,15 @@ class _Texts:
         content: The bytes, padded so that eight can be read from any of them.
         start: First byte of each text `[n]` int64.
         length: Bytes of each text `[n]` int64.
+
+    Attributes:
+        size: Bytes of each text `[n]` int64.
+        length: The same `[n]` uint64.
     """
 
     def __init__(self, content: np.ndarray, start: np.ndarray, length: np.ndarray) -> None:
-        self._content, self._start, self._length = content, start, length
+        self._content, self._start = content, start
+        self.size, self.length = length, length.astype(np.uint64)
         n_words = len(content) - _PAD + 1
         self._words = np.ndarray((n_words,), "<u8", content, strides=(1,))
 
@@ -79,7 +84,7 @@ class _Texts:
             (32, _hash_to_32),
             (64, _hash_to_64),
         )
-        kind = np.searchsorted([longest for longest, _ in formulas], self._length)
+        kind = np.searchsorted([longest for longest, _ in formulas], self.size)
         hashes = np.empty(len(self), np.uint64)
         for number, (_, formula) in enumerate([*formulas, (None, _hash_longer)]):
             which = kind == number
@@ -94,33 +99,15 @@ class _Texts:
 
     def only(self, which: np.ndarray) -> _Texts:
         """Returns the texts that `which` `[n]` names."""
-        return _Texts(self._content, self._start[which], self._length[which])
-
-    @property
-    def length(self) -> np.ndarray:
-        """Bytes of each text `[n]` uint64."""
-        return self._length.astype(np.uint64)
-
-    def byte(self, at: np.ndarray | int) -> np.ndarray:
-        """Returns the byte at a place in each text."""
-        return self._content[self._start + at].astype(np.uint64)
+        return _Texts(self._content, self._start[which], self.size[which])
 
     def word(self, at: np.ndarray | int) -> np.ndarray:
         """Returns the eight bytes from a place in each text, little-endian."""
         return self._words[self._start + at]
 
-    def word_before_end(self, distance: int) -> np.ndarray:
-        """Returns the eight bytes that begin `distance` bytes before each text's end."""
-        return self._words[self._start + (self._length - distance)]
-
     def half(self, at: np.ndarray | int) -> np.ndarray:
         """Returns the four bytes from a place in each text, little-endian."""
         return self.word(at) & np.uint64(0xFFFFFFFF)
-
-    @property
-    def size(self) -> np.ndarray:
-        """Bytes of each text `[n]` int64."""
-        return self._length
 
 
 def _rotate(value: np.ndarray, bits: int) -> np.ndarray:
@@ -138,9 +125,11 @@ def _mix(u: np.ndarray, v: np.ndarray, mul: np.ndarray) -> np.ndarray:
 
 
 def _hash_to_3(texts: _Texts) -> np.ndarray:
-    last = texts.size - 1
-    y = texts.byte(0) + (texts.byte(texts.size >> 1) << np.uint64(8))
-    z = texts.length + (texts.byte(last) << np.uint64(2))
+    first, middle, last = (
+        texts.word(at) & np.uint64(0xFF) for at in (0, texts.size >> 1, texts.size - 1)
+    )
+    y = first + (middle << np.uint64(8))
+    z = texts.length + (last << np.uint64(2))
     return _shift_mix(y * _K2 ^ z * _K0) * _K2
 
 
@@ -151,26 +140,26 @@ def _hash_to_7(texts: _Texts) -> np.ndarray:
 
 def _hash_to_16(texts: _Texts) -> np.ndarray:
     mul = _K2 + texts.length * np.uint64(2)
-    a, b = texts.word(0) + _K2, texts.word_before_end(8)
+    a, b = texts.word(0) + _K2, texts.word(texts.size - 8)
     return _mix(_rotate(b, 37) * mul + a, (_rotate(a, 25) + b) * mul, mul)
 
 
 def _hash_to_32(texts: _Texts) -> np.ndarray:
     mul = _K2 + texts.length * np.uint64(2)
     a, b = texts.word(0) * _K1, texts.word(8)
-    c, d = texts.word_before_end(8) * mul, texts.word_before_end(16) * _K2
+    c, d = texts.word(texts.size - 8) * mul, texts.word(texts.size - 16) * _K2
     return _mix(_rotate(a + b, 43) + _rotate(c, 30) + d, a + _rotate(b + _K2, 18) + c, mul)
 
 
 def _hash_to_64(texts: _Texts) -> np.ndarray:
     mul = _K2 + texts.length * np.uint64(2)
     a, b = texts.word(0) * _K2, texts.word(8)
-    c, d = texts.word_before_end(8) * mul, texts.word_before_end(16) * _K2
+    c, d = texts.word(texts.size - 8) * mul, texts.word(texts.size - 16) * _K2
     y = _rotate(a + b, 43) + _rotate(c, 30) + d
     z = _mix(y, a + _rotate(b + _K2, 18) + c, mul)
     e, f = texts.word(16) * mul, texts.word(24)
-    g = (y + texts.word_before_end(32)) * mul
-    h = (z + texts.word_before_end(24)) * mul
+    g = (y + texts.word(texts.size - 32)) * mul
+    h = (z + texts.word(texts.size - 24)) * mul
     return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h, e + _rotate(f + a, 18) + g, mul)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig, TimestampUnit
-from recsys.data.event_times import COLUMN, PLACE, TIME, places, places_of_users
+from recsys.data.event_times import COLUMN, PLACE, TIME, codes_of, places, places_of_users
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
 from recsys.data.split import PART
@@ -61,13 +62,8 @@ def interaction_schema(config: InteractionsConfig) -> pa.Schema:
     order = COLUMN[config.ordered_by]
     fields = [("user_id", pa.string()), ("item_id", pa.string())]
     fields += [] if order is None else [(order.name, order.type)]
-    for name, kind in (
-        ("rating", pa.float32()),
-        ("weight", pa.float32()),
-        ("event", pa.string()),
-    ):
-        if getattr(config.columns, name) is not None:
-            fields.append((name, kind))
+    optional = {"rating": pa.float32(), "weight": pa.float32(), "event": pa.string()}
+    fields += [(n, kind) for n, kind in optional.items() if getattr(config.columns, n) is not None]
     if config.columns.part is not None or config.eval_files:
         fields.append((PART.name, PART.type))
     fields += [(name, pa.string()) for name in context_names(config)]
@@ -102,18 +98,41 @@ def parse_interactions(
         The good rows in the columns of `interaction_schema` and `POSITION`, and the
         dead letters, those of the batch included.
     """
-    raw = batch.columns.column
-    user, item = to_ids(raw(config.columns.user)), to_ids(raw(config.columns.item))
+    names, raw, decimal = config.columns, batch.columns.column, config.csv_format.decimal
+    user, item = to_ids(raw(names.user)), to_ids(raw(names.item))
     columns = {"user_id": user, "item_id": item}
-    rules = [
+    rules: list[_Rule] = [
         (user.is_null(), NO_USER),
         (item.is_null(), NO_ITEM),
         (is_bad_id(user), BAD_USER),
         (is_bad_id(item), BAD_ITEM),
-        *_type_order(columns, batch, config, now, file_index),
-        *_type_numbers(columns, batch, config),
-        *_type_part(columns, batch, config, held_out),
     ]
+    if config.ordered_by == "file":
+        columns[PLACE.name] = places(file_index, batch.position, batch.element)
+    if names.timestamp is not None:
+        times = columns[TIME.name] = raw_times(raw(names.timestamp), config)
+        rules += [(times.is_null(), NO_TIME), (_is_out_of_time(times, now), OUT_OF_TIME)]
+    if names.rating is not None:
+        columns["rating"] = to_numbers(raw(names.rating), decimal)
+        rules.append((columns["rating"].is_null(), NO_RATING))
+    if names.weight is not None:
+        weight = to_numbers(raw(names.weight), decimal)
+        rules += [(weight.is_null(), NO_WEIGHT), (pc.less(weight, 0.0), NEGATIVE_WEIGHT)]
+        columns["weight"] = pc.log1p(weight) if config.weight_scale == "log" else weight
+    if names.event is not None:
+        columns["event"] = to_ids(raw(names.event))
+        rules.append((columns["event"].is_null(), NO_EVENT))
+    if config.eval_files:
+        part = "eval" if batch.file in held_out else "train"
+        columns[PART.name] = pa.repeat(pa.scalar(part), batch.columns.num_rows)
+    if names.part is not None:
+        parts = to_ids(raw(names.part))
+        trained, held = (
+            pc.is_in(parts, value_set=to_ids(pa.array(known, pa.string())), skip_nulls=True)
+            for known in (config.train_parts, config.eval_parts)
+        )
+        columns[PART.name] = pc.if_else(held, "eval", "train")
+        rules.append((pc.invert(pc.or_(trained, held)), NO_PART))
     for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
         columns[name] = to_text(raw(column))
     columns["label"] = _labels(columns, config, len(user))
@@ -121,63 +140,6 @@ def parse_interactions(
     schema = interaction_schema(config).append(POSITION)
     typed = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     return split_by_rules(batch, typed, rules)
-
-
-def _type_order(
-    columns: dict[str, pa.Array],
-    batch: RawBatch,
-    config: InteractionsConfig,
-    now: int,
-    file_index: int,
-) -> list[_Rule]:
-    """Adds the column that orders the rows, if any; returns its rules."""
-    if config.ordered_by == "file":
-        columns[PLACE.name] = places(file_index, batch.position, batch.element)
-    if config.columns.timestamp is None:
-        return []
-    timestamp = raw_times(batch.columns.column(config.columns.timestamp), config)
-    columns[TIME.name] = timestamp
-    return [(timestamp.is_null(), NO_TIME), (_is_out_of_time(timestamp, now), OUT_OF_TIME)]
-
-
-def _type_numbers(
-    columns: dict[str, pa.Array], batch: RawBatch, config: InteractionsConfig
-) -> list[_Rule]:
-    """Adds rating, weight and kind of event, where there are any; returns their rules."""
-    names, raw, rules = config.columns, batch.columns.column, []
-    if names.rating is not None:
-        columns["rating"] = to_numbers(raw(names.rating), config.csv_format.decimal)
-        rules.append((columns["rating"].is_null(), NO_RATING))
-    if names.weight is not None:
-        weight = to_numbers(raw(names.weight), config.csv_format.decimal)
-        rules.append((weight.is_null(), NO_WEIGHT))
-        rules.append((pc.less(weight, 0.0), NEGATIVE_WEIGHT))
-        columns["weight"] = pc.log1p(weight) if config.weight_scale == "log" else weight
-    if names.event is not None:
-        columns["event"] = to_ids(raw(names.event))
-        rules.append((columns["event"].is_null(), NO_EVENT))
-    return rules
-
-
-def _type_part(
-    columns: dict[str, pa.Array],
-    batch: RawBatch,
-    config: InteractionsConfig,
-    held_out: Collection[str],
-) -> list[_Rule]:
-    """Adds the part that each row is given to, where parts are given; returns its rule."""
-    if config.eval_files:
-        part = "eval" if batch.file in held_out else "train"
-        columns[PART.name] = pa.repeat(pa.scalar(part), batch.columns.num_rows)
-    if config.columns.part is None:
-        return []
-    values = to_ids(batch.columns.column(config.columns.part))
-    trained, held = (
-        pc.is_in(values, value_set=to_ids(pa.array(names, pa.string())), skip_nulls=True)
-        for names in (config.train_parts, config.eval_parts)
-    )
-    columns[PART.name] = pc.if_else(held, "eval", "train")
-    return [(pc.invert(pc.or_(trained, held)), NO_PART)]
 
 
 def raw_times(column: pa.Array, config: InteractionsConfig) -> pa.Array:
@@ -245,13 +207,8 @@ def suggest_unit(batch: RawBatch, config: InteractionsConfig, now: int) -> Times
     return fitting[0] if len(fitting) == 1 and fitting[0] != config.timestamp_unit else None
 
 
-UNITS: tuple[TimestampUnit, ...] = (
-    "seconds",
-    "milliseconds",
-    "microseconds",
-    "nanoseconds",
-    "iso8601",
-)
+UNITS: tuple[TimestampUnit, ...] = get_args(TimestampUnit)
+"""What timestamps may be."""
 
 
 def good_times(timestamp: pa.Array, now: int) -> float:
@@ -281,7 +238,11 @@ def keep_first(table: pa.Table, keys: Sequence[str]) -> tuple[pa.Table, int]:
         The rows kept, sorted by position, and how many were dropped.
     """
     position = table[POSITION.name].to_numpy()
-    codes = [_codes(table[key]) for key in keys]
+    columns = [table[key] for key in keys]
+    codes = [
+        column.to_numpy() if pa.types.is_integer(column.type) else codes_of(column)
+        for column in columns
+    ]
     is_kept = np.ones(len(position), bool)
     suspects = _suspects(codes)
     is_kept[suspects[_is_repeated(position[suspects], [code[suspects] for code in codes])]] = False
@@ -310,13 +271,6 @@ def _is_repeated(position: np.ndarray, codes: Sequence[np.ndarray]) -> np.ndarra
     equal = [code[order[1:]] == code[order[:-1]] for code in codes]
     repeated[order[1:]] = np.all(equal, axis=0)
     return repeated
-
-
-def _codes(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a number `[n]` for each value `[n]`, equal where the values are."""
-    if pa.types.is_integer(column.type):
-        return column.to_numpy()
-    return column.combine_chunks().dictionary_encode().indices.to_numpy()
 
 
 def drop_duplicates(table: pa.Table) -> tuple[pa.Table, int]:

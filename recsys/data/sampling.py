@@ -1,7 +1,7 @@
 """What a batch is drawn from: events in a computed shuffle, and items with their probabilities.
 
 Permutation       a pseudo-random permutation that needs no memory
-Candidates        the items that the queries of a batch are compared with
+BatchCandidates   the items that the queries of a batch are compared with
 ItemSampler       items drawn by a power of their popularity
 HardNegatives     items drawn from lists of close ones
 inclusion_log_probability   log probability that an item is among them
@@ -206,13 +206,14 @@ class HardNegatives:
         return negatives
 
 
-class Candidates:
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchCandidates:
     """The candidates of a batch: its positives, then the drawn negatives, then the hard ones.
 
     For the full softmax every item of the catalogue follows the positives instead, some
     of them twice to fill up; an item counts once in the loss, however often it is there.
 
-    Args:
+    Attributes:
         counts: Training events of each item row `[item rows]` int64.
         is_item: Which of the rows are items `[item rows]` bool.
         train: Numbers of positives and negatives.
@@ -221,24 +222,17 @@ class Candidates:
         multiple: The number of candidates must be a multiple of this (devices).
     """
 
-    def __init__(
-        self,
-        counts: np.ndarray,
-        is_item: np.ndarray,
-        train: TrainConfig,
-        hard: HardNegatives | None = None,
-        multiple: int = 1,
-    ) -> None:
-        self._counts, self._is_item = counts, is_item
-        self._train, self._multiple = train, multiple
-        self._hard = HardNegatives.none_yet(is_item) if hard is None else hard
-        self._n_hard = train.hard_negatives.count
-        self._sampler = ItemSampler(counts, is_item, train.negative_power)
+    counts: np.ndarray
+    is_item: np.ndarray
+    train: TrainConfig
+    hard: HardNegatives | None = None
+    multiple: int = 1
 
     def __len__(self) -> int:
         if self._is_full:
-            return self._train.batch_size + len(self._catalogue)
-        return self._train.batch_size + self._train.uniform_negatives + self._n_hard
+            return self.train.batch_size + len(self._catalogue)
+        train = self.train
+        return train.batch_size + train.uniform_negatives + train.hard_negatives.count
 
     def of_batch(self, positives: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Returns the candidates' item rows `[candidates]` int32.
@@ -249,34 +243,43 @@ class Candidates:
         """
         if self._is_full:
             return np.concatenate([positives, self._catalogue])
-        drawn = self._sampler.draw(self._train.uniform_negatives, random)
-        return np.concatenate([positives, drawn, self._hard.draw(positives, self._n_hard, random)])
+        drawn = self._sampler.draw(self.train.uniform_negatives, random)
+        hard = self._lists.draw(positives, self.train.hard_negatives.count, random)
+        return np.concatenate([positives, drawn, hard])
 
     @functools.cached_property
     def log_q(self) -> np.ndarray:
         """Log probability that an item is among a batch's candidates `[item rows]` float32."""
         if self._is_full:
-            return np.zeros(len(self._counts), np.float32)
-        shares = self._counts / self._counts.sum()
+            return np.zeros(len(self.counts), np.float32)
+        shares, n_hard = self.counts / self.counts.sum(), self.train.hard_negatives.count
         samplers = [
-            (shares, self._train.batch_size),
-            (self._sampler.probability, self._train.uniform_negatives),
+            (shares, self.train.batch_size),
+            (self._sampler.probability, self.train.uniform_negatives),
         ]
-        if self._n_hard:
-            samplers.append((self._hard.probability(shares), self._n_hard))
+        if n_hard:
+            samplers.append((self._lists.probability(shares), n_hard))
         log_q = inclusion_log_probability(*samplers)
         # What is in no batch has no logarithm, and needs none.
         return np.where(np.isfinite(log_q), log_q, 0.0).astype(np.float32)
 
+    @functools.cached_property
+    def _lists(self) -> HardNegatives:
+        return HardNegatives.none_yet(self.is_item) if self.hard is None else self.hard
+
+    @functools.cached_property
+    def _sampler(self) -> ItemSampler:
+        return ItemSampler(self.counts, self.is_item, self.train.negative_power)
+
     @property
     def _is_full(self) -> bool:
-        return self._train.loss.negatives == "catalogue"
+        return self.train.loss.negatives == "catalogue"
 
     @functools.cached_property
     def _catalogue(self) -> np.ndarray:
         """Every item, from the first on again to fill up `[items and more]` int32."""
-        items = np.flatnonzero(self._is_item).astype(np.int32)
-        return np.resize(items, -(-len(items) // self._multiple) * self._multiple)
+        items = np.flatnonzero(self.is_item).astype(np.int32)
+        return np.resize(items, -(-len(items) // self.multiple) * self.multiple)
 
 
 _ROUNDS = 8  # With six, pairs of a few numbers still go together.

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import Order, Split
-from recsys.data.event_times import event_times, pair_hashes
+from recsys.data.event_times import codes_of, event_times, pair_hashes
 from recsys.errors import RecsysError
 
 DAY_S = 86_400
@@ -132,7 +132,7 @@ def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa
 
 def _last_of_users(positives: pa.Table) -> np.ndarray:
     """Returns which positives `[n]` bool are the last of users with two or more."""
-    user = _users(positives)
+    user = codes_of(positives["user_id"])
     order = np.lexsort((event_times(positives).to_numpy(), user))
     return _is_last(user, order) & (np.bincount(user)[user] > 1)
 
@@ -141,7 +141,7 @@ def _any(positives: pa.Table, share: float) -> np.ndarray:
     """Returns which positives `[n]` bool a hash chooses; each user keeps one or more."""
     hashes = pair_hashes(positives["user_id"], positives["item_id"], salt=2)
     is_held = hashes < np.uint64(share * 2.0**64)
-    user = _users(positives)
+    user = codes_of(positives["user_id"])
     return is_held & ~_is_last(user, np.lexsort((hashes, user)))
 
 
@@ -151,11 +151,6 @@ def _is_last(user: np.ndarray, order: np.ndarray) -> np.ndarray:
     is_last = np.ones(len(user), bool)
     is_last[order[:-1]] = ordered[1:] != ordered[:-1]
     return is_last
-
-
-def _users(table: pa.Table) -> np.ndarray:
-    """Returns a number `[n]` int64 for each row's user."""
-    return table["user_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
 
 
 def nothing_on_one_side(split: Split, train: int, held_out: int) -> RecsysError:

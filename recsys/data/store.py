@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.event_log import COLUMNS, EventLog, EventShard, newest_first
+from recsys.data.event_log import COLUMNS, EventLog, EventShard
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import IdIndex
 from recsys.errors import RecsysError
@@ -352,10 +352,6 @@ class ServingHistories:
     user_rows: np.ndarray
     offsets: np.ndarray
     item_rows: np.ndarray
-
-    def newest(self, users: np.ndarray, length: int) -> np.ndarray:
-        """Returns the newest items of `users` `[b]` as rows `[b, length]`, padded with 0."""
-        return newest_first(self.item_rows, self.offsets[users], self.offsets[users + 1], length)
 
 
 def serving_histories(store: InteractionStore) -> ServingHistories:

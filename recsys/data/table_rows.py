@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.config import Config, DataConfig, InteractionsConfig, SourceConfig
+from recsys.config import Config, DataConfig, InteractionsConfig
 from recsys.data.catalogue import SUMMARY
 from recsys.data.entities import (
     EntityConfig,
@@ -25,8 +25,8 @@ from recsys.data.entities import (
     raw_columns,
 )
 from recsys.data.ingest.window import read_spans
-from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.source import RawBatch
+from recsys.data.inspect.profile import HashCount
+from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError
 from recsys.system.files import DAMAGE, read_json
@@ -90,7 +90,10 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
         UsageError: `overrides` names what is no table.
     """
     known = None if data is None else _of_data(data)
-    widths, of_users = _widths(config.data), _features_of_users(config.data)
+    sides = {"items": config.data.items, "users": config.data.users}
+    features = {what: side.features for what, side in sides.items() if side is not None}
+    widths = {feature.name: feature.width for part in features.values() for feature in part}
+    of_users = frozenset(feature.name for feature in features.get("users", ()))
     names = ["users", "items", *(widths if known is None else known.widths)]
     unknown = [name for name in overrides if name not in names]
     if unknown:
@@ -102,21 +105,12 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
         )
     if known is None and set(names) <= set(overrides):
         return TableRows({name: overrides[name] for name in names}, widths, "as given", of_users)
-    known = known or _of_last_run(config, widths) or _of_raw_files(config, widths)
+    known = known or _of_last_run(config, widths) or _of_raw_files(config, widths, of_users)
     rows = {name: overrides.get(name, n) for name, n in known.rows.items()}
     source = (
         f"{', '.join(overrides)} as given; others {known.source}" if overrides else known.source
     )
     return dataclasses.replace(known, rows=rows, source=source)
-
-
-def _features_of_users(data: DataConfig) -> frozenset[str]:
-    return frozenset(feature.name for feature in data.users.features) if data.users else frozenset()
-
-
-def _widths(data: DataConfig) -> dict[str, int]:
-    sources = [source for source in (data.items, data.users) if source is not None]
-    return {feature.name: feature.width for s in sources for feature in s.features}
 
 
 def _described(file: Path) -> dict[str, tuple[int, int]]:
@@ -162,37 +156,22 @@ def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
     return None
 
 
-def _of_raw_files(config: Config, widths: Mapping[str, int]) -> TableRows:
+def _of_raw_files(config: Config, widths: Mapping[str, int], of_users: frozenset[str]) -> TableRows:
     try:
-        counts = count_raw(config.data)
+        counts, left_out = count_raw(config.data)
     except RecsysError as error:
         cure = f"{error.cure} Or say the rows of all tables: --rows users=N --rows items=N …"
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
-    rows = {name: n + 1 for name, n in counts.rows.items()}
     source = "counted in the raw files, of which training may use fewer"
-    if counts.left_out:
-        source += f"; the broken spans {', '.join(counts.left_out)} are left out"
-    return TableRows(rows, widths, source, _features_of_users(config.data))
+    if left_out:
+        source += f"; the broken spans {', '.join(left_out)} are left out"
+    return TableRows({name: n + 1 for name, n in counts.items()}, widths, source, of_users)
 
 
-_LOOSE = 1 << 20
+def count_raw(data: DataConfig) -> tuple[dict[str, int], list[str]]:
+    """Returns how many users, items and tokens of each feature there are, by table.
 
-
-@dataclasses.dataclass(frozen=True)
-class RawCounts:
-    """Counts of the raw files.
-
-    Attributes:
-        rows: Users, items and tokens of each feature, by table.
-        left_out: Names of spans that are broken, which a run would set aside.
-    """
-
-    rows: dict[str, int]
-    left_out: tuple[str, ...] = ()
-
-
-def count_raw(data: DataConfig) -> RawCounts:
-    """Returns how many users, items and tokens of each feature there are.
+    Also returns the names of spans that are broken, which a run would set aside.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another
@@ -205,71 +184,36 @@ def count_raw(data: DataConfig) -> RawCounts:
             "Rows are counted in files; data.interactions.query names none.",
             "Run once, so that they are known.",
         )
-    users, items = Distinct(), Distinct()
+    ids = {data.interactions.columns.user: HashCount(), data.interactions.columns.item: HashCount()}
+    users, items = ids.values()
     tokens: dict[str, int] = {}
     if data.items is not None:
         tokens |= _count_side(data.items, "items", items)
     if data.users is not None:
-        tokens |= _count_side(data.users, "users", Distinct())
-    left_out, last = read_spans(data.interactions, lambda files: _count_ids(files, users, items))
+        tokens |= _count_side(data.users, "users", HashCount())
+
+    def count_ids(files: InteractionsConfig) -> None:
+        for _, batch in read_all(files, "interactions", list(ids)):
+            for name, counted in ids.items():
+                counted.add_texts(to_ids(batch.columns.column(name)))
+
+    left_out, last = read_spans(data.interactions, count_ids)
     if last is not None and not len(users):
         raise last
-    return RawCounts({"users": len(users), "items": len(items), **tokens}, tuple(left_out))
+    return {"users": len(users), "items": len(items), **tokens}, left_out
 
 
-def _count_ids(config: InteractionsConfig, users: Distinct, items: Distinct) -> None:
-    user, item = config.columns.user, config.columns.item
-    for batch in _batches(config, "interactions", [user, item]):
-        users.add(to_ids(batch.columns.column(user)))
-        items.add(to_ids(batch.columns.column(item)))
-
-
-def _count_side(config: EntityConfig, what: str, ids: Distinct) -> dict[str, int]:
+def _count_side(config: EntityConfig, what: str, ids: HashCount) -> dict[str, int]:
     """Adds the ids of items or users to `ids`; returns the rows of each feature without row 0."""
     known = [feature for feature in config.features if feature.has_vocabulary]
     names = example_columns(config)
-    counts: dict[str, Counter[str]] = {feature.name: Counter() for feature in known}
-    for batch in _batches(config, what, raw_columns(config)):
+    counts: dict[str, Counter[str]] = {feature.name: Counter() for feature in config.features}
+    for _, batch in read_all(config, what, raw_columns(config)):
         rows, _ = parse_entities(batch, config)
-        ids.add(rows.column(id_column(config)))
+        ids.add_texts(rows.column(id_column(config)))
         for feature in known:
             tokens = feature.split(rows.column(names[feature.name]))
             for entry in pc.value_counts(tokens).to_pylist():
                 counts[feature.name][entry["values"]] += entry["counts"]
-    n_tokens = {
-        feature.name: sum(n >= feature.min_count for n in counts[feature.name].values())
-        for feature in known
-    }
+    n_tokens = {f.name: sum(n >= f.min_count for n in counts[f.name].values()) for f in known}
     return {f.name: f.table_rows(n_tokens.get(f.name, 0)) - 1 for f in config.features}
-
-
-def _batches(source: SourceConfig, what: str, columns: list[str]) -> Iterator[RawBatch]:
-    for piece in plan_pieces(source, what, columns):
-        yield from read_piece(piece)
-
-
-class Distinct:
-    """Counts different texts; those that are empty or null don't count."""
-
-    def __init__(self) -> None:
-        self._known = pa.array([], pa.large_string())
-        self._loose: list[pa.Array] = []
-        self._n_loose = 0
-
-    def add(self, texts: pa.Array) -> None:
-        """Adds texts `[n]`."""
-        unique = pc.unique(texts).cast(pa.large_string())
-        self._loose.append(unique)
-        self._n_loose += len(unique)
-        # Seldom enough that the work grows with the texts alone.
-        if self._n_loose > max(_LOOSE, len(self._known)):
-            self._join()
-
-    def _join(self) -> None:
-        known = pc.unique(pa.chunked_array([self._known, *self._loose]))
-        is_one = pc.fill_null(pc.not_equal(known, ""), False)
-        self._known, self._loose, self._n_loose = known.filter(is_one), [], 0
-
-    def __len__(self) -> int:
-        self._join()
-        return len(self._known)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.event_log import EventLog, EventShard, newest_first
+from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
 from recsys.data.sampling import Permutation
 from recsys.errors import RecsysError
 
@@ -115,14 +114,6 @@ class KeptEvents:
             for i, shard in enumerate(self.log.shards)
         )
 
-    def split_sorted(self, numbers: np.ndarray) -> Iterator[tuple[KeptShard, np.ndarray, slice]]:
-        """Yields each shard that ascending `numbers` meet, their numbers in it, and which."""
-        borders = np.searchsorted(numbers, self._starts).tolist()
-        for i, shard in enumerate(self.shards):
-            if borders[i] < borders[i + 1]:
-                part = slice(borders[i], borders[i + 1])
-                yield shard, numbers[part] - self._starts[i], part
-
     def item_counts(self, n_rows: int) -> np.ndarray:
         """Returns the kept events of each item row `[n_rows]` int64."""
         return np.pad(self._item_counts, (0, n_rows - len(self._item_counts)))
@@ -141,7 +132,8 @@ class KeptEvents:
         return sum(int((np.diff(part.offsets) > 0).sum()) for part in self.shards)
 
     @functools.cached_property
-    def _starts(self) -> np.ndarray:
+    def starts(self) -> np.ndarray:
+        """First kept event of each shard, and the end `[shards + 1]` int64."""
         return np.cumsum([0, *(len(shard) for shard in self.shards)])
 
     @functools.cached_property
@@ -243,57 +235,14 @@ def _some(ties: list[np.ndarray], n: int) -> list[np.ndarray]:
 # --- examples
 
 
-@dataclasses.dataclass(frozen=True)
-class EventBlock:
-    """A block of events with the histories of their users.
-
-    Attributes:
-        user_row: Row of each event's user `[n]` int32.
-        item_row: Row of each event's item `[n]` int32.
-        history: What the user did before, or did else `[n, history]` int32, the newest
-            first, padded with 0.
-        known: The newest items of the user, its own among them or not `[n, known]`
-            int32, the newest first, padded with 0.
-        weight: Weight of each event `[n]` float32; None: all are 1.
-    """
-
-    user_row: np.ndarray
-    item_row: np.ndarray
-    history: np.ndarray
-    known: np.ndarray
-    weight: np.ndarray | None
-
-    @classmethod
-    def empty(cls, n: int, history: int, known: int, has_weight: bool) -> EventBlock:
-        """Returns uninitialized arrays for `n` examples."""
-        return cls(
-            np.empty(n, np.int32),
-            np.empty(n, np.int32),
-            np.empty((n, history), np.int32),
-            np.empty((n, known), np.int32),
-            np.empty(n, np.float32) if has_weight else None,
-        )
-
-    def part(self, which: slice) -> EventBlock:
-        """Returns some of the examples, without a copy."""
-        weight = None if self.weight is None else self.weight[which]
-        return EventBlock(
-            self.user_row[which],
-            self.item_row[which],
-            self.history[which],
-            self.known[which],
-            weight,
-        )
-
-
 def read_events(
     events: KeptEvents,
     numbers: np.ndarray,
     model: RetrievalConfig,
     known: int,
     user_balance: float = 0.0,
-) -> EventBlock:
-    """Reads events at any places.
+) -> dict[str, np.ndarray]:
+    """Reads events at any places, with the histories of their users.
 
     Sorted, they meet each shard once and its pages in order, which is several times
     faster for many events than as they come.
@@ -307,28 +256,33 @@ def read_events(
             at 1 all users weigh the same, whatever they did (Covington et al., "Deep
             Neural Networks for YouTube Recommendations", RecSys 2016, section 3.3,
             takes equally many examples of each).
+
+    Returns:
+        `user_row` and `item_row` `[n]` int32; `history` `[n, model.history]` int32, what the
+        user did before, or did else; where `known` is not 0, `known` `[n, known]` int32, the
+        newest items of the user, its own among them or not; and `weight` `[n]` float32 where
+        one is not 1. Items are the newest first, padded with 0.
     """
-    order = np.argsort(numbers)
-    has_weight = events.log.weight is not None or user_balance > 0
-    read = EventBlock.empty(len(numbers), model.history, known, has_weight)
-    for kept, ordered, part in events.split_sorted(numbers[order]):
-        to, places, shard = order[part], kept.places(ordered), kept.shard
-        read.user_row[to] = shard.user_row[places]
-        read.item_row[to] = shard.item_row[places]
-        if model.history:
-            read.history[to] = _histories(kept, ordered, places, model)
+    n, order = len(numbers), np.argsort(numbers)
+    widths = {"history": model.history, **({"known": known} if known else {})}
+    read = {name: np.empty(n, np.int32) for name in ("user_row", "item_row")}
+    read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
+    if events.log.weight is not None or user_balance > 0:
+        read["weight"] = np.empty(n, np.float32)
+    for number, part in split_sorted(numbers[order], events.starts):
+        kept, to = events.shards[number], order[part]
+        ordered, shard = numbers[to] - events.starts[number], kept.shard
+        places = kept.places(ordered)
+        read["user_row"][to] = shard.user_row[places]
+        read["item_row"][to] = shard.item_row[places]
+        if model.history and model.history_of == "others":
+            read["history"][to] = kept.others(ordered, model.history)
+        elif model.history:
+            # What lies before a kept event in time is kept, too: the newest are held back.
+            read["history"][to] = shard.histories(places, model.history)
         if known:
-            read.known[to] = kept.newest(ordered, known)
-        if read.weight is not None:
+            read["known"][to] = kept.newest(ordered, known)
+        if "weight" in read:
             own = 1.0 if shard.weight is None else shard.weight[places]
-            read.weight[to] = own * kept.of_user(ordered) ** -user_balance
+            read["weight"][to] = own * kept.of_user(ordered) ** -user_balance
     return read
-
-
-def _histories(
-    kept: KeptShard, numbers: np.ndarray, places: np.ndarray, model: RetrievalConfig
-) -> np.ndarray:
-    if model.history_of == "others":
-        return kept.others(numbers, model.history)
-    # What lies before a kept event in time is kept, too: the newest are held back.
-    return kept.shard.histories(places, model.history)

@@ -26,6 +26,7 @@ from recsys.config import VocabularyConfig, canonical_json
 from recsys.data.farmhash import fingerprints, hash_buckets, text_bounds
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.errors import RecsysError
+from recsys.system.files import DAMAGE
 
 UNKNOWN_ROW = 0
 
@@ -156,20 +157,21 @@ class Vocabulary:
         """Reads the vocabulary that `save` wrote to `path`.
 
         Raises:
-            RecsysError: The file is of another kind.
-            OSError: It can't be read.
-            ValueError: It is damaged.
+            RecsysError: The file can't be read, is damaged, or is of another kind.
         """
-        table = pq.read_table(path)
-        facts = table.schema.metadata or {}
-        if table.schema.names != list(_COLUMNS) or not {b"cut", b"config"} <= facts.keys():
+        try:
+            table = pq.read_table(path)
+            if table.schema.names != list(_COLUMNS):
+                raise ValueError(f"columns {table.schema.names}")
+            facts = table.schema.metadata
+            cut, config = int(facts[b"cut"]), VocabularyConfig.model_validate_json(facts[b"config"])
+        except (*DAMAGE, pa.ArrowException) as error:
             raise RecsysError(
                 "R212",
                 f"{str(path)!r} must be a vocabulary: a line for each row of the table.",
                 "Name one that VocabularyGen wrote, or build it again: recsys run.",
-                table.schema.names,
-            )
-        config = VocabularyConfig.model_validate_json(facts[b"config"])
+                f"{type(error).__name__}: {error}",
+            ) from None
         first = 1 + config.hash_buckets
         count, last_seen, generation = (
             table[name].to_numpy() for name in ("count", "last_seen", "generation")
@@ -178,7 +180,7 @@ class Vocabulary:
             table["id"].slice(first).combine_chunks(),
             count[first:],
             config=config,
-            cut=int(facts[b"cut"]),
+            cut=cut,
             shared_counts=count[:first],
             last_seen=last_seen[first:],
             generation=generation[first:],

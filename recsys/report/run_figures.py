@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import yaml
 
 from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
 from recsys.formats import count, figure, is_number
 from recsys.report.artifacts import Artifacts, MissingError, read_json, read_table
 from recsys.report.charts import Point, Size, draw_curve, picture
@@ -446,7 +447,7 @@ def _named_prints(manifest: Path) -> list[tuple[str, str]]:
 def _vocabulary_print(path: Path) -> str:
     try:
         return Vocabulary.load(path).fingerprint()
-    except (OSError, ValueError, KeyError):
+    except RecsysError:
         return "not there"
 
 

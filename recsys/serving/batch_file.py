@@ -25,8 +25,8 @@ from recsys.config import CsvFormat, SourceConfig
 from recsys.data import dead_letters
 from recsys.data.interactions import BAD_USER, NO_USER, is_bad_id, split_by_rules
 from recsys.data.sources.csv_source import CsvSource, header_names
-from recsys.data.sources.files import SourceFile, file_size
 from recsys.data.sources.pieces import Piece, open_source, plan_pieces, read_piece
+from recsys.data.sources.source_files import SourceFile, file_size
 from recsys.data.sources.streams import read_line
 from recsys.data.sources.values import to_ids
 from recsys.errors import RecsysError, UsageError

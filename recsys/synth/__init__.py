@@ -5,6 +5,6 @@ title words, taste and popularity that drift, items that come late or never,
 heavy-tailed activity. `docs/synth.md` says how much of each.
 """
 
-from recsys.synth.write import SynthSummary, synthesize
+from recsys.synth.synthesis import SynthSummary, synthesize
 
 __all__ = ["SynthSummary", "synthesize"]

@@ -32,7 +32,7 @@ _ROUNDS_A_SORT = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Items:
+class SynthItems:
     """The catalogue by place.
 
     Attributes:
@@ -73,7 +73,7 @@ class Items:
 
 
 @dataclasses.dataclass(frozen=True)
-class Users:
+class SynthUsers:
     """The users by number.
 
     Attributes:
@@ -106,7 +106,7 @@ def count_special(n_items: int) -> tuple[int, int]:
     return int(n_items * NEVER_SHARE), int(n_items * LATE_SHARE)
 
 
-def make_items(n: int, rng: np.random.Generator) -> Items:
+def make_items(n: int, rng: np.random.Generator) -> SynthItems:
     """Returns a catalogue of `n` items."""
     n_clusters = min(n, max(2, min(_MOST_CLUSTERS, n // 100)))
     n_never, n_late = count_special(n)
@@ -115,7 +115,7 @@ def make_items(n: int, rng: np.random.Generator) -> Items:
     release[special[:n_never]] = NEVER
     release[special[n_never:]] = rng.uniform(LATE_FROM, 0.98, n_late)
     places = np.arange(-(-n // n_clusters))
-    return Items(
+    return SynthItems(
         number=rng.permutation(n).astype(np.int32),
         release=release,
         # A late item is wanted most when it is new.
@@ -125,7 +125,7 @@ def make_items(n: int, rng: np.random.Generator) -> Items:
     )
 
 
-def make_users(n: int, n_events: int, items: Items, rng: np.random.Generator) -> Users:
+def make_users(n: int, n_events: int, items: SynthItems, rng: np.random.Generator) -> SynthUsers:
     """Returns `n` users who share `n_events` events, of some items at most each.
 
     Args:
@@ -140,7 +140,7 @@ def make_users(n: int, n_events: int, items: Items, rng: np.random.Generator) ->
     first = rng.choice(items.n_clusters, n, p=liked / liked.sum())
     rising = np.sqrt(rng.random(n)) * items.n_clusters
     joins = rng.random(n) < JOINING_SHARE
-    return Users(
+    return SynthUsers(
         n_events=_share_out(n, n_events, len(items.from_start), rng),
         first_taste=first.astype(np.int32),
         second_taste=np.minimum(rising, items.n_clusters - 1).astype(np.int32),
@@ -170,7 +170,7 @@ def _share_out(n: int, n_events: int, n_items: int, rng: np.random.Generator) ->
 
 
 def draw_events(
-    items: Items, users: Users, first: int, last: int, rng: np.random.Generator
+    items: SynthItems, users: SynthUsers, first: int, last: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws all events of the users `first` … `last` - 1.
 

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ENVIRONMENT_VARIABLE = "RECSYS_EVENTS"
+POLL_S = 0.1
+"""How often new events are looked for [s]."""
 
 
 def emit(kind: str, **fields: Any) -> None:
@@ -56,3 +61,44 @@ class EventReader:
                     return
                 self._offset += len(line)
                 yield json.loads(line)
+
+
+def show_events(
+    file: Path, show: Callable[[dict[str, Any]], object], is_over: Callable[[], object]
+) -> None:
+    """Calls `show` with each event of a file until it is over, with the last ones too.
+
+    Args:
+        file: The file.
+        show: Shows one event.
+        is_over: Says whether no more will come; waits a little if not.
+    """
+    reader, is_last = EventReader(file), False
+    while not is_last:
+        is_last = bool(is_over())
+        for event in reader:
+            show(event)
+
+
+@contextmanager
+def shown_events(show: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Calls `show` in a thread with each event of this process and its children, while open.
+
+    Nothing is shown where a parent already reads the events.
+    """
+    if os.environ.get(ENVIRONMENT_VARIABLE):
+        yield
+        return
+    is_over = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
+        file = Path(folder) / "events.jsonl"
+        watch = (file, show, lambda: is_over.wait(POLL_S))
+        thread = threading.Thread(target=show_events, args=watch)
+        os.environ[ENVIRONMENT_VARIABLE] = str(file)
+        thread.start()
+        try:
+            yield
+        finally:
+            del os.environ[ENVIRONMENT_VARIABLE]
+            is_over.set()
+            thread.join()

@@ -24,7 +24,7 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
-from recsys.data.examples import write_examples
+from recsys.data.example_files import write_examples
 from recsys.data.ingest.entity_rows import Transformed, write_user_features
 from recsys.data.ingest.entity_rows import write_catalogue as write_items
 from recsys.data.ingest.feature_graph import preprocessing_fn

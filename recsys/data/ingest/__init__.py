@@ -3,7 +3,7 @@
 standalone.py     `ingest`: all steps without TFX
 ingestion.py      interactions: read, without duplicates, split
 read_rows.py      files → rows in buckets, by Beam
-spans.py          a rolling window, of whose spans those that are new are read
+span_states.py    a rolling window, of whose spans those that are new are read
 segments.py       → events of each user, by day
 entity_rows.py    items and users, catalogue and features
 store_writer.py   → vocabularies and the interaction store

@@ -20,12 +20,12 @@ from recsys.config import ItemsConfig, UsersConfig
 from recsys.data.catalogue import write_features, write_titles
 from recsys.data.dead_letters import Tally, refuse_empty, write_summary
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
-from recsys.data.examples import read_split, write_examples
+from recsys.data.example_files import read_split, write_examples
 from recsys.data.ingest.read_rows import ReadPlan, read_sources
 from recsys.data.interactions import POSITION, keep_first
-from recsys.data.sources.files import match_files
 from recsys.data.sources.pieces import plan_pieces
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.source_files import match_files
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 
@@ -124,16 +124,16 @@ def write_catalogue(
     if items is not None and source is not None and source.columns.title is not None:
         titles = read_split(items / f"Split-{SPLIT}", ["item_id", "title"])
     write_titles(folder / "catalogue", vocabulary, titles)
-    _write(folder / "catalogue", vocabulary, source, tokens)
+    _write_features(folder / "catalogue", vocabulary, source, tokens)
 
 
 def write_user_features(folder: Path, source: UsersConfig, tokens: Transformed) -> None:
     """Writes `user_features/` of a data folder that has its `vocabulary/`."""
     vocabulary = Vocabulary.load(folder / "vocabulary" / "users.parquet")
-    _write(folder / "user_features", vocabulary, source, tokens)
+    _write_features(folder / "user_features", vocabulary, source, tokens)
 
 
-def _write(
+def _write_features(
     folder: Path, vocabulary: Vocabulary, source: EntityConfig | None, tokens: Transformed | None
 ) -> None:
     if source is None or tokens is None:

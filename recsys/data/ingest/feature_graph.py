@@ -27,7 +27,7 @@ from tfx_bsl.tfxio import tensor_adapter, tensor_representation_util
 from recsys import registry
 from recsys.config import read_feature
 from recsys.data.entities import EntityConfig, feature_settings
-from recsys.data.examples import example_files
+from recsys.data.example_files import example_files
 from recsys.data.features import Feature
 
 PREPROCESSING_FN = "recsys.data.ingest.feature_graph.preprocessing_fn"

@@ -39,7 +39,7 @@ from recsys.data.ingest.segments import (
     write_index,
     write_span_rows,
 )
-from recsys.data.ingest.spans import (
+from recsys.data.ingest.span_states import (
     Seen,
     WindowSpan,
     find_spans,
@@ -50,9 +50,9 @@ from recsys.data.ingest.spans import (
 )
 from recsys.data.ingest.window import has_days, has_spans
 from recsys.data.interactions import OUT_OF_TIME, parse_interactions, raw_times, suggest_unit
-from recsys.data.sources.files import held_out_files
 from recsys.data.sources.pieces import read_piece
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.source_files import held_out_files
 from recsys.data.split import (
     DAY_S,
     SplitRule,
@@ -321,15 +321,15 @@ class _Ingestion:
             return made, (max(days) + 1) * DAY_S if days else 0
         # Rows of several spans may be duplicates, which must go before days are counted.
         joined = self._make({s: None for s in planned if len(s.spans) > 1})
-        positives: dict[int, int] = {}
+        positives: Counter[int] = Counter()
         counted = [day for made in joined for day in made.days()]
         for segment in planned:
             if len(segment.spans) == 1:
                 days_of_span = rows[segment.spans[0]].days(column=2).items()
                 counted += [d for d in days_of_span if segment.first <= d[0] <= segment.last]
         for day, n in counted:
-            positives[day] = positives.get(day, 0) + n
-        cut = choose_cut({day: n for day, n in positives.items() if n}, self._source.eval_share)
+            positives[day] += n
+        cut = choose_cut(+positives, self._source.eval_share)
         at_cut = functools.partial(split_at, cut=cut)
         whole = {made.segment for made in joined if not made.segment.is_cut_by(cut)}
         rest = {s: at_cut if s.is_cut_by(cut) else None for s in planned if s not in whole}

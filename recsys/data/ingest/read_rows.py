@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from recsys.data import dead_letters
 from recsys.data.dead_letters import Tally, add_up, letters_tally
 from recsys.data.farmhash import hash_buckets
-from recsys.data.sources.files import unreadable
 from recsys.data.sources.pieces import Piece, read_piece
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.source_files import unreadable
 from recsys.errors import RecsysError, UsageError
 from recsys.system.events import emit
 

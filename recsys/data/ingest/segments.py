@@ -26,6 +26,7 @@ import itertools
 import json
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.event_log import event_order
 from recsys.data.event_times import TIME, event_times
-from recsys.data.examples import write_examples
+from recsys.data.example_files import write_examples
 from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.read_rows import StepProgress, run_tasks
@@ -121,10 +122,10 @@ class SpanRows:
 
     def days(self, column: int = 1) -> dict[int, int]:
         """Returns the rows of each day, of all buckets; with `column` 2 the positives."""
-        totals: dict[int, int] = {}
+        totals: Counter[int] = Counter()
         for bucket in self.buckets:
             for day in bucket.get("days", []):
-                totals[day[0]] = totals.get(day[0], 0) + day[column]
+                totals[day[0]] += day[column]
         return dict(sorted(totals.items()))
 
     def part(self, first: int, last: int) -> SpanPart:

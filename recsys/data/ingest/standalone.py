@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +37,7 @@ from recsys.data.ingest.store_writer import build_store, make_vocabularies
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
-from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader, emit
+from recsys.system.events import ENVIRONMENT_VARIABLE, emit, shown_events
 
 BEAM_ARGS = ("--runner=DirectRunner",)
 
@@ -92,13 +90,11 @@ def ingest(
     final.parent.mkdir(parents=True, exist_ok=True)
     temporary = final.with_name(f".{final.name}-{uuid.uuid4().hex}")
     replaced = temporary.with_name(f"{temporary.name}-replaced")
-    before = previous.folder if isinstance(previous, Data) else previous
-    run = _Ingestion(data, temporary, PipelineOptions(list(beam_args)))
+    previous = previous.folder if isinstance(previous, Data) else previous
+    ingestion = _FolderIngestion(data, temporary, PipelineOptions(list(beam_args)))
     try:
         with _shown(progress):
-            run.run(
-                None if before is None else Path(before), None if cache is None else Path(cache)
-            )
+            ingestion.run(*(None if path is None else Path(path) for path in (previous, cache)))
         if final.exists():
             final.rename(replaced)
         temporary.rename(final)
@@ -110,8 +106,8 @@ def ingest(
     return Data(final)
 
 
-class _Ingestion:
-    """One ingestion.
+class _FolderIngestion:
+    """The ingestion into one data folder.
 
     Args:
         data: What to read.
@@ -127,43 +123,41 @@ class _Ingestion:
     def run(self, previous: Path | None, cache: Path | None) -> None:
         """Reads everything and writes the data folder."""
         self._work.mkdir(parents=True)
-        source = InteractionSource.of(self._data)
-        counts = self._interactions(source, cache)
-        sides = {"items": self._data.items, "users": self._data.users}
-        entities = {what: self._entities(what, c) for what, c in sides.items() if c is not None}
+        source, interactions = InteractionSource.of(self._data), self._work / "interactions"
+        self._interactions(source, interactions, cache)
+        sides: dict[str, EntityConfig | None] = {
+            "items": self._data.items,
+            "users": self._data.users,
+        }
+        known = {what: config for what, config in sides.items() if config is not None}
+        entities = {what: self._entities(what, config) for what, config in known.items()}
         tokens = {
             what: self._features(what, config, entities[what])
-            for what, config in sides.items()
-            if config is not None and config.features
+            for what, config in known.items()
+            if config.features
         }
         vocabularies = self._folder / "vocabulary"
         vocabularies.mkdir()
-        before = None if previous is None else previous / "vocabulary"
+        cut = self._facts["interactions"]["cut"]
         with _step("VocabularyGen", "ids get rows"):
             make_vocabularies(
-                self._work / "interactions",
-                counts["cut"],
+                interactions,
+                cut,
                 {what: folder / f"Split-{SPLIT}" for what, folder in entities.items()},
-                before,
+                previous and previous / "vocabulary",
                 vocabularies,
                 self._data.vocabulary,
                 source.rule,
             )
-        build_store(
-            self._work / "interactions",
-            vocabularies,
-            counts["cut"],
-            self._folder / "store",
-            source.rule,
-        )
+        build_store(interactions, vocabularies, cut, self._folder / "store", source.rule)
         write_catalogue(self._folder, self._data.items, entities.get("items"), tokens.get("items"))
         if self._data.users is not None and "users" in tokens:
             write_user_features(self._folder, self._data.users, tokens["users"])
         (self._folder / FACTS).write_text(json.dumps(self._facts, indent=1) + "\n")
         shutil.rmtree(self._work)
 
-    def _interactions(self, source: InteractionSource, cache: Path | None) -> Tally:
-        letters, examples = self._letters("interactions"), self._work / "interactions"
+    def _interactions(self, source: InteractionSource, out: Path, cache: Path | None) -> None:
+        letters = self._letters("interactions")
         if source.interactions.query is not None:
             files = stage_query(source.interactions.query, letters / "query", self._options)
             source = source.with_files(files)
@@ -171,9 +165,9 @@ class _Ingestion:
         fingerprint = "" if cache is None else code_fingerprint(code, config=[self._data])
         pipeline = beam.Pipeline(options=self._options)
         counts = ingest_interactions(
-            source, examples, letters, pipeline, cache, fingerprint, with_examples=False
+            source, out, letters, pipeline, cache, fingerprint, with_examples=False
         )
-        return self._check("interactions", letters, counts)
+        self._check("interactions", letters, counts)
 
     def _entities(self, what: str, config: EntityConfig) -> Path:
         letters, examples = self._letters(what), self._work / what
@@ -204,11 +198,10 @@ class _Ingestion:
         folder.mkdir(parents=True)
         return folder
 
-    def _check(self, what: str, letters: Path, counts: Tally) -> Tally:
+    def _check(self, what: str, letters: Path, counts: Tally) -> None:
         """Keeps the counts; raises an error if too many rows were rejected."""
         self._facts[what] = counts
         check_rejected(what, letters, self._data.gate.max_rejected_share)
-        return counts
 
 
 @contextmanager
@@ -220,37 +213,19 @@ def _step(name: str, text: str) -> Iterator[None]:
 
 @contextmanager
 def _shown(progress: bool) -> Iterator[None]:
-    """Shows the progress of steps, which workers in any process append to a file."""
+    """Shows the progress of steps, which workers in any process report, unless a parent does."""
     if not progress or os.environ.get(ENVIRONMENT_VARIABLE):
         yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-    is_done = threading.Event()
-    with (
-        tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder,
-        Progress(*columns, TimeElapsedColumn()) as bar,
-    ):
-        file = Path(folder) / "events.jsonl"
-        watcher = threading.Thread(target=_watch, args=(EventReader(file), bar, is_done))
-        os.environ[ENVIRONMENT_VARIABLE] = str(file)
-        watcher.start()
-        try:
-            yield
-        finally:
-            del os.environ[ENVIRONMENT_VARIABLE]
-            is_done.set()
-            watcher.join()
-
-
-def _watch(reader: EventReader, bar: Progress, is_done: threading.Event) -> None:
     tasks: dict[str, Any] = {}
-    is_last = False
-    while not is_last:
-        is_last = is_done.wait(0.2)
-        for event in reader:
-            if event["kind"] != "progress":
-                continue
+
+    def show(event: dict[str, Any]) -> None:
+        if event["kind"] == "progress":
             step, text = event["step"], event["text"]
             if step not in tasks:
                 tasks[step] = bar.add_task(step, text="")
             bar.update(tasks[step], completed=event["done"], total=event["total"], text=text)
+
+    with Progress(*columns, TimeElapsedColumn()) as bar, shown_events(show):
+        yield

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from recsys.config import VocabulariesConfig
 from recsys.data.event_log import EventShard, count_tied
-from recsys.data.examples import read_split
+from recsys.data.example_files import read_split
 from recsys.data.ingest.segments import COLUMNS, ITEMS, USERS, SegmentPart, counts_of, read_parts
 from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.store import (

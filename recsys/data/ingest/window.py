@@ -12,17 +12,15 @@ from typing import Any
 from recsys.config import DataConfig, InteractionsConfig
 from recsys.data import entities, interactions
 from recsys.data.ingest.cache import key_of
-from recsys.data.sources.files import (
-    SourceFile,
+from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces
+from recsys.data.sources.source_files import (
     content_digest,
     day_name,
-    file_size,
     is_remote,
     match_paths,
     patterns,
     span_pattern,
 )
-from recsys.data.sources.pieces import EMPTY, WHOLE_FILES, plan_pieces
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_text
 
@@ -160,13 +158,12 @@ class Digests:
     """Digests of files; those of local files are remembered while the files are untouched.
 
     Args:
-        root: Folder that stores them; None: they aren't stored.
+        root: Folder that stores them.
     """
 
-    def __init__(self, root: Path | None) -> None:
-        self._file = None if root is None else root / _DIGESTS
-        self._known = {} if self._file is None else read_map(self._file)
-        self._used: dict[str, list[Any]] = {}
+    def __init__(self, root: Path) -> None:
+        self._file = root / _DIGESTS
+        self._known, self._used = read_map(self._file), dict[str, list[Any]]()
 
     def of_span(self, span: SpanFiles) -> str:
         """Returns a digest of the paths and contents of a span's files.
@@ -178,12 +175,12 @@ class Digests:
 
     def of_file(self, path: str) -> str:
         """Returns the digest of a file."""
-        if is_remote(path) or self._file is None:
-            return content_digest(SourceFile(path, file_size(path))).hex()
+        if is_remote(path):
+            return content_digest(path).hex()
         now, stamp = time.time_ns(), _stamp(path)
         *known_stamp, digest = self._known.get(path, [None])
         if known_stamp != stamp:
-            digest = content_digest(SourceFile(path, file_size(path))).hex()
+            digest = content_digest(path).hex()
         # What changed a moment ago may change again within one tick of the clock.
         if stamp[-1] < now - _SETTLED_NS:
             self._used[path] = [*stamp, digest]
@@ -191,12 +188,12 @@ class Digests:
 
     def save(self) -> None:
         """Stores the digests of the files that were requested, and no others."""
-        if self._file is not None and self._used != self._known:
+        if self._used != self._known:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             commit_text(json.dumps(self._used) + "\n", self._file)
 
 
-def window_digest(config: InteractionsConfig, root: Path | None = None) -> str:
+def window_digest(config: InteractionsConfig, root: Path) -> str:
     """Returns a digest of all files of the window; an unreadable file counts by its error.
 
     Args:

@@ -10,13 +10,13 @@ from typing import Any
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
 from recsys.data.inspect.names import shown
-from recsys.data.inspect.proposal import Report
+from recsys.data.inspect.proposal import Inspection
 from recsys.data.inspect.roles import Role
 from recsys.data.inspect.sides import ROLE, Side
-from recsys.data.sources.files import is_remote
+from recsys.data.sources.source_files import is_remote
 
 
-def config_text(report: Report, name: str, folder: Path) -> str:
+def config_text(report: Inspection, name: str, folder: Path) -> str:
     """Returns the YAML of a config.
 
     Args:
@@ -27,7 +27,7 @@ def config_text(report: Report, name: str, folder: Path) -> str:
     return "\n".join(_lines(report, name, folder)) + "\n"
 
 
-def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
+def _lines(report: Inspection, name: str, folder: Path) -> Iterator[str]:
     if report.config is None:
         raise ValueError("an undecided report makes no config")
     yield "# Made by `recsys check`; look it over, then give it to `recsys run`."
@@ -51,7 +51,7 @@ def _lines(report: Report, name: str, folder: Path) -> Iterator[str]:
             yield from _side(what, side, folder)
 
 
-def _comments(report: Report, config: InteractionsConfig) -> dict[str, str]:
+def _comments(report: Inspection, config: InteractionsConfig) -> dict[str, str]:
     """Returns what is said above keys of the interactions."""
     comments = {
         "explode": "A row holds a list of events.",
@@ -82,7 +82,7 @@ def _source(
             yield f"    {key}: {_value(_relative(value, folder) if is_files else value)}"
 
 
-def _events(report: Report) -> Iterator[str]:
+def _events(report: Inspection) -> Iterator[str]:
     kinds = report.profiles[report.roles.decided["event"].column].values
     if not kinds:  # None, or more than are kept.
         return

@@ -12,9 +12,9 @@ from recsys import registry
 from recsys.config import MOST_SKIPPED, CsvFormat, EventSource, ListOfEvents
 from recsys.data.inspect.names import RECBOLE_TYPE, name_score, role_words, shown
 from recsys.data.sources.csv_source import CsvSource
-from recsys.data.sources.files import SourceFile, match_files
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.pieces import format_of_name, open_source
+from recsys.data.sources.source_files import SourceFile, match_files
 from recsys.data.sources.streams import (
     HEADER_LIMIT_BYTES,
     START_BYTES,
@@ -82,7 +82,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
     encoding, why = _encoding(start)
     source = source.model_copy(update={"csv": CsvFormat(encoding=encoding)})
     file = open_source(files[0], source)
-    table = Table(CsvFormat(), [], [])
+    table = TextTable(CsvFormat(), [], [])
     counts: Counter[str] = Counter()
     if isinstance(file.source, CsvSource):
         text = file.source.open(file).read(_LOOK_BYTES)
@@ -97,7 +97,7 @@ def understand(patterns: Sequence[str], what: str) -> Understood:
         counts = file.source.count_names(file)
         columns = list(counts)
         if wide_encoding(start[:START_BYTES]):
-            table = Table(CsvFormat(encoding=encoding), [], [why])
+            table = TextTable(CsvFormat(encoding=encoding), [], [why])
     else:
         columns = file.source.column_names(file)
     if len(columns) > _MOST_COLUMNS:
@@ -143,7 +143,7 @@ _COMMA, _POINT = re.compile(r"\s*[+-]?\d+,\d+\s*"), re.compile(r"\s*[+-]?\d+\.\d
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TextTable:
     """Layout of a table of text.
 
     Attributes:
@@ -161,7 +161,7 @@ class Table:
     types: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: bool) -> Table:
+def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: bool) -> TextTable:
     """Returns how a text is written as a table.
 
     Args:
@@ -217,7 +217,7 @@ def understand_table(path: str, text: bytes, encoding: str, *, may_be_lists: boo
         evidence.append(f"{csv.skip_rows} line(s) above the table are left out")
     if csv.decimal == ",":
         evidence.append("numbers have a comma before their decimals")
-    return Table(csv, names, [*evidence, why], types=types)
+    return TextTable(csv, names, [*evidence, why], types=types)
 
 
 def _best_dialect(lines: Sequence[str]) -> tuple[float, int, CsvFormat]:
@@ -247,7 +247,7 @@ def _rows_above(lines: Sequence[str], width: int, dialect: CsvFormat) -> int | N
     return None
 
 
-def _ragged(lines: Sequence[str], encoding: str) -> Table | None:
+def _ragged(lines: Sequence[str], encoding: str) -> TextTable | None:
     """Returns the table of lines that are a user and all its items; `None` of others."""
     for delimiter in (" ", "\t", ",", ";", "|"):
         rows = [line.strip().split(delimiter) for line in lines]
@@ -268,7 +268,7 @@ def _ragged(lines: Sequence[str], encoding: str) -> Table | None:
                 " fields, of which the first is another one each time"
             )
             events = ListOfEvents(column=_LIST, separator=delimiter)
-            return Table(csv, ["user", _LIST], [evidence], events)
+            return TextTable(csv, ["user", _LIST], [evidence], events)
     return None
 
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.config import InteractionsConfig
-from recsys.data.dead_letters import count_reasons
+from recsys.data.dead_letters import letters_tally
 from recsys.data.entities import EntityConfig, id_column, parse_entities, raw_columns
 from recsys.data.farmhash import fingerprints
-from recsys.data.inspect.profile import Advance, Distinct
+from recsys.data.inspect.profile import Advance, HashCount
 from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
-from recsys.data.sources.files import held_out_files
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source import RawBatch
+from recsys.data.sources.source_files import held_out_files
 
 _MOST_KEYS = 1 << 25
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -45,7 +45,7 @@ class Findings:
     first: int | None = None
     last: int | None = None
     n_known: dict[str, int] = dataclasses.field(default_factory=dict)
-    keys: Distinct = dataclasses.field(default_factory=lambda: Distinct(_MOST_KEYS))
+    keys: HashCount = dataclasses.field(default_factory=lambda: HashCount(_MOST_KEYS))
 
     @property
     def n_rejected(self) -> int:
@@ -83,12 +83,11 @@ class Findings:
         has_labels = "label" in rows.schema.names
         labels = rows.column("label").to_numpy() == 1 if has_labels else None
         self.keys.add(_hashes(rows, keys), labels)
-        for reason, n_rows in count_reasons(letters).items():
+        tally = letters_tally(letters)
+        for reason, n_rows in tally["by_reason"].items():
             self.rejected[reason] = self.rejected.get(reason, 0) + n_rows
-            if reason not in self.examples:
-                at = pc.index(letters.column("reason"), reason).as_py()
-                letter = letters.slice(at, 1).to_pylist()[0]
-                self.examples[reason] = (letter["file"], letter["line"], letter["row"])
+            letter = tally["examples"][reason][0]
+            self.examples.setdefault(reason, (letter["file"], letter["line"], letter["row"]))
         if rows.num_rows and "timestamp" in rows.schema.names:
             ends = pc.min_max(rows.column("timestamp")).as_py()
             self.first = min(ends["min"], ends["min"] if self.first is None else self.first)
@@ -123,18 +122,14 @@ def check_rows(
         advance: Called with the progress.
         known: The ids of the catalogues, as hashes, by `items` and `users`.
     """
-    findings = Findings()
+    findings, columns = Findings(), interaction_columns(config)
     held_out = held_out_files(config, "interactions")
-    for piece in plan_pieces(config, "interactions", interaction_columns(config)):
-        for batch in read_piece(piece):
-            rows, letters = parse_interactions(batch, config, now, piece.file_index, held_out)
-            findings.add(batch, rows, letters, duplicate_keys(rows.schema.names))
-            for what, ids in known.items():
-                is_known = np.isin(fingerprints(rows.column(f"{what[:-1]}_id")), ids)
-                findings.n_known[what] = findings.n_known.get(what, 0) + int(is_known.sum())
-            if sample is not None and findings.n_read >= sample:
-                return findings
-        advance(piece.n_bytes)
+    for file_index, batch in read_all(config, "interactions", columns, sample, advance):
+        rows, letters = parse_interactions(batch, config, now, file_index, held_out)
+        findings.add(batch, rows, letters, duplicate_keys(rows.schema.names))
+        for what, ids in known.items():
+            is_known = np.isin(fingerprints(rows.column(f"{what[:-1]}_id")), ids)
+            findings.n_known[what] = findings.n_known.get(what, 0) + int(is_known.sum())
     return findings
 
 
@@ -149,14 +144,8 @@ def check_entities(
         sample: Rows to read; `None`: all.
     """
     findings, ids = Findings(), [np.zeros(0, np.uint64)]
-    id_ = id_column(config)
-    for piece in plan_pieces(config, what, raw_columns(config)):
-        for batch in read_piece(piece):
-            rows, letters = parse_entities(batch, config, piece.file_index)
-            findings.add(batch, rows, letters, [id_])
-            ids.append(fingerprints(rows.column(id_)))
-            if sample is not None and findings.n_read >= sample:
-                break
-        if sample is not None and findings.n_read >= sample:
-            break
+    for file_index, batch in read_all(config, what, raw_columns(config), sample):
+        rows, letters = parse_entities(batch, config, file_index)
+        findings.add(batch, rows, letters, [id_column(config)])
+        ids.append(fingerprints(rows.column(id_column(config))))
     return findings, np.unique(np.concatenate(ids))

@@ -20,13 +20,13 @@ from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.names import name_score
 from recsys.data.interactions import EARLIEST, UNITS
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids, to_numbers, to_times, written_times
 
 Advance = Callable[[int], None]
-"""Told of bytes that were read."""
+"""Called with the bytes of each batch."""
 
-_EXACT = 1 << 20
+_EXACT = _LEAST_LOOSE = 1 << 20
 _MOST_VALUES = 200
 _EXAMPLES = 3
 _SAMPLE, _SAMPLE_CHARACTERS = 2000, 1 << 22
@@ -61,7 +61,7 @@ class Profile:
     kind: str = "empty"
     n_rows: int = 0
     n_null: int = 0
-    distinct: Distinct = dataclasses.field(default_factory=lambda: Distinct(_EXACT))
+    distinct: HashCount = dataclasses.field(default_factory=lambda: HashCount(_EXACT))
     unit: TimestampUnit | None = None
     is_recent: bool = True
     lowest: float | None = None
@@ -145,9 +145,8 @@ class Profile:
     def _count(self, values: pa.Array) -> None:
         if not len(values):
             return
-        unique = pc.unique(values)
-        self.distinct.add(fingerprints(unique.cast(pa.large_string())))
-        for value in unique.slice(0, 1000).to_pylist():
+        self.distinct.add_texts(values)
+        for value in pc.unique(values).slice(0, 1000).to_pylist():
             if len(self.examples) < _EXAMPLES and value not in self.examples:
                 self.examples.append(value)
         changes = pc.sum(pc.not_equal(values.slice(1), values.slice(0, len(values) - 1)))
@@ -193,25 +192,31 @@ def _n_matching(values: pa.Array, pattern: str) -> int:
     return pc.sum(pc.match_substring_regex(values, pattern)).as_py() or 0
 
 
-class Distinct:
+class HashCount:
     """Counts different hashes: all up to a limit, beyond it a sample by their last bits.
 
     Args:
-        most: Most hashes that are kept.
+        most: Most hashes that are kept; None: all are.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self.n_added = 0
-        self._most, self._shift = most, 0
+        self._most, self._shift, self._n_loose = most, 0, 0
         self._hashes, self._flags = [np.zeros(0, np.uint64)], [np.zeros(0, bool)]
 
     def add(self, hashes: np.ndarray, flags: np.ndarray | None = None) -> None:
         """Adds hashes `[n]` uint64, and whether each is flagged `[n]` bool: the first counts."""
         self.n_added += len(hashes)
+        self._n_loose += len(hashes)
         self._hashes.append(hashes)
         self._flags.append(np.ones(len(hashes), bool) if flags is None else flags)
-        if sum(map(len, self._hashes[1:])) > self._most:
+        # Seldom enough that the work grows with what is added alone.
+        if self._n_loose > max(_LEAST_LOOSE, len(self._hashes[0])):
             self._join()
+
+    def add_texts(self, texts: pa.Array) -> None:
+        """Adds texts `[n]`, unless they are null."""
+        self.add(fingerprints(pc.unique(texts).drop_null().cast(pa.large_string())))
 
     @property
     def is_exact(self) -> bool:
@@ -229,24 +234,31 @@ class Distinct:
         self._join()
         return len(self._hashes[0]) << self._shift
 
+    def share_of(self, hashes: np.ndarray) -> float:
+        """Returns which share of hashes `[n]` uint64 was added [0..1]; nearly, beyond a limit."""
+        self._join()
+        hashes = hashes[self._is_kept(hashes)]
+        return float(np.isin(hashes, self._hashes[0]).mean()) if len(hashes) else 0.0
+
     def _join(self) -> None:
         if len(self._hashes) == 1:
             return
         hashes, first = np.unique(np.concatenate(self._hashes), return_index=True)
         flags = np.concatenate(self._flags)[first]
-        while True:
-            is_kept = hashes & np.uint64((1 << self._shift) - 1) == 0
-            hashes, flags = hashes[is_kept], flags[is_kept]
-            if len(hashes) <= self._most:
-                break
+        is_kept = self._is_kept(hashes)
+        while self._most is not None and is_kept.sum() > self._most:
             self._shift += 1
-        self._hashes, self._flags = [hashes], [flags]
+            is_kept = self._is_kept(hashes)
+        self._hashes, self._flags, self._n_loose = [hashes[is_kept]], [flags[is_kept]], 0
+
+    def _is_kept(self, hashes: np.ndarray) -> np.ndarray:
+        return hashes & np.uint64((1 << self._shift) - 1) == 0
 
 
 def profile_columns(
     understood: Understood, what: str, now: int, sample: int | None, advance: Advance
-) -> tuple[dict[str, Profile], int]:
-    """Reads the columns of a source.
+) -> dict[str, Profile]:
+    """Returns the profile of each column of a source, by name.
 
     Args:
         understood: How it is written.
@@ -254,23 +266,13 @@ def profile_columns(
         now: The time [seconds since 1970, UTC].
         sample: Rows to read; `None`: all.
         advance: Called with the progress.
-
-    Returns:
-        The profile of each column by name, and the rows that could not be placed.
     """
     decimal = understood.source.csv.decimal
     profiles = {name: Profile(name, decimal=decimal) for name in understood.columns}
-    n_read = n_lost = 0
-    for piece in plan_pieces(understood.source, what, understood.columns):
-        for batch in read_piece(piece):
-            for name, profile in profiles.items():
-                profile.add(batch.columns.column(name), now)
-            n_read += batch.n_read
-            n_lost += batch.rejected.num_rows
-            if sample is not None and n_read >= sample:
-                return profiles, n_lost
-        advance(piece.n_bytes)
-    return profiles, n_lost
+    for _, batch in read_all(understood.source, what, understood.columns, sample, advance):
+        for name, profile in profiles.items():
+            profile.add(batch.columns.column(name), now)
+    return profiles
 
 
 def has_words(profile: Profile) -> bool:

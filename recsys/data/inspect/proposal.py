@@ -19,7 +19,6 @@ from recsys.data.inspect.names import shown, words_of
 from recsys.data.inspect.profile import Advance, Profile, profile_columns
 from recsys.data.inspect.roles import (
     TIME_FORMAT,
-    Looked,
     Overlap,
     Role,
     Roles,
@@ -30,14 +29,14 @@ from recsys.data.inspect.roles import (
 )
 from recsys.data.inspect.sides import ROLE, Side, find_side, with_findings
 from recsys.data.interactions import interaction_columns
-from recsys.data.sources.pieces import plan_pieces, read_piece
+from recsys.data.sources.pieces import read_all
 from recsys.data.sources.values import to_ids, to_numbers
 
-_SMALL_COUNT = 20
+_SMALL_COUNT, _IDS_COMPARED = 20, 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Inspection:
     """The result of an inspection.
 
     Attributes:
@@ -70,7 +69,7 @@ def inspect_files(
     now: int,
     sample: int | None,
     advance: Advance,
-) -> Report:
+) -> Inspection:
     """Inspects raw files.
 
     Args:
@@ -86,20 +85,22 @@ def inspect_files(
         UsageError: A map names what isn't there.
     """
     understood, profiles, mapped = _look_at_events(patterns, maps, now, sample, advance)
-    looked: dict[str, Looked] = {}
     overlaps: dict[str, Overlap | None] = {}
+    looked: dict[str, tuple[Understood, dict[str, Profile]]] = {}
     taken = dict(mapped)
+    # Of ids that are compared a small sample says little.
+    n_ids = None if sample is None else max(sample, _IDS_COMPARED)
     for what, pattern in side_patterns.items():
         side = understand([pattern], what)
-        looked[what] = side, profile_columns(side, what, now, sample, advance)[0]
-        overlap = find_overlap(ROLE[what], profiles, looked[what], what, taken)
+        looked[what] = side, profile_columns(side, what, now, n_ids, advance)
+        overlap = find_overlap(ROLE[what], profiles, looked[what][1], taken)
         overlaps[what] = overlap
         taken |= {} if overlap is None else {ROLE[what]: overlap.column}
     roles = find_roles(profiles, mapped, _hints(understood, profiles, overlaps))
     sides: dict[str, Side] = {}
-    for what in looked:
+    for what, files in looked.items():
         names = [feature.name for other in sides.values() for feature in other.features]
-        sides[what] = find_side(what, looked[what], roles, overlaps[what], names)
+        sides[what] = find_side(what, *files, roles, overlaps[what], names)
     undecided = list(roles.undecided.values())
     for what, side_ in sides.items():
         if side_.id is None and ROLE[what] in roles.decided:
@@ -120,7 +121,9 @@ def inspect_files(
             undecided = [f"a run would reject every row, most often for: {most}; map other columns"]
         elif not findings.n_positive:
             undecided = ["no row would be a positive; map other columns"]
-    return Report(understood, profiles, roles, config, findings, split, sides, undecided, options)
+    return Inspection(
+        understood, profiles, roles, config, findings, split, sides, undecided, options
+    )
 
 
 def _look_at_events(
@@ -129,11 +132,11 @@ def _look_at_events(
     """Returns how interactions are written, their columns, and those that `--map` names."""
     understood = understand(patterns, "interactions")
     mapped = parse_map(maps, understood.columns)
-    profiles, _ = profile_columns(understood, "interactions", now, sample, advance)
+    profiles = profile_columns(understood, "interactions", now, sample, advance)
     events = None if understood.source.explode else find_events(profiles, mapped)
     if events is not None:
         understood = understood.with_events(*events)
-        profiles, _ = profile_columns(understood, "interactions", now, sample, advance)
+        profiles = profile_columns(understood, "interactions", now, sample, advance)
     for profile in profiles.values():
         if mapped.get(TIME_FORMAT) in profile.time_formats or (
             TIME_FORMAT in mapped and profile.name == mapped.get("timestamp")
@@ -326,14 +329,11 @@ def _stands_in_order(config: InteractionsConfig) -> bool:
 
 def _first_ids(config: InteractionsConfig) -> tuple[pa.Array, pa.Array]:
     """Returns users and items of the first rows."""
-    pieces = plan_pieces(config, "interactions", interaction_columns(config))
-    batches, n_rows = [], 0
-    for batch in (batch for piece in pieces for batch in read_piece(piece)):
-        columns = (config.columns.user, config.columns.item)
-        users, items = (to_ids(batch.columns.column(name)) for name in columns)
-        batches.append(pa.record_batch({"user": users, "item": items}))
-        n_rows += len(users)
-        if n_rows >= _ROWS:
-            break
+    names = {"user": config.columns.user, "item": config.columns.item}
+    columns = interaction_columns(config)
+    batches = [
+        pa.record_batch({name: to_ids(batch.columns.column(raw)) for name, raw in names.items()})
+        for _, batch in read_all(config, "interactions", columns, _ROWS)
+    ]
     table = pa.Table.from_batches(batches).drop_null().combine_chunks()
     return table["user"].combine_chunks(), table["item"].combine_chunks()

@@ -11,14 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recsys.config import ListOfEvents
-from recsys.data.inspect.dialect import Understood
+from recsys.data.farmhash import fingerprints
 from recsys.data.inspect.names import name_score, role_words, shown
 from recsys.data.inspect.profile import Profile
-from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.values import to_ids
 from recsys.errors import UsageError
 
 NEEDED = ("user", "item", "timestamp")
@@ -292,7 +289,6 @@ def _whole(name: str, profiles: Mapping[str, Profile]) -> str:
     return whole if whole and all(profile.kind == "list" for profile in fields) else name
 
 
-_IDS_COMPARED = 2_000_000
 _NEARLY_ALL = 0.9
 _MOST_SCALE = 21
 
@@ -314,12 +310,11 @@ class Overlap:
     coverage: float
 
 
-Looked = tuple[Understood, dict[str, Profile]]
-"""How files are written, and their columns."""
-
-
 def find_overlap(
-    role: str, profiles: Mapping[str, Profile], side: Looked, what: str, taken: Mapping[str, str]
+    role: str,
+    profiles: Mapping[str, Profile],
+    side: Mapping[str, Profile],
+    taken: Mapping[str, str],
 ) -> Overlap | None:
     """Returns the columns that hold the same ids; `None` if none do, or it is not clear which.
 
@@ -330,21 +325,16 @@ def find_overlap(
     Args:
         role: `item` or `user`.
         profiles: The columns of the interactions.
-        side: The catalogue.
-        what: `items` or `users`.
+        side: The columns of the catalogue.
         taken: Columns that are decided, by role.
     """
-    ids = _ids(side[0], what, unique_columns(side[1]))
     if role in taken:
         columns = [profiles[taken[role]]] if taken[role] in profiles else []
     else:
         free = [profile for profile in profiles.values() if profile.name not in taken.values()]
         columns = [profile for profile in free if _may_be_id(profile)]
     overlaps = [
-        _overlap(profile, name, known)
-        for profile in columns
-        for name, known in ids.items()
-        if len(known)
+        _overlap(profile, side[name]) for profile in columns for name in unique_columns(side)
     ]
     return _clear([overlap for overlap in overlaps if overlap.share >= _NEARLY_ALL], role)
 
@@ -366,10 +356,10 @@ def _may_be_id(profile: Profile) -> bool:
     return is_id and not is_time and len(profile.distinct) > _MOST_SCALE
 
 
-def _overlap(profile: Profile, name: str, known: pa.Array) -> Overlap:
-    values = pa.array(profile.sample, pa.string())
-    share = (pc.sum(pc.is_in(values, value_set=known)).as_py() or 0) / max(1, len(values))
-    return Overlap(profile.name, name, share, min(1.0, share * len(profile.distinct) / len(known)))
+def _overlap(profile: Profile, ids: Profile) -> Overlap:
+    share = ids.distinct.share_of(fingerprints(pa.array(profile.sample, pa.string())))
+    coverage = min(1.0, share * len(profile.distinct) / max(1, len(ids.distinct)))
+    return Overlap(profile.name, ids.name, share, coverage)
 
 
 def _clear(overlaps: Sequence[Overlap], role: str) -> Overlap | None:
@@ -381,17 +371,3 @@ def _clear(overlaps: Sequence[Overlap], role: str) -> Overlap | None:
     if len(best) > 1 and best[0].coverage < 1.5 * best[1].coverage:
         return None
     return best[0] if best else None
-
-
-def _ids(understood: Understood, what: str, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Returns the different values of columns, of a part of very many."""
-    parts: dict[str, list[pa.Array]] = {name: [] for name in columns}
-    n_rows = 0
-    for piece in plan_pieces(understood.source, what, columns) if columns else ():
-        for batch in read_piece(piece):
-            for name, column in parts.items():
-                column.append(pc.unique(to_ids(batch.columns.column(name)).drop_null()))
-            n_rows += batch.n_read
-            if n_rows >= _IDS_COMPARED:
-                break
-    return {name: pc.unique(pa.chunked_array(part, pa.string())) for name, part in parts.items()}

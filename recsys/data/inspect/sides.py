@@ -23,7 +23,7 @@ from recsys.data.inspect.dialect import Understood
 from recsys.data.inspect.findings import Findings, check_entities
 from recsys.data.inspect.names import name_score, words_of
 from recsys.data.inspect.profile import Profile, has_words
-from recsys.data.inspect.roles import Looked, Overlap, Role, Roles, unique_columns
+from recsys.data.inspect.roles import Overlap, Role, Roles, unique_columns
 
 ROLE = {"items": "item", "users": "user"}
 """The role in the interactions of each side's id."""
@@ -67,18 +67,23 @@ class Side:
 
 
 def find_side(
-    what: str, looked: Looked, roles: Roles, overlap: Overlap | None, taken: Iterable[str]
+    what: str,
+    understood: Understood,
+    profiles: dict[str, Profile],
+    roles: Roles,
+    overlap: Overlap | None,
+    taken: Iterable[str],
 ) -> Side:
     """Returns what files of items or of users hold.
 
     Args:
         what: `items` or `users`.
-        looked: How they are written, and their columns.
+        understood: How they are written.
+        profiles: Their columns.
         roles: Which column of the interactions is what.
         overlap: The columns with the same ids, where that is clear.
         taken: Names that features of the other side have.
     """
-    understood, profiles = looked
     theirs = roles.decided.get(ROLE[what])
     id_: Role | None = None
     if overlap is not None and theirs is not None and overlap.column == theirs.column:

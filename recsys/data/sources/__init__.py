@@ -3,7 +3,7 @@
 A row goes through: file → `Source` → pieces (`pieces.plan_pieces`) → batches of columns
 (`pieces.read_piece`) → typed values (`values`), or a dead letter.
 
-files            which files a config names: globs, spans, remote ones; their bytes
+source_files     which files a config names: globs, spans, remote ones; their bytes
 streams          bytes and text of any compression and encoding, within limits
 source           what a source is: `Source`, `Piece`, `RawBatch`
 pieces           the source of each file, its pieces, and their rows

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
-from recsys.data.sources.files import is_text
 from recsys.data.sources.nested import find_path, pick_name, pick_type
 from recsys.data.sources.source import NOT_TEXT, Piece, RawBatch, as_json, missing_column
+from recsys.data.sources.source_files import is_text
 from recsys.data.sources.text_source import Rows, TextSource, is_valid_utf8, sort_out
 from recsys.errors import RecsysError
 from recsys.registry import register_source
@@ -181,17 +181,14 @@ def field_names(row: dict[str, object], prefix: str = "") -> Iterator[str]:
     for name, value in row.items():
         if not is_text(name):
             continue
-        objects = [part for part in _parts(value) if isinstance(part, dict)]
+        parts = value[:_PARTS] if isinstance(value, list) else [value]
+        objects = [part for part in parts if isinstance(part, dict)]
         if not objects:
             yield f"{prefix}{name}"
         merged: dict[str, object] = {}
         for part in objects:
             merged |= part
         yield from field_names(merged, f"{prefix}{name}.")
-
-
-def _parts(value: object) -> Sequence[object]:
-    return value[:_PARTS] if isinstance(value, list) else [value]
 
 
 # --- by Arrow

@@ -10,16 +10,16 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.data.sources.files import file_size, open_file
 from recsys.data.sources.nested import Path, element_type, find_path, leaf_names, pick, pick_type
 from recsys.data.sources.source import Piece, RawBatch, Source, missing_column
-from recsys.data.sources.streams import check_growth, open_bytes
+from recsys.data.sources.source_files import file_size, open_file
+from recsys.data.sources.streams import check_growth
 from recsys.errors import RecsysError
 from recsys.registry import register_source
 
@@ -185,17 +185,9 @@ def _opened(
             "Write it under another name and rename it when it is whole. Run again.",
             f"{now:,} bytes",
         )
-    end = open_bytes(file, max(0, size - 8), size).read()
-    if len(end) < 8 or end[4:] != b"PAR1":
-        raise _damaged(file, size, "no footer: the file is cut off")
-    start = size - 8 - int.from_bytes(end[:4], "little")
-    footer = _FOOTER.match(open_bytes(file, max(0, start), size).read(12))
-    if footer is None:
-        raise _damaged(file, size, "no footer where it should be")
-    if _varint(footer[1] or b"\0") > _MOST_COLUMNS:
-        raise _too_wide(file)
     with open_file(file) as source:
         try:
+            _check_footer(file, size, source)
             with pq.ParquetFile(source, read_dictionary=by_dictionary) as parquet:
                 columns = (parquet.schema.column(at) for at in range(len(parquet.schema.names)))
                 if any(column.path.count(".") > _MOST_DEEP for column in columns):
@@ -203,6 +195,20 @@ def _opened(
                 yield parquet
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             raise _damaged(file, size, str(error)) from None
+
+
+def _check_footer(file: str, size: int, source: BinaryIO) -> None:
+    """Raises an error if a file has no footer, or one of too many columns."""
+    source.seek(max(0, size - 8))
+    end = source.read(8)
+    if len(end) < 8 or end[4:] != b"PAR1":
+        raise _damaged(file, size, "no footer: the file is cut off")
+    source.seek(max(0, size - 8 - int.from_bytes(end[:4], "little")))
+    footer = _FOOTER.match(source.read(12))
+    if footer is None:
+        raise _damaged(file, size, "no footer where it should be")
+    if _varint(footer[1] or b"\0") > _MOST_COLUMNS:
+        raise _too_wide(file)
 
 
 def _varint(data: bytes) -> int:

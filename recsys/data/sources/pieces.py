@@ -2,6 +2,7 @@
 
 plan_pieces    the files of a config → a `Source` for each → its pieces
 read_piece     a piece → batches of columns, of lists of events the events
+read_all       the files of a config → all their batches, in one process
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 from recsys import registry
 from recsys.config import CsvFormat, EventSource, SourceConfig
 from recsys.data.sources.csv_source import CsvSource
-from recsys.data.sources.files import SourceFile, match_files
 from recsys.data.sources.jsonl_source import JsonLinesSource
 from recsys.data.sources.nested import explode
 from recsys.data.sources.parquet_source import ParquetSource
 from recsys.data.sources.source import Piece, RawBatch, Source
+from recsys.data.sources.source_files import SourceFile, match_files
 from recsys.data.sources.streams import (
     COMPRESSED_NAMES,
     START_BYTES,
@@ -35,7 +36,7 @@ from recsys.data.sources.text_source import TextSource
 from recsys.data.sources.tfrecord_source import TFRecordSource
 from recsys.errors import RecsysError, UsageError
 
-__all__ = ["EMPTY", "Piece", "open_source", "plan_pieces", "read_piece"]
+__all__ = ["EMPTY", "Piece", "open_source", "plan_pieces", "read_all", "read_piece"]
 
 EMPTY = "R202"
 """Code of the error that a file without rows is; of several files one may be."""
@@ -93,6 +94,34 @@ def read_piece(piece: Piece) -> Iterator[RawBatch]:
             yield batch
         else:
             yield from explode(batch, piece.explode)
+
+
+def read_all(
+    source: SourceConfig,
+    what: str,
+    columns: Sequence[str],
+    sample: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> Iterator[tuple[int, RawBatch]]:
+    """Yields the rows of all files in this process, and which of the files each batch is of.
+
+    Args:
+        source: What to read.
+        what: The part of `data` in the config that it is, for errors.
+        columns: Columns to read.
+        sample: Rows to read, about; None: all.
+        advance: Called with the bytes of each batch.
+    """
+    n_read = 0
+    # A file that is cut into pieces is read to its end for that.
+    for piece in plan_pieces(source, what, columns, WHOLE_FILES):
+        for batch in read_piece(piece):
+            yield piece.file_index, batch
+            n_read += batch.n_read
+            if sample is not None and n_read >= sample:
+                return
+            if advance is not None:
+                advance(batch.columns.nbytes)
 
 
 def open_source(file: SourceFile, config: SourceConfig, columns: Sequence[str] = ()) -> Piece:

@@ -13,7 +13,7 @@ from typing import IO, Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 
-from recsys.data.sources.files import Section
+from recsys.data.sources.source_files import Section
 from recsys.errors import RecsysError
 
 Compression = Literal["gzip", "bz2", "xz", "zstd"]

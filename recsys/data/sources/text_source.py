@@ -18,8 +18,8 @@ import pydantic
 
 from recsys.config import CsvFormat, SourceConfig
 from recsys.data.dead_letters import dead_letters
-from recsys.data.sources.files import file_size, is_remote
 from recsys.data.sources.source import Piece, RawBatch, Source
+from recsys.data.sources.source_files import file_size, is_remote
 from recsys.data.sources.streams import (
     LINE_LIMIT_BYTES,
     START_BYTES,
@@ -147,9 +147,8 @@ class TextSource(Source):
             blocks = _without_unfinished(piece, blocks, letters)
         yield from self.read_rows(piece, (rows for rows in blocks if len(rows)))
         for rejected in letters:
-            columns = [pa.array([], pa.string())] * len(piece.columns)
-            nothing = pa.RecordBatch.from_arrays(columns, names=list(piece.columns))
-            yield RawBatch(piece.file, nothing, np.zeros(0, np.int64), rejected)
+            nothing = RawBatch.of(piece, [pa.array([], pa.string())] * len(piece.columns), 1)
+            yield dataclasses.replace(nothing, rejected=rejected)
 
     def read_rows(self, piece: Piece, blocks: Iterator[Rows]) -> Iterator[RawBatch]:
         """Yields what the rows of a piece hold, block by block."""

@@ -320,7 +320,7 @@ def plan(
 
     Exits with 1 if the training could not run like that.
     """
-    from recsys.cli import plan as command
+    from recsys.cli import plan_command as command
 
     raise Exit(
         command.plan(config, sets or [], devices, mesh, memory, rows or [], data, as_json=as_json)

@@ -12,7 +12,14 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from recsys.errors import UsageError
-from recsys.synth.world import Items, Users, count_special, draw_events, make_items, make_users
+from recsys.synth.world import (
+    SynthItems,
+    SynthUsers,
+    count_special,
+    draw_events,
+    make_items,
+    make_users,
+)
 
 START = 1_672_531_200  # 2023-01-01T00:00:00Z
 SPAN_S = 365 * 86_400
@@ -134,7 +141,7 @@ def _check(out: Path, users: int, items: int, interactions: int, seed: int) -> N
         )
 
 
-def _summarize(out: Path, users: Users, items: Items) -> SynthSummary:
+def _summarize(out: Path, users: SynthUsers, items: SynthItems) -> SynthSummary:
     late = items.release[(items.release > 0) & (items.release <= 1)]
     return SynthSummary(
         interactions=out / "interactions.csv",
@@ -153,7 +160,7 @@ def _summarize(out: Path, users: Users, items: Items) -> SynthSummary:
 
 
 def _interactions(
-    items: Items, users: Users, root: np.random.SeedSequence
+    items: SynthItems, users: SynthUsers, root: np.random.SeedSequence
 ) -> Iterator[pa.RecordBatch]:
     seed = [int(word) for word in root.generate_state(4)]
     for first, last in _user_blocks(users.n_events):
@@ -179,7 +186,7 @@ def _user_blocks(n_events: np.ndarray) -> Iterator[tuple[int, int]]:
         first, done = last, int(ends[last - 1])
 
 
-def _write_items(path: Path, items: Items, rng: np.random.Generator) -> None:
+def _write_items(path: Path, items: SynthItems, rng: np.random.Generator) -> None:
     place_of = np.argsort(items.number)
     categories, adjectives = pa.array(_CATEGORIES), pa.array(_ADJECTIVES)
     words = pa.array([word for three in zip(*_WORDS, strict=True) for word in three])

@@ -353,23 +353,23 @@ def files_digest(files: Iterable[SourceFile]) -> str:
     """Returns a digest of the names and contents of files; of remote ones the file system's."""
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.path.rpartition("/")[2].encode() + b"\0" + content_digest(file))
+        digest.update(file.path.rpartition("/")[2].encode() + b"\0" + content_digest(file.path))
     return digest.hexdigest()
 
 
-def content_digest(file: SourceFile) -> bytes:
+def content_digest(path: str) -> bytes:
     """Returns a digest of what a file holds; of a remote one what its file system says.
 
     Raises:
         RecsysError: The file can't be read.
     """
-    if is_remote(file.path):
-        return f"{file.size} {_filesystems().checksum(file.path)}".encode()
+    if is_remote(path):
+        return f"{file_size(path)} {_filesystems().checksum(path)}".encode()
     try:
-        with open_file(file.path) as stream:
+        with open_file(path) as stream:
             return hashlib.file_digest(cast(io.BufferedReader, stream), "sha256").digest()
     except OSError as error:
-        raise unreadable(file.path, error.strerror or str(error)) from None
+        raise unreadable(path, error.strerror or str(error)) from None
 
 
 # --- remote files

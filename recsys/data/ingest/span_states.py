@@ -24,8 +24,8 @@ from recsys.data.ingest.window import (
     unreadable_span,
 )
 from recsys.data.interactions import interaction_columns
-from recsys.data.sources.files import day_name, file_size, match_files
 from recsys.data.sources.pieces import EMPTY, Piece, plan_pieces
+from recsys.data.sources.source_files import day_name, file_size, match_files
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_text
 

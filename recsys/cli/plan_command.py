@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
 from recsys.cli.failure import print_error
 from recsys.cli.terminal import fitted_console, plain_size, titled_table
 from recsys.config import with_mesh
-from recsys.config.load import default_config_path, load_config
+from recsys.config.load import load_config
 from recsys.data.table_rows import find_rows, parse_rows
 from recsys.errors import RecsysError, UsageError
 from recsys.formats import ABSENT
@@ -60,7 +59,7 @@ def plan(
     """
     limit = None if memory is None else parse_bytes(memory)
     named_rows = parse_rows(rows)
-    config = with_mesh(load_config(path or default_config_path(), overrides), mesh)
+    config = with_mesh(load_config(path, overrides), mesh)
     devices = devices or (config.mesh.n_devices if config.mesh else 1)
     table_rows = find_rows(config, named_rows, data)
     _simulate(devices)
@@ -138,12 +137,12 @@ def _too_large(planned: Plan, limit: int, advice: Sequence[Change]) -> RecsysErr
 
 def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Change]) -> None:
     console = fitted_console(_WIDTH)
-    console.print(Text(f"Rows: {rows_from}."), soft_wrap=True)
+    console.write_line(f"Rows: {rows_from}.")
     devices = "1 device" if planned.devices == 1 else f"each of {planned.devices:,} devices"
     if planned.n_batch * planned.n_shards == planned.devices > 1:
         devices += f", {planned.n_batch} × {planned.n_shards}"
     columns = ("rows", "padded", "placement", "shards", "weights", "slots")
-    tables = _table(f"Tables, on {devices}", *columns)
+    tables = titled_table(f"Tables, on {devices}", "", *columns, numbers=columns)
     for table in planned.tables:
         tables.add_row(
             Text(table.table),
@@ -155,7 +154,7 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
             plain_size(table.slot_bytes_per_device) if table.slot_bytes_per_device else ABSENT,
         )
     console.print(tables)
-    step = _table("All of it, on each device", "bytes")
+    step = titled_table("All of it, on each device", "", "bytes", numbers=["bytes"])
     tables_bytes = planned.step.state_bytes - planned.other_bytes
     step.add_row("tables and their slots", plain_size(tables_bytes))
     step.add_row("other weights and slots", plain_size(planned.other_bytes))
@@ -165,20 +164,12 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
     console.print(step)
     console.print(_verdict(planned, limit))
     if advice:
-        changes = _table("What to change", "a device", "saves", "fits")
+        headings = ("a device", "saves", "fits")
+        changes = titled_table("What to change", "", *headings, numbers=headings)
         for change in advice:
             sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
             changes.add_row(Text(change.words), *sizes, "yes" if change.fits else "no")
         console.print(changes)
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = titled_table(title)
-    table.add_column("", overflow="fold")
-    for heading in headings:
-        # A number goes on in the next line rather than lose digits.
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
 
 
 def _verdict(planned: Plan, limit: int | None) -> Text:
