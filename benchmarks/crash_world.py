@@ -332,7 +332,7 @@ def serve_orders() -> None:
     os.dup2(2, 1)
     from pipelines import (
         local_runner,  # noqa: F401
-        retrieval,  # noqa: F401
+        retrieval_pipeline,  # noqa: F401
         runner,  # noqa: F401
     )
 

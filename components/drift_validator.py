@@ -6,7 +6,7 @@ have some; the config's limits fill in the rest.
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from tfx.types import artifact_utils
 from tfx.types.standard_artifacts import ExampleAnomalies, ExampleStatistics, Schema
 
 from components.artifacts import Validation, statistics_property
-from components.statistics_pages import Statistics, summarize_split, write_pages
+from components.statistics_pages import summarize_split, write_pages
 from recsys.config import Share, Strict
 
 Kind = Literal["drift", "skew"]
@@ -36,8 +36,6 @@ LEAST_USERS = 100
 
 _USER = "user_id"
 _SHOWN_CHARACTERS = 60
-_COMPARATORS = {"drift": "drift_comparator", "skew": "skew_comparator"}
-_MEASUREMENTS = {"drift": "drift_measurements", "skew": "skew_measurements"}
 _NORMS = {L_INFINITY: "infinity_norm", JENSEN_SHANNON: "jensen_shannon_divergence"}
 _EARLIER = {"drift": "previous_statistics", "skew": "serving_statistics"}
 _MEASURES = {
@@ -50,8 +48,12 @@ _NUMBERS = (
 )
 
 
+_Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
+"""Statistics of each split."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Distance:
     """How far a column of a split lies from the earlier one.
 
     Attributes:
@@ -81,22 +83,24 @@ class Comparison:
         return self.value is not None and self.limit is not None and self.value > self.limit
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What is compared, and how far it may move.
+class DriftLimits(Strict):
+    """What of one kind of data is compared, and how far it may move.
 
-    Attributes:
-        limit: Highest distance of a column whose schema says nothing else; None: no limit.
-            It doesn't hold for splits of fewer than `LEAST_USERS`: what a few users like
-            is no property of the data.
-        ids: Columns that are measured without a limit: on a small split one busy user
-            moves them far.
-        moving: Columns that are not compared, as their values move with time.
+    The limits of the config don't hold for splits of fewer than `LEAST_USERS`: what a few
+    users like is no property of the data.
     """
 
-    limit: float | None
-    ids: Collection[str] = ()
-    moving: Collection[str] = ()
+    what: str
+    """`interactions`, `items` or `users`."""
+    max_drift: Share | None
+    """Highest distance from the data accepted before [0..1]; `null`: no limit."""
+    max_skew: Share | None
+    """Highest distance from the data of the last blessed model [0..1]; `null`: no limit."""
+    ids: tuple[str, ...] = ()
+    """Columns that are measured without a limit: on a small split one busy user moves them
+    far."""
+    moving: tuple[str, ...] = ()
+    """Columns that are not compared, as their values move with time."""
 
 
 def compare(
@@ -105,8 +109,8 @@ def compare(
     now: statistics_pb2.DatasetFeatureStatisticsList,
     earlier: statistics_pb2.DatasetFeatureStatisticsList,
     schema: schema_pb2.Schema,
-    limits: Limits,
-) -> list[Comparison]:
+    limits: DriftLimits,
+) -> list[Distance]:
     """Returns the distance of each column of `now` from the same of `earlier`.
 
     Args:
@@ -117,47 +121,36 @@ def compare(
         schema: The schema; its own comparators go before the limits.
         limits: What is compared, and how far it may move.
     """
+    limit = limits.max_drift if kind == "drift" else limits.max_skew
     if min(_n_users(now), _n_users(earlier)) < LEAST_USERS:
-        limits = dataclasses.replace(limits, limit=None)
+        limit = None
     compared = schema_pb2.Schema()
     compared.CopyFrom(schema)
-    comparisons = list(_set_comparators(kind, split, now, earlier, compared, limits))
-    anomalies = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
-    comparisons += _measured(kind, split, anomalies)
-    # TFDV measures values only, not how many there are.
-    shares, before = _shares_missing(now), _shares_missing(earlier)
-    for name in shares.keys() & before.keys():
-        if shares[name] != before[name]:
-            note = f"{before[name]:.1%} before, {shares[name]:.1%} now"
-            moved = abs(shares[name] - before[name])
-            comparisons.append(Comparison(kind, split, name, MISSING, moved, limits.limit, note))
-    return sorted(comparisons, key=lambda distance: (distance.column, distance.measure))
-
-
-def _set_comparators(
-    kind: Kind,
-    split: str,
-    now: statistics_pb2.DatasetFeatureStatisticsList,
-    earlier: statistics_pb2.DatasetFeatureStatisticsList,
-    schema: schema_pb2.Schema,
-    limits: Limits,
-) -> Iterator[Comparison]:
-    """Gives each column of the schema its comparator; yields those that are not compared."""
     columns, before = _columns(now), _columns(earlier)
-    for feature in schema.feature:
-        name = feature.name
+    distances = []
+    for feature in compared.feature:
+        name, comparator = feature.name, f"{kind}_comparator"
         note = _why_not(name, columns, before, limits)
         if note:
-            feature.ClearField(_COMPARATORS[kind])
-            yield Comparison(kind, split, name, _measure(columns.get(name)), None, None, note)
-        elif not feature.HasField(_COMPARATORS[kind]):
-            limit = None if name in limits.ids else limits.limit
-            norm = _NORMS[_measure(columns[name])]
-            threshold = getattr(getattr(feature, _COMPARATORS[kind]), norm)
-            threshold.threshold = NO_LIMIT if limit is None else limit
+            feature.ClearField(comparator)
+            measure = _measure(columns.get(name))
+            distances.append(Distance(kind, split, name, measure, None, None, note))
+        elif not feature.HasField(comparator):
+            norm = getattr(getattr(feature, comparator), _NORMS[_measure(columns[name])])
+            norm.threshold = NO_LIMIT if limit is None or name in limits.ids else limit
+    anomalies = tfdv.validate_statistics(now, compared, **{_EARLIER[kind]: earlier})
+    distances += _measured(kind, split, anomalies)
+    # TFDV measures values only, not how many there are.
+    shares, shares_before = _shares_missing(now), _shares_missing(earlier)
+    for name in shares.keys() & shares_before.keys():
+        if shares[name] != shares_before[name]:
+            note = f"{shares_before[name]:.1%} before, {shares[name]:.1%} now"
+            moved = abs(shares[name] - shares_before[name])
+            distances.append(Distance(kind, split, name, MISSING, moved, limit, note))
+    return sorted(distances, key=lambda distance: (distance.column, distance.measure))
 
 
-def _why_not(name: str, now: dict[str, Any], earlier: dict[str, Any], limits: Limits) -> str:
+def _why_not(name: str, now: dict[str, Any], earlier: dict[str, Any], limits: DriftLimits) -> str:
     if name in limits.moving:
         return "not compared: it moves with time"
     if name not in now:
@@ -200,16 +193,16 @@ def _measure(feature: statistics_pb2.FeatureNameStatistics | None) -> str:
     return JENSEN_SHANNON if feature is not None and feature.type in _NUMBERS else L_INFINITY
 
 
-def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Iterator[Comparison]:
+def _measured(kind: Kind, split: str, anomalies: anomalies_pb2.Anomalies) -> Iterator[Distance]:
     """Yields what TFDV measured, with its words where a distance is beyond the limit."""
     for info in anomalies.drift_skew_info:
         column = info.path.step[0]
-        for measured in getattr(info, _MEASUREMENTS[kind]):
+        for measured in getattr(info, f"{kind}_measurements"):
             limit = None if measured.threshold >= NO_LIMIT else measured.threshold
             measure = _MEASURES.get(measured.type, "distance")
-            comparison = Comparison(kind, split, column, measure, measured.value, limit)
-            note = _most_moved(anomalies, column) if comparison.exceeds else ""
-            yield dataclasses.replace(comparison, note=note)
+            distance = Distance(kind, split, column, measure, measured.value, limit)
+            note = _most_moved(anomalies, column) if distance.exceeds else ""
+            yield dataclasses.replace(distance, note=note)
 
 
 def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
@@ -222,21 +215,6 @@ def _most_moved(anomalies: anomalies_pb2.Anomalies, column: str) -> str:
 
 
 # --- the component
-
-
-class DriftLimits(Strict):
-    """What of one kind of data is compared, and how far it may move."""
-
-    what: str
-    """`interactions`, `items` or `users`."""
-    max_drift: Share | None
-    """Highest distance from the data accepted before [0..1]; `null`: no limit."""
-    max_skew: Share | None
-    """Highest distance from the data of the last blessed model [0..1]; `null`: no limit."""
-    ids: tuple[str, ...] = ()
-    """Columns that are measured without a limit."""
-    moving: tuple[str, ...] = ()
-    """Columns that are not compared."""
 
 
 @component
@@ -268,25 +246,21 @@ def DriftValidator(
     limits = DriftLimits.model_validate_json(config)
     now = _load(statistics)
     schema_file = next(Path(schema.uri).glob("*.pbtxt"))
-    earlier: dict[Kind, Statistics] = {
+    earlier: dict[Kind, _Statistics] = {
         "drift": _load(accepted_statistics),
         "skew": _load(trained_statistics),
     }
     loaded = tfdv.load_schema_text(str(schema_file))
-    highest: dict[Kind, float | None] = {"drift": limits.max_drift, "skew": limits.max_skew}
     distances = [
         distance
         for kind, before in earlier.items()
         for split in sorted(now.keys() & before.keys())
-        for distance in compare(
-            kind,
-            split,
-            now[split],
-            before[split],
-            loaded,
-            Limits(highest[kind], limits.ids, limits.moving),
-        )
+        for distance in compare(kind, split, now[split], before[split], loaded, limits)
     ]
+    summaries, summaries_before = (
+        {split: summarize_split(statistics) for split, statistics in side.items()}
+        for side in (now, earlier["drift"])
+    )
     content = {
         "what": limits.what,
         "schema": str(schema_file),
@@ -295,8 +269,8 @@ def DriftValidator(
             {**dataclasses.asdict(distance), "exceeds": distance.exceeds} for distance in distances
         ],
         "earlier": {kind: bool(statistics) for kind, statistics in earlier.items()},
-        "splits": {split: summarize_split(proto) for split, proto in now.items()},
-        "pages": write_pages(Path(validation.uri), limits.what, now, earlier["drift"]),
+        "splits": summaries,
+        "pages": write_pages(Path(validation.uri), limits.what, summaries, summaries_before),
     }
     (Path(validation.uri) / "validation.json").write_text(json.dumps(content, indent=1) + "\n")
     validation.set_int_custom_property(statistics_property(limits.what), statistics.id)
@@ -314,7 +288,7 @@ def read_anomalies(folder: Path) -> Iterator[dict[str, str]]:
             yield {"split": split, "column": "", "text": text}
 
 
-def _load(artifact: ExampleStatistics | None) -> Statistics:
+def _load(artifact: ExampleStatistics | None) -> _Statistics:
     if artifact is None:
         return {}
     splits = artifact_utils.decode_split_names(artifact.split_names)

@@ -15,7 +15,7 @@ from components.artifacts import (
     Vocabularies,
 )
 from components.artifacts import Report as ReportArtifact
-from recsys.report.write import write_report
+from recsys.report.run_report import write_report
 
 
 @component

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,12 @@ from tensorflow_metadata.proto.v0 import statistics_pb2
 
 from recsys.report.statistics_page import write_statistics
 
-Statistics = Mapping[str, statistics_pb2.DatasetFeatureStatisticsList]
-"""Statistics of each split."""
+Summaries = Mapping[str, Mapping[str, Any]]
+"""What `summarize_split` returned of each split."""
 
 
-def write_pages(
-    folder: Path, what: str, now: Statistics, before: Statistics
-) -> list[dict[str, str]]:
-    """Writes the pages.
+def write_pages(folder: Path, what: str, now: Summaries, before: Summaries) -> list[dict[str, str]]:
+    """Writes a page of all of today's splits, and one of each split beside the earlier one.
 
     Args:
         folder: Where to.
@@ -29,21 +27,16 @@ def write_pages(
     Returns:
         The `file` and the `title` of each page.
     """
+    groups = [dict(sorted(now.items(), reverse=True))]
+    for split in sorted(now.keys() & before.keys(), reverse=True):
+        groups.append({f"{split} now": now[split], f"{split} before": before[split]})
     pages = []
-    for group in _groups(now, before):
+    for group in groups:
         title = " and ".join(group)
         file = f"statistics-{what}-{title.replace(' ', '-')}.html"
-        summaries = {name: summarize_split(statistics) for name, statistics in group.items()}
-        write_statistics(folder / file, what, summaries)
+        write_statistics(folder / file, what, group)
         pages.append({"file": file, "title": title})
     return pages
-
-
-def _groups(now: Statistics, before: Statistics) -> Iterator[Statistics]:
-    """Yields what is shown on one page, by name: all of today's data sets, or two of a split."""
-    yield dict(sorted(now.items(), reverse=True))
-    for split in sorted(now.keys() & before.keys(), reverse=True):
-        yield {f"{split} now": now[split], f"{split} before": before[split]}
 
 
 # --- TFDV's statistics as a small JSON object that the report draws without a network.

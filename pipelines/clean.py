@@ -61,12 +61,9 @@ def clean(config: Config, *, apply: bool) -> dict[str, Any]:
         return {**plan_json([]), "applied": False, "failed": []}
     with run_lock(root):
         if link := link_on_the_way(root, root / GONE):
-            raise RecsysError(
-                "R605",
-                f"The folder {GONE!r} of a root must be no link: it is where things are removed.",
-                "Nothing was changed. Look at what it leads to, and remove the link.",
-                str(link),
-            )
+            rule = f"The folder {GONE!r} of a root must be no link: it is where things are removed."
+            cure = "Nothing was changed. Look at what it leads to, and remove the link."
+            raise RecsysError("R605", rule, cure, str(link))
         things = _plan(config, open_store(config))
         plan = plan_json(things)
         goes = [thing for thing in things if thing.goes]

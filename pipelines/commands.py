@@ -49,12 +49,9 @@ def freeze_schemas(config: Config, out: Path, *, force: bool) -> list[Path]:
     files = {out / f"{what}.pbtxt": schema for what, schema in schemas.items()}
     there = [str(file) for file in files if file.exists()]
     if there and not force:
-        raise RecsysError(
-            "R247",
-            "A committed schema is not overwritten, as people may have edited it.",
-            "Choose another folder, or take --force.",
-            there[0],
-        )
+        rule = "A committed schema is not overwritten, as people may have edited it."
+        cure = "Choose another folder, or take --force."
+        raise RecsysError("R247", rule, cure, there[0])
     out.mkdir(parents=True, exist_ok=True)
     for file, schema in files.items():
         file.write_text(committable(schema.read_text()))
@@ -164,12 +161,8 @@ def _models(store: mlmd.MetadataStore, training: int | None) -> Iterator[dict[st
 
 def _described(artifact: Artifact) -> dict[str, Any]:
     is_there = artifact.state == Artifact.LIVE and Path(artifact.uri).is_dir()
-    return {
-        "artifact": artifact.id,
-        "kind": artifact.type,
-        "path": artifact.uri,
-        "is_there": is_there,
-    }
+    path, kind = artifact.uri, artifact.type
+    return {"artifact": artifact.id, "kind": kind, "path": path, "is_there": is_there}
 
 
 def _context(store: mlmd.MetadataStore, execution: int, kind: str) -> str:

@@ -54,9 +54,8 @@ class History:
 
     def output(self, execution: int, key: str) -> Artifact:
         """Returns the output `key` of an execution."""
-        return self._store.get_artifacts_by_id(artifact_ids(self._store, execution, OUTPUTS)[key])[
-            0
-        ]
+        ids = artifact_ids(self._store, execution, OUTPUTS)
+        return self._store.get_artifacts_by_id(ids[key])[0]
 
     def folder(self, execution: int, key: str) -> Path:
         """Returns the folder of the output `key` of an execution."""

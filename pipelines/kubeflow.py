@@ -29,7 +29,7 @@ from tfx.types.standard_artifacts import Model, ModelBlessing
 from components import artifacts
 from pipelines.kubeflow_entrypoint import BUCKET_SCHEME, OUR_TYPES, PLUGIN, addressed, mounted
 from pipelines.platforms import Platform
-from pipelines.retrieval import create_pipeline
+from pipelines.retrieval_pipeline import create_pipeline
 from recsys.config import Config, SourceConfig
 from recsys.config.load import load_config
 from recsys.config.operation import KeepConfig
@@ -166,11 +166,9 @@ def compile_pipeline(config: Config, image: str, out: Path) -> dict[str, Any]:
         UsageError: `kfp` is not installed, or the config asks for what can't be done there.
     """
     if importlib.util.find_spec("kfp") is None:
-        raise UsageError(
-            "R618",
-            "Compiling for Kubeflow needs the package kfp.",
-            f"{install_extra('kubeflow')} It needs Python 3.11.",
-        )
+        rule = "Compiling for Kubeflow needs the package kfp."
+        cure = f"{install_extra('kubeflow')} It needs Python 3.11."
+        raise UsageError("R618", rule, cure)
     from tfx.orchestration.kubeflow.v2 import kubeflow_v2_dag_runner as kubeflow
 
     command = [*ENTRYPOINT, *(f"{PLUGIN}{module}" for module in config.plugins)]
@@ -194,18 +192,18 @@ def _named_for_kubeflow() -> Iterator[None]:
     At home they keep the short ones: under others ML Metadata would not find what earlier
     runs made.
     """
-    types: list[Any] = [
+    own: list[Any] = [
         value
         for value in vars(artifacts).values()
         if isinstance(value, type) and value.__module__ == artifacts.__name__
     ]
-    names = [kind.TYPE_NAME for kind in types]
+    names = {kind: kind.TYPE_NAME for kind in own}
     try:
-        for kind, name in zip(types, names, strict=True):
+        for kind, name in names.items():
             kind.TYPE_NAME = f"{OUR_TYPES}{name}"
         yield
     finally:
-        for kind, name in zip(types, names, strict=True):
+        for kind, name in names.items():
             kind.TYPE_NAME = name
 
 

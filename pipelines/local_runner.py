@@ -17,7 +17,6 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):
     # Run as a file: the folder of this file is no place to import from.
@@ -33,10 +32,6 @@ from recsys.system import events
 from recsys.system.files import scratch_folder, temporary_files_in
 from recsys.system.process import storage_error
 from recsys.system.signals import StoppedError
-
-if TYPE_CHECKING:
-    from pipelines.runner import Runner
-    from recsys.config import Config
 
 CONFIG_VARIABLE = "RECSYS_CONFIG"
 _SIGNALLED = 128
@@ -82,37 +77,25 @@ def _run(path: Path, overrides: list[str]) -> None:
         check_sources(config.data)
         check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
-        from pipelines.retrieval import create_pipeline
+        from pipelines.retrieval_pipeline import create_pipeline
         from pipelines.runner import Runner
 
         root = Path(config.root)
         serving, database = root / "serving" / config.name, with_password(config)
         runner = Runner(root, serving, database, partial(tell_of_killed, config))
         summary = runner.run(create_pipeline(config))
-    except RecsysError as error:
-        events.emit("error", error=error.to_json(), step=runner and runner.step)
-        _after(config, runner, error)
-        raise
-    except StoppedError as stopped:
+    except (RecsysError, StoppedError) as error:
         step = runner and runner.step
-        reason = stopped_error(stopped, step)
+        reason = stopped_error(error, step) if isinstance(error, StoppedError) else error
         events.emit("error", error=reason.to_json(), step=step)
-        _after(config, runner, reason, "stopped")
+        # Where another run holds the root, nothing is done there.
+        if config is not None and not isinstance(error, BusyError):
+            state = "failed" if reason is error else "stopped"
+            after_run(config, runner and runner.run_id, reason, step, state)
         raise
     if summary is not None:  # `tfx pipeline create` only looks at the pipeline.
-        events.emit("finished", summary={**summary, "night": _after(config, runner)})
-
-
-def _after(
-    config: Config | None,
-    runner: Runner | None,
-    error: RecsysError | None = None,
-    state: str = "failed",
-) -> dict[str, Any] | None:
-    """Cleans and notifies after a run; does nothing where another run holds the root."""
-    if config is None or isinstance(error, BusyError):
-        return None
-    return after_run(config, runner and runner.run_id, error, runner and runner.step, state)
+        night = after_run(config, runner.run_id)
+        events.emit("finished", summary={**summary, "night": night})
 
 
 if __name__ == "__main__":

@@ -80,13 +80,12 @@ def check_metadata(config: Config) -> None:
         # The client of MySQL would wait for minutes.
         socket.create_connection((mysql.host, mysql.port), _TIMEOUT_S).close()
     except OSError as error:
-        raise RecsysError(
-            "R612",
+        rule = (
             f"The MySQL server {mysql.host}:{mysql.port} of ML Metadata must answer within"
-            f" {_TIMEOUT_S:.0f} s.",
-            "Start it, or correct metadata.mysql; nothing was run.",
-            error.strerror or str(error),
-        ) from None
+            f" {_TIMEOUT_S:.0f} s."
+        )
+        cure = "Start it, or correct metadata.mysql; nothing was run."
+        raise RecsysError("R612", rule, cure, error.strerror or str(error)) from None
     try:
         mlmd.MetadataStore(connection)
     except (RuntimeError, mlmd.errors.StatusError) as error:
@@ -118,24 +117,13 @@ def open_sqlite(root: Path) -> mlmd.MetadataStore | None:
 def _refused(mysql: MysqlConfig, message: str) -> RecsysError:
     """Returns the error of a server that answered, and refused the connection."""
     match = re.search(r"errno: (.*?),? *error:", message)
-    text = match[1].strip() if match else message.strip()
-    if "Unknown database" in text:
-        cure = (
-            "Create it (docs/schedule/README.md has the lines), or correct metadata.mysql.database"
-        )
-    elif not text or "Access denied" in text:
-        cure = (
-            f"Correct {mysql.password_env}, metadata.mysql.user or metadata.mysql.ssl, or grant"
-            " the rights"
-        )
-    else:
-        cure = "What was received says what MySQL or ML Metadata made of it"
     return RecsysError(
         "R613",
         f"MySQL on {mysql.host}:{mysql.port} must let {mysql.user!r} use the database"
         f" {mysql.database!r} with the password that {mysql.password_env} holds.",
-        f"{cure}; nothing was run.",
-        text or ...,
+        "Create the database and grant the rights (docs/schedule/README.md has the lines), or"
+        f" correct metadata.mysql or {mysql.password_env}; nothing was run.",
+        (match[1] if match else message).strip() or ...,
     )
 
 
@@ -169,12 +157,9 @@ def claim_name(store: mlmd.MetadataStore, name: str, root: Path) -> None:
     held = store.get_context_by_type_and_name(_TYPE, name).custom_properties
     if held["id"].string_value != ours:
         owner = f"{held['root'].string_value!r} on {held['host'].string_value}"
-        raise RecsysError(
-            "R616",
-            f"In this database of ML Metadata the name {name!r} belongs to the root {owner}.",
-            "Choose another name, run in that root, or take a database of its own.",
-            str(root),
-        )
+        rule = f"In this database of ML Metadata the name {name!r} belongs to the root {owner}."
+        cure = "Choose another name, run in that root, or take a database of its own."
+        raise RecsysError("R616", rule, cure, str(root))
 
 
 def _root_id(root: Path) -> str:

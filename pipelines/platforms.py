@@ -52,13 +52,12 @@ class Platform:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise RecsysError(
-                "R243",
-                f"{str(file)!r} must be a committed TFDV schema.",
+            rule = f"{str(file)!r} must be a committed TFDV schema."
+            cure = (
                 "Write it with `recsys freeze-schema`, correct data.gate.schema_dir, or remove"
-                " that key to infer the schema from the data.",
-                error.strerror,
-            ) from None
+                " that key to infer the schema from the data."
+            )
+            raise RecsysError("R243", rule, cure, error.strerror) from None
         pinned = root / "schemas" / hashlib.sha256(content).hexdigest()[:16] / file.name
         pinned.parent.mkdir(parents=True, exist_ok=True)
         pinned.write_bytes(content)

@@ -19,8 +19,8 @@ from ml_metadata.proto.metadata_store_pb2 import Artifact, Event, Execution
 
 from recsys.bundles.publishing import only_publisher
 from recsys.errors import RecsysError
-from recsys.report.artifacts import MissingError
 from recsys.report.index import INDEX
+from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import RESULT, RUNS, STEPS, RunRecord, read_steps
 from recsys.system.held_folder import HeldFolder, link_on_the_way
 
@@ -223,16 +223,13 @@ def record_killed(root: Path) -> list[str]:
 
 def _killed(folder: Path) -> dict[str, object]:
     record, last = read_steps(folder), (folder / STEPS).stat().st_mtime
-    n_done, n_all = len(record.steps), len(record.planned)
-    step = record.planned[n_done] if n_done < n_all else None
-    where = f" in {step}" if step else ""
     started = record.started if record.started is not None else last
     return {
         "name": record.name,
         "started": started,
         "seconds": round(max(0.0, last - started), 1),
         "state": "killed",
-        "step": step,
-        "error": f"The run was killed{where}, after {n_done} of {n_all} steps; the next run"
-        f" cleared up after it ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC).",
+        "step": record.step,
+        "error": f"The run was killed {record.progress()}; the next run cleared up after it"
+        f" ({time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC).",
     }

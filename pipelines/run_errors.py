@@ -45,12 +45,9 @@ def as_recsys_error(error: BaseException, step: str, root: Path) -> RecsysError:
     if free is not None and free < _FULL_BYTES:
         return _full(str(root))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RecsysError(
-        "R600",
-        f"The step {step} failed.",
-        "The run's log holds the whole story; if the data is in order, report it.",
-        f"{type(error).__name__}: {lines[-1] if lines else ''}",
-    )
+    rule = f"The step {step} failed."
+    cure = "The run's log holds the whole story; if the data is in order, report it."
+    return RecsysError("R600", rule, cure, f"{type(error).__name__}: {lines[-1] if lines else ''}")
 
 
 def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
@@ -58,11 +55,9 @@ def stopped_error(stopped: StoppedError, step: str | None) -> RecsysError:
     errors = [cause for cause in _chain(stopped) if isinstance(cause, RecsysError)]
     where = f" in {step}" if step else ""
     more = f" {errors[0].rule}" if errors else ""
-    return RecsysError(
-        "R606",
-        f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}",
-        "The same command goes on from there.",
-    )
+    rule = f"The run was stopped by {stopped.name}{where}; all its processes are ended.{more}"
+    cure = "The same command goes on from there."
+    return RecsysError("R606", rule, cure)
 
 
 def _full(path: str) -> RecsysError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import html
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 ABSENT = "–"
@@ -128,6 +130,18 @@ def ends_of(interval: Any) -> tuple[float, float] | None:
         return None
     low, high = interval
     return (low, high) if is_number(low) and is_number(high) else None
+
+
+def html_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], caption: str = "") -> str:
+    """Returns a table as HTML, with numbers of four decimals."""
+
+    def row(tag: str, values: Iterable[Any]) -> str:
+        texts = (f"{x:.4f}" if isinstance(x, float) else str(x) for x in values)
+        return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
+
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    body = "".join(row("td", values) for values in rows)
+    return f"<table>{title}<thead>{row('th', columns)}</thead><tbody>{body}</tbody></table>"
 
 
 def _signed_percent(value: float) -> str:

@@ -62,6 +62,11 @@ class RaggedRows:
         return RaggedRows(rows, np.concatenate([[0], np.cumsum(counts)]))
 
 
+def slices(stop: int, size: int, start: int = 0) -> list[slice]:
+    """Returns the slices of `start` … `stop`, of `size` places each and fewer at the end."""
+    return [slice(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns `start`, `start + 1`, … of each range of `counts` numbers, end to end.
 

@@ -15,7 +15,7 @@ from recsys.data.dataset import Data
 from recsys.evaluation.result import Comparison, EvaluationResult
 from recsys.metrics.metric import Items, RankedLists
 from recsys.models import load_model
-from recsys.report.write import write_report
+from recsys.report.run_report import write_report
 
 OPTIONS = {"baselines": ["popularity"], "k": [1, 3]}
 

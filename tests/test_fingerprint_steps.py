@@ -25,7 +25,7 @@ STEPS = {
     "VocabularyGen": ("components.vocabulary_gen",),
     "Transform": ("recsys.data.ingest.feature_graph",),
     "InteractionEncoder": ("components.interaction_encoder",),
-    "Trainer": ("components.trainer", "recsys.train"),
+    "Trainer": ("components.model_trainer", "recsys.train"),
     "RetrievalEvaluator": ("components.retrieval_evaluator", "recsys.evaluation.stage"),
     "Exporter": ("components.exporter", "recsys.bundles.export"),
     "Pusher": ("components.pusher",),
@@ -70,7 +70,7 @@ def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
         "recsys/config/__init__.py",
         "recsys/config/load.py",
         "recsys/report/figures.py",
-        "recsys/report/write.py",
+        "recsys/report/run_report.py",
         "recsys/report/templates/metrics.jinja",
         "recsys/report/templates/report.html.jinja",
         "recsys/bundles/graph.py",
@@ -204,7 +204,7 @@ def test_modules_of_the_config_only_define():
 def keys():
     """Returns the parameters of each step, which TFX caches by, for some overrides."""
     pytest.importorskip("tfx")
-    retrieval = pytest.importorskip("pipelines.retrieval")
+    retrieval = pytest.importorskip("pipelines.retrieval_pipeline")
 
     def parameters(*overrides):
         config = load_config(ROOT / "configs/movielens_small.yaml", overrides)

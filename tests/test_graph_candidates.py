@@ -59,7 +59,7 @@ def test_blocks_of_any_size_find_the_best_of_all_and_the_first_of_equals(case):
     sizes = {"ONE_BLOCK_ROWS": 0, "BLOCK_ROWS": case["block"], "MOST_SCORES": case["most"]}
     items = stored(case["embeddings"], "float32"), case["is_item"], case["popularity"]
     with mock.patch.multiple(candidates, **sizes):
-        one = candidates.Candidates(*items, case["k"])
+        one = candidates.GraphRanker(*items, case["k"])
         scores, rows = one.best(tf.constant(case["query"]), by_popularity, hidden, allow)
     scores = np.where(scores.numpy() > candidates.NO_SCORE, scores.numpy(), -np.inf)
     best, order = expected(case)

@@ -22,17 +22,6 @@ end_with_parent()
 print("ready", flush=True)
 time.sleep(60)
 """
-# As on macOS, where the kernel tells nobody.
-_WATCHING = """
-import os, time
-name = os.environ.pop("RECSYS_PARENT")
-import recsys.system.parent as ours
-ours._die_with_parent, ours._LOOK_EVERY_S = lambda: False, 0.05
-os.environ["RECSYS_PARENT"] = name
-ours.end_with_parent()
-print("ready", flush=True)
-time.sleep(60)
-"""
 _PARENT = """
 import os, subprocess, sys, time
 from recsys.system.parent import as_parent
@@ -44,10 +33,10 @@ time.sleep(60)
 """
 
 
-def family(how, child=_CHILD):
+def family(how):
     """Starts a parent with a child; returns the parent, and the child's pid."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, child, how],
+        [sys.executable, "-c", _PARENT, _CHILD, how],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -70,9 +59,8 @@ def is_gone_within(pid, seconds):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("child", [_CHILD, _WATCHING], ids=["kernel", "thread"])
-def test_a_child_ends_with_a_parent_that_is_killed(child):
-    parent, pid = family("bound", child)
+def test_a_child_ends_with_a_parent_that_is_killed():
+    parent, pid = family("bound")
     assert lives(pid)
     parent.kill()
     parent.communicate()

@@ -155,7 +155,7 @@ def test_a_killed_run_is_recorded_with_its_step_and_shown_as_over(tmp_path):
     assert record_killed(tmp_path) == ["r2"]
     result = read_result(tmp_path / "runs/r2")
     assert (result["state"], result["step"], result["seconds"]) == ("killed", "B", 7.0)
-    assert "killed in B, after 1 of 3 steps" in result["error"]
+    assert "killed in B after 1 of 3 steps" in result["error"]
     assert (tmp_path / "runs/r1/run.json").read_bytes() == before
     (newest, older), damaged = read_runs(tmp_path)[0][:2], read_runs(tmp_path)[1]
     assert (newest.state, older.state) == ("interrupted", "blessed")

@@ -19,8 +19,8 @@ from report_run import CONFIG, GROWTH, VALIDATION, Run, Text, text_of
 
 from recsys.data.catalogue import FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
-from recsys.report.spans import spans_in_words, spans_of
-from recsys.report.write import write_report
+from recsys.report.run_report import write_report
+from recsys.report.span_words import spans_in_words, spans_of
 
 SCRIPT = "<script>alert('pwned')</script>"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from report_run import Text, text_of
 
-from recsys.report.artifacts import MissingError
 from recsys.report.index import write_index
+from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import RunRecord, read_result, read_steps
 
 SCRIPT = "<script>alert('pwned')</script>"

@@ -152,7 +152,8 @@ def test_tfdvs_statistics_become_pages_of_ours(tmp_path: Path) -> None:
             mean: 3.25 std_dev: 1.5 min: 0.5 median: 3.5 max: 5 num_zeros: 2
             histograms {{ type: STANDARD buckets {{ sample_count: 3 }}
                           buckets {{ sample_count: 5 }} }} }} }} }}"""
-        lists[split] = text_format.Parse(proto, statistics_pb2.DatasetFeatureStatisticsList())
+        statistics = text_format.Parse(proto, statistics_pb2.DatasetFeatureStatisticsList())
+        lists[split] = pages.summarize_split(statistics)
     written = pages.write_pages(tmp_path, "interactions", lists, {"train": lists["eval"]})
     files = [entry["file"] for entry in written]
     assert files == [

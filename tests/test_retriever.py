@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.bundles.signatures import NO_SCORE, Input, Signature
+from recsys.bundles.signatures import NO_SCORE, InputSpec
 from recsys.data.vocabulary import Vocabulary
-from recsys.errors import UsageError
+from recsys.errors import RecsysError, UsageError
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.ranker import Ranker
 from recsys.serving.recommendations import LoadedBundle
@@ -29,8 +29,8 @@ def years(row):
     return YEARS[(row - 1) % 2]
 
 
-_TEXT, _TEXTS = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
-_INPUTS = {"user_id": _TEXT, "history": _TEXTS, "exclude_seen": Input("DT_BOOL", (-1,))}
+_TEXT, _TEXTS = InputSpec("DT_STRING", (-1,)), InputSpec("DT_STRING", (-1, -1))
+_INPUTS = {"user_id": _TEXT, "history": _TEXTS, "exclude_seen": InputSpec("DT_BOOL", (-1,))}
 _FILTERS = dict.fromkeys(["exclude_ids", "only_genres", "only_year"], _TEXTS)
 
 
@@ -40,10 +40,10 @@ class Graph:
     def __init__(self):
         self.asked = []
         self.signatures = {
-            "recommend": Signature({**_INPUTS, "country": _TEXTS}),
-            "recommend_filtered": Signature({**_INPUTS, **_FILTERS, "country": _TEXTS}),
-            "prepare_query": Signature({**_INPUTS, "country": _TEXTS}),
-            "stored_history": Signature({"user_id": _TEXT}),
+            "recommend": {**_INPUTS, "country": _TEXTS},
+            "recommend_filtered": {**_INPUTS, **_FILTERS, "country": _TEXTS},
+            "prepare_query": {**_INPUTS, "country": _TEXTS},
+            "stored_history": {"user_id": _TEXT},
         }
 
     def ask(self, signature, inputs):
@@ -247,3 +247,20 @@ def test_similar_items_come_by_cosine(bundle):
     ]
     with pytest.raises(UsageError, match="R567"):
         bundle.similar("nothing")
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [np.zeros((3, 2), np.float32), np.zeros((4, 2)), np.zeros(4, np.float32)],
+    ids=["too-few-rows", "float64", "no-matrix"],
+)
+def test_embeddings_that_are_not_those_of_the_items_are_refused(tmp_path, damaged):
+    with pytest.raises(RecsysError) as caught:
+        Ranker.open(tmp_path, damaged, np.ones(4, bool))
+    assert caught.value.code == "R544"
+
+
+def test_a_bundle_without_its_catalogue_is_refused(tmp_path):
+    with pytest.raises(RecsysError) as caught:
+        CatalogueSearch.open(tmp_path)
+    assert caught.value.code == "R544"

@@ -92,7 +92,7 @@ def test_runs_that_were_killed_are_told_by_the_next_one(tmp_path, calls):
         (RUN, "interrupted"),
         ("b", "interrupted"),
     ]
-    assert "The run was killed in A, after 0 of 1 steps" in calls["told"][0]["error"]
+    assert "The run was killed in A after 0 of 1 steps" in calls["told"][0]["error"]
 
 
 def test_a_killed_run_that_cant_be_told_of_is_no_failure_of_the_next_one(tmp_path, monkeypatch):

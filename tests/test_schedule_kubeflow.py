@@ -18,7 +18,7 @@ from components import artifacts
 from pipelines import kubeflow, kubeflow_entrypoint
 from pipelines.kubeflow import for_kubeflow
 from pipelines.kubeflow_entrypoint import addressed, mounted
-from pipelines.retrieval import create_pipeline
+from pipelines.retrieval_pipeline import create_pipeline
 from recsys.config.load import load_config
 from recsys.errors import UsageError
 

@@ -11,23 +11,21 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-from recsys.bundles.signatures import Input, Signature
+from recsys.bundles.signatures import InputSpec
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.messages import PredictRequest, read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {
-    "serving_default": Signature({"examples": Input("DT_STRING", (-1,))}),
-    "recommend": Signature(
-        {
-            "user_id": Input("DT_STRING", (-1,)),
-            "history": Input("DT_STRING", (-1, -1)),
-            "exclude_seen": Input("DT_BOOL", (-1,)),
-        }
-    ),
-    "half_plus_two": Signature({"x": Input("DT_FLOAT", (-1,))}),
-    "deep": Signature({"x": Input("DT_FLOAT", (-1, -1, -1))}),
+    "serving_default": {"examples": InputSpec("DT_STRING", (-1,))},
+    "recommend": {
+        "user_id": InputSpec("DT_STRING", (-1,)),
+        "history": InputSpec("DT_STRING", (-1, -1)),
+        "exclude_seen": InputSpec("DT_BOOL", (-1,)),
+    },
+    "half_plus_two": {"x": InputSpec("DT_FLOAT", (-1,))},
+    "deep": {"x": InputSpec("DT_FLOAT", (-1, -1, -1))},
 }
 
 
@@ -189,7 +187,7 @@ def read_or_refused(body, signature):
     """Reads, or raises nothing but a refusal."""
     with contextlib.suppress(HttpError):
         question = read_request(body, SIGNATURES, LIMITS)
-        for name, one in SIGNATURES[signature].inputs.items():
+        for name, one in SIGNATURES[signature].items():
             assert question.inputs[name].ndim == len(one.shape)
 
 

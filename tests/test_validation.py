@@ -22,7 +22,7 @@ from tfx.types.standard_artifacts import Examples, Model, ModelBlessing
 
 from components.artifacts import DeadLetters, Verdict, set_parquet_splits
 from components.data_gate import DataGate
-from components.drift_validator import Limits, compare
+from components.drift_validator import DriftLimits, compare
 from pipelines.commands import committable, freeze_schemas
 from pipelines.raw_data import validate
 from pipelines.runner import Runner
@@ -39,6 +39,10 @@ def statistics(**columns):
     return tfdv.generate_statistics_from_dataframe(pd.DataFrame(columns))
 
 
+def limits_of(most, **columns):
+    return DriftLimits(what="interactions", max_drift=most, max_skew=most, **columns)
+
+
 def compared(now, earlier, limits, kind="drift", schema=None):
     schema = tfdv.infer_schema(earlier) if schema is None else schema
     found = compare(kind, "train", now, earlier, schema, limits)
@@ -48,7 +52,7 @@ def compared(now, earlier, limits, kind="drift", schema=None):
 def test_l_infinity_is_the_largest_change_of_a_share():
     earlier = statistics(event=["view"] * 70 + ["buy"] * 30)
     now = statistics(event=["view"] * 40 + ["buy"] * 35 + ["share"] * 25)
-    one = compared(now, earlier, Limits(0.25))["event", "L-infinity"]
+    one = compared(now, earlier, limits_of(0.25))["event", "L-infinity"]
     assert one.value == pytest.approx(0.30)
     assert (one.limit, one.exceeds) == (0.25, True)
     assert one.note == "most of all the value 'view'"
@@ -57,7 +61,7 @@ def test_l_infinity_is_the_largest_change_of_a_share():
 def test_jensen_shannon_of_two_valued_numbers_is_the_closed_form():
     earlier = statistics(label=[0] * 50 + [1] * 50)
     now = statistics(label=[0] * 10 + [1] * 90)
-    one = compared(now, earlier, Limits(0.3))["label", "Jensen-Shannon"]
+    one = compared(now, earlier, limits_of(0.3))["label", "Jensen-Shannon"]
     p, q = np.array([0.5, 0.5]), np.array([0.1, 0.9])
     middle = (p + q) / 2
     expected = (p * np.log2(p / middle)).sum() / 2 + (q * np.log2(q / middle)).sum() / 2
@@ -69,19 +73,19 @@ def test_jensen_shannon_of_two_valued_numbers_is_the_closed_form():
 def test_a_column_that_empties_is_found_though_its_values_did_not_change():
     earlier = statistics(price=[1.0, 2.0, 3.0, 4.0] * 25)
     now = statistics(price=[1.0, 2.0, 3.0, 4.0] * 10 + [None] * 60)
-    found = compared(now, earlier, Limits(0.3))
+    found = compared(now, earlier, limits_of(0.3))
     assert found["price", "missing"].value == pytest.approx(0.6)
     assert found["price", "missing"].exceeds
     assert not found["price", "Jensen-Shannon"].exceeds
     gone = statistics(price=[None] * 100, other=[1] * 100)
-    found = compared(gone, statistics(price=[1.0] * 100, other=[1] * 100), Limits(0.3))
+    found = compared(gone, statistics(price=[1.0] * 100, other=[1] * 100), limits_of(0.3))
     assert found["price", "missing"].value == 1.0
 
 
 def test_ids_have_no_limit_and_times_are_not_compared():
     earlier = statistics(user=["a"] * 50 + ["b"] * 50, time=[1, 2] * 50)
     now = statistics(user=["c"] * 100, time=[7, 8] * 50)
-    found = compared(now, earlier, Limits(0.3, ids=("user",), moving=("time",)))
+    found = compared(now, earlier, limits_of(0.3, ids=("user",), moving=("time",)))
     assert found["user", "L-infinity"].value == 1.0
     assert not found["user", "L-infinity"].exceeds
     assert found["time", "Jensen-Shannon"].value is None
@@ -94,7 +98,7 @@ def test_a_comparator_of_the_committed_schema_goes_before_the_limit(kind, exceed
     now = statistics(event=["view"] * 60 + ["buy"] * 40)
     schema = tfdv.infer_schema(earlier)
     schema.feature[0].drift_comparator.infinity_norm.threshold = 0.05
-    one = compared(now, earlier, Limits(None), kind, schema)["event", "L-infinity"]
+    one = compared(now, earlier, limits_of(None), kind, schema)["event", "L-infinity"]
     assert one.value == pytest.approx(0.1)
     assert one.exceeds is exceeds
     assert one.limit == (0.05 if exceeds else None)
@@ -102,7 +106,7 @@ def test_a_comparator_of_the_committed_schema_goes_before_the_limit(kind, exceed
 
 def test_without_limit_everything_is_measured_and_nothing_exceeds():
     earlier, now = statistics(label=[0] * 100), statistics(label=[1] * 100)
-    one = compared(now, earlier, Limits(None))["label", "Jensen-Shannon"]
+    one = compared(now, earlier, limits_of(None))["label", "Jensen-Shannon"]
     assert (one.value, one.limit, one.exceeds) == (1.0, None, False)
 
 
@@ -113,7 +117,7 @@ def test_few_users_are_measured_without_a_limit(n_users, exceeds, is_small_now):
         return statistics(user_id=[f"u{i % n}" for i in range(400)], event=[event] * 400)
 
     now, earlier = (n_users, 400) if is_small_now else (400, n_users)
-    found = compared(split("view", now), split("buy", earlier), Limits(0.3, ids=("user_id",)))
+    found = compared(split("view", now), split("buy", earlier), limits_of(0.3, ids=("user_id",)))
     one = found["event", "L-infinity"]
     assert (one.value, one.limit, one.exceeds) == (1.0, 0.3 if exceeds else None, exceeds)
 
@@ -121,7 +125,7 @@ def test_few_users_are_measured_without_a_limit(n_users, exceeds, is_small_now):
 def test_columns_that_were_not_there_or_of_another_type_are_named():
     earlier = statistics(a=[1, 2] * 50, b=["x"] * 100)
     now = statistics(a=["1", "2"] * 50, b=["x"] * 100, c=[1] * 100)
-    found = compared(now, earlier, Limits(0.3), schema=tfdv.infer_schema(now))
+    found = compared(now, earlier, limits_of(0.3), schema=tfdv.infer_schema(now))
     notes = {column: one.note for (column, _), one in found.items()}
     assert notes["a"] == "not compared: it was of another type"
     assert notes["c"] == "not compared: it had no value before"
@@ -322,6 +326,7 @@ def test_a_committed_schema_lets_lists_have_any_length():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_schema_of_the_last_run_can_be_committed_and_stops_what_breaks_it(tmp_path):
     nights = Nights(tmp_path)
     committed = tmp_path / "schemas"

@@ -64,19 +64,14 @@ def verify(bundle: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(bundle)
     try:
-        manifests.verify_folder(bundle / MANIFEST)
+        manifests.verify_folder(bundle / MANIFEST, manifest)
     except manifests.SpecialFileError as error:
-        rule = (
-            f"The bundle {str(bundle)!r} must hold plain files and folders alone;"
-            f" {error.name!r} is neither."
-        )
+        rule = f"The bundle {str(bundle)!r} must hold plain files alone; {error.name!r} is none."
         cure = "Put the file itself in its place, or run again: recsys run."
         raise RecsysError("R514", rule, cure, error.reason) from None
     except manifests.ManifestError as error:
         code = "R503" if isinstance(error, manifests.UnlistedFileError) else "R502"
-        rule = (
-            f"The file {error.name!r} of the bundle {str(bundle)!r} must be as the manifest says."
-        )
+        rule = f"The file {error.name!r} of {str(bundle)!r} must be as the manifest says."
         cure = "The bundle is damaged: delete it and run again: recsys run."
         raise RecsysError(code, rule, cure, error.reason) from None
     return manifest

@@ -32,7 +32,7 @@ Allow = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _Best = tuple[tf.Tensor, tf.Tensor]
 
 
-class Candidates(tf.Module):
+class GraphRanker(tf.Module):
     """The items, by row.
 
     Args:
@@ -140,7 +140,7 @@ def _mask(scores: tf.Tensor, rows: tf.RaggedTensor, start: tf.Tensor, size: tf.T
     return tf.tensor_scatter_nd_update(scores, places, lowest)
 
 
-class ItemFilters(tf.Module):
+class GraphFilters(tf.Module):
     """Filters by the features of the items whose tokens have names.
 
     Args:

@@ -45,6 +45,7 @@ from recsys.serving.index_build import build
 from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
 from recsys.system.events import emit
+from recsys.system.files import read_json
 from recsys.system.process import stage_main
 
 
@@ -215,8 +216,9 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     """Writes a checked bundle into `folder`; the manifest comes last."""
     warmup.messages()  # Before the work of minutes.
     with ParityProcess() as parity, tempfile.TemporaryDirectory(prefix="recsys-") as scratch:
-        training = _json(sources.model / "training.json")
-        evaluation = _json(sources.evaluation / "evaluation.json") if sources.evaluation else None
+        training = read_json(sources.model / "training.json")
+        evaluated = sources.evaluation
+        evaluation = read_json(evaluated / "evaluation.json") if evaluated else None
         fields, reference = _write_contents(folder, stage, sources)
         gc.collect()  # The memory is needed by the process of the checks.
         reference.save(Path(scratch))
@@ -275,15 +277,10 @@ def _save_model(
     folder: Path, stage: ExportStage, opened: Opened, reference: Reference, k: int
 ) -> None:
     """Writes the SavedModel, its tables slice by slice, and its warm-up requests."""
+    raw, kind = (opened.items, opened.users), stage.export.item_embeddings
+    candidates, excludes_seen = opened.probe.candidates, stage.repeats == "exclude"
     retrieval = Retrieval(
-        opened.saved,
-        opened.probe.candidates,
-        opened.histories,
-        opened.items,
-        opened.users,
-        k,
-        stage.export.item_embeddings,
-        excludes_seen=stage.repeats == "exclude",
+        opened.saved, candidates, opened.histories, *raw, k, kind, excludes_seen=excludes_seen
     )
     with variables.written_whole(folder):
         # With gradients in it, TensorFlow never lets a loaded model go.
@@ -303,11 +300,6 @@ def _tell(text: str, done: int, total: int) -> None:
     emit("progress", step=_STEP, done=done, total=total, text=text)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
-
-
 def _replace(temporary: Path, out: Path) -> None:
     """Renames `temporary` to `out`; an older bundle there goes."""
     old = out.parent / f".{out.name}.old"
@@ -320,24 +312,16 @@ def _replace(temporary: Path, out: Path) -> None:
 
 def _main() -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m recsys.bundles.export", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--data", type=Path, required=True)
+    for name in ("config", "model", "data", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--transform", type=Path, help="Transform's output for the items")
     parser.add_argument("--user-transform", type=Path, help="Transform's output for the users")
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--told-data", type=Path, help="what the manifest tells of the raw data")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    sources = Sources(
-        options.model,
-        options.data,
-        options.transform,
-        options.user_transform,
-        options.evaluation,
-        options.told_data and _json(options.told_data),
-    )
-    return export(load_stage(options.config, ExportStage), sources, options.out.absolute())
+    options = vars(parser.parse_args())
+    config, out, told_data = (options.pop(name) for name in ("config", "out", "told_data"))
+    sources = Sources(**options, told_data=told_data and read_json(told_data))
+    return export(load_stage(config, ExportStage), sources, out.absolute())
 
 
 if __name__ == "__main__":

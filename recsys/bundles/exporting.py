@@ -13,7 +13,7 @@ from typing import Any
 from recsys.config import ExportConfig, ExportStage, Repeats, canonical_json
 from recsys.errors import UsageError
 from recsys.system.files import read_json
-from recsys.system.process import run_stage, stage_environment
+from recsys.system.process import run_stage_with_config
 
 _STAGE = "recsys.bundles.export"
 _OPTIONS = {"evaluation": "--evaluation", "items": "--transform", "users": "--user-transform"}
@@ -55,23 +55,15 @@ def export(
             `out` is taken (R521).
     """
     stage = ExportStage(name=name, export=config or ExportConfig(), repeats=repeats)
-    folder, bundle = Path(getattr(data, "folder", data)), Path(out).absolute()
-    sources = {"evaluation": evaluation, **(transforms or {})}
-    more = [(_OPTIONS[key], Path(path)) for key, path in sources.items() if path is not None]
+    bundle, more = Path(out).absolute(), {"evaluation": evaluation, **(transforms or {})}
+    options = {_OPTIONS[key]: Path(path) for key, path in more.items() if path is not None}
     with tempfile.TemporaryDirectory(prefix="recsys-export-") as scratch:
-        config_file = Path(scratch) / "export.yaml"
-        config_file.write_text(canonical_json(stage), encoding="utf-8")
-        trained = _model_folder(model, data, Path(scratch) / "model")
+        trained = _model_folder(model, data, Path(scratch))
         _check_importable(trained)
-        options = [
-            ("--config", config_file),
-            ("--model", trained),
-            ("--data", folder),
-            ("--out", bundle),
-            *more,
-        ]
-        words = [word for option, path in options for word in (option, str(path.absolute()))]
-        run_stage(_STAGE, words, stage_environment("tensorflow"))
+        options |= {"--model": trained, "--data": Path(getattr(data, "folder", data))}
+        options |= {"--out": bundle}
+        words = [word for name, path in options.items() for word in (name, str(path.absolute()))]
+        run_stage_with_config(_STAGE, canonical_json(stage), words, backend="tensorflow")
     return bundle
 
 

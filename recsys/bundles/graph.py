@@ -22,16 +22,15 @@ Conventions of every signature:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from recsys.bundles.candidates import Allow, Candidates, ItemFilters
+from recsys.bundles.candidates import Allow, GraphFilters, GraphRanker
 from recsys.bundles.id_table import IdTable, hash_rows
 from recsys.bundles.quantization import Kind, stored
 from recsys.bundles.raw_features import RawFeatures, text_columns
@@ -95,9 +94,9 @@ class Retrieval(tf.Module):
         self._n_item_hash_rows = saved.items.first_own_row - 1
         self._item_ids = constant(np.asarray(saved.catalogue.ids, object), tf.string)
         shares = popularity_shares(histories, is_item)
-        self._candidates = Candidates(stored(item_embeddings, kind), is_item, shares, k)
+        self._candidates = GraphRanker(stored(item_embeddings, kind), is_item, shares, k)
         bags = self._towers.item_bag_tables
-        self._filters = ItemFilters(saved.catalogue.features, bags)
+        self._filters = GraphFilters(saved.catalogue.features, bags)
         self._users = StoredUsers(saved, histories)
 
     def signatures(self) -> dict[str, Any]:
@@ -147,7 +146,7 @@ class Retrieval(tf.Module):
             exclude_seen: As in `recommend`.
             exclude_ids: Item ids that are left out `[b, any]`, padded with `""`.
             **others: Raw columns of the users; and `only_<feature>` `[b, any]` for each
-                feature of the items with named tokens, see `ItemFilters.allow`.
+                feature of the items with named tokens, see `GraphFilters.allow`.
         """
         only = {name: others.pop(name) for name in self._filters.inputs}
         user, seen = self._seen(user_id, history, exclude_seen)
@@ -223,16 +222,11 @@ class Retrieval(tf.Module):
     def _answer(
         self, user: tf.Tensor, query: Query, hidden: tf.RaggedTensor, allow: Allow | None = None
     ) -> _Tensors:
-        scores, rows = self._candidates.best(
-            query.embedding, query.source == POPULARITY, hidden, allow
-        )
+        is_popular = query.source == POPULARITY
+        scores, rows = self._candidates.best(query.embedding, is_popular, hidden, allow)
         ids = tf.where(scores > NO_SCORE, tf.gather(self._item_ids, rows), "")
-        return {
-            "candidate_ids": ids,
-            "scores": scores,
-            "known": user > 0,
-            "source": query.source,
-        }
+        answer = {"candidate_ids": ids, "scores": scores}
+        return {**answer, "known": user > 0, "source": query.source}
 
     def _items(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the item rows of `ids`; 0 for the empty one."""
@@ -343,8 +337,7 @@ def _without_events(users: Vocabulary, histories: ServingHistories) -> tuple[pa.
 Bags = dict[str, tf.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """Embedded queries.
 
     Attributes:
@@ -361,6 +354,9 @@ class RowEmbedder:
 
     Args:
         saved: A model, loaded with Keras on TensorFlow.
+
+    Attributes:
+        item_bag_tables: Token rows of each item row `[item rows, width]` int32, by feature.
     """
 
     def __init__(self, saved: TrainedModel) -> None:
@@ -373,7 +369,7 @@ class RowEmbedder:
         self._user_is_trained = _is_trained(saved.users)
         self._item_is_trained = _is_trained(saved.items)
         self._user_bags = _variables(saved.inputs.user_features)
-        self._item_bags = _variables(saved.catalogue.features)
+        self.item_bag_tables = _variables(saved.catalogue.features)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -382,13 +378,8 @@ class RowEmbedder:
         # Keras counts none that `Table.read_from` was given.
         tables = [table.embeddings for table in self._model.embedding.tables]
         read_tables = [table for table in tables if isinstance(table, tf.Variable)]
-        bags = [*self._user_bags.values(), *self._item_bags.values()]
+        bags = [*self._user_bags.values(), *self.item_bag_tables.values()]
         return [*weights, *read_tables, self._user_is_trained, self._item_is_trained, *bags]
-
-    @property
-    def item_bag_tables(self) -> dict[str, tf.Variable]:
-        """Token rows of each item row `[item rows, width]` int32, by feature."""
-        return self._item_bags
 
     def query(self, user_row: tf.Tensor, history: tf.Tensor, bags: Bags) -> Query:
         """Embeds queries.
@@ -416,9 +407,8 @@ class RowEmbedder:
 
     def candidate(self, item_row: tf.Tensor, bags: Bags) -> tf.Tensor:
         """Returns embeddings `[b, dim]` of `item_row` `[b]` and token rows `[b, width]`."""
-        return self._model.embed_candidate(
-            {"id_row": _or_0(self._item_is_trained, item_row), **bags}
-        )
+        row = _or_0(self._item_is_trained, item_row)
+        return self._model.embed_candidate({"id_row": row, **bags})
 
     def user_bags(self, user_row: tf.Tensor) -> Bags:
         """Returns the token rows that are stored of `user_row` `[b]`."""
@@ -428,7 +418,7 @@ class RowEmbedder:
         """Returns the token rows that are stored of `item_row` `[b]`."""
         # Read, not gathered from: a variable that is gathered from is copied at every read,
         # and filters read these whole.
-        read = {name: tf.convert_to_tensor(bag) for name, bag in self._item_bags.items()}
+        read = {name: tf.convert_to_tensor(bag) for name, bag in self.item_bag_tables.items()}
         return {name: tf.gather(bag, item_row) for name, bag in read.items()}
 
 

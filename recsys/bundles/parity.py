@@ -22,6 +22,7 @@ from recsys.bundles.variables import read_rows
 from recsys.bundles.warmup import example
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.errors import RecsysError
+from recsys.ragged import slices
 
 TOLERANCE = 1e-5
 
@@ -133,12 +134,9 @@ def _expected(
     n, k = rows.shape
     best = np.full((n, k), -np.inf, np.float32)
     of_rows = np.zeros((n, k), np.float32)
-    for start in range(0, len(embeddings), _BLOCK_ROWS):
-        part = slice(start, min(start + _BLOCK_ROWS, len(embeddings)))
-        floats = stored(read_rows(embeddings, part.start, part.stop), reference.kind).floats(
-            slice(None)
-        )
-        scores = reference.query @ floats.T
+    for part in slices(len(embeddings), _BLOCK_ROWS):
+        block = stored(read_rows(embeddings, part.start, part.stop), reference.kind)
+        scores = reference.query @ block.floats(slice(None)).T
         scores[is_popular] = reference.popularity[part]
         who, place = np.nonzero((rows >= part.start) & (rows < part.stop))
         of_rows[who, place] = scores[who, rows[who, place] - part.start]
@@ -227,9 +225,7 @@ def _parts(n: int) -> Iterator[slice]:
     for size in _BATCHES:
         yield slice(start, min(start + size, n))
         start = min(start + size, n)
-    while start < n:
-        yield slice(start, min(start + _BATCHES[-1], n))
-        start += _BATCHES[-1]
+    yield from slices(n, _BATCHES[-1], start)
 
 
 def _items_difference(signature: Any, items: Vocabulary, embeddings: np.ndarray) -> float:

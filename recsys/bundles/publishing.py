@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -133,7 +132,7 @@ def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
     """
     try:
         serving_root.mkdir(parents=True, exist_ok=True)
-        with HeldFolder(serving_root) as held, _locked(held):
+        with HeldFolder(serving_root) as held, held.locked(held.path, _LOCK):
             for path in serving_root.glob(f"{HIDDEN}*"):
                 held.remove(path)
             yield held
@@ -144,19 +143,6 @@ def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
             " the version that was served is untouched."
         )
         raise RecsysError("R511", rule, cure, str(error)) from None
-
-
-@contextlib.contextmanager
-def _locked(held: HeldFolder) -> Iterator[None]:
-    with held.opened(held.path) as folder:
-        # Never through a link, and without waiting for a pipe.
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(_LOCK, flags, 0o666, dir_fd=folder)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ per channel). Numbers are read back block by block, never all of them at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
 from recsys.errors import RecsysError
+from recsys.ragged import slices
 
 Kind = Literal["float32", "float16", "int8"]
 
@@ -56,7 +56,7 @@ def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
         return StoredEmbeddings(embeddings)
     values = np.empty(embeddings.shape, kind)
     scale = np.zeros(len(embeddings), np.float32) if kind == "int8" else None
-    for rows in blocks(len(embeddings)):
+    for rows in slices(len(embeddings), BLOCK_ROWS):
         block = np.asarray(embeddings[rows], np.float32)
         largest = np.abs(block).max(axis=1, initial=0)
         if scale is not None:
@@ -69,12 +69,6 @@ def stored(embeddings: np.ndarray, kind: Kind) -> StoredEmbeddings:
             raise RecsysError("R539", rule, cure, float(largest.max()))
         values[rows] = block
     return StoredEmbeddings(values, scale)
-
-
-def blocks(n: int) -> Iterator[slice]:
-    """Yields slices of 0 … `n` of at most `BLOCK_ROWS`."""
-    for start in range(0, n, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, n))
 
 
 def check_parity(
@@ -103,8 +97,7 @@ def check_parity(
     if not k or not len(answers):
         return 1.0
     hits = 0
-    for start in range(0, len(query), _QUERIES):
-        part = slice(start, start + _QUERIES)
+    for part in slices(len(query), _QUERIES):
         last = _best_scores(query[part], embeddings, is_item, k)[:, -1:]
         rows = answers[part, :k]
         scores = np.einsum("nd,nkd->nk", query[part], np.asarray(embeddings[rows]))
@@ -129,7 +122,7 @@ def _best_scores(
 ) -> np.ndarray:
     """Returns the exact `k` best scores of each query `[n, k]`, the best first."""
     best = np.full((len(query), 0), -np.inf, np.float32)
-    for rows in blocks(len(embeddings)):
+    for rows in slices(len(embeddings), BLOCK_ROWS):
         scores = query @ np.asarray(embeddings[rows]).T
         best = np.concatenate([best, scores[:, is_item[rows]]], axis=1)
         if best.shape[1] > k:

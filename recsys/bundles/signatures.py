@@ -5,10 +5,10 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ DEFAULT_SIGNATURE = "serving_default"
 Arrays = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class Input:
+class InputSpec(NamedTuple):
     """An input of a signature.
 
     Attributes:
@@ -35,16 +34,8 @@ class Input:
     shape: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """A function of a SavedModel.
-
-    Attributes:
-        inputs: What it takes, by name.
-    """
-
-    inputs: Mapping[str, Input]
-
+Signature = Mapping[str, InputSpec]
+"""What a function of a SavedModel takes, by name."""
 
 ONLY = "only_"
 _OWN = ("user_id", "item_id", "history", "exclude_seen", "exclude_ids")
@@ -68,11 +59,8 @@ def _named(columns: Iterable[str], prefix: str) -> dict[str, str]:
         is_taken = not prefix and name.startswith(ONLY)
         name = name if name[:1].isalpha() and not is_taken else f"column_{name}"
         taken = {*column_of, *_OWN}
-        numbered = (f"{name}_{number}" for number in itertools.count(2))
-        free = next(
-            candidate for candidate in itertools.chain([name], numbered) if candidate not in taken
-        )
-        column_of[free] = column
+        names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        column_of[next(name for name in names if name not in taken)] = column
     return column_of
 
 

@@ -33,14 +33,20 @@ _HIGHEST_VERSION = 2**63 - 1
 
 def versions(serving_root: Path) -> list[Path]:
     """Returns the folders of the published versions, the oldest first."""
-    if not serving_root.is_dir():
-        return []
-    numbered = [
-        path
-        for path in serving_root.iterdir()
-        if is_version(path.name) and path.is_dir() and not path.is_symlink()
-    ]
-    return sorted(numbered, key=lambda path: int(path.name))
+    return list(_numbered(serving_root, "").values())
+
+
+def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
+    """Returns the folders of the versions that were rolled back, by number, ascending."""
+    return _numbered(serving_root, _WITHDRAWN)
+
+
+def _numbered(serving_root: Path, prefix: str) -> dict[int, Path]:
+    paths = serving_root.iterdir() if serving_root.is_dir() else ()
+    named = [path for path in paths if path.name.startswith(prefix)]
+    numbered = [path for path in named if is_version(path.name.removeprefix(prefix))]
+    folders = [path for path in numbered if path.is_dir() and not path.is_symlink()]
+    return dict(sorted((int(path.name.removeprefix(prefix)), path) for path in folders))
 
 
 def is_version(name: str) -> bool:
@@ -105,18 +111,6 @@ class VersionRegistry(Strict):
         with temporary.open("x", encoding="utf-8") as file:  # Never through a link.
             json.dump(fields, file)
         commit_file(temporary, serving_root / LEDGER)
-
-
-def withdrawn_folders(serving_root: Path) -> dict[int, Path]:
-    """Returns the folders of the versions that were rolled back, by number, ascending."""
-    folders = {
-        int(number): path
-        for path in serving_root.glob(f"{_WITHDRAWN}*")
-        if is_version(number := path.name.removeprefix(_WITHDRAWN))
-        and path.is_dir()
-        and not path.is_symlink()
-    }
-    return dict(sorted(folders.items()))
 
 
 def hidden_folder(serving_root: Path, number: int) -> Path:

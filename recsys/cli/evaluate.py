@@ -68,7 +68,7 @@ def _one_of(measured: Path | None, model: Path | None) -> Path:
 
 def _report(config: Config, data: Path, subject: Path, out: Path) -> Path:
     """Writes the report into `out`; what only a run of the pipeline knows is left out."""
-    from recsys.report.write import write_report
+    from recsys.report.run_report import write_report
 
     return write_report(
         out,

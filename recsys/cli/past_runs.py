@@ -26,7 +26,7 @@ from recsys.formats import (
     moment,
     span,
 )
-from recsys.report.spans import spans_in_words
+from recsys.report.span_words import spans_in_words
 from recsys.runs.summary import read_summaries
 from recsys.system.source_version import version_text
 

@@ -19,8 +19,8 @@ from recsys.cli.terminal import Console, fitted_console, plain_size, titled_tabl
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import BusyError, RecsysError
 from recsys.formats import change, change_span, span
-from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated
+from recsys.report.run_artifacts import MissingError
 from recsys.runs.lock import refuse_if_held
 from recsys.runs.summary import read_summary, run_summary
 

@@ -121,11 +121,8 @@ def _stage(
 @contextlib.contextmanager
 def _reporter(progress: bool | SystemProgress) -> Iterator[SystemProgress | None]:
     """Gives what reports progress; by default a bar for each system."""
-    if not isinstance(progress, bool):
-        yield progress
-        return
-    if not progress:
-        yield None
+    if progress is not True:
+        yield progress or None
         return
     from rich.progress import Progress
 

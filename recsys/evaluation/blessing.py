@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 
 from recsys.config import BlessConfig, BlessRule
-from recsys.evaluation.result import plain
+from recsys.evaluation.result import difference_text, plain
 from recsys.evaluation.significance import BLESSED, MODEL, Difference, Interval, Key, UserMeans
-from recsys.formats import change, change_span, counted, span
+from recsys.formats import change, change_span, counted
 
 FLOOR = "floor"
 _NO_BLESSED = "there is no other blessed model to compare with"
@@ -270,12 +270,7 @@ def _reached(surely: bool, seemingly: bool, required: str) -> str:
 
 
 def _difference(difference: Difference, confidence: float) -> str:
-    """Returns the relative difference; where it has no interval, the absolute one with its."""
-    if difference.relative is not None and difference.interval is not None:
-        size, ends = change(difference.relative), change_span(difference.interval)
-    else:
-        size, ends = (f"{difference.difference:+.4f}", span(difference.difference_interval))
-    return plain(f"{size}, {_confidence(confidence)} interval {ends}")
+    return difference_text(dataclasses.asdict(difference), confidence)
 
 
 def _confidence(share: float) -> str:

@@ -73,12 +73,9 @@ class BundleProcess:
     def _ask(self, folder: Path) -> None:
         answer = self._exchange(f"{folder}\n")
         if answer is None:
-            raise RecsysError(
-                "R610",
-                f"The process of {_MODULE} must answer.",
-                "The log holds its last words; out of memory ends a process with -9.",
-                f"exit code {self._process.wait()}",
-            )
+            rule = f"The process of {_MODULE} must answer."
+            cure = "The log holds its last words; out of memory ends a process with -9."
+            raise RecsysError("R610", rule, cure, f"exit code {self._process.wait()}")
         if "error" in answer:
             raise RecsysError.from_json(answer["error"])
 

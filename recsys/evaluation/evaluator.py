@@ -21,7 +21,7 @@ from recsys.evaluation.baselines import ials, item_knn  # noqa: F401
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, LeftOutError
 from recsys.evaluation.baselines.popularity import Popularity
 from recsys.evaluation.blessing import Evidence, judge
-from recsys.evaluation.examples import example_users, exposure
+from recsys.evaluation.example_users import example_users, exposure
 from recsys.evaluation.measurement import Case, Figures, Measured, measure
 from recsys.evaluation.queries import (
     MEANINGS,
@@ -224,13 +224,11 @@ class Evaluator:
         for baseline in chosen:
             name = name_of("baseline", baseline)
             try:
-                fitted = baseline.fit(data)
+                scorer = baseline.fit(data).scorer(case.queries)
             except LeftOutError as error:
                 left_out[name] = str(error)
-                continue
-            measured[name] = measure(
-                fitted.scorer(case.queries), case, progress=self._progress_of(name)
-            )
+            else:
+                measured[name] = measure(scorer, case, progress=self._progress_of(name))
         return measured, left_out
 
     def _other_protocol(self, protocol: Protocol, model: System) -> dict[str, Any]:
@@ -248,11 +246,14 @@ class Evaluator:
         return {protocol: counts | _figures(figures, baselines)}
 
     def _slices(self, case: Case) -> list[Slice]:
-        store, catalogue = self.data.store, self.data.catalogue
+        store, catalogue, queries = self.data.store, self.data.catalogue, case.queries
+        is_repeated = np.zeros(len(queries.positives.rows), bool)
+        if not self._masks_seen:  # Else they are left out of the queries.
+            is_repeated = repeated(queries, catalogue.is_item)
         return make_slices(
-            case.queries,
-            store.trained_user[case.queries.user] >= 0,
-            repeated(case.queries, catalogue.is_item),
+            queries,
+            store.trained_user[queries.user] >= 0,
+            is_repeated,
             case.items.counts,
             catalogue,
             self.data.user_features,

@@ -229,12 +229,9 @@ class Figures:
 
     def _resampled(self) -> list[Key]:
         keys = [Key(system, name) for system in self._measured for name in self._accuracy]
-        keys += [
-            Key(system, name, part.name)
-            for part in self._slices
-            for system in self._measured
-            for name in self._deciding
-        ]
+        for part in self._slices:
+            systems = self._measured
+            keys += [Key(system, name, part.name) for system in systems for name in self._deciding]
         return keys
 
     def _add_slice(self, name: str, system: Measured, part: Slice) -> None:

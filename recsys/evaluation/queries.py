@@ -69,12 +69,9 @@ def protocol_of(store: InteractionStore, chosen: Protocol | None) -> Protocol:
     """
     split, order = store.split.split, store.split.order
     if chosen == "each_moment" and (split == "random" or order == "none"):
-        raise UsageError(
-            "R413",
-            "evaluate.query: each_moment needs held-out events that come after what is known.",
-            "Leave evaluate.query out, or set it to at_cut.",
-            store.split.text,
-        )
+        rule = "evaluate.query: each_moment needs held-out events that come after what is known."
+        cure = "Leave evaluate.query out, or set it to at_cut."
+        raise UsageError("R413", rule, cure, store.split.text)
     by_default: Protocol = "each_moment" if split in ("time", "last_out") else "at_cut"
     return chosen or by_default
 
@@ -98,12 +95,9 @@ def make_queries(
     """
     log = store.eval
     if len(log) == 0:
-        raise RecsysError(
-            "R401",
-            "The evaluation needs at least one held-out positive.",
-            "Raise data.eval_share, or bring events that are newer than the training's.",
-            0,
-        )
+        rule = "The evaluation needs at least one held-out positive."
+        cure = "Raise data.eval_share, or bring events that are newer than the training's."
+        raise RecsysError("R401", rule, cure, 0)
     if kind == "at_cut":
         starts = log.offsets[:-1][np.diff(log.offsets) > 0]
     else:

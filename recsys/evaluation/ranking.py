@@ -30,7 +30,7 @@ from recsys.evaluation.scores import (
 )
 from recsys.kernels import rank_jobs as kernel
 from recsys.kernels.rank_jobs import RankResults
-from recsys.ragged import RaggedRows
+from recsys.ragged import RaggedRows, slices
 
 # Queries of a job: with more of them a candidate is brought into the caches less often,
 # with fewer the cores end at the same time.
@@ -81,7 +81,7 @@ def rank(
         check_products(scorer.query, scorer.candidates, bias, is_candidate)
     # What a sum starts from; NaN: it is no candidate.
     start = np.where(is_candidate, np.float32(0) if bias is None else bias, np.float32(np.nan))
-    report = progress or _no_progress
+    report = progress or (lambda done, total: None)
     # Given scores come from this host, whatever the devices are.
     is_host = kernels.available() if isinstance(scorer, DotProducts) else kernels.status().available
     if is_host:
@@ -89,10 +89,6 @@ def rank(
     from recsys.evaluation.ranking_devices import rank_on_devices  # JAX, and all that it brings.
 
     return rank_on_devices(scorer, start, positives, seen, k, report)
-
-
-def _no_progress(done: int, total: int) -> None:
-    """Reports nothing."""
 
 
 def _rank_on_host(
@@ -109,7 +105,7 @@ def _rank_on_host(
     is_product = isinstance(scorer, DotProducts)
     size = n_queries if is_product else _GIVEN_SCORES // n_rows
     with _threads() as pool:
-        for block in _blocks(slice(0, n_queries), max(1, size)):
+        for block in slices(n_queries, max(1, size)):
             given = np.empty(0) if is_product else as_scores(scorer.scores(block), block, n_rows)
 
             def job(part: slice, given: np.ndarray = given, first: int = block.start) -> int:
@@ -143,12 +139,8 @@ def _cores() -> int:
 def _jobs(block: slice) -> list[slice]:
     share = -(-(block.stop - block.start) // (_JOBS_A_CORE * _cores()))
     size = min(max(share, _FEWEST_QUERIES), _MOST_QUERIES)
-    return _blocks(block, -(-size // kernel.QUERIES_STEP) * kernel.QUERIES_STEP)
-
-
-def _blocks(block: slice, size: int) -> list[slice]:
-    starts = range(block.start, block.stop, size)
-    return [slice(start, min(start + size, block.stop)) for start in starts]
+    size = -(-size // kernel.QUERIES_STEP) * kernel.QUERIES_STEP
+    return slices(block.stop, size, block.start)
 
 
 def _floats(x: np.ndarray) -> np.ndarray:
@@ -219,9 +211,8 @@ def rank_sampled(
     rng = np.random.default_rng(seed)
     out = RankResults.empty(len(positives.rows), n_queries, 0)
     size = max(1, _BLOCK_SCORES // n_rows)
-    for start in range(0, n_queries, size):
-        scores = scorer.scores(slice(start, min(start + size, n_queries)))
-        for query, row in enumerate(scores, start):
+    for block in slices(n_queries, size):
+        for query, row in enumerate(scorer.scores(block), block.start):
             own = slice(positives.offsets[query], positives.offsets[query + 1])
             wanted = positives.rows[own]
             is_left = np.ones(n_rows, bool)

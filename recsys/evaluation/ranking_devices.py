@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recsys.evaluation.scores import DotProducts, Progress, Scorer, as_scores, check_scores
 from recsys.kernels.rank_jobs import RankResults
-from recsys.ragged import RaggedRows
+from recsys.ragged import RaggedRows, slices
 
 # Most scores of a block; a device holds its share of them up to three times.
 _CPU_SCORES = 2**24
@@ -120,8 +120,7 @@ def _rank(job: _Job, run: Callable[..., BlockResult], progress: Progress) -> Ran
     n_queries, size = len(job.positives), job.shapes.block
     out = RankResults.empty(len(job.positives.rows), n_queries, job.k)
     waiting: list[tuple[slice, BlockResult]] = []
-    for start in range(0, n_queries, size):
-        block = slice(start, min(start + size, n_queries))
+    for block in slices(n_queries, size):
         waiting.append((block, run(block, *_pairs(job, block, out))))
         # The devices work on it while the results of the block before are taken.
         if len(waiting) > 1:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from recsys import registry
 from recsys.errors import UsageError
 from recsys.evaluation.significance import BLESSED
-from recsys.formats import change, change_span, count, counted, span
+from recsys.formats import ABSENT, change, change_span, count, counted, html_table, span
 from recsys.system.commit import commit_text
 
 EVALUATION = "evaluation.json"
@@ -69,11 +69,8 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Returns the table as HTML."""
-        head = _html_row("th", self.headings())
-        body = "".join(_html_row("td", row) for row in self.rows())
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes())
-        title = html.escape(self.title())
-        return f"<table><caption>{title}</caption>{head}{body}</table>{notes}"
+        return html_table(self.headings(), self.rows(), self.title()) + notes
 
 
 class EvaluationResult(Shown):
@@ -276,30 +273,30 @@ def _comparison_text(
         return f"{name}: A and B are the same."
     if interval is None:
         return f"{name}: too few users to tell A from B."
-    size = _size(difference, confidence)
+    size = difference_text(difference, confidence)
     if better is None:
         return f"{name}: neither is surely better; B differs from A by {size}."
     worse = "A" if better == "b" else "B"
     return f"{name}: {better.upper()} is better than {worse}; B differs from A by {size}."
 
 
-def _size(difference: Mapping[str, Any], confidence: float) -> str:
-    """Returns the relative difference where there is one, else the absolute one."""
-    if difference["interval"] is not None:
+def difference_text(difference: Mapping[str, Any], confidence: float) -> str:
+    """Returns the relative difference where it has an interval, else the absolute one.
+
+    Args:
+        difference: The fields of a `Difference`.
+        confidence: Confidence of its intervals (0.5..1).
+    """
+    if difference["relative"] is not None and difference["interval"] is not None:
         size, ends = change(difference["relative"]), change_span(difference["interval"])
     else:
         size = _signed(difference["difference"])
-        ends = " … ".join(_signed(end) for end in difference["difference_interval"])
+        ends = " … ".join(map(_signed, difference["difference_interval"] or ())) or ABSENT
     return plain(f"{size}, {100 * confidence:.3g} % interval {ends}")
 
 
 def _signed(value: float) -> str:
     return f"{value:+.4f}".replace("-", "−")
-
-
-def _html_row(cell: str, texts: Iterable[str]) -> str:
-    cells: Sequence[str] = [f"<{cell}>{html.escape(text)}</{cell}>" for text in texts]
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 # --- titles of metrics and baselines

@@ -102,12 +102,9 @@ def as_scores(scores: np.ndarray, block: slice, n_rows: int) -> np.ndarray:
     expected = (block.stop - block.start, n_rows)
     array = np.asarray(scores, np.float32)
     if array.shape != expected:
-        raise RecsysError(
-            "R410",
-            f"A scorer asked for {block} must return {expected}.",
-            "Return a score for every query and item row.",
-            array.shape,
-        )
+        rule = f"A scorer asked for {block} must return {expected}."
+        cure = "Return a score for every query and item row."
+        raise RecsysError("R410", rule, cure, array.shape)
     return array if array.strides[1] == array.itemsize else np.ascontiguousarray(array)
 
 
@@ -137,9 +134,6 @@ def _largest_of_rows(x: np.ndarray) -> np.ndarray:
 
 
 def _not_a_number(received: str) -> RecsysError:
-    return RecsysError(
-        "R405",
-        "Every score must be a number, else ranks mean nothing.",
-        "Mend the scorer, or train again with lower learning rates.",
-        received,
-    )
+    rule = "Every score must be a number, else ranks mean nothing."
+    cure = "Mend the scorer, or train again with lower learning rates."
+    return RecsysError("R405", rule, cure, received)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import MANIFEST, read_manifest, verify
+from recsys.bundles.bundle import MANIFEST, verify
 from recsys.bundles.versions import versions
 from recsys.data.dataset import Data
 from recsys.data.vocabulary import Vocabulary
@@ -60,12 +60,9 @@ def check_numbers(name: str, *embeddings: np.ndarray) -> None:
     for embedded in embeddings:
         bad = int((~np.isfinite(embedded)).any(axis=1).sum())
         if bad:
-            raise RecsysError(
-                "R402",
-                f"Every embedding of {name} must be finite, else ranks mean nothing.",
-                "Train again with lower learning rates.",
-                f"{bad} of {len(embedded)} embeddings are not",
-            )
+            rule = f"Every embedding of {name} must be finite, else ranks mean nothing."
+            cure = "Train again with lower learning rates."
+            raise RecsysError("R402", rule, cure, f"{bad} of {len(embedded)} embeddings are not")
 
 
 def open_model(folder: Path, name: str) -> SystemEmbeddings:
@@ -119,22 +116,21 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
         RecsysError: A file is missing or changed (R502, R503), lacks what measuring
             needs (R409), or the embeddings are no numbers (R402).
     """
-    verify(bundle)
+    manifest = verify(bundle)
     try:
-        history = int(read_manifest(bundle)["config"]["model"]["history"])
+        history = int(manifest["config"]["model"]["history"])
         items = Vocabulary.load(bundle / "vocabulary" / "items.parquet")
         # Copy on write: the rows are read where they lie.
         candidates = np.load(bundle / "item_embeddings.npy", mmap_mode="c", allow_pickle=False)
         if candidates.ndim != 2 or len(candidates) != items.n_rows:
             raise ValueError(f"{candidates.shape} embeddings of {items.n_rows} item rows")
     except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise RecsysError(
-            "R409",
+        rule = (
             f"A bundle that is measured must hold item_embeddings.npy, vocabulary/ and, in its"
-            f" manifest, the model's config; {str(bundle)!r} doesn't.",
-            "Export the model again: recsys export.",
-            f"{type(error).__name__}: {error}",
-        ) from None
+            f" manifest, the model's config; {str(bundle)!r} doesn't."
+        )
+        cure = "Export the model again: recsys export."
+        raise RecsysError("R409", rule, cure, f"{type(error).__name__}: {error}") from None
     check_numbers(name, candidates)
     return SystemEmbeddings(items, candidates, history, BundleProcess(bundle).queries)
 
@@ -149,12 +145,9 @@ def open_evaluation_data(folder: Path) -> Data:
     try:
         data.items  # noqa: B018  It is read when it is first used.
     except (OSError, ValueError) as error:
-        raise RecsysError(
-            "R406",
-            f"The data folder {str(folder)!r} must hold the vocabulary of its items.",
-            "Name the folder that the InteractionEncoder wrote, or run again: recsys run.",
-            str(error),
-        ) from None
+        rule = f"The data folder {str(folder)!r} must hold the vocabulary of its items."
+        cure = "Name the folder that the InteractionEncoder wrote, or run again: recsys run."
+        raise RecsysError("R406", rule, cure, str(error)) from None
     return data
 
 

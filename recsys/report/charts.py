@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from recsys.formats import count
@@ -77,6 +78,11 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def spread(n: int, most: int) -> list[int]:
+    """Returns at most `most` of 0 … `n - 1`, evenly spread, the first and the last among them."""
+    return sorted({round(place) for place in np.linspace(0, n - 1, min(n, most)).tolist()})
 
 
 def decades(high: float) -> list[float]:
@@ -245,9 +251,8 @@ def draw_lines(
 
 def _series(frame: _Frame, series: Series) -> str:
     whiskers = "".join(_error_bar(frame, *interval) for interval in series.intervals)
-    lines = "".join(
-        f'<polyline class="stroke" points="{path}"/>' for path in _paths(frame, series.points)
-    )
+    paths = _paths(frame, series.points)
+    lines = "".join(f'<polyline class="stroke" points="{path}"/>' for path in paths)
     marks = "".join(_mark(series.style, *frame.at(x, y)) for x, y in series.points if y is not None)
     kind = f"series s{series.style % N_STYLES}"
     return f'<g class="{kind}">{whiskers}{lines}<g class="mark">{marks}</g></g>'
@@ -280,9 +285,8 @@ def _mark(style: int, x: float, y: float) -> str:
         return _dot(x, y, _R)
     if style == 1:
         side = 2 * _R - 0.8
-        return (
-            f'<rect x="{x - side / 2:g}" y="{y - side / 2:g}" width="{side:g}" height="{side:g}"/>'
-        )
+        place = f'x="{x - side / 2:g}" y="{y - side / 2:g}"'
+        return f'<rect {place} width="{side:g}" height="{side:g}"/>'
     if style in _CORNERS:
         corners = (f"{x + _R * dx:.1f},{y + _R * dy:.1f}" for dx, dy in _CORNERS[style])
         return f'<polygon points="{" ".join(corners)}"/>'
@@ -329,11 +333,8 @@ def thin_out(points: Sequence[Point], at_most: int) -> list[Point]:
         return list(points)
     inner = points[1:-1]
     stretch = math.ceil(len(inner) / (at_most - 2))
-    parts = (inner[i : i + stretch] for i in range(0, len(inner), stretch))
-    means = [
-        (sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts
-    ]
-    return [points[0], *means, points[-1]]
+    means = [np.mean(inner[i : i + stretch], axis=0) for i in range(0, len(inner), stretch)]
+    return [points[0], *((float(x), float(y)) for x, y in means), points[-1]]
 
 
 # --- clouds of dots
@@ -383,17 +384,12 @@ def draw_cloud(
 
 def _short(places: Iterable[float]) -> list[Tick]:
     """Names powers of ten so that they fit beside an axis: `1,000`, `100 k`, `10 M`."""
-    return [
-        (
-            tick,
-            f"{tick / 1e6:,.0f} M"
-            if tick >= 1e7
-            else f"{tick / 1e3:,.0f} k"
-            if tick >= 1e4
-            else count(tick),
-        )
-        for tick in places
-    ]
+    units = ((1e7, 1e6, " M"), (1e4, 1e3, " k"), (0.0, 1.0, ""))
+    ticks = []
+    for place in places:
+        size, sign = next((size, sign) for least, size, sign in units if place >= least)
+        ticks.append((place, f"{place / size:,.0f}{sign}"))
+    return ticks
 
 
 def _dots(frame: _Frame, points: Iterable[Point]) -> Iterator[str]:
@@ -485,12 +481,8 @@ def draw_whisker(
     side = "level"
     if zero is not None and not low <= zero <= high:
         side = "better" if low > zero else "worse"
-    return _svg(
-        "interval",
-        _ROW,
-        f'{"".join(parts)}<g class="{side}">{_interval(estimate, scale)}</g>',
-        says,
-    )
+    drawn = f'<g class="{side}">{_interval(estimate, scale)}</g>'
+    return _svg("interval", _ROW, "".join(parts) + drawn, says)
 
 
 def _interval(estimate: Estimate, scale: Scale) -> str:

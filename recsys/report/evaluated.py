@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from recsys.evaluation.result import baseline_title, metric_description
 from recsys.formats import counted, ends_of, figure, is_number, share
-from recsys.report.artifacts import Artifacts, MissingError
+from recsys.report.run_artifacts import Artifacts, MissingError
 
 MODEL = "model"
 BLESSED = "blessed_model"
@@ -19,7 +19,7 @@ _MANY_REPEATS = 0.2
 """Share of the held-out events from which on people are told of the other choice."""
 
 
-class Difference(NamedTuple):
+class RelativeDifference(NamedTuple):
     """Relative difference of the model from another system in one metric.
 
     Attributes:
@@ -67,7 +67,7 @@ class Evaluated:
     @classmethod
     def of(cls, artifacts: Artifacts) -> Evaluated:
         """Returns the figures on all queries."""
-        return cls(artifacts.evaluated(), artifacts.bless().get("metric"))
+        return cls(artifacts.evaluated, artifacts.bless().get("metric"))
 
     @property
     def systems(self) -> list[str]:
@@ -92,18 +92,18 @@ class Evaluated:
         }
         return max(known, key=lambda key: known[key], default=None)
 
-    def difference(self, key: str, metric: str) -> Difference:
+    def difference(self, key: str, metric: str) -> RelativeDifference:
         """Returns how far the model lies from `key` in `metric`."""
         comparison = (self.part.get("comparisons") or {}).get(key) or {}
         if "relative" not in comparison:
             comparison = comparison.get(metric) or {}
         if is_number(comparison.get("relative")):
             ends = ends_of(comparison.get("interval"))
-            return Difference(comparison["relative"], ends, self._outcome(metric, ends))
+            return RelativeDifference(comparison["relative"], ends, self._outcome(metric, ends))
         model, other = self.figure(MODEL, metric), self.figure(key, metric)
         if is_number(model) and is_number(other) and other > 0:
-            return Difference(model / other - 1.0)
-        return Difference()
+            return RelativeDifference(model / other - 1.0)
+        return RelativeDifference()
 
     def _outcome(self, metric: str, ends: tuple[float, float] | None) -> str:
         if ends is None:

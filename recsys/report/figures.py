@@ -5,6 +5,7 @@ Each `read_…` returns numbers and names; the templates say them in words.
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -23,7 +24,6 @@ from recsys.formats import (
     share,
     span,
 )
-from recsys.report.artifacts import Artifacts, MissingError
 from recsys.report.charts import (
     Estimate,
     Series,
@@ -37,8 +37,8 @@ from recsys.report.charts import (
 )
 from recsys.report.evaluated import (
     MODEL,
-    Difference,
     Evaluated,
+    RelativeDifference,
     cut_offs,
     metric_title,
     repeats_in_words,
@@ -46,13 +46,14 @@ from recsys.report.evaluated import (
     system_name,
 )
 from recsys.report.page import style_sheet, templates
+from recsys.report.run_artifacts import Artifacts, MissingError
 
 # --- the decision
 
 
 def read_verdict(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the decision, its rules with those that failed first, and what became of it."""
-    verdict = artifacts.evaluated().get("verdict")
+    verdict = artifacts.evaluated.get("verdict")
     if not isinstance(verdict, dict) or not isinstance(verdict.get("blessed"), bool):
         raise MissingError("The evaluation came to no verdict.")
     rules = [_rule(rule) for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
@@ -107,7 +108,7 @@ def _tile(evaluated: Evaluated, name: str) -> dict[str, Any]:
         "value": shown(name, evaluated.metrics[name]),
         "interval": evaluated.interval(name),
         "decides": name == evaluated.deciding,
-        "difference": Difference(),
+        "difference": RelativeDifference(),
     }
     other = evaluated.strongest()
     if name.startswith("coverage@"):
@@ -144,7 +145,7 @@ def read_other_protocol(artifacts: Artifacts) -> dict[str, Any] | None:
 
     None where the data are not split by time: the two protocols say the same there.
     """
-    evaluation = artifacts.evaluated()
+    evaluation = artifacts.evaluated
     if _split(evaluation) != "time":
         return None
     chosen = evaluation.get("query", "each_moment")
@@ -163,21 +164,24 @@ def read_beyond(artifacts: Artifacts) -> dict[str, Any]:
     names = [name for name in evaluated.metrics if evaluated.is_beyond(name)]
     if not names:
         raise MissingError("The evaluation holds no metrics of the lists themselves.")
-    ks = cut_offs(names)
-    wanted = evaluated.deciding.partition("@")[2]
-    k = wanted if wanted.isdecimal() and int(wanted) in ks else str(min(ks, default=""))
     order = list((evaluated.part.get("descriptions") or {}).get("metrics") or ())
-    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    at_k = _at_cut_off(names, evaluated.deciding)
     if order:
         at_k.sort(key=lambda name: order.index(name.partition("@")[0]))
     return _table(evaluated, at_k, is_chosen=False)
 
 
+def _at_cut_off(names: Sequence[str], deciding: str) -> list[str]:
+    """Returns the metrics without a cut-off and those at the deciding one, or at the smallest."""
+    ks, wanted = cut_offs(names), deciding.partition("@")[2]
+    k = wanted if wanted in map(str, ks) else str(min(ks, default=""))
+    return [name for name in names if name.partition("@")[2] in ("", k)]
+
+
 def _measured(evaluated: Evaluated, protocol: str, *, is_chosen: bool) -> dict[str, Any]:
     part = evaluated.part
     names = [name for name in evaluated.metrics if not evaluated.is_beyond(name)]
-    k = evaluated.deciding.partition("@")[2] or str(min(cut_offs(names), default=""))
-    at_k = [name for name in names if name.partition("@")[2] in ("", k)]
+    at_k = _at_cut_off(names, evaluated.deciding)
     title, meaning = _PROTOCOLS.get(protocol, (protocol, "a protocol of the evaluation"))
     if _split(part) != "time" and protocol == "at_cut":
         title, meaning = _ONCE
@@ -218,7 +222,9 @@ def _row(
     evaluated: Evaluated, name: str, strongest: str | None, *, is_chosen: bool
 ) -> dict[str, Any]:
     model, described = evaluated.metrics[name], evaluated.description(name)
-    difference = Difference() if strongest is None else evaluated.difference(strongest, name)
+    difference = (
+        RelativeDifference() if strongest is None else evaluated.difference(strongest, name)
+    )
     if evaluated.is_beyond(name):
         difference = difference._replace(outcome="")
     figures = {other: evaluated.figure(other, name) for other in evaluated.others}
@@ -272,14 +278,14 @@ def read_against(artifacts: Artifacts) -> dict[str, Any]:
     return {"metric": title, "interval_name": evaluated.interval_name(), "rows": rows}
 
 
-def _estimate(difference: Difference) -> Estimate | None:
+def _estimate(difference: RelativeDifference) -> Estimate | None:
     """Returns what can be drawn of a difference; None where it has no interval."""
     if difference.relative is None or difference.interval is None:
         return None
     return Estimate(difference.relative, *difference.interval)
 
 
-def _whisker(difference: Difference, scale: Any, against: str) -> Markup:
+def _whisker(difference: RelativeDifference, scale: Any, against: str) -> Markup:
     estimate = _estimate(difference)
     if estimate is None:
         return Markup()
@@ -307,19 +313,12 @@ def draw_over_k(evaluated: Evaluated) -> dict[str, Any]:
         MissingError: The metrics have a single cut-off.
     """
     ks = cut_offs(evaluated.metrics)
-    drawn = [
-        family
-        for family in _DRAWN
-        if sum(is_number(evaluated.metrics.get(f"{family}@{k}")) for k in ks) > 1
-    ]
+    values = {name: [evaluated.metrics.get(f"{name}@{k}") for k in ks] for name in _DRAWN}
+    drawn = [name for name in _DRAWN if sum(map(is_number, values[name])) > 1]
     if not drawn:
         raise MissingError("The metrics have a single cut-off, so nothing is drawn over k.")
-    return {
-        "legend": [
-            (evaluated.name(name), key(evaluated.style(name))) for name in evaluated.systems
-        ],
-        "pictures": [_over_k(evaluated, family, ks) for family in drawn],
-    }
+    legend = [(evaluated.name(name), key(evaluated.style(name))) for name in evaluated.systems]
+    return {"legend": legend, "pictures": [_over_k(evaluated, family, ks) for family in drawn]}
 
 
 def _over_k(evaluated: Evaluated, family: str, ks: Sequence[int]) -> dict[str, Any]:
@@ -334,10 +333,7 @@ def _over_k(evaluated: Evaluated, family: str, ks: Sequence[int]) -> dict[str, A
     if series[0].intervals:
         caption += f" Whiskers: {evaluated.interval_name()} of the model."
     x_ticks = [(float(k), str(k)) for k in ks]
-
-    def draw(size: Size) -> Markup:
-        return draw_lines(series, x_ticks, caption, size, x_name="k", log_x=True)
-
+    draw = functools.partial(draw_lines, series, x_ticks, caption, x_name="k", log_x=True)
     return picture(title, caption, draw, *_OVER_K)
 
 
@@ -431,7 +427,7 @@ def _slice(part: Mapping[str, Any], evaluated: Evaluated, other: str | None) -> 
         "name": part["name"],
         "model": own.figure(MODEL, metric),
         "other": None if other is None else own.figure(other, metric),
-        "difference": Difference() if other is None else own.difference(other, metric),
+        "difference": RelativeDifference() if other is None else own.difference(other, metric),
         "is_small": part.get("is_small") is True,
     }
 
@@ -444,7 +440,7 @@ _SHARES = {"training_share": "of the training events", "recommended_share": "of 
 
 def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
     """Returns how often items are recommended, by how popular they are."""
-    exposure = artifacts.evaluated().get("exposure")
+    exposure = artifacts.evaluated.get("exposure")
     if not exposure:
         raise MissingError("The evaluation doesn't say how often each item is recommended.")
     points = [(float(x), float(y)) for x, y in exposure.get("points") or []]
@@ -459,17 +455,15 @@ def read_exposure(artifacts: Artifacts) -> dict[str, Any]:
 def _cloud(
     points: Sequence[tuple[float, float]], bins: Sequence[Mapping[str, Any]], k: str
 ) -> dict[str, Any]:
-    n_items = sum(one["items"] for one in bins)
-    is_whole = len(points) >= n_items
+    n_items, slope = sum(part["items"] for part in bins), None
     which = counted(len(points), "item", "items")
-    if not is_whole:
+    if len(points) < n_items:
         which = f"{count(len(points))} of {count(n_items)} items, the most shown and some others"
     caption = (
         f"{which}, each by its training events and by how many lists of {k} it is in; larger"
         " dots are several items."
     )
-    slope = None
-    if is_whole:
+    if len(points) >= n_items:
         never = sum(y == 0 for _, y in points)
         caption += f" {count(never)} ({share(never / len(points))}) are in none."
         events, lists = (sum(axis) for axis in zip(*points, strict=True))
@@ -477,9 +471,8 @@ def _cloud(
     if slope:
         caption += " On the dashed line items would be recommended as often as they are chosen."
     names = ("training events", "lists that it is in")
-    return picture(
-        "", caption, lambda size: draw_cloud(points, size, names, caption, slope), *_CLOUD
-    )
+    draw = functools.partial(draw_cloud, points, names=names, says=caption, slope=slope)
+    return picture("", caption, draw, *_CLOUD)
 
 
 # --- example users
@@ -489,7 +482,7 @@ _SHOWN_ITEMS = 10
 
 def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
     """Returns the example users: what they did, and what is recommended now and before."""
-    examples = artifacts.evaluated().get("examples")
+    examples = artifacts.evaluated.get("examples")
     if not examples:
         raise MissingError("The evaluation holds no example users.")
     return [_person(example) for example in examples]
@@ -497,7 +490,7 @@ def read_people(artifacts: Artifacts) -> list[dict[str, Any]]:
 
 def read_unknown_people(artifacts: Artifacts) -> list[str]:
     """Returns the users that the config names and the evaluation could not show."""
-    return artifacts.evaluated().get("unknown_report_users") or []
+    return artifacts.evaluated.get("unknown_report_users") or []
 
 
 def _person(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -530,5 +523,5 @@ def _ids(items: Sequence[Mapping[str, Any]]) -> set[Any]:
 
 def read_evaluation_seconds(artifacts: Artifacts) -> list[tuple[str, Any]]:
     """Returns what the evaluation spent on each system [s]."""
-    seconds = artifacts.evaluated().get("seconds") or {}
+    seconds = artifacts.evaluated.get("seconds") or {}
     return [(system_name(name), value) for name, value in seconds.items()]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from recsys.formats import count, counted, figure, is_number
-from recsys.report.artifacts import MissingError
-from recsys.report.charts import Series, Size, draw_lines, key, picture
+from recsys.report.charts import Series, draw_lines, key, picture, spread
 from recsys.report.evaluated import BLESSED, MODEL, Evaluated, metric_title, style_of, system_name
 from recsys.report.page import read_part, render
-from recsys.report.runs import RUNS, read_result, read_steps
-from recsys.report.spans import spans_in_words, spans_of
+from recsys.report.run_artifacts import MissingError
+from recsys.report.runs import RUNS, read_result, read_steps, state_of
+from recsys.report.span_words import spans_in_words, spans_of
 from recsys.system.commit import commit_text
 
 INDEX = "index.html"
 _MOST_OPEN = 60
 
 
-class Run:
+class RecordedRun:
     """One run, as it was read.
 
     Args:
@@ -50,19 +49,19 @@ class Run:
     """
 
     def __init__(self, folder: Path, root: Path) -> None:
-        result = read_result(folder)
+        result, self.cached = read_result(folder), _cached(folder)
         if result is None:
             result = _interrupted(folder)
         self.id = folder.name
         self.name = str(result.get("name") or "")
         self.started, self.seconds = result.get("started"), result.get("seconds")
-        self.state = _state(result)
+        self.state = state_of(result)
         self.says = str(result.get("error") or result.get("sentence") or "")
         self.measured = Evaluated(result, result.get("deciding")) if result.get("metrics") else None
         self.metric = self.measured.deciding if self.measured else ""
         self.value = self.figure(MODEL, self.metric)
         self.query = _query(result)
-        self.rejected = _rejected(result.get("rejected"))
+        self.rejected = _rejected(result.get("rejected") or {})
         report = str(result.get("report") or "")
         self.report = report if report and (root / report).is_file() else ""
         self.spans = spans_in_words(spans_of(result.get("spans")))
@@ -70,19 +69,18 @@ class Run:
         if self.metric and "carried" in result:
             self.start = "warm" if result["carried"] else "cold"
         self.version = str(result.get("pushed") or "").rpartition("/")[2]
-        self.cached = _cached(folder)
 
     def figure(self, system: str, metric: str) -> float | None:
         """Returns the figure of a system; None where there is none."""
         value = self.measured.figure(system, metric) if self.measured else None
         return value if is_number(value) else None
 
-    def is_like(self, other: Run) -> bool:
+    def is_like(self, other: RecordedRun) -> bool:
         """Returns whether the figures of two runs can be set beside each other."""
         mine, theirs = ((run.name, run.metric, run.query) for run in (self, other))
         return mine == theirs
 
-    def is_rerun(self, earlier: Sequence[Run]) -> bool:
+    def is_rerun(self, earlier: Sequence[RecordedRun]) -> bool:
         """Returns whether one of the `earlier` runs, newest first, measured the same model."""
         if self.value is None or "Trainer" not in self.cached:
             return False
@@ -96,12 +94,12 @@ class Run:
         return False
 
 
-def read_runs(root: Path) -> tuple[list[Run], list[tuple[str, str]]]:
+def read_runs(root: Path) -> tuple[list[RecordedRun], list[tuple[str, str]]]:
     """Returns the runs of `root`, the newest first, and the damaged records with what is wrong."""
     runs, damaged = [], []
     folders = (path for path in (root / RUNS).glob("*") if path.is_dir())
     for folder in sorted(folders, key=lambda path: path.name, reverse=True):
-        part = read_part(Run, folder, root)
+        part = read_part(RecordedRun, folder, root)
         if part.missing:
             damaged.append((f"{RUNS}/{folder.name}", part.missing))
         else:
@@ -139,7 +137,7 @@ def write_index(root: Path) -> Path:
     return path
 
 
-def _row(run: Run, earlier: Sequence[Run]) -> dict[str, Any]:
+def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:
     is_rerun = run.is_rerun(earlier)
     values = (other.value for other in earlier if run.is_like(other) and other.value is not None)
     before = None if is_rerun else next(values, None)
@@ -157,15 +155,12 @@ def _row(run: Run, earlier: Sequence[Run]) -> dict[str, Any]:
 def _interrupted(folder: Path) -> dict[str, Any]:
     """Returns the result of a run that left its steps and no result."""
     recorded = read_steps(folder)
-    n_done, n_all = len(recorded.steps), len(recorded.planned)
-    where = f" in {recorded.planned[n_done]}" if n_done < n_all else ""
-    says = f"It ended, or still is,{where} after {n_done} of {n_all} steps; no result was written."
     return {
         "name": recorded.name,
         "started": recorded.started,
         "seconds": recorded.seconds,
         "state": "stopped",
-        "error": says,
+        "error": f"It ended, or still is, {recorded.progress()}; no result was written.",
     }
 
 
@@ -174,17 +169,6 @@ def _cached(folder: Path) -> set[str]:
         return {step.name for step in read_steps(folder).steps if step.state == "cached"}
     except MissingError:
         return set()
-
-
-def _state(result: Mapping[str, Any]) -> str:
-    if result.get("state") in ("killed", "stopped"):
-        return "interrupted"
-    if result.get("error"):
-        return "failed"
-    blessed = result.get("blessed")
-    if not isinstance(blessed, bool):
-        return "no verdict"
-    return "blessed" if blessed else "refused"
 
 
 def _query(result: Mapping[str, Any]) -> str:
@@ -198,14 +182,10 @@ def _query(result: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _rejected(sources: Any) -> tuple[float, float] | None:
+def _rejected(sources: Mapping[str, Mapping[str, float]]) -> list[float] | None:
     """Returns the rows rejected, and the rows read, of all sources."""
-    if not sources:
-        return None
-    rejected, read = (
-        sum(source[name] for source in sources.values()) for name in ("rejected", "read")
-    )
-    return rejected, read
+    names = ("rejected", "read") if sources else ()
+    return [sum(source[name] for source in sources.values()) for name in names] or None
 
 
 # --- the metrics, run by run
@@ -216,7 +196,7 @@ _MOST_RUNS = 60
 _MOST_TICKS = 5
 
 
-def draw_histories(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def draw_histories(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """Returns the pictures of each pipeline that has measured two models.
 
     A run that made no new model, because its steps were cached, is no point of them.
@@ -236,13 +216,10 @@ def draw_histories(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return histories
 
 
-def _history(newest: Run, runs: Sequence[Run]) -> dict[str, Any]:
+def _history(newest: RecordedRun, runs: Sequence[RecordedRun]) -> dict[str, Any]:
     # What other metrics and other questions gave isn't comparable; runs without a figure are.
-    alike = [
-        run
-        for run in runs
-        if run.name == newest.name and (run.value is None or run.is_like(newest))
-    ]
+    runs = [run for run in runs if run.name == newest.name]
+    alike = [run for run in runs if run.value is None or run.is_like(newest)]
     shown = alike[:_MOST_RUNS][::-1]
     k = newest.metric.partition("@")[2] or "10"
     names = dict.fromkeys([newest.metric, f"ndcg@{k}", "mrr", f"coverage@{k}"])
@@ -256,7 +233,7 @@ def _history(newest: Run, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _picture(metric: str, runs: Sequence[Run]) -> dict[str, Any]:
+def _picture(metric: str, runs: Sequence[RecordedRun]) -> dict[str, Any]:
     ends = [(x, run.measured.interval(metric)) for x, run in enumerate(runs) if run.measured]
     intervals = [(float(x), *both) for x, both in ends if both is not None]
     series = [
@@ -273,19 +250,16 @@ def _picture(metric: str, runs: Sequence[Run]) -> dict[str, Any]:
         f" last {figure(values[-1])}, best {figure(max(values))}."
     )
     days, events = _days(runs), _events(runs)
-
-    def draw(size: Size) -> Markup:
-        return draw_lines(series, days, caption, size, margin=0.5, events=events)
-
+    draw = functools.partial(draw_lines, series, days, caption, margin=0.5, events=events)
     return picture(title, caption, draw, _WIDE, _NARROW)
 
 
-def _values(system: str, metric: str, runs: Sequence[Run]) -> list[float]:
+def _values(system: str, metric: str, runs: Sequence[RecordedRun]) -> list[float]:
     values = [run.figure(system, metric) for run in runs]
     return [value for value in values if value is not None]
 
 
-def _events(runs: Sequence[Run]) -> list[tuple[float, str]]:
+def _events(runs: Sequence[RecordedRun]) -> list[tuple[float, str]]:
     """Returns what is marked under the axis of runs that weren't blessed, or began anew."""
     some_are_warm = any(run.start == "warm" for run in runs)
     marked = [run.state if run.state != "blessed" else run.start for run in runs]
@@ -293,11 +267,9 @@ def _events(runs: Sequence[Run]) -> list[tuple[float, str]]:
     return [(float(x), word) for x, word in enumerate(marked) if word not in hidden]
 
 
-def _days(runs: Sequence[Run]) -> list[tuple[float, str]]:
+def _days(runs: Sequence[RecordedRun]) -> list[tuple[float, str]]:
     """Returns a few runs with the day that they started on, the first and the last among them."""
-    n = min(_MOST_TICKS, len(runs))
-    places = sorted({round(i * (len(runs) - 1) / max(1, n - 1)) for i in range(n)})
-    days = [(float(x), _day(runs[x].started)) for x in places]
+    days = [(float(x), _day(runs[x].started)) for x in spread(len(runs), _MOST_TICKS)]
     return [(x, day) for i, (x, day) in enumerate(days) if i == 0 or day != days[i - 1][1]]
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from markupsafe import Markup
 
 from recsys import formats
-from recsys.report.artifacts import MissingError
+from recsys.report.run_artifacts import MissingError
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _FILTERS = (

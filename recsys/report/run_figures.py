@@ -5,10 +5,12 @@ Each `read_…` returns numbers and names; the templates say them in words.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +23,9 @@ import yaml
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.formats import count, figure, is_number
-from recsys.report.artifacts import Artifacts, MissingError, read_json, read_table
 from recsys.report.charts import Point, Size, draw_curve, picture
 from recsys.report.evaluated import metric_title
+from recsys.report.run_artifacts import Artifacts, MissingError, read_json, read_table
 from recsys.report.runs import read_steps
 from recsys.report.statistics_page import read_column
 from recsys.system.source_version import version_text
@@ -48,21 +50,16 @@ def _source(name: str, folder: Path) -> dict[str, Any]:
         summary = read_json(folder / "summary.json", f"The summary of the {name}")
     except MissingError as missing:
         return {"name": name, "missing": str(missing)}
-    by_reason = sorted(
-        summary.get("by_reason", {}).items(), key=lambda entry: (-entry[1], entry[0])
-    )
-    examples, files = (
-        summary.get("examples") or {},
-        list((summary.get("read_by_file") or {}).items()),
-    )
+    reasons = summary.get("by_reason", {}).items()
+    examples, files = summary.get("examples") or {}, list(summary.get("read_by_file") or {})
     return {
         **summary,
         "name": name,
-        "files": files[-_SHOWN_FILES:],
+        "files": [(file, summary["read_by_file"][file]) for file in files[-_SHOWN_FILES:]],
         "n_earlier": len(files) - _SHOWN_FILES,
         "reasons": [
             (reason, n, [_letter(row) for row in examples.get(reason, [])[:_EXAMPLES_A_REASON]])
-            for reason, n in by_reason
+            for reason, n in sorted(reasons, key=lambda entry: (-entry[1], entry[0]))
         ],
         "folder": folder / "dead_letters",
     }
@@ -188,7 +185,7 @@ _WIDE, _HALF, _NARROW = (990, 260), (480, 240), (330, 210)
 
 def read_training(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the training in figures, its loss curve, and that of the validation."""
-    training = _read_training(artifacts)
+    training = artifacts.training
     looks = training.get("validation") or []
     metric = _watched(artifacts, looks)
     pictures = [_loss(training, is_alone=not metric)]
@@ -201,7 +198,7 @@ def read_training(artifacts: Artifacts) -> dict[str, Any]:
 
 def read_sharding(artifacts: Artifacts) -> dict[str, Any]:
     """Returns where the tables lie, and what they take together on a device [bytes]."""
-    training = _read_training(artifacts)
+    training = artifacts.training
     tables = training.get("sharding")
     if not tables:
         raise MissingError("The training named no tables.")
@@ -213,12 +210,8 @@ def read_sharding(artifacts: Artifacts) -> dict[str, Any]:
 
 def read_carried(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the state taken from an earlier model, or why the training began anew."""
-    training = _read_training(artifacts)
+    training = artifacts.training
     return training.get("warm_start") or {"cold": training.get("cold")}
-
-
-def _read_training(artifacts: Artifacts) -> dict[str, Any]:
-    return read_json(artifacts.model / "training.json", "The record of the training")
 
 
 def _loss(training: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
@@ -252,9 +245,8 @@ def _validation_curve(looks: Sequence[Mapping[str, Any]], metric: str, best: Any
 def _curve(
     title: str, caption: str, points: Sequence[Point], wide: Size, best: Any = None
 ) -> dict[str, Any]:
-    return picture(
-        title, caption, lambda size: draw_curve(points, size, caption, best), wide, _NARROW
-    )
+    draw = functools.partial(draw_curve, points, says=caption, best=best)
+    return picture(title, caption, draw, wide, _NARROW)
 
 
 def _watched(artifacts: Artifacts, looks: Sequence[Mapping[str, Any]]) -> str:
@@ -370,9 +362,7 @@ def read_run_steps(artifacts: Artifacts) -> dict[str, Any]:
 
 def read_bundle(artifacts: Artifacts) -> dict[str, Any]:
     """Returns the bundle in figures."""
-    if artifacts.bundle is None:
-        raise MissingError("The run exported no bundle.")
-    manifest = read_json(artifacts.bundle / "manifest.json", "The bundle's manifest")
+    manifest = artifacts.manifest
     sizes = {name: int(entry["size"]) for name, entry in (manifest.get("files") or {}).items()}
     return {
         **manifest,
@@ -387,12 +377,13 @@ def read_bundle(artifacts: Artifacts) -> dict[str, Any]:
 def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
     """Returns what the model was trained and exported with."""
     versions: dict[str, dict[str, None]] = {}
-    for path in (artifacts.model / "model.json", *_manifest(artifacts)):
-        try:
-            recorded = read_json(path, "The record")["versions"]
-        except (MissingError, KeyError):
-            continue
-        for name, version in recorded.items():
+    records = []
+    with suppress(MissingError):
+        records.append(read_json(artifacts.model / "model.json", "The model"))
+    with suppress(MissingError):
+        records.append(artifacts.manifest)
+    for record in records:
+        for name, version in record.get("versions", {}).items():
             versions.setdefault(name, {})[str(version)] = None
     if not versions:
         raise MissingError("Neither the model nor the bundle names its versions.")
@@ -400,20 +391,24 @@ def read_versions(artifacts: Artifacts) -> list[tuple[str, str]]:
 
 
 def read_fingerprints(artifacts: Artifacts) -> list[tuple[str, str]]:
-    """Returns the commit, and sha256 of config, vocabularies, evaluation and bundle."""
+    """Returns the commit, and sha256 of config, vocabularies, evaluation, bundle and its code."""
     canonical = json.dumps(artifacts.config, sort_keys=True, default=str)
-    prints = [("commit of the training", _commit(artifacts))]
-    prints.append(("config", hashlib.sha256(canonical.encode()).hexdigest()))
-    for name in _SIDES:
-        path = artifacts.model / "vocabulary" / f"{name}.parquet"
-        prints.append((f"vocabulary of {name}", _vocabulary_print(path)))
-    prints.append(("evaluation", _file_print(artifacts.evaluation / "evaluation.json")))
-    if artifacts.bundle is None:
-        prints.append(("bundle", "none was exported"))
-    for path in _manifest(artifacts):
-        prints.append(("bundle", _file_print(path)))
-        prints += _named_prints(path)
-    return prints
+    source = code = None
+    with suppress(MissingError):
+        source = artifacts.training.get("source")
+    with suppress(MissingError):
+        code = artifacts.manifest.get("code")
+    prints = {
+        "commit of the training": version_text(source),
+        "config": hashlib.sha256(canonical.encode()).hexdigest(),
+        "vocabulary of users": _vocabulary_print(artifacts.model / "vocabulary/users.parquet"),
+        "vocabulary of items": _vocabulary_print(artifacts.model / "vocabulary/items.parquet"),
+        "evaluation": _file_print(artifacts.evaluation / "evaluation.json"),
+        "bundle": "none was exported",
+    }
+    if artifacts.bundle is not None:
+        prints["bundle"] = _file_print(artifacts.bundle / "manifest.json")
+    return list((prints | ({"code": str(code)} if code else {})).items())
 
 
 def config_text(artifacts: Artifacts) -> str:
@@ -421,27 +416,6 @@ def config_text(artifacts: Artifacts) -> str:
     # Through JSON, so that tuples and paths become what YAML has.
     plain = json.loads(json.dumps(artifacts.config, default=str))
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=88)
-
-
-def _manifest(artifacts: Artifacts) -> list[Path]:
-    return [] if artifacts.bundle is None else [artifacts.bundle / "manifest.json"]
-
-
-def _commit(artifacts: Artifacts) -> str:
-    try:
-        return version_text(_read_training(artifacts).get("source"))
-    except MissingError:
-        return version_text(None)
-
-
-def _named_prints(manifest: Path) -> list[tuple[str, str]]:
-    """Returns the fingerprints that the manifest of a bundle names."""
-    try:
-        named = sorted(read_json(manifest, "The bundle's manifest").items())
-    except MissingError:
-        return []
-    words = ("code", "print", "sha", "digest")
-    return [(n, v) for n, v in named if isinstance(v, str) and any(word in n for word in words)]
 
 
 def _vocabulary_print(path: Path) -> str:

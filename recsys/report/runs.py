@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recsys.formats import is_number
-from recsys.report.artifacts import MissingError, read_json
+from recsys.report.run_artifacts import MissingError, read_json
 from recsys.system.commit import commit_text
 
 RUNS = "runs"
@@ -111,6 +111,16 @@ class RecordedSteps:
         """How long the steps took together [s]."""
         return sum(step.seconds for step in self.steps)
 
+    @property
+    def step(self) -> str | None:
+        """The step after the last one that ended; None where all did."""
+        return next(iter(self.planned[len(self.steps) :]), None)
+
+    def progress(self) -> str:
+        """Returns how far the run came, `in Trainer after 2 of 5 steps`."""
+        where = f"in {self.step} " if self.step else ""
+        return f"{where}after {len(self.steps)} of {len(self.planned)} steps"
+
 
 def read_steps(folder: Path) -> RecordedSteps:
     """Returns what the run in `folder` did so far.
@@ -147,6 +157,20 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if result.get("format") != FORMAT:
         raise MissingError(f"{RESULT} is of format {result.get('format')!r}, not {FORMAT}.")
     return result
+
+
+def state_of(result: Mapping[str, Any]) -> str:
+    """Returns `blessed`, `refused`, `failed`, `interrupted`, `running` or `no verdict`."""
+    state, blessed = result.get("state"), result.get("blessed")
+    if state in ("interrupted", "killed", "stopped"):
+        return "interrupted"
+    if state == "running":
+        return "running"
+    if result.get("error") or state == "failed":
+        return "failed"
+    if not isinstance(blessed, bool):
+        return "no verdict"
+    return "blessed" if blessed else "refused"
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:

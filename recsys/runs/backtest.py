@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recsys.system.commit import commit_file, commit_folder, commit_text
 from recsys.config import (
     BlessConfig,
     Config,
@@ -43,7 +41,7 @@ from recsys.data.entities import (
     parse_entities,
     raw_columns,
 )
-from recsys.data.features import DateFeature, Feature
+from recsys.data.features import DateFeature
 from recsys.data.interactions import (
     context_names,
     interaction_columns,
@@ -51,18 +49,18 @@ from recsys.data.interactions import (
     parse_interactions,
 )
 from recsys.data.sources.pieces import plan_pieces, read_piece
-from recsys.data.sources.source import RawBatch
 from recsys.errors import RecsysError
-from recsys.report.artifacts import read_json
 from recsys.report.evaluated import BLESSED, Evaluated
-from recsys.system.process import run_stage, stage_environment
+from recsys.report.run_artifacts import read_json
+from recsys.system.commit import commit_file, commit_folder, commit_text
+from recsys.system.process import run_stage_with_config
 
 LANDING = "landing"
 """Folder of the spans, a folder each with the day that it begins on for its name."""
 _EVENTS = "events.parquet"
 _PATTERN = "{YYYY}-{MM}-{DD}"
 
-_Parse = Callable[[RawBatch, int], tuple[pa.RecordBatch, pa.RecordBatch]]
+_Parse = Callable[..., tuple[pa.RecordBatch, pa.RecordBatch]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,27 +85,26 @@ class BacktestData:
 
         Args:
             config: Whose `data` is read.
-            period: str that one simulated night covers.
+            period: `day`, `week` or `month` that one simulated night covers.
             n_nights: Nights; the newest ones, and what came before them is in the span of
                 the first one. None: half of the periods that there are.
         """
         source = config.data.interactions
-        now = int(time.time())
         events, n_rejected = _read(
             source,
             "interactions",
             interaction_columns(source),
-            lambda batch, index: parse_interactions(batch, source, now, index),
+            functools.partial(parse_interactions, config=source, now=int(time.time())),
             interaction_schema(source),
         )
         sides = {"items": config.data.items, "users": config.data.users}
         entities = {}
         for what, side in sides.items():
             if side is not None:
-                parse = functools.partial(_parse_entities, side)
-                read = _read(side, what, raw_columns(side), parse, example_schema(side))
-                entities[what] = read[0]
-                n_rejected += read[1]
+                parse = functools.partial(parse_entities, config=side)
+                columns, schema = raw_columns(side), example_schema(side)
+                entities[what], n_bad = _read(side, what, columns, parse, schema)
+                n_rejected += n_bad
         days, spans = _spans(events, period, n_nights)
         return cls(days, spans, entities, n_rejected)
 
@@ -165,12 +162,6 @@ def _columns(side: EntityConfig) -> dict[str, Any]:
     return {"columns": columns, "features": features}
 
 
-def _parse_entities(
-    side: EntityConfig, batch: RawBatch, index: int
-) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    return parse_entities(batch, side, index)
-
-
 def _read(
     source: Any, what: str, columns: list[str], parse: _Parse, schema: pa.Schema
 ) -> tuple[pa.Table, int]:
@@ -180,7 +171,7 @@ def _read(
     number = {file: index for index, file in enumerate(dict.fromkeys(p.file for p in pieces))}
     for piece in pieces:
         for batch in read_piece(piece):
-            rows, letters = parse(batch, number[piece.file])
+            rows, letters = parse(batch, file_index=number[piece.file])
             good.append(rows.select(schema.names))
             n_bad += letters.num_rows
     return pa.Table.from_batches(good, schema), n_bad
@@ -207,10 +198,6 @@ def _write(table: pa.Table, file: Path) -> Path:
     return file
 
 
-
-_DAY = dt.timedelta(days=1)
-
-
 def periods(first: dt.date, last: dt.date, period: str) -> list[dt.date]:
     """Returns the first day of each period from that of `first` to that of `last`.
 
@@ -219,24 +206,23 @@ def periods(first: dt.date, last: dt.date, period: str) -> list[dt.date]:
         last: A day of the last one.
         period: `day`, `week`, which begins on Monday, or `month`.
     """
-    start = first
-    if period != "day":
-        start -= _DAY * (first.day - 1 if period == "month" else first.weekday())
-    starts = []
-    while start <= last:
-        starts.append(start)
-        # 31 days after the first of a month lies in the next month.
-        start += _DAY * {"day": 1, "week": 7, "month": 31}[period]
-        start = start.replace(day=1) if period == "month" else start
-    return starts
+    starts = np.arange(np.datetime64(first, "M"), np.datetime64(last, "M") + 1)
+    if period != "month":
+        step, before = (7, first.weekday()) if period == "week" else (1, 0)
+        start = np.datetime64(first, "D") - before
+        starts = np.arange(start, np.datetime64(last, "D") + 1, step)
+    days: list[dt.date] = starts.astype("datetime64[D]").tolist()
+    return days
 
 
 def as_seconds(days: Sequence[dt.date]) -> list[int]:
     """Returns the midnights that days begin with [seconds since 1970, UTC]."""
-    return [int(dt.datetime(d.year, d.month, d.day, tzinfo=dt.UTC).timestamp()) for d in days]
+    seconds: list[int] = np.array(days, "datetime64[s]").astype(np.int64).tolist()
+    return seconds
 
 
 # --- broken spans: cut off, of other columns, or full of rubbish
+
 
 def _truncate(file: Path) -> None:
     """Truncates a file in the middle, like an interrupted upload."""
@@ -282,6 +268,7 @@ def draw_broken(n_nights: int, n_broken: int, seed: int) -> dict[int, str]:
 
 # --- the systems compared: a model trained anew, and one left as it was
 
+
 class BacktestArms:
     """The two comparison models of a backtest: trained anew each night, and frozen.
 
@@ -321,22 +308,20 @@ class BacktestArms:
         model, scores = self._folder / "cold", self._folder / "evaluation"
         for left_over in (model, scores, self._folder / "checkpoints"):
             shutil.rmtree(left_over, ignore_errors=True)
-        self._run("recsys.train", "jax", TrainStage, {"data": data, "out": model})
+        self._run("recsys.train", TrainStage, {"data": data, "out": model})
         folders = {"data": data, "model": model, "blessed": self.frozen, "out": scores}
-        self._run("recsys.evaluation.stage", "jax", EvaluateStage, folders)
+        self._run("recsys.evaluation.stage", EvaluateStage, folders)
         evaluation = read_evaluated(scores / "evaluation.json", self._metric)
         cold = {"value": evaluation.figure("model", self._metric), **training_facts(model)}
         frozen = {"value": evaluation.figure(BLESSED, self._metric), "seconds": None, "steps": None}
         return {"cold": cold, "frozen": frozen}
 
-    def _run(self, module: str, backend: str, stage: Any, folders: dict[str, Path]) -> None:
+    def _run(self, module: str, stage: Any, folders: dict[str, Path]) -> None:
         self._folder.mkdir(exist_ok=True)
         words = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            file.write(canonical_json(stage_of(self._config, stage)))
-            file.flush()
-            with (self._folder / f"{module}.log").open("wb") as log:
-                run_stage(module, ["--config", file.name, *words], stage_environment(backend), log)
+        config = canonical_json(stage_of(self._config, stage))
+        with (self._folder / f"{module}.log").open("wb") as log:
+            run_stage_with_config(module, config, words, "jax", log)
 
 
 def read_evaluated(file: Path, metric: str) -> Evaluated:
@@ -349,7 +334,6 @@ def training_facts(model: Path) -> dict[str, Any]:
     training = json.loads((model / "training.json").read_text("utf-8"))
     base = (training.get("warm_start") or {}).get("base")
     return {"seconds": training["seconds"], "steps": training["steps"], "base": base}
-
 
 
 # --- the journal: a line of JSON a night, so that a killed backtest goes on
@@ -387,12 +371,10 @@ class BacktestJournal:
                     {key: requested.get(key) for key in different},
                 )
         elif any(out.iterdir()):
-            raise RecsysError(
-                "R910",
-                f"The folder {str(out)!r} must be empty, or hold a simulation to go on with.",
-                "Name another folder with --out.",
-                ", ".join(sorted(path.name for path in out.iterdir())[:5]),
-            )
+            rule = f"The folder {str(out)!r} must be empty, or hold a simulation to go on with."
+            cure = "Name another folder with --out."
+            received = ", ".join(sorted(path.name for path in out.iterdir())[:5])
+            raise RecsysError("R910", rule, cure, received)
         commit_text(text, written)
         self.nights = self._read()
         """The nights that ended, in order."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+import numpy as np
 
-from recsys.system.commit import commit_text
-from recsys.formats import ABSENT, change, count, counted, duration, figure, share, span
+from recsys.formats import ABSENT, change, count, counted, duration, figure, is_number, share, span
+from recsys.report.charts import Series, draw_lines, key, picture, spread
 from recsys.report.evaluated import metric_title
 from recsys.report.page import render
-from recsys.report.charts import Series, Size, draw_lines, key, picture
-from collections.abc import Mapping, Sequence
-import numpy as np
-from recsys.formats import is_number
+from recsys.system.commit import commit_text
 
 WARM, COLD, FROZEN = "warm", "cold", "frozen"
 ARMS = (WARM, COLD, FROZEN)
@@ -150,7 +148,8 @@ def _compared(comparison: Mapping[str, Any] | None) -> str:
     if comparison is None:
         return ABSENT
     if comparison["interval"] is None:
-        return f"{change(comparison['ratio'] - 1)} (of {counted(comparison['nights'], 'night', 'nights')})"
+        nights = counted(comparison["nights"], "night", "nights")
+        return f"{change(comparison['ratio'] - 1)} (of {nights})"
     ends = [change(end - 1) for end in comparison["interval"]]
     return f"{change(comparison['ratio'] - 1)} ({ends[0]} … {ends[1]})"
 
@@ -186,10 +185,8 @@ def _picture(
     ]
     caption = f"{title}, night by night: {_ends(nights, name, shown)}."
     marks = [(float(x), word) for x, night in enumerate(nights) for word in _marks(night)]
-
-    def draw(size: Size) -> Markup:
-        return draw_lines(series, _ticks(nights), caption, size, margin=0.5, events=marks)
-
+    ticks = [(float(x), nights[x]["span"]) for x in spread(len(nights), _MOST_TICKS)]
+    draw = functools.partial(draw_lines, series, ticks, caption, margin=0.5, events=marks)
     return picture(title, caption, draw, _WIDE, _NARROW)
 
 
@@ -204,15 +201,10 @@ def _ends(nights: Nights, name: str, shown: Callable[[Any], str]) -> str:
 
 
 def _intervals(nights: Nights) -> list[tuple[float, float, float]]:
-    intervals = [(float(x), (night.get(WARM) or {}).get("interval")) for x, night in enumerate(nights)]
+    intervals = [
+        (float(x), (night.get(WARM) or {}).get("interval")) for x, night in enumerate(nights)
+    ]
     return [(x, ends[0], ends[1]) for x, ends in intervals if ends]
-
-
-def _ticks(nights: Nights) -> list[tuple[float, str]]:
-    last = len(nights) - 1
-    n = min(_MOST_TICKS, len(nights))
-    places = sorted({round(i * last / max(1, n - 1)) for i in range(n)})
-    return [(float(x), nights[x]["span"]) for x in places]
 
 
 def _marks(night: Mapping[str, Any]) -> Sequence[str]:

@@ -34,6 +34,7 @@ _BEAT_S = 10.0
 _SETTLE_S = 2.0
 """Of two that write their names at once the later one has the lock; so long it may take [s]."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 _MOUNTS = Path("/proc/self/mounts")
 _LOCAL = (
     *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "ntfs3"),
@@ -205,7 +206,7 @@ def is_local(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{_BOOT_ID.read_text().strip()} {_PID_NAMESPACE.readlink()}"
 
 
 def _born(pid: int) -> int:
@@ -226,12 +227,9 @@ def _open(root: Path) -> int:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise storage_error(error) from None
-        raise RecsysError(
-            "R602",
-            f"The folder {str(root)!r} must be writable, for everything that a run writes.",
-            "Mend its permissions, or choose another folder with --set root=DIR.",
-            error.strerror or str(error),
-        ) from None
+        rule = f"The folder {str(root)!r} must be writable, for everything that a run writes."
+        cure = "Mend its permissions, or choose another folder with --set root=DIR."
+        raise RecsysError("R602", rule, cure, error.strerror or str(error)) from None
 
 
 def _flocked(descriptor: int, root: Path) -> bool:
@@ -272,8 +270,6 @@ def _busy(root: Path, owner: Owner | None) -> BusyError:
     who = "another process, just started"
     if owner is not None:
         who = f"{owner.described()}, last sign of life {duration(_silence(root))} ago"
-    return BusyError(
-        "R601",
-        f"Only one run at a time may use {str(root)!r}, and one does: {who}.",
-        "Wait for it, end it, or choose another folder with --set root=DIR.",
-    )
+    rule = f"Only one run at a time may use {str(root)!r}, and one does: {who}."
+    cure = "Wait for it, end it, or choose another folder with --set root=DIR."
+    return BusyError("R601", rule, cure)

@@ -54,15 +54,14 @@ class Thing:
 
 def plan_json(things: Iterable[Thing]) -> dict[str, Any]:
     """Returns `goes` and `stays`, the largest first, and the bytes `freed` and `kept`."""
-    listed = [
-        {**dataclasses.asdict(thing), "path": str(thing.path), "size": own_size(thing.path)}
-        for thing in things
-    ]
-    listed.sort(key=lambda thing: (-thing["size"], thing["path"]))
-    goes = [thing for thing in listed if thing["goes"]]
-    stays = [thing for thing in listed if not thing["goes"]]
-    freed, kept = (sum(thing["size"] for thing in side) for side in (goes, stays))
-    return {"goes": goes, "stays": stays, "freed": freed, "kept": kept}
+    sides: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for thing in things:
+        described = {"path": str(thing.path), "size": own_size(thing.path)}
+        sides[thing.goes].append(dataclasses.asdict(thing) | described)
+    for side in sides.values():
+        side.sort(key=lambda thing: (-thing["size"], thing["path"]))
+    freed, kept = (sum(thing["size"] for thing in side) for side in sides.values())
+    return {"goes": sides[True], "stays": sides[False], "freed": freed, "kept": kept}
 
 
 def own_size(path: Path) -> int:
@@ -229,13 +228,8 @@ def _not_in_use(root: HeldFolder, thing: Thing) -> Iterator[None]:
     if thing.kind != "checkpoints":
         yield
         return
-    with root.opened(thing.path) as folder:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open("lock", flags, 0o644, dir_fd=folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        with root.locked(thing.path, "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield
     except BlockingIOError:
         raise OSError(errno.EBUSY, "a training is writing it") from None
-    finally:
-        os.close(lock)

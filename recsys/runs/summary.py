@@ -6,21 +6,20 @@ docs/runs.md describes it. What is not known is null, so that a reader finds eve
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from recsys.errors import BusyError
 from recsys.formats import change, count, counted, duration, ends_of, figure, is_number, span
-from recsys.report.artifacts import MissingError
 from recsys.report.evaluated import BLESSED
 from recsys.report.index import INDEX
-from recsys.report.runs import RESULT, RUNS, read_result, read_steps
-from recsys.report.spans import SPAN_WORDS, spans_of
+from recsys.report.run_artifacts import MissingError
+from recsys.report.runs import RESULT, RUNS, read_result, read_steps, state_of
+from recsys.report.span_words import SPAN_WORDS, spans_of
 from recsys.runs.lock import refuse_if_held
 
 FORMAT = 1
-_CUT_SHORT = ("interrupted", "killed", "stopped")
 _LATEST = 253_402_300_799
 """Last second of the year 9999."""
 
@@ -58,21 +57,6 @@ def run_summary(run_id: str | None, result: Mapping[str, Any], root: Path) -> di
         "report": str(root / str(report)) if report else None,
         "index": str(root / INDEX),
     }
-
-
-def state_of(result: Mapping[str, Any]) -> str:
-    """Returns `blessed`, `refused`, `failed`, `interrupted`, `running` or `no verdict`."""
-    state = result.get("state")
-    if state in _CUT_SHORT:
-        return "interrupted"
-    if state == "running":
-        return "running"
-    if result.get("error") or state == "failed":
-        return "failed"
-    blessed = result.get("blessed")
-    if not isinstance(blessed, bool):
-        return "no verdict"
-    return "blessed" if blessed else "refused"
 
 
 def _metrics(result: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -218,8 +202,6 @@ def _newest_first(root: Path) -> list[Path]:
 def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
     """Returns the partial result of a run without `run.json`."""
     recorded = read_steps(folder)
-    n_done, n_all = len(recorded.steps), len(recorded.planned)
-    step = recorded.planned[n_done] if n_done < n_all else None
     # Of those without a result: a clock that was set back makes ended runs look newer.
     unfinished = (path for path in _newest_first(root) if not (path / RESULT).exists())
     try:
@@ -232,6 +214,6 @@ def _unfinished(folder: Path, root: Path) -> dict[str, Any]:
         "started": recorded.started,
         "seconds": round(recorded.seconds, 1),
         "state": "running" if is_running else "interrupted",
-        "step": step,
-        "sentence": f"{n_done} of {n_all} steps ended",
+        "step": recorded.step,
+        "sentence": f"{len(recorded.steps)} of {len(recorded.planned)} steps ended",
     }

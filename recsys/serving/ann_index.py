@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError
+from recsys.ragged import slices
 from recsys.system.files import read_plain
 
 FOLDER = "index"
@@ -70,7 +71,7 @@ def learn_lists(
     drawn = np.random.default_rng(_SEED).choice(len(rows), n, replace=False)
     index.train(_floats(embeddings[rows[np.sort(drawn)]]))
     list_of = np.zeros(len(rows), np.int32)
-    for block in _blocks(len(rows)):
+    for block in slices(len(rows), _BLOCK):
         list_of[block] = index.quantizer.assign(_floats(embeddings[rows[block]]), 1)[:, 0]
         if report is not None:
             report(block.stop, len(rows))
@@ -100,7 +101,7 @@ class AnnIndex:
         self._index.quantizer.add(_floats(lists.middles))
         faiss.copy_array_to_vector(_floats(lists.ranges), self._index.sq.trained)
         self._index.is_trained = True
-        for block in _blocks(len(rows)):
+        for block in slices(len(rows), _BLOCK):
             ids = rows[block].astype(np.int64)
             arrays = _floats(embeddings[ids]), ids, lists.list_of[block].astype(np.int64)
             self._index.add_core(len(ids), *map(faiss.swig_ptr, arrays))
@@ -129,18 +130,11 @@ def _floats(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32)
 
 
-def _blocks(n: int) -> Iterator[slice]:
-    for start in range(0, n, _BLOCK):
-        yield slice(start, min(start + _BLOCK, n))
-
-
 def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        cure = (
-            f"{install_extra('serve')} Or set export.index.kind to exact and run again: recsys run."
-        )
+        cure = f"{install_extra('serve')} Or set export.index.kind to exact: recsys run."
         raise RecsysError("R580", "An approximate index needs FAISS.", cure, str(error)) from None
     return faiss
 

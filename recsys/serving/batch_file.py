@@ -216,7 +216,7 @@ def _blocks(users: UsersFile, size: int) -> Iterator[tuple[pa.Array, pa.RecordBa
         if letters.num_rows or n_bytes:
             yield waiting[:0], letters, n_bytes
     if len(waiting):
-        yield waiting, dead_letters.dead_letters([], "", [], []), 0
+        yield waiting, _NO_LETTERS, 0
 
 
 @contextmanager
@@ -266,6 +266,7 @@ _PIECE_BYTES = 256 << 10
 _DELIMITERS = "\t;|,"
 _NEVER = "\x1f"
 _PLAIN = "user_id"
+_NO_LETTERS = dead_letters.dead_letters([], "", [], [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,11 +315,7 @@ class UsersFile:
                 typed = pa.RecordBatch.from_arrays([ids], names=[_PLAIN])
                 good, letters = split_by_rules(batch, typed, rules)
                 yield good.column(0), letters, 0
-            yield (
-                pa.array([], pa.string()),
-                dead_letters.dead_letters([], "", [], []),
-                piece.n_bytes,
-            )
+            yield pa.array([], pa.string()), _NO_LETTERS, piece.n_bytes
 
 
 def _look(path: str, column: str | None) -> tuple[SourceConfig, str]:

@@ -153,6 +153,11 @@ class CatalogueSearch:
             raise RecsysError("R544", rule, cure, received) from None
 
     @functools.cached_property
+    def is_item(self) -> np.ndarray:
+        """Which item rows are items `[item rows]` bool."""
+        return self.items.has_id()
+
+    @functools.cached_property
     def _sorted_users(self) -> pa.Array:
         return self.user_ids.take(pc.array_sort_indices(self.user_ids))
 
@@ -171,14 +176,13 @@ class CatalogueSearch:
 
     def find_items(self, words: str, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items with the most training events whose id or title has all `words`."""
-        has_id = self.items.has_id()
-        rows, texts = np.arange(len(has_id)), self._lower_titles
+        rows, texts = np.arange(len(self.is_item)), self._lower_titles
         # The longest first, and only in what is left: a client may send hundreds of words.
         for word in sorted(set(words.lower().split()), key=len, reverse=True):
             matches = pc.match_substring(texts, word)
             rows = rows[matches.to_numpy(zero_copy_only=False)]
             texts = texts.filter(matches)
-        rows = rows[has_id[rows]]
+        rows = rows[self.is_item[rows]]
         return self.shown(best_of(rows, self.items.row_counts[rows], n)[0])
 
     def item_rows(self, ids: Sequence[str]) -> list[int]:
@@ -190,9 +194,8 @@ class CatalogueSearch:
         """Returns the `n` items whose embeddings have the largest cosine with that of `row`."""
         query = np.asarray(self.embeddings[row], np.float32)
         scores = self.embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
-        is_other = self.items.has_id()
-        is_other[row] = False
-        rows = np.flatnonzero(is_other)
+        rows = np.flatnonzero(self.is_item)
+        rows = rows[rows != row]
         best, best_scores = best_of(rows, scores[rows], n)
         return self.shown(best, best_scores.tolist())
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from recsys.bundles.parity_process import stand_ins
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.bundle_process import EMBEDDINGS, HISTORIES, USERS
+from recsys.ragged import slices
 from recsys.serving.saved_model import SavedModelGraph
 from recsys.system.events import emit
 from recsys.system.process import stage_main
@@ -43,11 +44,10 @@ def embed(graph: SavedModelGraph, items: Vocabulary, folder: Path) -> int:
     rows = np.load(folder / HISTORIES, mmap_mode="r", allow_pickle=False)
     id_of_row = stand_ins(items, np.unique(rows))
     n, embeddings = len(users), []
-    for start in range(0, n, _BLOCK):
-        block = slice(start, min(start + _BLOCK, n))
-        size = block.stop - start
+    for block in slices(n, _BLOCK):
+        size = block.stop - block.start
         padding = np.full((size, 1), "", object)
-        inputs = dict.fromkeys(graph.signatures[_SIGNATURE].inputs, padding)
+        inputs = dict.fromkeys(graph.signatures[_SIGNATURE], padding)
         # Behind all that is read: a history of padding alone would be the stored one.
         given = np.full((size, 1), "?", object)
         history = np.concatenate([id_of_row[rows[block]], given], axis=1)

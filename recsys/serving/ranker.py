@@ -11,7 +11,7 @@ import numpy as np
 from recsys import kernels
 from recsys.errors import RecsysError
 from recsys.kernels import rank_jobs
-from recsys.ragged import RaggedRows
+from recsys.ragged import RaggedRows, slices
 from recsys.serving.ann_index import AnnIndex, read_index
 
 _LARGE = 1e15
@@ -73,9 +73,7 @@ class Ranker:
         """
         n_rows = len(is_item)
         if embeddings.ndim != 2 or len(embeddings) != n_rows or embeddings.dtype != np.float32:
-            rule = (
-                f"The item embeddings of {str(bundle)!r} must be float32, a line for each item row."
-            )
+            rule = f"Item embeddings of {str(bundle)!r} must be float32, a line for each item row."
             received = f"{embeddings.dtype} {embeddings.shape} for {n_rows} item rows"
             raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
         embeddings = np.ascontiguousarray(embeddings)
@@ -224,7 +222,7 @@ def _rounded(embeddings: np.ndarray, is_item: np.ndarray) -> rank_jobs.RoundedIt
 
 
 def _run(job: Callable[[slice], None], n: int, size: int, threads: int) -> None:
-    blocks = [slice(start, min(start + size, n)) for start in range(0, n, size)]
+    blocks = slices(n, size)
     if threads == 1 or len(blocks) == 1:
         for block in blocks:
             job(block)

@@ -17,6 +17,7 @@ from typing import Any, overload
 from recsys.bundles.bundle import MANIFEST
 from recsys.bundles.versions import latest
 from recsys.errors import UsageError
+from recsys.formats import html_table
 from recsys.serving.retriever import Retriever, normal_id
 
 _SHOWN_USERS = 3
@@ -83,7 +84,7 @@ class Recommendations:
         return "\n".join([self._heading(), *(rows or ["(no item is left)"])])
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._heading())}</p>{_html_table(_COLUMNS, self.to_rows())}"
+        return f"<p>{html.escape(self._heading())}</p>{_html(_COLUMNS, self.to_rows())}"
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a dictionary for each item: `rank`, `id`, `title`, `score`."""
@@ -110,7 +111,7 @@ class RecommendationList(list[Recommendations]):
         return "\n\n".join([*shown, *([f"… and {n_more} more users"] if n_more > 0 else [])])
 
     def _repr_html_(self) -> str:
-        return _html_table(("user_id", "rank", *_COLUMNS), self.to_rows())
+        return _html(("user_id", "rank", *_COLUMNS), self.to_rows())
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a dictionary for each item of each user, as `Recommendations.to_rows`."""
@@ -156,8 +157,8 @@ class LoadedBundle:
         return users
 
     def __repr__(self) -> str:
-        users, items = len(self.retriever.catalogue.user_ids), self.retriever.catalogue.items
-        n_items = int(items.has_id().sum())
+        catalogue = self.retriever.catalogue
+        users, n_items = len(catalogue.user_ids), int(catalogue.is_item.sum())
         return (
             f"<Bundle {str(self.path)!r}: {users:,} users, {n_items:,} items, k up to {self.max_k}>"
         )
@@ -300,16 +301,8 @@ def _check_names(rule: str, names: Iterable[str], known: Collection[str]) -> Non
             raise UsageError("R549", f"{rule}: {listed}.", "Name one of them.", name)
 
 
-def _html_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    def cell(value: Any) -> str:
-        return html.escape(f"{value:.4f}" if isinstance(value, float) else str(value))
-
-    header = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{cell(row[column])}</td>" for column in columns) + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+def _html(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    return html_table(columns, ([row[column] for column in columns] for row in rows))
 
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> Any:

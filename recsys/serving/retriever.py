@@ -102,7 +102,7 @@ class Retriever:
             rule = f"The bundle {str(bundle)!r} must have 'k' and the signature {PREPARE!r}."
             received = {"k": max_k, "signatures": sorted(graph.signatures)}
             raise RecsysError("R544", rule, "Export the model again: recsys export.", received)
-        ranker = Ranker.open(bundle, catalogue.embeddings, catalogue.items.has_id())
+        ranker = Ranker.open(bundle, catalogue.embeddings, catalogue.is_item)
         # Reads the embeddings once, so that the first request doesn't wait for the disk.
         query = np.zeros((1, catalogue.embeddings.shape[1]), np.float32)
         ranker.best(query, RaggedRows.empty(1), max_k)
@@ -117,7 +117,7 @@ class Retriever:
     @property
     def user_columns(self) -> list[str]:
         """Inputs that take raw values of the users."""
-        return [name for name in self.signatures[RECOMMEND].inputs if name not in _OWN]
+        return [name for name in self.signatures[RECOMMEND] if name not in _OWN]
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature; recommendations are ranked here.
@@ -166,7 +166,7 @@ class Retriever:
         """
         n = len(user_ids)
         texts = {"history": history, _EXCLUDED: exclude, **(only or {}), **(columns or {})}
-        names = self.signatures[FILTERED if exclude or only else RECOMMEND].inputs
+        names = self.signatures[FILTERED if exclude or only else RECOMMEND]
         # Padding stands for what the bundle has stored.
         inputs = {name: np.tile(as_texts(texts.get(name) or [""]), (n, 1)) for name in names}
         inputs["user_id"] = as_texts(user_ids)
@@ -190,7 +190,7 @@ class Retriever:
             rule = f"The number of items must be 1 … {self.max_k}."
             cure = "Ask for fewer, or set export.k in the config and run again: recsys run."
             raise UsageError("R541", rule, cure, k)
-        names = self.signatures[PREPARE].inputs
+        names = self.signatures[PREPARE]
         query = self._graph.ask(PREPARE, {name: inputs[name] for name in names})
         n = len(query["known"])
         rows = np.zeros((n, k), np.int32)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recsys.bundles.signatures import Arrays, Input, Signature
+from recsys.bundles.signatures import Arrays, InputSpec, Signature
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 
@@ -101,17 +101,17 @@ class SavedModelGraph:
         self.metadata: dict[str, Any] = {
             name: MessageToDict(definition, **names) for name, definition in definitions.items()
         }
-        self.signatures: dict[str, Signature] = {}
-        for signature, definition in definitions.items():
-            inputs = {
-                name: Input(
+        self.signatures: dict[str, Signature] = {
+            signature: {
+                name: InputSpec(
                     types_pb2.DataType.Name(info.dtype),
                     tuple(int(dim.size) for dim in info.tensor_shape.dim),
                 )
                 for name, info in definition.inputs.items()
             }
-            if inputs:
-                self.signatures[signature] = Signature(inputs)
+            for signature, definition in definitions.items()
+            if definition.inputs
+        }
 
     def ask(self, signature: str, inputs: Arrays) -> Arrays:
         """Returns the outputs of a signature.
@@ -128,8 +128,7 @@ class SavedModelGraph:
 
         try:
             # By the names of the signature: those of a request may be any.
-            names = self.signatures[signature].inputs
-            tensors = {name: tf.constant(inputs[name]) for name in names}
+            tensors = {name: tf.constant(inputs[name]) for name in self.signatures[signature]}
             outputs = self._module.signatures[signature](**tensors)
         # What no signature tells: an input that isn't a tf.Example, say.
         except (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:

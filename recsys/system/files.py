@@ -20,15 +20,20 @@ DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, Arithmeti
 _LONGEST_JSON = 256 << 20
 
 
-def open_regular(path: str | Path) -> BufferedReader:
+def open_regular(path: str | Path, flags: int = 0) -> BufferedReader:
     """Opens a regular file to be read, by a link too.
+
+    Args:
+        path: The file.
+        flags: More of `os.open`.
 
     Raises:
         OSError: It is a pipe, a device or a folder, or can't be read.
     """
     # Without waiting: a pipe opens when somebody writes into it.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    file = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
         raise OSError("no regular file")
     return file
@@ -75,12 +80,7 @@ def open_plain(path: Path) -> BufferedReader:
     """
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError("no plain file")
-    # It may be another one by now.
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError("no plain file")
-    return file
+    return open_regular(path, os.O_NOFOLLOW)  # It may be another one by now.
 
 
 # --- temporary folders that don't outlive their program, even where it is killed

@@ -9,6 +9,7 @@ and `shutil.rmtree` with `dir_fd`, see its `avoids_symlink_attacks`).
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -58,6 +59,23 @@ class HeldFolder:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def locked(self, folder: Path, name: str, flags: int = fcntl.LOCK_EX) -> Iterator[None]:
+        """Holds the lock of a file in a folder below this one; a killed holder frees it.
+
+        Raises:
+            BlockingIOError: Another process holds it, with `LOCK_NB` among the flags.
+            OSError: The file can't be opened, or is a link.
+        """
+        with self.opened(folder) as descriptor:
+            mode = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(name, mode, 0o666, dir_fd=descriptor)
+        try:
+            fcntl.flock(lock, flags)
+            yield
+        finally:
+            os.close(lock)
 
     def is_link(self, path: Path) -> bool:
         """Returns whether a path below the folder is a link itself; False if nothing is there."""

@@ -145,20 +145,17 @@ def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
             pass
 
 
-def verify_folder(path: Path) -> dict[str, Any]:
+def verify_folder(path: Path, manifest: Mapping[str, Any] | None = None) -> None:
     """Checks that a folder holds the files that its manifest lists, and no others.
 
     Args:
         path: The manifest.
-
-    Returns:
-        The manifest.
+        manifest: Its content, if it was read before.
 
     Raises:
         ManifestError: A file is missing, changed, not listed, or no plain file.
     """
-    manifest = read_manifest(path)
-    files = manifest["files"]
+    files: Files = (manifest or read_manifest(path))["files"]
     try:
         names = file_names(path.parent, without=path.name)
     except OSError as error:
@@ -168,7 +165,6 @@ def verify_folder(path: Path) -> dict[str, Any]:
             raise ChangedFileError(name, "it is missing")
         raise UnlistedFileError(name, "the manifest doesn't list it")
     verify_files(path.parent, files)
-    return manifest
 
 
 def manifest_digest(path: Path) -> str | None:

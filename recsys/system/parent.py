@@ -3,8 +3,7 @@
 A runner whose command was killed, or a stage whose runner was, would go on for hours
 and write beside the run that comes after it. So a child is started by `python -m
 recsys.system.parent MODULE`: the parent names itself in its environment, and the child asks the
-kernel to be killed with it (Linux) before the seconds that its imports take. Elsewhere a
-thread looks once a second whether the parent is still there.
+kernel to be killed with it before the seconds that its imports take.
 
 A process that nobody started so, as under `tfx run create`, cron or a container's
 init, is left alone.
@@ -17,14 +16,11 @@ import os
 import runpy
 import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
 
 VARIABLE = "RECSYS_PARENT"
 _SET_PDEATHSIG = 1
-"""`PR_SET_PDEATHSIG` of prctl(2)."""
-_LOOK_EVERY_S = 1.0
+"""`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
 
 
 def as_parent() -> dict[str, str]:
@@ -48,38 +44,16 @@ def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
 def end_with_parent() -> None:
     """Makes this process end when the parent named in the environment ends.
 
-    The name is taken out of the environment: it isn't the
-    parent of what is started here.
+    The name is taken out of the environment: it isn't the parent of what is started here.
     A parent that is dead already ends this process at once.
     """
     named = os.environ.pop(VARIABLE, "")
     if not named.isdecimal():
         return
-    parent = int(named)
-    if sys.platform == "linux" and _die_with_parent():
-        # It may have died before the kernel knew; the kernel tells of later deaths alone.
-        if os.getppid() != parent:
-            _end()
-        return
-    threading.Thread(target=_watch, args=(parent,), name="parent", daemon=True).start()
-
-
-def _die_with_parent() -> bool:
-    """Asks the kernel; returns whether it will. It holds across exec, and not for children."""
-    try:
-        return ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
-    except (OSError, AttributeError):
-        return False
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
-    _end()
-
-
-def _end() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have died before the kernel knew; the kernel tells of later deaths alone.
+    if os.getppid() != int(named):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -136,18 +136,12 @@ def stage_result(
     if result is not None and "error" in result:
         raise RecsysError.from_json(result["error"])
     if passed_on:
-        raise RecsysError(
-            "R611",
-            f"The process of {module} was stopped where it had nothing to save.",
-            "Run the same command again; training goes on from its last checkpoint.",
-            signal.Signals(passed_on[0]).name,
-        )
-    raise RecsysError(
-        "R610",
-        f"The process of {module} must end with a result.",
-        "The log holds its last words; out of memory ends a process with -9.",
-        f"exit code {code}",
-    )
+        rule = f"The process of {module} was stopped where it had nothing to save."
+        cure = "Run the same command again; training goes on from its last checkpoint."
+        raise RecsysError("R611", rule, cure, signal.Signals(passed_on[0]).name)
+    rule = f"The process of {module} must end with a result."
+    cure = "The log holds its last words; out of memory ends a process with -9."
+    raise RecsysError("R610", rule, cure, f"exit code {code}")
 
 
 @contextmanager
@@ -190,12 +184,9 @@ def storage_error(error: OSError, place: str | os.PathLike[str] | None = None) -
     """
     path = place if error.filename is None else os.fsdecode(error.filename)
     what = "its files" if path is None else repr(str(path))
-    return RecsysError(
-        "R603",
-        f"The program must be able to read and write {what}{free_there(path)}.",
-        "Free some space or mend the permissions, and run again; what was served still is.",
-        error.strerror or str(error),
-    )
+    rule = f"The program must be able to read and write {what}{free_there(path)}."
+    cure = "Free some space or mend the permissions, and run again; what was served still is."
+    return RecsysError("R603", rule, cure, error.strerror or str(error))
 
 
 def log_traceback() -> None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
+from recsys.report.run_report import write_report
 from recsys.report.runs import RunRecord
-from recsys.report.write import write_report
 
 CONFIG: dict[str, Any] = {
     "name": "movielens-small",

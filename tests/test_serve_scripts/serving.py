@@ -12,7 +12,7 @@ import pyarrow as pa
 import requesting
 import uvicorn
 
-from recsys.bundles.signatures import Input, Signature
+from recsys.bundles.signatures import InputSpec
 from recsys.data.vocabulary import Vocabulary
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.ranker import Ranker
@@ -30,11 +30,12 @@ class FakeModel:
     def __init__(self, version):
         self.version = version
         self.signatures = {
-            "serving_default": Signature({"x": Input("DT_FLOAT", (-1,))}),
-            "total": Signature({"x": Input("DT_FLOAT", (-1,))}),
-            "named": Signature(
-                {"id": Input("DT_STRING", (-1,)), "history": Input("DT_STRING", (-1, -1))}
-            ),
+            "serving_default": {"x": InputSpec("DT_FLOAT", (-1,))},
+            "total": {"x": InputSpec("DT_FLOAT", (-1,))},
+            "named": {
+                "id": InputSpec("DT_STRING", (-1,)),
+                "history": InputSpec("DT_STRING", (-1, -1)),
+            },
         }
         self.metadata = {"serving_default": {"inputs": {}}}
         self.may_answer = threading.Event()
@@ -79,11 +80,11 @@ def make_catalogue():
     return CatalogueSearch(users, items, titles, VECTORS, features)
 
 
-_TEXT, _TEXTS = Input("DT_STRING", (-1,)), Input("DT_STRING", (-1, -1))
+_TEXT, _TEXTS = InputSpec("DT_STRING", (-1,)), InputSpec("DT_STRING", (-1, -1))
 _QUERY = {
     "user_id": _TEXT,
     "history": _TEXTS,
-    "exclude_seen": Input("DT_BOOL", (-1,)),
+    "exclude_seen": InputSpec("DT_BOOL", (-1,)),
     "country": _TEXTS,
 }
 
@@ -94,17 +95,15 @@ class FakeGraph:
     def __init__(self, version):
         self.sign, self.metadata, self.asked = 1 if version == 1 else -1, {}, []
         self.signatures = {
-            "recommend": Signature(_QUERY),
-            "prepare_query": Signature(_QUERY),
-            "recommend_filtered": Signature(
-                {**_QUERY, "exclude_ids": _TEXTS, "only_genre": _TEXTS}
-            ),
-            "stored_history": Signature({"user_id": _TEXT}),
+            "recommend": _QUERY,
+            "prepare_query": _QUERY,
+            "recommend_filtered": {**_QUERY, "exclude_ids": _TEXTS, "only_genre": _TEXTS},
+            "stored_history": {"user_id": _TEXT},
         }
 
     def ask(self, signature, inputs):
         self.asked.append({name: values.tolist() for name, values in inputs.items()})
-        assert set(inputs) == set(self.signatures[signature].inputs)
+        assert set(inputs) == set(self.signatures[signature])
         stored = HISTORIES.get(inputs["user_id"][0], [])
         if signature == "stored_history":
             ids = np.array([[IDS[row].encode() for row in stored] + [b""]], object)

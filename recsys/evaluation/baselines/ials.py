@@ -20,6 +20,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from recsys.evaluation.baselines.baseline import Baseline, BaselineData, as_sets, item_sets
 from recsys.evaluation.scores import DotProducts
+from recsys.ragged import slices
 from recsys.registry import register_baseline
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _gram(vectors: np.ndarray, pool: ThreadPoolExecutor) -> np.ndarray:
         return vectors[part].T @ vectors[part]
 
     total = np.zeros((vectors.shape[1],) * 2)
-    for product in pool.map(of_part, _parts(len(vectors))):
+    for product in pool.map(of_part, slices(len(vectors), _CHUNK)):
         total += product
     return total
 
@@ -131,13 +132,8 @@ def _rotated(vectors: np.ndarray, basis: np.ndarray, pool: ThreadPoolExecutor) -
     def turn_part(part: slice) -> None:
         turned[part] = vectors[part] @ basis
 
-    _run_jobs(pool, turn_part, _parts(len(vectors)))
+    _run_jobs(pool, turn_part, slices(len(vectors), _CHUNK))
     return turned
-
-
-def _parts(n: int) -> Iterator[slice]:
-    for start in range(0, n, _CHUNK):
-        yield slice(start, min(start + _CHUNK, n))
 
 
 def _blocks(n_taken: np.ndarray, dim: int) -> Iterator[np.ndarray]:
@@ -259,7 +255,7 @@ class FittedIals:
         """Returns what scores the items for `queries`."""
         dim = self.vectors.shape[1]
         query = np.zeros((len(queries), dim + 1), np.float32)
-        for block in _query_blocks(queries.seen.offsets):
+        for block in queries.seen.blocks(_BLOCK_ITEMS):
             taken = as_sets(queries.seen.part(block), len(self.places))[:, self.rows]
             query[block, :dim] = solve(taken, self.vectors, len(self.rows), self.objective)
             # One more entry, which is the popularity of the items.
@@ -289,12 +285,3 @@ def factorise(taken: Any, objective: Objective, settings: Ials) -> np.ndarray:
         users = solve(taken, items, n_items, objective)
         items = solve(by_item, users, n_users, objective)
     return items
-
-
-def _query_blocks(offsets: np.ndarray) -> Iterator[slice]:
-    """Yields blocks of queries with few enough seen items."""
-    start, n = 0, len(offsets) - 1
-    while start < n:
-        end = int(np.searchsorted(offsets, offsets[start] + _BLOCK_ITEMS, side="right")) - 1
-        yield slice(start, max(end, start + 1))
-        start = max(end, start + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,8 +113,8 @@ def nearest(taken: Any, n: int, shrinkage: float) -> Any:
     length = np.sqrt(n_users)
     # No item has more others than these, counted once for each user that it shares.
     n_pairs = np.minimum(of_item @ np.diff(taken.indptr), taken.shape[1])
-    parts = []
-    for block in _blocks(n_pairs):
+    offsets, parts = np.concatenate([[0], np.cumsum(n_pairs)]), []
+    for block in RaggedRows(n_pairs, offsets).blocks(_BLOCK_PAIRS):
         common = of_item[block] @ taken
         common.sort_indices()
         row = np.repeat(np.arange(block.start, block.stop), np.diff(common.indptr))
@@ -123,17 +122,6 @@ def nearest(taken: Any, n: int, shrinkage: float) -> Any:
         common.data[row == common.indices] = 0.0
         parts.append(_strongest(common, n))
     return sparse.vstack(parts, format="csr")
-
-
-def _blocks(n_pairs: np.ndarray) -> Iterator[slice]:
-    """Yields blocks of items with few enough pairs to be held at a time."""
-    ends = np.cumsum(n_pairs)
-    start = 0
-    while start < len(ends):
-        before = ends[start] - n_pairs[start]
-        end = int(np.searchsorted(ends, before + _BLOCK_PAIRS, side="right"))
-        yield slice(start, max(end, start + 1))
-        start = max(end, start + 1)
 
 
 def _strongest(values: Any, n: int) -> Any:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from recsys import __version__
 from recsys.serving.saved_model import AnswerTooLargeError, UnreadableInputsError
-from recsys.serving.server import api, predict
+from recsys.serving.server import page_api, predict
 from recsys.serving.server.connections import Connections
 from recsys.serving.server.http_errors import (
     BAD_REQUEST,
@@ -119,7 +119,7 @@ def _routes(pool: Pool, work: MicroBatcher, limits: Limits, metrics: ServerMetri
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _no_route)
     app.include_router(predict.router(pool, work, limits))
-    app.include_router(api.router(pool, work))
+    app.include_router(page_api.router(pool, work))
     app.include_router(page_router())
 
     @app.get("/healthz", responses=documented(503), tags=["operation"])
@@ -166,7 +166,7 @@ def _answer_too_large(_request: Any, error: Any) -> Response:
 def _invalid(_request: Any, error: Any) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return _error(_request, api.invalid(where, first["msg"], first["input"]))
+    return _error(_request, page_api.invalid(where, first["msg"], first["input"]))
 
 
 def _no_route(_request: Any, error: Any) -> Response:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Input, Signature
+from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, InputSpec, Signature
 from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
 from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
 from recsys.serving.server.limits import Limits
@@ -70,12 +70,11 @@ def read_request(
         rule = "A predict request must have either 'instances' or 'inputs'."
         cure = "Give rows under 'instances', or columns under 'inputs'."
         raise _wrong("R552", rule, cure, _first(request))
-    columns = (
-        _columns_of_rows(request["instances"], signature, limits)
-        if is_by_row
-        else _columns(request["inputs"], signature, "'inputs'")
-    )
-    specs = signature.inputs.items()
+    if is_by_row:
+        columns = _columns_of_rows(request["instances"], signature, limits)
+    else:
+        columns = _columns(request["inputs"], signature, "'inputs'")
+    specs = signature.items()
     inputs = {key: read_tensor(key, columns[key], spec, limits) for key, spec in specs}
     sizes = {key: len(values) for key, values in inputs.items()}
     if len(set(sizes.values())) > 1:
@@ -118,7 +117,7 @@ def _signature_name(request: dict[str, Any], signatures: Mapping[str, Signature]
 
 def _columns(value: Any, signature: Signature, where: str) -> dict[str, Any]:
     """Returns the inputs by name; one alone needs no name."""
-    names = signature.inputs.keys()
+    names = signature.keys()
     is_named = isinstance(value, dict) and value.keys() != {"b64"}
     if not is_named and len(names) == 1:
         return dict.fromkeys(names, value)
@@ -130,7 +129,7 @@ def _columns(value: Any, signature: Signature, where: str) -> dict[str, Any]:
 
 def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[str, list[Any]]:
     """Returns the inputs by name, of `instances`."""
-    names = signature.inputs.keys()
+    names = signature.keys()
     if not isinstance(rows, list) or not rows:
         rule = "The 'instances' must be a list with at least one row."
         cure = "Give a row for each answer that you want."
@@ -145,7 +144,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
     return {name: [row[name] for row in rows] for name in names}
 
 
-def read_tensor(name: str, value: Any, spec: Input, limits: Limits) -> np.ndarray:
+def read_tensor(name: str, value: Any, spec: InputSpec, limits: Limits) -> np.ndarray:
     """Returns a JSON value as an array of the type and shape that an input takes.
 
     Raises:
@@ -164,9 +163,7 @@ def read_tensor(name: str, value: Any, spec: Input, limits: Limits) -> np.ndarra
         for part in values:
             if not isinstance(part, list) or len(part) != size:
                 received = len(part) if isinstance(part, list) else type(part).__name__
-                rule = (
-                    f"All lists of the input {name!r} must be of one length, {size} as the first."
-                )
+                rule = f"All lists of the input {name!r} must be of one length, {size}."
                 cure = "Pad the shorter ones; the empty string is padding in 'history'."
                 raise _wrong("R556", rule, cure, received)
         values = list(itertools.chain.from_iterable(values))

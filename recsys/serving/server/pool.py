@@ -129,11 +129,8 @@ class Pool:
     def _refuse(self, identity: _Identity, path: Path, error: Exception, tries: int) -> None:
         if not isinstance(error, RecsysError):
             rule = f"The version {str(path)!r} must be a bundle that can be loaded."
-            cure, received = (
-                "Delete it and run again: recsys run.",
-                f"{type(error).__name__}: {error}",
-            )
-            error = RecsysError("R566", rule, cure, received)
+            received = f"{type(error).__name__}: {error}"
+            error = RecsysError("R566", rule, "Delete it and run again: recsys run.", received)
         retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2**tries, _LONGEST_RETRY_S)
         self._failures[identity] = _Failure(error, tries + 1, retry_at)
         self.failures = {**self.failures, identity[0]: error}

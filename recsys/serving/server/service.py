@@ -76,9 +76,7 @@ def serve(service: Service, ready: Callable[[str], None]) -> None:
     hosts: tuple[str, ...] | None = tuple(name.lower() for name in service.hosts)
     if host not in ("127.0.0.1", "::1"):
         hosts = None
-        _LOG.warning(
-            "%s is reached from other machines, and asks nobody who they are", service.host
-        )
+        _LOG.warning("%s is reached from other machines, and asks for no password", service.host)
     metrics = ServerMetrics()
     pool = Pool(service.name, service.folder, load_version, service.keep, metrics)
     app = App(pool, service.limits, metrics, hosts)
@@ -108,12 +106,10 @@ def load_version(folder: Path) -> Retriever:
     """
     retriever = Retriever.open(folder)
     for name, signature in retriever.signatures.items():
-        blank = {
-            key: np.full(
-                [1] * len(spec.shape), b"" if spec.dtype == "DT_STRING" else 0, DTYPES[spec.dtype]
-            )
-            for key, spec in signature.inputs.items()
-        }
+        blank = {}
+        for key, spec in signature.items():
+            nothing = b"" if spec.dtype == "DT_STRING" else 0
+            blank[key] = np.full([1] * len(spec.shape), nothing, DTYPES[spec.dtype])
         retriever.ask(name, blank)
     return retriever
 

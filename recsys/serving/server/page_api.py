@@ -82,9 +82,8 @@ def read_recommend_request(body: bytes) -> RecommendRequest:
     fields = read_object(body)
     for name in fields:  # Before each of many becomes an error of its own.
         if name not in RecommendRequest.model_fields:
-            raise invalid(
-                "body", f"The fields are {', '.join(RecommendRequest.model_fields)}", name
-            )
+            rule = f"The fields are {', '.join(RecommendRequest.model_fields)}"
+            raise invalid("body", rule, name)
     try:
         return RecommendRequest.model_validate(fields)
     except pydantic.ValidationError as error:
@@ -105,14 +104,14 @@ class Named(pydantic.BaseModel):
     id: str
 
 
-class Item(Named):
+class CatalogueItem(Named):
     """An item as people see it."""
 
     title: str
     features: dict[str, list[str]]
 
 
-class ScoredItem(Item):
+class RankedItem(CatalogueItem):
     """An item with the score that put it where it is."""
 
     score: float
@@ -127,29 +126,29 @@ class Answer(pydantic.BaseModel):
     """How long it took, without the network."""
 
 
-class Users(Answer):
+class UsersAnswer(Answer):
     """Users that were found."""
 
     users: list[Named]
 
 
-class Tokens(Answer):
+class TokensAnswer(Answer):
     """Tokens that were found, those of the most items first."""
 
     tokens: list[Named]
 
 
-class Items(Answer):
+class ItemsAnswer(Answer):
     """Items that were found, those with the most training events first."""
 
-    items: list[Item]
+    items: list[CatalogueItem]
 
 
 class Similar(Answer):
     """Items like one."""
 
-    item: Item
-    items: list[ScoredItem]
+    item: CatalogueItem
+    items: list[RankedItem]
 
 
 class Recommended(Answer):
@@ -159,11 +158,11 @@ class Recommended(Answer):
     """Whether the model knows the user."""
     source: str
     """What the answer rests on: `user`, `history`, `features` or `popularity`."""
-    history: list[Item]
+    history: list[CatalogueItem]
     """What the recommendation is made of, the newest first."""
     unknown_items: list[str]
     """Ids of the request that are no items."""
-    items: list[ScoredItem]
+    items: list[RankedItem]
 
 
 class State(pydantic.BaseModel):
@@ -228,7 +227,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
         most = min(model.max_k for model in models)
         return About(name=pool.name, versions=versions, most=most, filters=filters)
 
-    @routes.get("/users", response_model=Users)
+    @routes.get("/users", response_model=UsersAnswer)
     async def users(prefix: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find users by the beginning of their ids."""
 
@@ -236,16 +235,18 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             ids = model.catalogue.find_users(_normal(prefix), n)
             return {"users": [{"id": id_} for id_ in ids]}
 
-        return await respond(Users, version, find)
+        return await respond(UsersAnswer, version, find)
 
-    @routes.get("/items", response_model=Items)
+    @routes.get("/items", response_model=ItemsAnswer)
     async def items(words: Words = "", n: Most = 10, version: Version = None) -> Any:
         """Find items by words of their titles, or by their ids."""
         return await respond(
-            Items, version, lambda model: {"items": model.catalogue.find_items(_normal(words), n)}
+            ItemsAnswer,
+            version,
+            lambda model: {"items": model.catalogue.find_items(_normal(words), n)},
         )
 
-    @routes.get("/tokens", response_model=Tokens)
+    @routes.get("/tokens", response_model=TokensAnswer)
     async def tokens(filter: Words, words: Id = "", n: Most = 10, version: Version = None) -> Any:
         """Find the names that a filter takes, by words of theirs."""
 
@@ -254,7 +255,7 @@ def router(pool: Pool, work: MicroBatcher) -> APIRouter:
             names = model.filters.tokens(filter, _normal(words), n)
             return {"tokens": [{"id": name} for name in names]}
 
-        return await respond(Tokens, version, find)
+        return await respond(TokensAnswer, version, find)
 
     @routes.get("/similar", response_model=Similar)
     async def similar(item: Words, k: Most = 10, version: Version = None) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recsys.formats import count
-from recsys.report.artifacts import Artifacts
+from recsys.report.run_artifacts import Artifacts
 
 SPAN_WORDS = {"late": "late", "empty": "empty", "set_aside": "set aside", "missing": "missing"}
 _SHOWN_NAMES = 2

@@ -16,10 +16,10 @@ from components.data_gate import DataGate
 from components.entity_gen import EntitySource
 from components.exporter import Exporter
 from components.interaction_encoder import InteractionEncoder
+from components.model_trainer import Trainer
 from components.pusher import Pusher, PushTarget
 from components.reporter import Reporter
 from components.retrieval_evaluator import RetrievalEvaluator
-from components.trainer import Trainer
 from components.vocabulary_gen import VocabularyGen
 from pipelines.metadata_store import connection_config
 from pipelines.platforms import LOCAL, Platform
@@ -92,7 +92,7 @@ def create_pipeline(config: Config, platform: Platform = LOCAL) -> Pipeline:
         "config": canonical_json(stage_of(config, TrainStage)),
         "checkpoints": str(root / "checkpoints"),
         "code": code_fingerprint(
-            "components.trainer", "recsys.train", config=[config.model, config.train]
+            "components.model_trainer", "recsys.train", config=[config.model, config.train]
         ),
     }
     inputs = {"data": data_folder, "verdict": verdict}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,22 @@ class Artifacts:
     vocabularies: Path | None = None
     record: Path | None = None
 
+    @functools.cached_property
     def evaluated(self) -> dict[str, Any]:
-        """Returns `evaluation.json`."""
+        """The content of `evaluation.json`."""
         return read_json(self.evaluation / "evaluation.json", "The evaluation")
+
+    @functools.cached_property
+    def training(self) -> dict[str, Any]:
+        """The content of `training.json`."""
+        return read_json(self.model / "training.json", "The record of the training")
+
+    @functools.cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the bundle."""
+        if self.bundle is None:
+            raise MissingError("The run exported no bundle.")
+        return read_json(self.bundle / "manifest.json", "The bundle's manifest")
 
     def bless(self) -> dict[str, Any]:
         """Returns the config's part on blessing; empty where it has none."""

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from recsys.formats import is_number
 from recsys.report import figures, run_figures
-from recsys.report.artifacts import Artifacts
 from recsys.report.index import INDEX
 from recsys.report.page import Part, read_part, render, templates
-from recsys.report.spans import read_spans
+from recsys.report.run_artifacts import Artifacts
+from recsys.report.span_words import read_spans
 
 _PARTS: dict[str, Callable[[Artifacts], Any]] = {
     "verdict": figures.read_verdict,
