@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.bundles.signatures import NO_SCORE, InputSpec
+from recsys.bundles.signatures import NO_SCORE, SignatureInput
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.serving.catalogue_search import CatalogueSearch
@@ -29,8 +29,8 @@ def years(row):
     return YEARS[(row - 1) % 2]
 
 
-_TEXT, _TEXTS = InputSpec("DT_STRING", (-1,)), InputSpec("DT_STRING", (-1, -1))
-_INPUTS = {"user_id": _TEXT, "history": _TEXTS, "exclude_seen": InputSpec("DT_BOOL", (-1,))}
+_TEXT, _TEXTS = SignatureInput("DT_STRING", (-1,)), SignatureInput("DT_STRING", (-1, -1))
+_INPUTS = {"user_id": _TEXT, "history": _TEXTS, "exclude_seen": SignatureInput("DT_BOOL", (-1,))}
 _FILTERS = dict.fromkeys(["exclude_ids", "only_genres", "only_year"], _TEXTS)
 
 

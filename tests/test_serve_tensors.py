@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-from recsys.bundles.signatures import InputSpec
+from recsys.bundles.signatures import SignatureInput
 from recsys.serving.server.http_errors import HttpError
 from recsys.serving.server.limits import Limits
 from recsys.serving.server.messages import PredictRequest, read_request, write_answer
 
 LIMITS = Limits()
 SIGNATURES = {
-    "serving_default": {"examples": InputSpec("DT_STRING", (-1,))},
+    "serving_default": {"examples": SignatureInput("DT_STRING", (-1,))},
     "recommend": {
-        "user_id": InputSpec("DT_STRING", (-1,)),
-        "history": InputSpec("DT_STRING", (-1, -1)),
-        "exclude_seen": InputSpec("DT_BOOL", (-1,)),
+        "user_id": SignatureInput("DT_STRING", (-1,)),
+        "history": SignatureInput("DT_STRING", (-1, -1)),
+        "exclude_seen": SignatureInput("DT_BOOL", (-1,)),
     },
-    "half_plus_two": {"x": InputSpec("DT_FLOAT", (-1,))},
-    "deep": {"x": InputSpec("DT_FLOAT", (-1, -1, -1))},
+    "half_plus_two": {"x": SignatureInput("DT_FLOAT", (-1,))},
+    "deep": {"x": SignatureInput("DT_FLOAT", (-1, -1, -1))},
 }
 
 

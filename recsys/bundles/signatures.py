@@ -22,7 +22,7 @@ DEFAULT_SIGNATURE = "serving_default"
 Arrays = dict[str, np.ndarray]
 
 
-class InputSpec(NamedTuple):
+class SignatureInput(NamedTuple):
     """An input of a signature.
 
     Attributes:
@@ -34,7 +34,7 @@ class InputSpec(NamedTuple):
     shape: tuple[int, ...]
 
 
-Signature = Mapping[str, InputSpec]
+Signature = Mapping[str, SignatureInput]
 """What a function of a SavedModel takes, by name."""
 
 ONLY = "only_"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recsys.bundles.signatures import Arrays, InputSpec, Signature
+from recsys.bundles.signatures import Arrays, Signature, SignatureInput
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 
@@ -103,7 +103,7 @@ class SavedModelGraph:
         }
         self.signatures: dict[str, Signature] = {
             signature: {
-                name: InputSpec(
+                name: SignatureInput(
                     types_pb2.DataType.Name(info.dtype),
                     tuple(int(dim.size) for dim in info.tensor_shape.dim),
                 )

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 from serving import FakeModel, FakeRecommender, Running
 
-from recsys.bundles.signatures import InputSpec
+from recsys.bundles.signatures import SignatureInput
 from recsys.serving.server.limits import Limits
 
 
@@ -18,7 +18,7 @@ class LongWinded(FakeModel):
 
     def __init__(self, version):
         super().__init__(version)
-        self.signatures = {"serving_default": {"x": InputSpec("DT_FLOAT", (-1,))}}
+        self.signatures = {"serving_default": {"x": SignatureInput("DT_FLOAT", (-1,))}}
 
     def ask(self, signature, inputs):
         mib = [b"x" * int(x * 2**20) for x in inputs["x"].tolist()]

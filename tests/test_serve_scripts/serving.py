@@ -12,7 +12,7 @@ import pyarrow as pa
 import requesting
 import uvicorn
 
-from recsys.bundles.signatures import InputSpec
+from recsys.bundles.signatures import SignatureInput
 from recsys.data.vocabulary import Vocabulary
 from recsys.serving.catalogue_search import CatalogueSearch
 from recsys.serving.ranker import Ranker
@@ -30,11 +30,11 @@ class FakeModel:
     def __init__(self, version):
         self.version = version
         self.signatures = {
-            "serving_default": {"x": InputSpec("DT_FLOAT", (-1,))},
-            "total": {"x": InputSpec("DT_FLOAT", (-1,))},
+            "serving_default": {"x": SignatureInput("DT_FLOAT", (-1,))},
+            "total": {"x": SignatureInput("DT_FLOAT", (-1,))},
             "named": {
-                "id": InputSpec("DT_STRING", (-1,)),
-                "history": InputSpec("DT_STRING", (-1, -1)),
+                "id": SignatureInput("DT_STRING", (-1,)),
+                "history": SignatureInput("DT_STRING", (-1, -1)),
             },
         }
         self.metadata = {"serving_default": {"inputs": {}}}
@@ -80,11 +80,11 @@ def make_catalogue():
     return CatalogueSearch(users, items, titles, VECTORS, features)
 
 
-_TEXT, _TEXTS = InputSpec("DT_STRING", (-1,)), InputSpec("DT_STRING", (-1, -1))
+_TEXT, _TEXTS = SignatureInput("DT_STRING", (-1,)), SignatureInput("DT_STRING", (-1, -1))
 _QUERY = {
     "user_id": _TEXT,
     "history": _TEXTS,
-    "exclude_seen": InputSpec("DT_BOOL", (-1,)),
+    "exclude_seen": SignatureInput("DT_BOOL", (-1,)),
     "country": _TEXTS,
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, InputSpec, Signature
+from recsys.bundles.signatures import DEFAULT_SIGNATURE, Arrays, Signature, SignatureInput
 from recsys.serving.retriever import FILTERED, RECOMMEND, Retriever
 from recsys.serving.server.http_errors import BAD_REQUEST, HttpError, too_large
 from recsys.serving.server.limits import Limits
@@ -144,7 +144,7 @@ def _columns_of_rows(rows: Any, signature: Signature, limits: Limits) -> dict[st
     return {name: [row[name] for row in rows] for name in names}
 
 
-def read_tensor(name: str, value: Any, spec: InputSpec, limits: Limits) -> np.ndarray:
+def read_tensor(name: str, value: Any, spec: SignatureInput, limits: Limits) -> np.ndarray:
     """Returns a JSON value as an array of the type and shape that an input takes.
 
     Raises:
