@@ -15,6 +15,7 @@ from embedding_meshes import (
 )
 
 from recsys.embedding import Adagrad, FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
+from recsys.embedding.ids import ragged
 from recsys.embedding.optimizers import LazyAdam
 from recsys.errors import UsageError
 
@@ -96,6 +97,9 @@ def test_a_partial_batch_can_be_predicted_with_the_layer(mesh):
         np.testing.assert_allclose(
             layer({"f": bags})["f"], rows[:10].reshape(5, 2, DIM).mean(axis=1), rtol=1e-6
         )
+        bags = ragged([[1], [2, 3], [], [4, 5, 6], [7]], capacity=8)
+        means = [rows[1], rows[2:4].mean(axis=0), 0 * rows[0], rows[4:7].mean(axis=0), rows[7]]
+        np.testing.assert_allclose(layer({"f": bags})["f"], means, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,11 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         return {
             **super().get_config(),
-            "tables": {name: t.get_config() for name, t in tables.items()},
+            # Those of keras-rs too become ours.
+            "tables": {
+                name: TableConfig.from_config(table.get_config()).get_config()
+                for name, table in tables.items()
+            },
             "features": features,
             "structure": walked(self.feature_configs, lambda path, _: path),
             "table_stacking": self.table_stacking,
@@ -410,7 +414,7 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
         places.append(_places(table, feature.spec, dense_lookups(rows, weight), unknown))
     # Side by side, not end to end: so each device's part of the batch stays its own.
     stacked = jnp.stack(places, axis=1)
-    out = _traced_read(table, table.sharding, Lookups(stacked.reshape(-1)), stacked.size, True)
+    out = _traced_read(table, Lookups(stacked.reshape(-1)), stacked.size, True)
     out = out.reshape(*stacked.shape, table.dim)
     return [
         out[:, i] if weight is None else out[:, i] * weight[:, None]
@@ -422,8 +426,8 @@ def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any) -> jax.Arr
     """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
     sharding, scale = table.sharding, 1.0
     if isinstance(ids, Ragged):
-        n_bags, values = ids.lengths.shape[0], ids.values
-        rows, unknown = _known(spec, values)
+        n_bags = ids.lengths.shape[0]
+        rows, unknown = _known(spec, ids.values)
         weights = _finite(ids.weights if weights is None else weights)
         lookups = _by_device(sharding, rows, ids.lengths, weights, spec.combiner)
     else:
@@ -434,14 +438,14 @@ def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any) -> jax.Arr
                 "Flatten further dimensions into the batch.",
                 ids.shape,
             )
-        n_bags, values = ids.shape[0], ids
-        rows, unknown = _known(spec, values)
+        n_bags = ids.shape[0]
+        rows, unknown = _known(spec, ids)
         lookups, scale = _dense(rows, _finite(weights), n_bags, spec.combiner)
     lookups = lookups._replace(rows=_places(table, spec, lookups, unknown))
     if spec.combiner == "max":
-        each = _traced_read(table, sharding, Lookups(lookups.rows), lookups.rows.shape[0], True)
+        each = _traced_read(table, Lookups(lookups.rows), lookups.rows.shape[0], True)
         return _maxima(sharding, lookups, n_bags, each)
-    return _traced_read(table, sharding, lookups, n_bags, False) * scale
+    return _traced_read(table, lookups, n_bags, False) * scale
 
 
 def _known(spec: TableSpec, ids: Any) -> tuple[jax.Array, jax.Array]:
@@ -487,22 +491,27 @@ def _by_device(
     weights: jax.Array | None,
     combiner: str,
 ) -> Lookups:
-    """Returns the lookups of ragged bags; each device's values hold its own bags."""
+    """Returns the lookups of ragged bags; each device's values hold its own bags.
 
-    def local(rows: jax.Array, lengths: jax.Array, weights: jax.Array | None) -> Lookups:
+    Bags that don't divide by the devices lie one after the other.
+    """
+
+    def of_bags(rows: jax.Array, lengths: jax.Array, weights: jax.Array | None) -> Lookups:
         lookups = ragged_lookups(rows, lengths, weights)
-        if combiner != "max":
-            lookups = normalized(lookups, lengths.shape[0], combiner)
-        return exchange.shifted(sharding, lookups, lengths.shape[0])
+        return lookups if combiner == "max" else normalized(lookups, lengths.shape[0], combiner)
 
-    if sharding.is_local or lengths.shape[0] % sharding.n_batch_parts:
-        return local(rows, lengths, weights)
+    n_local, rest = divmod(lengths.shape[0], sharding.n_batch_parts)
+    if sharding.is_local or rest:
+        return of_bags(rows, lengths, weights)
+
+    def local(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(exchange.shifted(sharding, of_bags(*arrays), n_local))
+
     split = sharding.batch_spec
     has_weights = weights is not None or combiner in ("mean", "sqrtn")
     out: Any = (split, split, split if has_weights else None)
     into = (split, split, None if weights is None else split)
-    mapped = shard_mapped(sharding, lambda *arrays: tuple(local(*arrays)), into, out)
-    return Lookups(*mapped(rows, lengths, weights))
+    return Lookups(*shard_mapped(sharding, local, into, out)(rows, lengths, weights))
 
 
 def _maxima(sharding: TableSharding, lookups: Lookups, n_bags: int, each: jax.Array) -> jax.Array:
@@ -546,13 +555,11 @@ def refuse(name: str, rows: int, n_unknown: Any) -> None:
         )
 
 
-def _traced_read(
-    table: Table, sharding: TableSharding, lookups: Lookups, n_bags: int, is_single: bool
-) -> jax.Array:
+def _traced_read(table: Table, lookups: Lookups, n_bags: int, is_single: bool) -> jax.Array:
     if not lookups.rows.shape[0]:  # Bags of length 0: collectives refuse empty arrays.
         return jnp.zeros((n_bags, table.dim), jnp.float32)
     weights = jax.lax.stop_gradient(table.embeddings.value)
-    out, use, extra = exchange.read(sharding, weights, lookups, n_bags, is_single)
+    out, use, extra = exchange.read(table.sharding, weights, lookups, n_bags, is_single)
     tape = active()
     if tape is None:
         return out
