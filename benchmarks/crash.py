@@ -20,7 +20,6 @@ All the time what is served is looked at: it must be whole.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import itertools
@@ -31,62 +30,67 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import ml_metadata as mlmd
 from ml_metadata.proto import metadata_store_pb2 as proto
+from typer import Option
 
-from benchmarks.crash_world import MOMENTS, Ended, World
-from benchmarks.measure import print_line
+from benchmarks.crash_world import MOMENTS, Ended, Kill, World
+from benchmarks.measure import log, print_line, run
 from recsys.bundles.bundle import verify
 from recsys.bundles.versions import versions
 from recsys.errors import RecsysError
 from recsys.report.runs import RUNS, read_result
 
 
-def main() -> None:
+class Result(NamedTuple):
+    """What came of a case: its name, its seconds, and what was wrong, a sentence each."""
+
+    name: str
+    seconds: float
+    breaches: list[str]
+
+
+def main(
+    kills: int = 24,
+    chain: int = 0,
+    pairs: int = 20,
+    full_disks: int = 40,
+    seed: Annotated[int, Option(help="Of what is drawn.")] = 0,
+) -> None:
     """Prints how many cases came out right, and what each took."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.crash", description=__doc__)
-    parser.add_argument("--kills", type=int, default=24)
-    parser.add_argument("--chain", type=int, default=0)
-    parser.add_argument("--features", action="store_true", help="with Transform, and slower")
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--full-disks", type=int, default=40)
-    parser.add_argument("--first", type=int, default=0, help="points of kills to leave out")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
-    parser.add_argument("--folder", type=Path, help="where to work, and to find again")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="recsys-crash-") as scratch:
-        world = World((options.folder or Path(scratch)).resolve(), features=options.features)
+        world = World(Path(scratch).resolve())
         try:
-            night = world.prepare()
-            print_line("crash", "undisturbed night", [night], "s", 0.0)
-            _tell("chain of kills", chain(world, options.chain, options.first, options.seed))
-            _tell("kills", kills(world, options.kills, options.first, options.seed))
-            _tell("pairs", pairs(world, options.pairs))
-            _tell("full disks", full_disks(world, options.full_disks, options.seed))
+            print_line("crash", "undisturbed night", [world.prepare()], "s")
+            _print("chain of kills", chain_of_kills(world, chain, seed))
+            points = kill_points(world.ran, seed)[:kills]
+            _print("kills", (killed_once(world, point) for point in points))
+            _print("pairs", started_twice(world, pairs))
+            _print("full disks", on_full_disks(world, full_disks, seed))
         finally:
             world.close()
 
 
-def _tell(case: str, results: list[tuple[str, float, list[str]]]) -> None:
-    """Prints the results of a case: names, seconds, and breaches."""
-    if not results:
-        return
-    bad = [(name, wrong) for name, _, wrong in results if wrong]
-    for name, wrong in bad:
-        print(json.dumps({"bench": "crash", "case": case, "point": name, "breaches": wrong}))
-    good = [float(not wrong) for _, _, wrong in results]
-    print_line("crash", f"{case} that came out right", good, "1 if so", 0.0)
-    print_line("crash", f"{case}, recovery", [seconds for _, seconds, _ in results], "s", 0.0)
-    print(f"{case}: {sum(good):.0f} of {len(good)} right", file=sys.stderr, flush=True)
+def _print(case: str, results: Iterable[Result]) -> None:
+    """Prints the results of a case; each on stderr as it comes."""
+    ended = []
+    for result in results:
+        ended.append(result)
+        name, seconds, breaches = result
+        log(f"{case} {len(ended)}: {name}: {seconds:.1f} s {breaches or 'ok'}")
+        if breaches:
+            print(json.dumps({"bench": "crash", "case": case, "point": name, "breaches": breaches}))
+    if ended:
+        good = [float(not result.breaches) for result in ended]
+        print_line("crash", f"{case} that came out right", good, "1 if so")
+        print_line("crash", f"{case}, recovery", [result.seconds for result in ended], "s")
 
 
 # --- Runs that are killed at named points, and the same command again.
@@ -100,101 +104,76 @@ _RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "War
 _STAGES = ("Trainer", "RetrievalEvaluator", "Exporter")
 
 
-def points(steps: list[str]) -> list[tuple[str, str, str]]:
-    """Returns step, moment and victim of every kill: the main steps three times each first."""
-    whom = itertools.cycle(("group", "runner"))
-    first = [(step, moment, next(whom)) for moment in MOMENTS[:3] for step in _MAIN]
-    alone = [(step, "inside", "stage") for step in _STAGES]
+def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
+    """Returns all kills: first those of the main steps before, inside and after their work."""
+    seeds, victims = itertools.count(seed), itertools.cycle(("group", "runner"))
+    main = [(step, moment) for moment in MOMENTS[:3] for step in _MAIN]
     rest = [
-        (step, moment, next(whom))
+        (step, moment)
         for step in steps
         for moment in MOMENTS
         if not (step.split(".")[0] in _RESOLVERS and moment == "inside")
         and (step not in _MAIN or moment == "published")
     ]
-    return [*first, *alone, *rest]
+    points = [Kill(*point, next(victims), next(seeds)) for point in main]
+    points += [Kill(step, "inside", "stage", next(seeds)) for step in _STAGES]
+    return points + [Kill(*point, next(victims), next(seeds)) for point in rest]
 
 
-def chain(world: World, n: int, first: int, seed: int) -> list[tuple[str, float, list[str]]]:
+def chain_of_kills(world: World, n: int, seed: int) -> Iterator[Result]:
     """Kills the run of one night `n` times, each further on, with the same command between.
 
-    The points before `first` are left out.
-
     Each step is killed at every moment in turn; that the next point is reached at all
-    shows that the kill before was got over.
-
-    Returns:
-        Of each kill its name, the seconds until it, and what was wrong; then the same of
-        the run that ends the night.
+    shows that the run got over the kill before. The last result is that of the run that
+    ends the night.
     """
-    if not n:
-        return []
-    along = sorted(points(world.ran), key=lambda point: world.steps.index(point[0]))
-    along = [point for point in along if point[2] != "stage"]
-    along = [
-        along[number * len(along) // min(n, len(along))] for number in range(min(n, len(along)))
-    ]
-    along = along[first:]
-    world.put_back(along[0][0])
-    served, results = Served(world.serving), []
-    with served.watched():
-        for number, (step, moment, whom) in enumerate(along, first):
-            plant = {"step": step, "moment": moment, "whom": whom, "seed": seed + number}
-            killed = world.run(plant={**plant, "seconds": world.seconds[step]})
-            wrong = wait_until_ended(world)
-            if killed.code != -signal.SIGKILL:
-                wrong.append(f"it ended with {killed.code}: {killed.error}")
-            name = f"{step} {moment}, {whom}"
-            results.append((name, killed.seconds, wrong))
-            print(f"chain {number + 1}: {name}: {wrong or 'ok'}", file=sys.stderr, flush=True)
+    points = [point for point in kill_points(world.ran, seed) if point.victim != "stage"]
+    points.sort(key=lambda point: world.steps.index(point.step))
+    n = min(n, len(points))
+    points = [points[number * len(points) // n] for number in range(n)]
+    if not points:
+        return
+    world.put_back(points[0].step)
+    with watched(world.serving) as unserved:
+        for point in points:
+            killed = world.run(point)
+            yield Result(str(point), killed.seconds, _of_killed(world, point, killed))
         last = world.run()
-    wrong = [] if last.code == 0 else [f"the last run ended with {last.code}: {last.error}"]
-    if not wrong and world.model_of(last) != world.digest:
-        wrong.append("another model")
-    wrong += [*served.breaches, *breaches(world, len(along))]
-    print(f"chain: last run: {wrong or 'ok'}", file=sys.stderr, flush=True)
-    return [*results, ("the run that ended the night", last.seconds, wrong)]
+    yield Result("the last run", last.seconds, _of_recovered(world, last, n) + unserved)
 
 
-def kills(world: World, n: int, first: int, seed: int) -> list[tuple[str, float, list[str]]]:
-    """Kills `n` runs, from the point `first` on.
-
-    Returns:
-        Of each: its name, the seconds of the run after it, and what was wrong.
-    """
-    results = []
-    for number, (step, moment, whom) in enumerate(points(world.ran)[first : first + n], first):
-        name = f"{step} {moment}, {whom}"
-        world.put_back(step)
-        plant = {"step": step, "moment": moment, "whom": whom, "seed": seed + number}
-        seconds, wrong = killed_once(world, {**plant, "seconds": world.seconds[step]})
-        results.append((name, seconds, wrong))
-        print(
-            f"kill {number + 1}: {name}: {seconds:.1f} s {wrong or 'ok'}",
-            file=sys.stderr,
-            flush=True,
-        )
-    return results
-
-
-def killed_once(world: World, plant: dict[str, Any]) -> tuple[float, list[str]]:
-    """Kills one run and runs again; returns the seconds of that, and what was wrong."""
-    served = Served(world.serving)
-    with served.watched():
-        killed = world.run(plant=plant)
-        wrong = wait_until_ended(world)
-        if plant["whom"] == "stage":
-            if killed.code != 1 or killed.error is None:
-                wrong.append(f"without its stage the run ended with {killed.code}")
-        elif killed.code != -signal.SIGKILL:
-            wrong.append(f"the run was not killed: it ended with {killed.code}")
+def killed_once(world: World, point: Kill) -> Result:
+    """Kills one run and runs again; the seconds are those of the second run."""
+    world.put_back(point.step)
+    with watched(world.serving) as unserved:
+        killed = world.run(point)
+        breaches = _of_killed(world, point, killed)
         again = world.run()
-    if again.code:
-        return again.seconds, [*wrong, f"the run after it ended with {again.code}: {again.error}"]
-    if world.model_of(again) != world.digest:
-        wrong.append("another model")
-    n_killed = int(killed.code == -signal.SIGKILL)
-    return again.seconds, [*wrong, *served.breaches, *breaches(world, n_killed)]
+    breaches += _of_recovered(world, again, int(killed.code == -signal.SIGKILL))
+    return Result(str(point), again.seconds, breaches + unserved)
+
+
+def _of_killed(world: World, point: Kill, killed: Ended) -> list[str]:
+    breaches = wait_until_ended(world)
+    expected = 1 if point.victim == "stage" else -signal.SIGKILL
+    if killed.code != expected or (expected == 1 and killed.error is None):
+        breaches.append(f"the run was not killed: it ended with {killed.code}: {killed.error}")
+    return breaches
+
+
+def _of_recovered(world: World, ended: Ended, n_killed: int | None) -> list[str]:
+    if ended.code:
+        return [f"the run after it ended with {ended.code}: {ended.error}"]
+    other = [] if ended.model == world.digest else ["another model"]
+    return [*other, *breaches(world, n_killed)]
+
+
+def wait_until_ended(world: World, seconds: float = 10.0) -> list[str]:
+    """Waits for the stages of a dead runner; returns the breaches: those that live on."""
+    end = time.monotonic() + seconds
+    while (left := world.processes()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [f"process {pid} outlived its runner by {seconds:.0f} s" for pid in left]
 
 
 # --- Two runs at once on one root.
@@ -203,49 +182,33 @@ def killed_once(world: World, plant: dict[str, Any]) -> tuple[float, list[str]]:
 _BUSY = 75
 
 
-def pairs(world: World, n: int) -> list[tuple[str, float, list[str]]]:
-    """Starts two runs at once, `n` times, on a root where all is cached.
-
-    Returns:
-        Of each pair: its name, the seconds until both had ended, and what was wrong.
-    """
+def started_twice(world: World, n: int) -> Iterator[Result]:
+    """Starts two runs at once, `n` times, on a root where all is cached."""
     if n:
         world.put_back("end")
-    return [(f"pair {number}", *pair_once(world, number)) for number in range(n)]
+    for number in range(n):
+        before = _executions(world)
+        runs = [world.start(), world.start()]
+        ended = sorted((run.end() for run in runs), key=lambda run: run.code)
+        breaches = []
+        if [run.code for run in ended] != [0, _BUSY]:
+            breaches.append(f"exit codes {[run.code for run in ended]}")
+        error = ended[-1].error or {}
+        # Who is refused in the moment in which the other one signs can't be told its name.
+        names = ("just started", *(f"process {run.pid} on " for run in runs))
+        if error.get("code") != "R601" or not any(name in str(error) for name in names):
+            breaches.append(f"refused with {error}")
+        new = [ids for name, ids in _executions(world).items() if name not in before]
+        if len(new) != 1 or new[0] != [new[0][0] + n for n in range(len(world.steps))]:
+            breaches.append(f"executions of new runs in ML Metadata: {new}")
+        yield Result(f"pair {number}", max(run.seconds for run in ended), breaches)
 
 
-def pair_once(world: World, number: int) -> tuple[float, list[str]]:
-    """Starts two runs at once; returns the seconds until both ended, and what was wrong."""
-    before = _runs(world)
-    started = [world.start(), world.start()]
-    ended = sorted((world.end(one) for one in started), key=lambda one: one.code)
-    wrong = []
-    if [one.code for one in ended] != [0, _BUSY]:
-        wrong.append(f"exit codes {[one.code for one in ended]}")
-    refused = ended[-1].error or {}
-    pids = [str(pid) for pid, *_ in started]
-    # Who is refused in the moment in which the other one signs can't be told its name.
-    named = any(f"process {pid} on " in str(refused) for pid in pids)
-    if refused.get("code") != "R601" or not (named or "just started" in str(refused)):
-        wrong.append(f"refused with {refused}")
-    after = _runs(world)
-    new = after.keys() - before.keys()
-    if len(new) != 1:
-        wrong.append(f"{len(new)} runs in ML Metadata")
-    for name in new:
-        ids = after[name]
-        if ids != list(range(ids[0], ids[0] + len(world.steps))):
-            wrong.append(f"executions {ids}")
-    seconds = max(one.seconds for one in ended)
-    print(f"pair {number + 1}: {seconds:.1f} s {wrong or 'ok'}", file=sys.stderr, flush=True)
-    return seconds, wrong
-
-
-def _runs(world: World) -> dict[str, list[int]]:
-    """Returns the executions of each run."""
+def _executions(world: World) -> dict[str, list[int]]:
+    """Returns the ids of the executions of each run."""
     store = open_store(world.root)
     return {
-        context.name: sorted(one.id for one in store.get_executions_by_context(context.id))
+        context.name: sorted(e.id for e in store.get_executions_by_context(context.id))
         for context in store.get_contexts_by_type("pipeline_run")
     }
 
@@ -256,79 +219,55 @@ def _runs(world: World) -> dict[str, list[int]]:
 _SIZE = 1 << 30
 _PAGE = 4096
 _FULL = ("R603", "R330", "R525", "R526", "R511", "R902")
-"""The codes that tell of a disk without room."""
+"""The codes of a disk without space."""
 
 
-def full_disks(world: World, n: int, seed: int) -> list[tuple[str, float, list[str]]]:
-    """Runs one night `n` times with too little room, and then with enough.
+def on_full_disks(world: World, n: int, seed: int) -> Iterator[Result]:
+    """Runs one night `n` times with too little space, and then with enough.
 
-    The room ends at places spread over all that the night writes, one drawn in each
+    The space ends at places spread over all that the night writes, one drawn in each
     n-th of it, so that the runs fail all along the way: a step that has ended is cached
-    in the next one.
-
-    Returns:
-        Of each run: its name, its seconds, and what was wrong.
+    in the next run.
     """
     if not n:
-        return []
+        return
     draw = random.Random(seed)
-    results: list[tuple[str, float, list[str]]] = []
     start = _size(world.snapshots / world.steps[0])
-    grows = _size(world.snapshots / "end") - start
-    with _small_disk(world.root):
+    growth = _size(world.snapshots / "end") - start
+    with _small_disk(world.root), watched(world.serving) as unserved:
         world.put_back(world.steps[0])
-        served = Served(world.serving)
-        with served.watched():
-            for number in range(n):
-                until = start + int((number + draw.random()) / n * grows)
-                free = max(0, until - _size(world.root))
-                found = _starved(world, free)
-                if found is None:  # Some steps write less than they did: the night is over.
-                    print(f"{number} of {n} were too few bytes", file=sys.stderr, flush=True)
-                    break
-                results.append((f"{free:,} bytes: {found[2]}", *found[:2]))
-                print(f"full disk {number + 1}: {results[-1]}", file=sys.stderr, flush=True)
-            last = world.run()
-        results.append(("with room", last.seconds, _ended(world, last, served)))
-    return results
+        for number in range(n):
+            until = start + int((number + draw.random()) / n * growth)
+            free = max(0, until - _size(world.root))
+            before = stored(world.root)
+            with _filled(world.root, free):
+                starved = world.run()
+            if starved.code == 0:  # Some steps write less than they did: the night is over.
+                log(f"{number} of {n} were too few bytes")
+                break
+            after = stored(world.root)
+            changed = [f"{file} has changed" for file in before if before[file] != after.get(file)]
+            started = (e["step"] for e in reversed(starved.events) if e["kind"] == "step_started")
+            name = f"{free:,} bytes: {next(started, '-')}"
+            yield Result(name, starved.seconds, _of_starved(world, starved) + changed)
+        last = world.run()
+        # How many of the starved runs could leave a record is not known.
+        breaches = _of_recovered(world, last, None)
+    yield Result("with space", last.seconds, breaches + unserved)
 
 
-def _starved(world: World, free: int) -> tuple[float, list[str], str] | None:
-    """Returns seconds, breaches and the step; None where the room was enough."""
-    before = stored(world.root)
-    with _filled(world.root, free):
-        starved = world.run()
-    if starved.code == 0:
-        return None
-    wrong = _told(world, starved)
-    now = stored(world.root)
-    wrong += [f"{file} has changed" for file, sha in before.items() if now.get(file) != sha]
-    step = next((e["step"] for e in reversed(starved.events) if e["kind"] == "step_started"), "-")
-    return starved.seconds, wrong, step
-
-
-def _ended(world: World, last: Ended, served: Served) -> list[str]:
-    """Returns what is wrong after the run that had room."""
-    if last.code:
-        return [f"with room it ended with {last.code}: {last.error}"]
-    other = [] if world.model_of(last) == world.digest else ["another model"]
-    # How many of the starved runs could leave a record is their own affair.
-    found = [one for one in breaches(world, 0) if not one.startswith("the records")]
-    return [*other, *served.breaches, *found]
-
-
-def _told(world: World, starved: Ended) -> list[str]:
+def _of_starved(world: World, starved: Ended) -> list[str]:
     error = starved.error
     if error is None:
-        said = starved.log.read_text(errors="replace").splitlines()[-1:]
-        return [] if "[R603]" in str(said) else [f"ended with {starved.code}: {said}"]
+        last = starved.log.read_text(errors="replace").splitlines()[-1:]
+        return [] if "[R603]" in str(last) else [f"ended with {starved.code}: {last}"]
     text = f"{error['rule']} {error['received']} {error['cure']}"
-    wrong = []
+    breaches = []
     if error["code"] not in _FULL:
-        wrong.append(f"it was told as {error['code']}: {text}")
-    if str(world.folder) not in text or "free" not in text:
-        wrong.append(f"no path or no free bytes: {text}")
-    return wrong
+        breaches.append(f"its code is {error['code']}: {text}")
+    if str(world.folder) not in text or "bytes are free" not in text:
+        breaches.append(f"no path or no free bytes: {text}")
+    return breaches
 
 
 @contextlib.contextmanager
@@ -347,9 +286,8 @@ def _small_disk(folder: Path) -> Iterator[None]:
 def _filled(folder: Path, free: int) -> Iterator[None]:
     """Leaves `free` bytes while it is open."""
     filler = folder / ".filler"
-    room = shutil.disk_usage(folder).free - free
     with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, room))
+        os.posix_fallocate(file.fileno(), 0, max(1, shutil.disk_usage(folder).free - free))
     try:
         yield
     finally:
@@ -360,134 +298,6 @@ def _size(folder: Path) -> int:
     """Returns what a folder takes in whole pages, as tmpfs counts [bytes]."""
     sizes = (file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return sum(-(-size // _PAGE) * _PAGE for size in sizes)
-
-
-# --- What must hold of a root once a run has recovered; each breach is a sentence.
-
-
-_EXECUTION = re.compile(r"/(\d+)$")
-_GOOD = (proto.Execution.COMPLETE, proto.Execution.CACHED)
-
-
-def open_store(root: Path) -> mlmd.MetadataStore:
-    """Opens ML Metadata of a root, to read."""
-    connection = proto.ConnectionConfig()
-    connection.sqlite.filename_uri = str(root / "metadata.sqlite")
-    connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READONLY
-    return mlmd.MetadataStore(connection)
-
-
-def breaches(world: World, killed_runs: int) -> list[str]:
-    """Returns what is wrong with the root after a recovery.
-
-    Args:
-        world: Whose root.
-        killed_runs: How many runs were killed in it.
-    """
-    return [
-        *_in_metadata(world.root),
-        *_debris(world.root),
-        *_temporary(world.temporary),
-        *_records(world.root, killed_runs),
-        *(f"process {pid} is left" for pid in world.processes()),
-    ]
-
-
-def _in_metadata(root: Path) -> Iterator[str]:
-    store = open_store(root)
-    executions = {one.id: one for one in store.get_executions()}
-    dead = {id_ for id_, one in executions.items() if one.last_known_state not in _GOOD}
-    for id_ in dead:
-        if executions[id_].last_known_state != proto.Execution.FAILED:
-            yield f"execution {id_} is {executions[id_].last_known_state}"
-    for artifact in store.get_artifacts():
-        found = _EXECUTION.search(artifact.uri)
-        if artifact.state == proto.Artifact.LIVE:
-            if found and int(found[1]) in dead:
-                yield f"artifact {artifact.id} of a dead execution is live: {artifact.uri}"
-            if not Path(artifact.uri).is_dir():
-                yield f"artifact {artifact.id} has no folder: {artifact.uri}"
-        elif artifact.state == proto.Artifact.PENDING:
-            yield f"artifact {artifact.id} is pending"
-    for id_ in dead:
-        for path in (root / "artifacts").glob(f"*/*/{id_}"):
-            yield f"{path} of a dead execution is there"
-        for path in (root / "artifacts").glob(f"*/.system/executor_execution/{id_}/*"):
-            yield f"{path} of a dead execution is there"  # TFX itself leaves the empty folder.
-
-
-def _debris(root: Path) -> Iterator[str]:
-    for pattern in (
-        "artifacts/*/.system/stateful_working_dir/*",
-        "artifacts/*/.system/executor_execution/*/.temp",
-        "artifacts/*/*/.[0-9]*",
-        "artifacts/*/*/*/.*-*",
-        "artifacts/**/*beam-temp*",
-        ".index.html.*",
-        ".run.lock.*",
-        "runs/*/.run.json.*",
-        "serving/*/.publish-*",
-        "checkpoints/*/*/*.writing*",
-        "checkpoints/*/.*",
-    ):
-        for path in root.glob(pattern):
-            yield f"debris: {path}"
-
-
-def _temporary(folder: Path) -> Iterator[str]:
-    for path in folder.iterdir():
-        yield f"debris: {path}"
-
-
-def _records(root: Path, killed_runs: int) -> Iterator[str]:
-    folders = sorted((root / RUNS).iterdir())
-    states = [(read_result(folder) or {}).get("state") for folder in folders]
-    if None in states:
-        yield f"a record without a result: {states}"
-    if states.count("killed") != killed_runs or states[-1:] != ["finished"]:
-        yield f"the records are {states}"
-    if "or still is" in (root / "index.html").read_text(encoding="utf-8"):
-        yield "the page of all runs shows a dead run as running"
-
-
-class Served:
-    """Looks at what is served, again and again."""
-
-    def __init__(self, serving: Path) -> None:
-        self._serving = serving
-        self.looks, self.breaches = 0, list[str]()
-        self._checked: set[str] = set()
-
-    def look(self) -> None:
-        """Looks once: there is a version, and the newest one is whole."""
-        newest = versions(self._serving)[-1:]
-        if not newest:
-            self.breaches.append("nothing is served")
-            return
-        try:
-            verify(newest[0])
-        except (RecsysError, OSError) as error:
-            if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
-                self.breaches.append(str(error))
-        self.looks += 1
-
-    @contextmanager
-    def watched(self, every_s: float = 1.0) -> Iterator[None]:
-        """Looks every so often while it is open."""
-        is_over = threading.Event()
-
-        def watch() -> None:
-            while not is_over.wait(every_s):
-                self.look()
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-            self.look()
 
 
 def stored(root: Path) -> dict[str, str]:
@@ -505,13 +315,118 @@ def stored(root: Path) -> dict[str, str]:
     }
 
 
-def wait_until_ended(world: World, seconds: float = 10.0) -> list[str]:
-    """Waits for the stages of a dead runner; returns the breaches: those that live on."""
-    end = time.monotonic() + seconds
-    while (left := world.processes()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return [f"process {pid} outlived its runner by {seconds:.0f} s" for pid in left]
+# --- What must hold of a root once a run has recovered; each breach is a sentence.
+
+
+_EXECUTION = re.compile(r"/(\d+)$")
+_GOOD = (proto.Execution.COMPLETE, proto.Execution.CACHED)
+_DEBRIS = (
+    "artifacts/*/.system/stateful_working_dir/*",
+    "artifacts/*/.system/executor_execution/*/.temp",
+    "artifacts/*/*/.[0-9]*",
+    "artifacts/*/*/*/.*-*",
+    "artifacts/**/*beam-temp*",
+    ".index.html.*",
+    ".run.lock.*",
+    "runs/*/.run.json.*",
+    "serving/*/.publish-*",
+    "checkpoints/*/*/*.writing*",
+    "checkpoints/*/.*",
+)
+
+
+def open_store(root: Path) -> mlmd.MetadataStore:
+    """Opens ML Metadata of a root, to read."""
+    connection = proto.ConnectionConfig()
+    connection.sqlite.filename_uri = str(root / "metadata.sqlite")
+    connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READONLY
+    return mlmd.MetadataStore(connection)
+
+
+def breaches(world: World, n_killed: int | None) -> list[str]:
+    """Returns what is wrong with the root after a recovery.
+
+    Args:
+        world: Whose root.
+        n_killed: How many runs were killed in it; None: unknown.
+    """
+    debris = [path for pattern in _DEBRIS for path in world.root.glob(pattern)]
+    return [
+        *_in_metadata(world.root),
+        *(f"debris: {path}" for path in [*debris, *world.temporary.iterdir()]),
+        *_in_records(world.root, n_killed),
+        *(f"process {pid} is left" for pid in world.processes()),
+    ]
+
+
+def _in_metadata(root: Path) -> Iterator[str]:
+    store = open_store(root)
+    states = {execution.id: execution.last_known_state for execution in store.get_executions()}
+    dead = {id_ for id_, state in states.items() if state not in _GOOD}
+    for id_ in dead:
+        if states[id_] != proto.Execution.FAILED:
+            yield f"execution {id_} is {states[id_]}"
+        # TFX itself leaves the empty folder.
+        for pattern in (f"*/*/{id_}", f"*/.system/executor_execution/{id_}/*"):
+            for path in (root / "artifacts").glob(pattern):
+                yield f"{path} of a dead execution is there"
+    for artifact in store.get_artifacts():
+        maker = _EXECUTION.search(artifact.uri)
+        if artifact.state == proto.Artifact.LIVE:
+            if maker and int(maker[1]) in dead:
+                yield f"artifact {artifact.id} of a dead execution is live: {artifact.uri}"
+            if not Path(artifact.uri).is_dir():
+                yield f"artifact {artifact.id} has no folder: {artifact.uri}"
+        elif artifact.state == proto.Artifact.PENDING:
+            yield f"artifact {artifact.id} is pending"
+
+
+def _in_records(root: Path, n_killed: int | None) -> Iterator[str]:
+    results = [read_result(folder) or {} for folder in sorted((root / RUNS).iterdir())]
+    states = [result.get("state") for result in results]
+    if None in states:
+        yield f"a record without a result: {states}"
+    is_known = n_killed is not None
+    if is_known and (states.count("killed") != n_killed or states[-1:] != ["finished"]):
+        yield f"the records are {states}"
+    if "or still is" in (root / "index.html").read_text(encoding="utf-8"):
+        yield "the page of all runs shows a dead run as running"
+
+
+@contextlib.contextmanager
+def watched(serving: Path, every_s: float = 1.0) -> Iterator[list[str]]:
+    """Checks while it is open that the newest version that is served is there and whole.
+
+    Yields:
+        The breaches so far.
+    """
+    breaches: list[str] = []
+    is_over = threading.Event()
+
+    def check() -> None:
+        newest = versions(serving)[-1:]
+        if not newest:
+            breaches.append("nothing is served")
+            return
+        try:
+            verify(newest[0])
+        except (RecsysError, OSError) as error:
+            if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
+                breaches.append(str(error))
+
+    def watch() -> None:
+        while not is_over.wait(every_s):
+            check()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield breaches
+    finally:
+        is_over.set()
+        thread.join()
+        check()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,40 +1,64 @@
-"""Starting runs, and the root that they write: kept, put back, and told apart."""
+"""Starting runs, killing them at named points, and the root that they write."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
-from recsys.system.parent import as_parent, child_command, end_with_parent
+from benchmarks.measure import children_of
+from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
+from recsys.system.parent import VARIABLE, end_with_parent
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
+class Kill:
+    """A point of a run at which it is killed.
+
+    Attributes:
+        step: Name of the step.
+        moment: One of `MOMENTS`.
+        victim: `group`: the runner with its stages, at once; `runner`: it alone; `stage`: the
+            process that the step started, alone.
+        seed: Of the moment inside.
+    """
+
+    step: str
+    moment: str
+    victim: str
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """Returns its name."""
+        return f"{self.step} {self.moment}, {self.victim}"
+
+
+@dataclass(frozen=True)
 class Ended:
     """A run that ended.
 
     Attributes:
         code: Its exit code; negative: the signal.
         seconds: How long it took [s].
-        events: What it told.
+        events: Its events.
         log: Its log.
     """
 
@@ -45,122 +69,89 @@ class Ended:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """The error that it told, if any."""
-        return next((one["error"] for one in self.events if one["kind"] == "error"), None)
+        """Its error, if any."""
+        return next((e["error"] for e in self.events if e["kind"] == "error"), None)
 
-    def summary(self) -> dict[str, Any]:
-        """Returns what it told at the end."""
-        found: dict[str, Any] = next(
-            one["summary"] for one in self.events if one["kind"] == "finished"
+    @property
+    def steps(self) -> dict[str, dict[str, Any]]:
+        """The event of each step that ended."""
+        return {e["step"]: e for e in self.events if e["kind"] == "step_finished"}
+
+    @property
+    def model(self) -> str:
+        """Digest of the model that the run made, or took from the cache."""
+        finished = next(e for e in self.events if e["kind"] == "finished")
+        return model_digest(Path(finished["summary"]["model"]))
+
+
+class Run:
+    """A run that has started, as a fork of a process that has imported TFX: that takes 15 s."""
+
+    def __init__(self, log: Path, **order: Any) -> None:
+        fork = multiprocessing.get_context("forkserver")
+        fork.set_forkserver_preload(["pipelines.local_runner", "pipelines.retrieval_pipeline"])
+        self._log, self._events = log, log.with_suffix(".jsonl")
+        self._started = time.monotonic()
+        self._process = fork.Process(target=_run, args=(log, self._events), kwargs=order)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def end(self) -> Ended:
+        """Waits for its end."""
+        self._process.join()
+        seconds = time.monotonic() - self._started
+        return Ended(
+            self._process.exitcode or 0, seconds, list(EventReader(self._events)), self._log
         )
-        return found
-
-    def seconds_of(self) -> dict[str, float]:
-        """Returns the seconds of each step that ended."""
-        return {e["step"]: e["seconds"] for e in self.events if e["kind"] == "step_finished"}
-
-    def steps_that_ran(self) -> list[str]:
-        """Returns the names of the steps that were not cached."""
-        ended = (e for e in self.events if e["kind"] == "step_finished")
-        return [e["step"] for e in ended if e["state"] == "ran"]
-
-
-class Zygote:
-    """The process that runs are forked from."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            child_command("benchmarks.crash_world"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **environment, **as_parent()},
-            text=True,
-        )
-        self._answer()
-
-    def start(self, order: dict[str, Any]) -> int:
-        """Starts a run and returns its pid."""
-        return int(self._ask({"start": order})["pid"])
-
-    def wait(self, pid: int) -> int:
-        """Returns the exit code of a run, once it has ended."""
-        return int(self._ask({"wait": pid})["code"])
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise SystemExit("The process that runs are forked from has ended.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 class World:
-    """A root, what it is put back to, and what an undisturbed run makes of it.
+    """A root, copies of it before each step, and the model of an undisturbed run.
 
     Args:
         folder: Where all of it lies.
-        features: Whether the items have features.
+
+    Attributes:
+        steps: All steps of a run.
+        ran: Those that an undisturbed second night doesn't take from the cache.
+        seconds: How long each step took that night [s].
+        digest: Digest of its model.
     """
 
-    def __init__(self, folder: Path, *, features: bool = False) -> None:
-        self.folder = folder
-        self.config = write_world(folder, features=features)
-        if (folder / "state.json").exists():
-            write_second_night(folder)
-        self.root = folder / "root"
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root, self.temporary = folder, folder / "root", folder / "tmp"
         self.snapshots = folder / "snapshots"
-        self.temporary = folder / "tmp"
+        self.serving = self.root / "serving" / NAME
+        self.config = write_world(folder)
         self.temporary.mkdir(exist_ok=True)
         self.environment = {
             "TMPDIR": str(self.temporary),
             "JAX_PLATFORMS": "cpu",
-            # A step that is refused beforehand never meets a full disk.
-            "RECSYS_NO_ROOM_CHECK": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             # Most of a stage's start goes into compiling what the one before compiled.
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         }
-        self.zygote = Zygote(self.environment)
-        self._n = len(list(folder.glob("*.log")))
-        self.digest = ""
-        self.seconds: dict[str, float] = {}
+        self._n_runs = 0
         self.steps: list[str] = []
         self.ran: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.digest = ""
 
     def prepare(self) -> float:
         """Runs the first night, and the second one undisturbed, with a copy before each step.
 
-        What an earlier call left in the folder is used again.
-
         Returns:
             How long the second night took [s].
         """
-        state = self.folder / "state.json"
-        if not state.exists():
-            self._good(self.run())
-            write_second_night(self.folder)
-            ended = self._good(self.run(snapshots=True))
-            shutil.copytree(self.root, self.snapshots / "end", symlinks=True)
-            found = {"steps": ended.events[0]["steps"], "seconds": ended.seconds_of()}
-            found["ran"] = ended.steps_that_ran()
-            found |= {"digest": self.model_of(ended), "night": ended.seconds}
-            state.write_text(json.dumps(found))
-        found = json.loads(state.read_text())
-        self.steps, self.ran = found["steps"], found["ran"]
-        self.seconds, self.digest = found["seconds"], found["digest"]
-        return float(found["night"])
+        self._good(self.run())
+        write_events(self.folder / "ratings-2.csv", _NEW_EVENTS, 50, 55)
+        night = self._good(self.start(snapshots=self.snapshots).end())
+        shutil.copytree(self.root, self.snapshots / "end", symlinks=True)
+        self.steps, self.digest = night.events[0]["steps"], night.model
+        self.seconds = {name: step["seconds"] for name, step in night.steps.items()}
+        self.ran = [name for name, step in night.steps.items() if step["state"] == "ran"]
+        return night.seconds
 
     def _good(self, ended: Ended) -> Ended:
         if ended.code:
@@ -173,76 +164,42 @@ class World:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.copytree(self.snapshots / step, self.root, symlinks=True, dirs_exist_ok=True)
 
-    def start(self, sets: Sequence[str] = (), **more: Any) -> tuple[int, Path, Path, float]:
-        """Starts a run; returns its pid, log, file of events, and when that was."""
-        self._n += 1
-        log = self.folder / f"{self._n:03}.log"
-        events = log.with_suffix(".jsonl")
-        order = {
-            "config": str(self.config),
-            "sets": list(sets),
-            "log": str(log),
-            "events": str(events),
-            "root": str(self.root),
-            "environment": self.environment,
-            **more,
-        }
-        return self.zygote.start(order), log, events, time.monotonic()
+    def start(self, kill: Kill | None = None, snapshots: Path | None = None) -> Run:
+        """Starts a run.
 
-    def end(self, started: tuple[int, Path, Path, float]) -> Ended:
-        """Waits for a run that `start` started."""
-        pid, log, events, when = started
-        code = self.zygote.wait(pid)
-        told = events.read_text().splitlines() if events.exists() else []
-        return Ended(code, time.monotonic() - when, [_parsed(one) for one in told], log)
+        Args:
+            kill: Where it is killed.
+            snapshots: Folder for copies of the root before each step.
+        """
+        self._n_runs += 1
+        order = {"config": self.config, "environment": self.environment, "kill": kill}
+        order["seconds"] = self.seconds.get(kill.step, 0.0) if kill else 0.0
+        log = self.folder / f"{self._n_runs:03}.log"
+        return Run(log, **order, snapshots=snapshots, root=self.root)
 
-    def run(self, *, plant: dict[str, Any] | None = None, snapshots: bool = False) -> Ended:
+    def run(self, kill: Kill | None = None) -> Ended:
         """Runs to its end, whatever that is."""
-        more: dict[str, Any] = {"plant": plant} if plant else {}
-        if snapshots:
-            self.snapshots.mkdir(exist_ok=True)
-            more["snapshots"] = str(self.snapshots)
-        return self.end(self.start(**more))
-
-    def model_of(self, ended: Ended) -> str:
-        """Returns the digest of the model that a run made, or found cached."""
-        return model_digest(Path(ended.summary()["model"]))
-
-    @property
-    def serving(self) -> Path:
-        """Folder of the served versions."""
-        return self.root / "serving" / NAME
+        return self.start(kill).end()
 
     def processes(self) -> list[int]:
         """Returns the processes that work for the root: it is in their command line."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    # Another one's may be at work at the same path, in a view of its own.
-                    if (entry / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-                        continue
-                    words = (entry / "cmdline").read_bytes().decode(errors="replace")
-                except OSError:
+        pids = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                # Another process may be at work at the same path, in a view of its own.
+                if (entry / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
                     continue
-                ours = "recsys." in words or "pipelines." in words
-                if f"{self.folder}/" in words and ours:
-                    found.append(int(entry.name))
-        return found
+                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if f"{self.folder}/" in words and ("recsys." in words or "pipelines." in words):
+                pids.append(int(entry.name))
+        return pids
 
     def close(self) -> None:
         """Ends what was started."""
-        self.zygote.close()
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(line)
-    except ValueError:  # Cut short by a full disk.
-        return {"kind": "damaged"}
-    return found
 
 
 # --- Two nights of small data, and the config of a run that takes seconds.
@@ -251,67 +208,46 @@ def _parsed(line: str) -> dict[str, Any]:
 NAME = "tiny"
 _DAY_S = 86_400
 _USERS, _ITEMS, _EVENTS, _NEW_EVENTS = 40, 60, 1_800, 300
-
-_CONFIG: dict[str, Any] = {
-    "name": NAME,
-    "data": {
-        "interactions": {
-            "columns": {"user": "user", "item": "item", "timestamp": "time", "rating": "rating"},
-            "positive_at_least": 4.0,
-        },
-        "items": {
-            "columns": {"item": "id", "title": "name"},
-        },
-        "eval_share": 0.2,
-    },
-    "model": {"dim": 8, "feature_dim": 4, "history": 5, "widths": [16]},
-    "train": {"batch_size": 32, "epochs": 3, "checkpoint": {"every_steps": 10}},
-    "evaluate": {"k": [5, 10], "baselines": [], "resamples": 100},
-    "bless": {
-        "metric": "auc",
-        "at_least": 0.01,
-        "over": {},
-        "over_blessed": 0.0,
-        "over_strongest": 0.0,
-        "sure_loss": "allow",
-    },
-    "export": {"k": 10},
-    "push": {"keep": 3},
-}
+_CONFIG = """
+name: {name}
+root: {folder}/root
+data:
+  interactions:
+    files: {folder}/ratings-*.csv
+    columns: {{user: user, item: item, timestamp: time, rating: rating}}
+    positive_at_least: 4.0
+  items:
+    files: {folder}/films.csv
+    columns: {{item: id, title: name}}
+  eval_share: 0.2
+model: {{dim: 8, feature_dim: 4, history: 5, widths: [16]}}
+train: {{batch_size: 32, epochs: 3, checkpoint: {{every_steps: 10}}}}
+evaluate: {{k: [5, 10], baselines: [], resamples: 100}}
+bless:
+  metric: auc
+  at_least: 0.01
+  over: {{}}
+  over_blessed: 0.0
+  over_strongest: 0.0
+  sure_loss: allow
+export: {{k: 10}}
+push: {{keep: 3}}
+"""
 
 
-def write_world(folder: Path, *, features: bool = False) -> Path:
-    """Writes the data of the first night, and the config; returns the config's path.
-
-    Args:
-        folder: Where to.
-        features: Whether the items have one, and so Transform a part, which takes as long
-            as all other steps before the training.
-    """
+def write_world(folder: Path) -> Path:
+    """Writes the data of the first night, and the config; returns the config's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_events(folder / "ratings-1.csv", _EVENTS, 0, 50)
-    titles = [
-        f'i{i:02},"Film, No. {i}",{"comedy|drama" if i % 2 else "drama"}' for i in range(_ITEMS)
-    ]
-    (folder / "films.csv").write_text("\n".join(["id,name,genres", *titles]) + "\n")
-    config = json.loads(json.dumps(_CONFIG))
-    config["root"] = str(folder / "root")
-    if features:
-        genres = {"name": "genres", "column": "genres", "kind": "categories"}
-        config["data"]["items"]["features"] = [genres]
-    config["data"]["interactions"]["files"] = str(folder / "ratings-*.csv")
-    config["data"]["items"]["files"] = str(folder / "films.csv")
+    write_events(folder / "ratings-1.csv", _EVENTS, 0, 50)
+    titles = [f'i{i:02},"Film, No. {i}"' for i in range(_ITEMS)]
+    (folder / "films.csv").write_text("\n".join(["id,name", *titles]) + "\n")
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(_CONFIG.format(name=NAME, folder=folder))
     return path
 
 
-def write_second_night(folder: Path) -> None:
-    """Writes the data that the second night finds beside those of the first."""
-    _write_events(folder / "ratings-2.csv", _NEW_EVENTS, 50, 55)
-
-
-def _write_events(file: Path, n: int, first_day: int, last_day: int) -> None:
+def write_events(file: Path, n: int, first_day: int, last_day: int) -> None:
+    """Writes `n` distinct events of some days."""
     chance = random.Random(first_day)
     rows: set[tuple[str, str, int, int]] = set()
     while len(rows) < n:
@@ -323,68 +259,7 @@ def _write_events(file: Path, n: int, first_day: int, last_day: int) -> None:
     file.write_text("\n".join(["user,item,rating,time", *lines]) + "\n")
 
 
-# --- Starts runs as forks of a process that has imported TFX already, in place of 15 s each.
-
-
-def serve_orders() -> None:
-    """Serves until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    from pipelines import (
-        local_runner,  # noqa: F401
-        retrieval_pipeline,  # noqa: F401
-        runner,  # noqa: F401
-    )
-
-    print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "start" in order:
-            bound = as_parent()
-            pid = os.fork()
-            if pid == 0:
-                os.environ.update(bound)
-                end_with_parent()
-                _run(order["start"])
-            answer = {"pid": pid}
-        else:
-            _, status = os.waitpid(order["wait"], 0)
-            answer = {"code": os.waitstatus_to_exitcode(status)}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def _run(order: dict[str, Any]) -> None:
-    """Is a run, in a session of its own, and never returns."""
-    code = 99
-    try:
-        os.setsid()
-        _redirect(order["log"])
-        os.environ.update(order["environment"])
-        os.environ["RECSYS_EVENTS"] = order["events"]
-        tempfile.tempdir = None
-        words = [word for one in order["sets"] for word in ("--set", one)]
-        sys.argv = ["local_runner", order["config"], *words]
-        from pipelines import local_runner
-
-        if order.get("plant"):
-            plant(**order["plant"])
-        if order.get("snapshots"):
-            snapshot_before(Path(order["snapshots"]), Path(order["root"]))
-        code = local_runner.main()
-    except BaseException:  # noqa: BLE001 a fork must not go on as its parent would
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _redirect(log: str) -> None:
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, to in ((nothing, 0), (out, 1), (out, 2)):
-        os.dup2(descriptor, to)
-
-
-# --- Kills a run at a named point, by wrapping TFX's own methods: the product has no hooks.
+# --- In the process of a run.
 
 
 MOMENTS = ("before", "inside", "after", "published")
@@ -392,37 +267,110 @@ MOMENTS = ("before", "inside", "after", "published")
 ML Metadata knows but the run doesn't."""
 
 
-def plant(step: str, moment: str, whom: str, seconds: float, seed: int) -> None:
-    """Has this process killed at a point of its run.
+def _run(
+    log: Path,
+    events: Path,
+    config: Path,
+    environment: dict[str, str],
+    kill: Kill | None,
+    seconds: float,
+    snapshots: Path | None,
+    root: Path,
+) -> None:
+    """Is a run, in a session of its own, and never returns."""
+    code = 99
+    try:
+        os.environ[VARIABLE] = str(os.getppid())
+        end_with_parent()
+        os.setsid()
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for descriptor in (1, 2):
+            os.dup2(out, descriptor)
+        os.environ.update(environment)
+        os.environ[ENVIRONMENT_VARIABLE] = str(events)
+        tempfile.tempdir = None
+        from pipelines import local_runner
+
+        if kill:
+            plant(kill, seconds)
+        if snapshots:
+            snapshot_before(snapshots, root)
+        sys.argv = ["local_runner", str(config)]
+        code = local_runner.main()
+    except BaseException:  # noqa: BLE001 a fork must not go on as its parent would
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def plant(point: Kill, seconds: float) -> None:
+    """Has this process killed at a point of its run, by wrapping TFX's own methods.
 
     Args:
-        step: Name of the step.
-        moment: One of `MOMENTS`.
-        whom: `group`: the runner with its stages, at once; `runner`: it alone; `stage`: the
-            process that the step started, alone.
+        point: Where.
         seconds: How long the step takes undisturbed [s].
-        seed: Of the moment inside.
     """
-    kill = _killer(whom)
-    draw = random.Random(seed)
-
-    def inside() -> None:
-        time.sleep(draw.uniform(0.05, 0.9) * seconds)
-        kill()
-
     from tfx.orchestration.portable import launcher, resolver_node_handler
 
-    if moment == "inside":
+    def kill() -> None:
+        if point.victim == "group":
+            os.killpg(0, signal.SIGKILL)
+        for pid in [os.getpid()] if point.victim == "runner" else children_of(os.getpid()):
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_inside() -> None:
+        time.sleep(random.Random(point.seed).uniform(0.05, 0.9) * seconds)
+        kill()
+
+    def is_ours(self: Any, *_: Any, **__: Any) -> bool:
+        return bool(self._pipeline_node.node_info.id == point.step)
+
+    if point.moment == "inside":
+        thread = threading.Thread(target=kill_inside, daemon=True)
         # An executor that is done sooner is killed at its end.
-        _wrap(launcher.Launcher, "_run_executor", step, _in_thread(inside), kill)
-    elif moment == "before":
-        _wrap(launcher.Launcher, "_run_executor", step, kill, None)
-    elif moment == "after":
-        _wrap(launcher.Launcher, "_publish_successful_execution", step, kill, None)
-    else:
-        _wrap(launcher.Launcher, "_publish_successful_execution", step, None, kill)
-    if moment != "inside":
-        _wrap_resolver(resolver_node_handler, step, moment, kill)
+        _wrap(launcher.Launcher, "_run_executor", is_ours, thread.start, kill)
+        return
+    publish = "_publish_successful_execution"
+    name = "_run_executor" if point.moment == "before" else publish
+    before, after = (None, kill) if point.moment == "published" else (kill, None)
+    _wrap(launcher.Launcher, name, is_ours, before, after)
+
+    # The same for resolvers, which have a handler of their own.
+    handler, running = resolver_node_handler.ResolverNodeHandler, list[str]()
+    run = handler.run
+
+    def run_noted(self: Any, connection: Any, node: Any, *more: Any, **options: Any) -> Any:
+        running[:] = [node.node_info.id]
+        return run(self, connection, node, *more, **options)
+
+    handler.run = run_noted
+    name = "register_execution" if point.moment == "before" else "publish_internal_execution"
+    # The handler's own view of the module: launchers use the same functions.
+    view = types.SimpleNamespace(**vars(resolver_node_handler.execution_publish_utils))
+    _wrap(view, name, lambda *_, **__: running == [point.step], before, after)
+    resolver_node_handler.execution_publish_utils = view
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    is_ours: Callable[..., bool],
+    before: Callable[[], None] | None,
+    after: Callable[[], None] | None,
+) -> None:
+    """Has something done before and after a method, where `is_ours` says so of its arguments."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        ours = is_ours(*arguments, **options)
+        if ours and before is not None:
+            before()
+        result = original(*arguments, **options)
+        if ours and after is not None:
+            after()
+        return result
+
+    setattr(owner, name, wrapped)
 
 
 def snapshot_before(folder: Path, root: Path) -> None:
@@ -441,92 +389,8 @@ def snapshot_before(folder: Path, root: Path) -> None:
     Runner._run_step = wrapped  # type: ignore[method-assign]
 
 
-def _killer(whom: str) -> Callable[[], None]:
-    def kill() -> None:
-        if whom == "group":
-            os.killpg(0, signal.SIGKILL)
-        elif whom == "runner":
-            os.kill(os.getpid(), signal.SIGKILL)
-        else:
-            for child in _children():
-                os.kill(child, signal.SIGKILL)
+# --- Everything that a model folder computes with.
 
-    return kill
-
-
-def _children() -> list[int]:
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
-
-
-def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
-    return lambda: threading.Thread(target=work, daemon=True).start()
-
-
-def _wrap(
-    owner: Any,
-    name: str,
-    step: str,
-    before: Callable[[], None] | None,
-    after: Callable[[], None] | None,
-) -> None:
-    original = getattr(owner, name)
-
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = self._pipeline_node.node_info.id == step
-        if ours and before is not None:
-            before()
-        result = original(self, *args, **kwargs)
-        if ours and after is not None:
-            after()
-        return result
-
-    setattr(owner, name, wrapped)
-
-
-def _wrap_resolver(module: Any, step: str, moment: str, kill: Callable[[], None]) -> None:
-    """The same for resolvers, which have a handler of their own."""
-    handler = module.ResolverNodeHandler
-    publish = module.execution_publish_utils
-    run = handler.run
-    is_ours = False
-
-    class Publish:
-        def __getattr__(self, name: str) -> Any:
-            original = getattr(publish, name)
-            wanted = {
-                "before": "register_execution",
-                "after": "publish_internal_execution",
-                "published": "publish_internal_execution",
-            }
-            if not is_ours or name != wanted[moment]:
-                return original
-
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if moment != "published":
-                    kill()
-                result = original(*args, **kwargs)
-                kill()
-                return result
-
-            return wrapped
-
-    def run_wrapped(self: Any, connection: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_ours
-        is_ours = node.node_info.id == step
-        return run(self, connection, node, *args, **kwargs)
-
-    module.execution_publish_utils = Publish()
-    handler.run = run_wrapped
-
-
-if __name__ == "__main__":
-    serve_orders()
-
-
-# --- everything a model folder computes with
 
 _ARRAYS = ("weights/*.npy", "candidates.npy", "catalogue/*.npy", "user_features/*.npy")
 _TABLES = ("vocabulary/*.parquet", "catalogue/*.parquet", "user_features/*.parquet")

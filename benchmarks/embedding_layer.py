@@ -17,7 +17,6 @@ environments at the first run.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -26,59 +25,33 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
-from benchmarks.embedding_step import ALLOCATORS
-from benchmarks.measure import (
-    log,
-    module,
-    options_of,
-    peer,
-    print_line,
-    ratios,
-    simulated,
-    zipf_batches,
-)
-from benchmarks.peers.embedding_layer_case import Case
+from benchmarks.embedding_step import MALLOC
+from benchmarks.measure import log, module, peer, print_line, ratios, run, simulated, zipf_batches
 
-NAME = "embedding_layer"
-OURS = ("ours", "ours-jax")
-OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
-PEERS = {
-    "fbgemm": OPTIMIZERS,
+Optimizer = StrEnum("Optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+Peer = StrEnum("Peer", ["fbgemm", "torch", "tensorflow", "all"])
+_OURS = {"ours": "1", "ours-jax": "0"}
+"""Values of RECSYS_NATIVE."""
+_PEERS = {
+    "fbgemm": ("rowwise_adagrad", "adagrad", "sgd"),
     "torch": ("adagrad", "sgd"),
     "tensorflow": ("adagrad", "sgd"),
 }
-
+_IDS = [1, 50]
+_OPTIMIZERS = [Optimizer.rowwise_adagrad, Optimizer.adagrad]
+_NO_PEERS: list[Peer] = []
 _N_BATCHES = 16
-_READY_TIMEOUT_S = 1800
 _PAUSE_S = 0.3  # Threads of the one before go to sleep.
 _SAME = 0.01  # Share by which the warm-up may have moved the weights differently.
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of(NAME, __doc__)
-    add = parser.add_argument
-    add("--rows", type=int, default=1_000_000)
-    add("--dim", type=int, default=64, help="width of a row [floats]")
-    add("--bags", type=int, default=4096)
-    add("--ids", type=int, nargs="+", default=[1, 50], help="ids in a bag")
-    add("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS[:2])
-    add("--peers", nargs="*", choices=[*PEERS, "all"], default=[])
-    add("--rounds", type=int, default=7)
-    add("--seconds", type=float, default=1.0, help="a turn's length")
-    add("--allocator", choices=sorted(ALLOCATORS), default="tuned", help="everyone's malloc")
-    add("--seed", type=int, default=0)
-    options = parser.parse_args(words)
-    if "all" in options.peers:
-        options.peers = list(PEERS)
-    return options
 
 
 @dataclass
@@ -87,42 +60,38 @@ class Competitor:
 
     who: str
     process: subprocess.Popen[str]
+    moved: float = 0.0
     medians_ms: list[float] = field(default_factory=list)
     peak_rss_mib: float = 0.0
-    moved: float = 0.0
 
-    def wait_until_ready(self) -> None:
-        """Waits for the end of its warm-up; raises `ValueError` if it came to none."""
-        self.moved = float(self._answer()["moved"])
+    def answer(self) -> dict[str, Any]:
+        """Returns its next line; raises `ValueError` if it has ended."""
+        assert self.process.stdout is not None  # noqa: S101 - for the type checker
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
 
     def take_turn(self, seconds: float) -> None:
         """Lets it measure for a while."""
         assert self.process.stdin is not None  # noqa: S101 - for the type checker
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.answer()
         self.medians_ms.append(statistics.median(answer["step_ms"]))
         self.peak_rss_mib = float(answer["peak_rss_mib"])
 
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None  # noqa: S101 - for the type checker
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
 
 @contextlib.contextmanager
-def competitor(who: str, case: Case, allocator: str) -> Iterator[Competitor]:
+def competitor(who: str, case: dict[str, Any]) -> Iterator[Competitor]:
     """Starts a competitor, and ends it with the context."""
-    environment = {**os.environ, **simulated(1), **ALLOCATORS[allocator], "JAX_PLATFORMS": "cpu"}
-    if who in OURS:
-        environment["RECSYS_NATIVE"] = "1" if who == "ours" else "0"
-    ours = module("benchmarks.peers.embedding_layer_ours")
+    environment = {**os.environ, **simulated(1), **MALLOC}
+    if who in _OURS:
+        environment["RECSYS_NATIVE"] = _OURS[who]
+        ours = "benchmarks.peers.embedding_layer_ours"
+        command = module("benchmarks.measure", ours, "main", json.dumps(case))
+    else:
+        command = peer(f"embedding_layer_{who}", **case)
     process = subprocess.Popen(
-        [*(ours if who in OURS else peer(f"{NAME}_{who}")), case.to_json()],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         yield Competitor(who, process)
@@ -131,59 +100,66 @@ def competitor(who: str, case: Case, allocator: str) -> Iterator[Competitor]:
         process.wait()
 
 
-def main() -> None:
+def main(
+    rows: int = 1_000_000,
+    dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
+    bags: int = 4096,
+    ids: Annotated[list[int], Option(help="Ids in a bag.")] = _IDS,
+    optimizers: list[Optimizer] = _OPTIMIZERS,
+    peers: list[Peer] = _NO_PEERS,
+    rounds: int = 7,
+    seconds: Annotated[float, Option(help="A turn's length.")] = 1.0,
+    seed: int = 0,
+) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
-    options = parse()
-    rng = np.random.default_rng(options.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        grads = Path(folder) / "grads.npy"
-        np.save(grads, rng.normal(size=(options.bags, options.dim)).astype(np.float32))
-        for length, optimizer in itertools.product(options.ids, options.optimizers):
-            ids = Path(folder) / "ids.npy"
-            drawn = zipf_batches(
-                _N_BATCHES, options.bags * length, options.rows, options.seed, sides=1
-            )
-            np.save(ids, drawn.reshape(_N_BATCHES, options.bags, length))
-            case = Case(str(ids), str(grads), options.rows, options.dim, optimizer)
-            _print(measured(case, options), f"{optimizer} ids={length}")
+    everyone = _PEERS if "all" in peers else peers
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as name:
+        grads, rows_file = (Path(name) / f"{what}.npy" for what in ("grads", "ids"))
+        np.save(grads, rng.normal(size=(bags, dim)).astype(np.float32))
+        for length, optimizer in itertools.product(ids, optimizers):
+            drawn = zipf_batches(_N_BATCHES, bags * length, rows, seed, sides=1)
+            np.save(rows_file, drawn.reshape(_N_BATCHES, bags, length))
+            case = {"ids": str(rows_file), "grads": str(grads), "rows": rows, "dim": dim}
+            case["optimizer"] = optimizer
+            names = [*_OURS, *(who for who in everyone if optimizer in _PEERS[who])]
+            competitors = measure(names, case, rounds, seconds)
+            _print(competitors, f"{optimizer} ids={length}")
 
 
-def measured(case: Case, options: argparse.Namespace) -> list[Competitor]:
-    """Returns the competitors that take part in `case`, after all rounds."""
-    names = [*OURS, *(who for who in options.peers if case.optimizer in PEERS[who])]
+def measure(
+    names: list[str], case: dict[str, Any], rounds: int, seconds: float
+) -> list[Competitor]:
+    """Returns the competitors that take part in a case, after all rounds."""
     with contextlib.ExitStack() as stack:
         ready = []
         for who in names:
-            one = stack.enter_context(competitor(who, case, options.allocator))
+            started = stack.enter_context(competitor(who, case))
             try:
-                one.wait_until_ready()
+                started.moved = float(started.answer()["moved"])
             except ValueError:
-                log(f"{who} failed at {case.optimizer}")
-            else:
-                ready.append(one)
-        _check_same_work(ready)
-        for _, one in itertools.product(range(options.rounds), ready):
+                log(f"{who} failed at {case['optimizer']}")
+                continue
+            log(f"{who}: the warm-up moved weights by {started.moved:.3e}")
+            ready.append(started)
+            ours = ready[0].moved
+            if abs(started.moved - ours) > _SAME * ours:
+                raise SystemExit(f"{who} doesn't compute what we compute")
+        for _, waiting in itertools.product(range(rounds), ready):
             time.sleep(_PAUSE_S)
-            one.take_turn(options.seconds)
+            waiting.take_turn(seconds)
     return ready
 
 
-def _check_same_work(ready: list[Competitor]) -> None:
-    ours = ready[0].moved
-    for one in ready:
-        log(f"{one.who}: the warm-up moved weights by {one.moved:.3e}")
-        if abs(one.moved - ours) > _SAME * ours:
-            raise SystemExit(f"{one.who} doesn't compute what we compute")
-
-
-def _print(ready: list[Competitor], case: str) -> None:
-    [ours, *_] = ready
-    for one in ready:
-        print_line(NAME, f"{one.who} {case}", one.medians_ms, "ms", one.peak_rss_mib)
-        if one is not ours:
-            over = ratios(one.medians_ms, ours.medians_ms)
-            print_line(NAME, f"{one.who}/ours {case}", over, "x", one.peak_rss_mib)
+def _print(competitors: list[Competitor], case: str) -> None:
+    ours = competitors[0]
+    for other in competitors:
+        peak = other.peak_rss_mib
+        print_line("embedding_layer", f"{other.who} {case}", other.medians_ms, "ms", peak)
+        if other is not ours:
+            over = ratios(other.medians_ms, ours.medians_ms)
+            print_line("embedding_layer", f"{other.who}/ours {case}", over, "x", peak)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

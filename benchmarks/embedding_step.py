@@ -21,69 +21,42 @@ Peers run under `uv run --script`, which builds their environments at the first 
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
+import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from typer import Option
 
 from benchmarks.measure import (
+    call,
     log,
-    module,
-    options_of,
     peer,
     print_line,
     ratios,
     run,
     simulated,
+    watch,
     zipf_batches,
 )
-from benchmarks.peers.two_tower_case import Case, Measured
 from recsys.system.process import stage_environment
 
-BENCH = "embedding_step"
-PEERS = ("torchrec", "torch", "tfrs", "keras", "keras_rs")
+Peer = StrEnum("Peer", ["torchrec", "torch", "tfrs", "keras", "keras_rs", "all"])
 OURS = "ours"
-OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "lazy_adam", "ftrl")
 _CALM = 0.5  # Processes that run or wait, on average over the last minute.
-_TIMEOUT_S = 3600
 _KIB, _MIB = 1024, 1024 * 1024
 
-# What our launcher gives to training, which everyone gets here.
-_TUNED = {k: v for k, v in stage_environment("jax").items() if k.startswith("MALLOC_")}
-ALLOCATORS = {
-    "tuned": _TUNED,
-    "huge": {**_TUNED, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    "system": {},
-}
-"""Settings of glibc's malloc by name; `huge` asks for huge pages as well."""
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of(BENCH, __doc__)
-    add = parser.add_argument
-    add("--rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000], metavar="R")
-    add("--dim", type=int, default=64, help="width of a row [floats]")
-    add("--batch", type=int, default=4096)
-    add("--devices", type=int, nargs="+", default=[1], metavar="N", help="simulated, ours only")
-    add("--optimizer", choices=OPTIMIZERS, default=OPTIMIZERS[0], help="of our tables")
-    add("--peers", nargs="+", choices=[*PEERS, "all"], default=[], metavar="PEER", help=f"{PEERS}")
-    add("--steps", type=int, default=60, help="measured, of a round")
-    add("--warmup", type=int, default=10, help="steps before them, compilation among them")
-    add("--rounds", type=int, default=3)
-    add("--seconds", type=float, default=20.0, help="a round's steps end after this time too")
-    add("--allocator", choices=sorted(ALLOCATORS), default="tuned", help="everyone's malloc")
-    add("--seed", type=int, default=0)
-    options = parser.parse_args(words)
-    if "all" in options.peers:
-        options.peers = list(PEERS)
-    return options
+MALLOC = {k: v for k, v in stage_environment("jax").items() if k.startswith("MALLOC_")}
+"""Settings of glibc's malloc that our launcher gives to training, and everyone gets here."""
+_ROWS = [100_000, 1_000_000, 10_000_000]
+_ONE: list[int] = [1]
+_NO_PEERS: list[Peer] = []
 
 
 class Key(NamedTuple):
@@ -103,85 +76,86 @@ class Key(NamedTuple):
         return self.who if self.devices == 1 else f"{self.who} devices={self.devices}"
 
 
-def main() -> int:
+def main(
+    rows: Annotated[list[int], Option(help="Of each table.")] = _ROWS,
+    dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
+    batch: int = 4096,
+    devices: Annotated[list[int], Option(help="Simulated, ours only.")] = _ONE,
+    optimizer: Annotated[
+        Literal["rowwise_adagrad", "adagrad", "sgd", "lazy_adam", "ftrl"],
+        Option(help="Of our tables."),
+    ] = "rowwise_adagrad",
+    peers: list[Peer] = _NO_PEERS,
+    steps: Annotated[int, Option(help="Measured, of a round.")] = 60,
+    warmup: Annotated[int, Option(help="Steps before them, compilation among them.")] = 10,
+    rounds: int = 3,
+    seconds: Annotated[float, Option(help="A round's steps end after this time too.")] = 20.0,
+    seed: int = 0,
+) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
-    options = parse()
     if os.getloadavg()[0] > _CALM:
         log("This machine is busy: the figures will be noisy.")
-    figures, is_whole = Figures(), True
+    everyone = [*Peer][:-1] if "all" in peers else peers
+    keys = [
+        key
+        for n in rows
+        for key in (*(Key(OURS, n, d) for d in devices), *(Key(who, n) for who in everyone))
+    ]
+    figures = Figures()
     with tempfile.TemporaryDirectory() as folder:
-        cases = _cases(options, Path(folder))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            for number in range(options.rounds):
-                _measure_round(number, options.allocator, cases, figures)
-        except KeyboardInterrupt:
-            log("Interrupted: what follows is of the rounds until here.")
-            is_whole = False
-    figures.print_all(options.batch)
-    return 0 if is_whole and not figures.failed else 1
+        for n in rows:
+            np.save(f"{folder}/{n}.npy", zipf_batches(warmup + steps, batch, n, seed))
+        case = {"dim": dim, "warmup": warmup, "steps": steps, "seconds": seconds}
+        for key in keys * rounds:
+            figures.measure(key, Path(folder) / f"{key.rows}.npy", optimizer, case)
+    figures.print_all(batch)
+    sys.exit(int(bool(figures.failed)))
 
 
-def _cases(options: argparse.Namespace, folder: Path) -> dict[Key, Case]:
-    """Returns the cases of one round; their ids are written to `folder`."""
-    cases = {}
-    for rows in options.rows:
-        ids = folder / f"{rows}.npy"
-        n_batches = options.warmup + options.steps
-        np.save(ids, zipf_batches(n_batches, options.batch, rows, options.seed))
-        keys = [Key(OURS, rows, devices) for devices in options.devices]
-        for key in [*keys, *(Key(who, rows) for who in options.peers)]:
-            cases[key] = Case(
-                str(ids), rows, options.dim, options.warmup, options.steps, options.seconds,
-                options.optimizer, key.devices,
-            )  # fmt: skip
-    return cases
+def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[str, Any]:
+    """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
-
-def _measure_round(number: int, allocator: str, cases: dict[Key, Case], figures: Figures) -> None:
-    for key, case in cases.items():
-        if key in figures.failed:
-            continue
-        try:
-            measured = measure(key.who, case, allocator)
-        except (subprocess.SubprocessError, OSError, ValueError) as error:
-            if key.who == OURS:
-                raise
-            figures.failed.append(key)
-            log(f"{key}: {error}\n{getattr(error, 'stderr', '')}")
-            continue
-        figures.add(key, measured)
-        log(f"round {number + 1}, {key}: {measured.median_ms:.2f} ms")
-
-
-def measure(who: str, case: Case, allocator: str) -> Measured:
-    """Runs `case` to its end in a process of its own: ours, or a peer's in its environment.
+    Returns:
+        What `StepClock.report` says.
 
     Raises:
-        subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
+        subprocess.CalledProcessError: The process failed.
     """
-    ours = module("benchmarks.peers.two_tower_ours")
-    done = subprocess.run(
-        [*(ours if who == OURS else peer(f"two_tower_{who}")), case.to_json()],
-        env={**os.environ, **simulated(case.devices), **ALLOCATORS[allocator]},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_TIMEOUT_S,
-    )
-    return Measured.from_json(done.stdout)
+    arguments = {**case, "ids": str(ids), "rows": key.rows}
+    if key.who == OURS:
+        from benchmarks.peers import two_tower_ours
+
+        arguments |= {"optimizer": optimizer, "devices": key.devices}
+        environment = {**simulated(key.devices), **MALLOC}
+        return call(two_tower_ours.measure, environment, **arguments).result
+    if key.who in ("keras", "keras_rs"):
+        command = peer("two_tower_keras", **arguments, library=key.who)
+    else:
+        command = peer(f"two_tower_{key.who}", **arguments)
+    return watch(command, {**simulated(1), **MALLOC}, memory=False).result
 
 
 class Figures:
     """The measurements of all cases, a list of rounds for each."""
 
     def __init__(self) -> None:
-        self.rounds: dict[Key, list[Measured]] = {}
-        self.failed: list[Key] = []
+        self.rounds: dict[Key, list[dict[str, Any]]] = {}
+        self.failed: set[Key] = set()
 
-    def add(self, key: Key, measured: Measured) -> None:
-        """Adds a round."""
-        self.rounds.setdefault(key, []).append(measured)
+    def measure(self, key: Key, *case: Any) -> None:
+        """Adds a round of a case; a peer that has failed once is left out."""
+        if key in self.failed:
+            return
+        try:
+            figures = measure(key, *case)
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            if key.who == OURS:
+                raise
+            self.failed.add(key)
+            log(f"{key}: {error}")
+        else:
+            self.rounds.setdefault(key, []).append(figures)
+            log(f"{key}: {statistics.median(figures['step_ms']):.2f} ms")
 
     def print_all(self, batch: int) -> None:
         """Prints every line; the times come first, ours before all, in the order of rows."""
@@ -198,17 +172,21 @@ class Figures:
                 who = f"{OURS} devices={key.devices}/1" if is_ours else f"{key.who}/{OURS}"
                 self._line(f"{who} rows={key.rows}", self._ratios(key, ours), "ratio", key, ours)
         for key in keys:
-            sending = [m for m in self.rounds[key] if m.sent_bytes]
-            sent = [m.sent_bytes / _KIB for m in sending]
-            shares = [m.sent_bytes / m.least_bytes for m in sending]
-            self._line(f"{key.name} sent rows={key.rows}", sent, "KiB", key)
-            self._line(f"{key.name} sent/least rows={key.rows}", shares, "ratio", key)
+            sent = self._all(key, "sent_bytes")
+            if any(sent):
+                kib = [n / _KIB for n in sent]
+                self._line(f"{key.name} sent rows={key.rows}", kib, "KiB", key)
+                shares = ratios(sent, self._all(key, "least_bytes"))
+                self._line(f"{key.name} sent/least rows={key.rows}", shares, "ratio", key)
         for name in names:
             self._print_growth([key for key in self.rounds if key.name == name])
-        log(str({key.name: self.rounds[key][0].versions for key in keys}))
+        log(str({key.name: self.rounds[key][0]["versions"] for key in keys}))
+
+    def _all(self, key: Key, name: str) -> list[float]:
+        return [of_round[name] for of_round in self.rounds[key]]
 
     def _times(self, key: Key) -> list[float]:
-        return [measured.median_ms for measured in self.rounds[key]]
+        return [statistics.median(of_round["step_ms"]) for of_round in self.rounds[key]]
 
     def _ratios(self, above: Key, below: Key) -> list[float]:
         return ratios(self._times(above), self._times(below))
@@ -216,22 +194,21 @@ class Figures:
     def _print_growth(self, keys: Sequence[Key]) -> None:
         """Prints how time and memory of one competitor grow from the fewest to the most rows."""
         less, more = min(keys), max(keys)
-        peaks = [m.peak_rss_mib * _MIB / m.state_bytes for m in self.rounds[more]]
-        self._line(f"{more.name} peak/state rows={more.rows}", peaks, "ratio", more)
+        peak, state = (np.array(self._all(more, name)) for name in ("peak_rss_mib", "state_bytes"))
+        self._line(f"{more.name} peak/state rows={more.rows}", peak * _MIB / state, "ratio", more)
         if less == more:
             return
         name, rows = more.name, f"rows={more.rows}/{less.rows}"
         self._line(f"{name} {rows}", self._ratios(more, less), "ratio", more, less)
-        growth = [
-            (b.peak_rss_mib - a.peak_rss_mib) * _MIB / (b.state_bytes - a.state_bytes)
-            for a, b in zip(self.rounds[less], self.rounds[more], strict=False)
-        ]
+        n = min(len(self.rounds[less]), len(peak))
+        peak = peak[:n] - self._all(less, "peak_rss_mib")[:n]
+        state = state[:n] - self._all(less, "state_bytes")[:n]
+        growth = peak * _MIB / state
         self._line(f"{name} peak/state rows={more.rows}-{less.rows}", growth, "ratio", more)
 
     def _line(self, case: str, values: Iterable[float], unit: str, *keys: Key) -> None:
-        if values:
-            peak = max(m.peak_rss_mib for key in keys for m in self.rounds[key])
-            print_line(BENCH, case, values, unit, peak)
+        peak = max(max(self._all(key, "peak_rss_mib")) for key in keys)
+        print_line("embedding_step", case, values, unit, peak)
 
 
 if __name__ == "__main__":

@@ -23,34 +23,30 @@ import os
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
 
-import argparse
-import dataclasses
 import functools
 import hashlib
-import json
-import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from typer import Option
 
 from benchmarks.measure import (
+    call,
     forget_peak,
-    last_line,
-    module,
-    options_of,
     peak_rss_mib,
     peer,
     print_line,
-    python_path,
     run,
     simulated,
+    watch,
 )
-from benchmarks.peers.evaluate_case import Case, Data, draw
+from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
 from recsys.evaluation import measurement
 from recsys.evaluation.queries import Queries
@@ -58,32 +54,78 @@ from recsys.evaluation.scores import DotProducts
 from recsys.metrics.metric import Items
 from recsys.ragged import RaggedRows
 
-BENCH = "evaluate"
-PEERS = ("jax", "tfrs")
+Peer = StrEnum("Peer", ["jax", "tfrs"])
+_PEERS = [*Peer]
 _TFRS_BATCHES = [128, 4096, 65536, 0]
+_DEVICES = [8]
+_UNITS = {"ours rate": "GFLOP/s", "matmul": "GFLOP/s", "ours/matmul": "share"}
+_UNITS["ours memory beyond embeddings"] = "MiB"
 
-Rates = dict[str, list[float]]
-Run = Callable[[], float]
+
+def main(
+    users: int = 100_000,
+    items: int = 1_000_000,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
+    positives: Annotated[int, Option(help="Of each user.")] = 1,
+    seen: Annotated[int, Option(help="Items left out of each user's list.")] = 50,
+    runs: int = 3,
+    peers: list[Peer] = _PEERS,
+    peer_users: int = 512,
+    turn_users: Annotated[int, Option(help="Of ours, before and after each peer.")] = 8192,
+    tfrs_batches: Annotated[list[int], Option(help="0: all.")] = _TFRS_BATCHES,
+    devices: Annotated[list[int], Option(help="Simulated.")] = _DEVICES,
+    matmul: Annotated[int, Option(help="Rows of the plain product.")] = 8192,
+    seed: int = 0,
+) -> None:
+    """Measures all rounds and prints the lines."""
+    case = {"users": users, "items": items, "dim": dim, "positives": positives}
+    case |= {"seen": seen, "seed": seed, "evaluated": peer_users}
+    data = draw(**case)
+    some, ours_beside = data.first(peer_users), data.first(turn_users)
+    others: dict[str, Callable[[], float]] = {}
+    if "jax" in peers:
+        others["jax"] = functools.partial(jax_seconds, some)
+    for batch in tfrs_batches if "tfrs" in peers else ():
+        name = f"tfrs batch={batch}" if batch else "tfrs brute force"
+        others[name] = functools.partial(tfrs_seconds, case, batch)
+    rates: dict[str, list[float]] = defaultdict(list)
+    for _ in range(runs):
+        for name, rate in one_round(data, ours_beside, matmul):
+            rates[name].append(rate)
+        before = users_per_second(ours_beside)
+        for name, seconds in others.items():
+            rate = len(some.query) / seconds()
+            after = users_per_second(ours_beside)
+            rates[name].append(rate)
+            rates[f"ours/{name}"].append((before + after) / 2 / rate)
+            before = after
+    memory = rates["ours memory beyond embeddings"][0]
+    for name, values in rates.items():
+        unit = _UNITS.get(name, "times" if name.startswith("ours/") else "users/s")
+        whose = some if name in others else data
+        print_line("evaluate", f"{name} {whose}", values, unit, memory)
+    for native, way in (("1", "kernel"), ("0", "jax alone")):
+        expected = None
+        for n in (1, *devices):
+            environment = {**simulated(n), "RECSYS_NATIVE": native}
+            digest = call(digest_of, environment, n_devices=n, **case).result
+            expected = expected or digest
+            if n > 1:
+                same = [float(digest == expected)]
+                print_line("evaluate", f"same bits devices={n}/1 {way} {some}", same, "share")
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of("evaluate", __doc__)
-    add = parser.add_argument
-    add("--users", type=int, default=100_000)
-    add("--items", type=int, default=1_000_000)
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("--positives", type=int, default=1, help="of each user")
-    add("--seen", type=int, default=50, help="items left out of each user's list")
-    add("--runs", type=int, default=3)
-    add("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    add("--peer-users", type=int, default=512)
-    add("--turn-users", type=int, default=8192, help="of ours, before and after each peer")
-    add("--tfrs-batches", type=int, nargs="+", default=_TFRS_BATCHES, metavar="N", help="0: all")
-    add("--devices", type=int, nargs="*", default=[8], metavar="N", help="simulated")
-    add("--matmul", type=int, default=8192, metavar="N", help="rows of the plain product")
-    add("--seed", type=int, default=0)
-    return parser.parse_args(words)
+def one_round(data: Data, beside: Data, n: int) -> Iterator[tuple[str, float]]:
+    """Yields our figures by name, next to a product of `n` × `n` before and after."""
+    plain = matmul_gflops(n)
+    seconds, mib = our_run(data)
+    plain = (plain + matmul_gflops(n)) / 2
+    gflops = 2.0 * len(data.query) * data.items * data.query.shape[1] / seconds / 1e9
+    yield "matmul", plain
+    yield "ours", len(data.query) / seconds
+    yield "ours rate", gflops
+    yield "ours/matmul", gflops / plain
+    yield "ours memory beyond embeddings", mib
 
 
 def matmul_gflops(n: int) -> float:
@@ -94,102 +136,33 @@ def matmul_gflops(n: int) -> float:
     return 2.0 * n**3 / (time.perf_counter() - started) / 1e9
 
 
-def our_run(case: Case, data: Data) -> tuple[float, float]:
+# --- Ours.
+
+
+def our_run(data: Data) -> tuple[float, float]:
     """Returns the time of an evaluation [s], and its memory beyond what was held [MiB]."""
     before, started = forget_peak(), time.perf_counter()
-    evaluate(case, data)
+    evaluate(data)
     return time.perf_counter() - started, peak_rss_mib() - before
 
 
-def one_round(case: Case, data: Data, options: argparse.Namespace, rates: Rates) -> None:
-    """Measures everything once, and adds what it finds to `rates`."""
-    plain = matmul_gflops(options.matmul)
-    seconds, mib = our_run(case, data)
-    plain = (plain + matmul_gflops(options.matmul)) / 2
-    gflops = case.flop / seconds / 1e9
-    rates["matmul"].append(plain)
-    rates["ours"].append(case.users / seconds)
-    rates["ours rate"].append(gflops)
-    rates["ours/matmul"].append(gflops / plain)
-    rates["memory"].append(mib)
-    beside, some = (of_fewer(case, n) for n in (options.turn_users, options.peer_users))
-    before = users_per_second(beside, data)
-    for name, timed in peers(some, data, options):
-        rate = some.users / timed()
-        after = users_per_second(beside, data)
-        rates[name].append(rate)
-        rates[f"ours/{name}"].append((before + after) / 2 / rate)
-        before = after
+def users_per_second(data: Data) -> float:
+    """Returns our rate."""
+    return len(data.query) / our_run(data)[0]
 
 
-def of_fewer(case: Case, users: int) -> Case:
-    """Returns the case of the first `users`."""
-    return dataclasses.replace(case, users=min(case.users, users))
-
-
-def users_per_second(case: Case, data: Data) -> float:
-    """Returns our rate for the first users."""
-    return case.users / our_run(case, data.first(case.users))[0]
-
-
-def peers(case: Case, data: Data, options: argparse.Namespace) -> Iterator[tuple[str, Run]]:
-    """Yields what is compared with ours by name: a function that returns its time [s]."""
-    if "jax" in options.peers:
-        yield "jax", lambda: jax_seconds(case, data.first(case.users))
-    for batch in options.tfrs_batches if "tfrs" in options.peers else ():
-        name = f"tfrs batch={batch}" if batch else "tfrs brute force"
-        yield name, functools.partial(tfrs_seconds, case, batch)
-
-
-def print_rates(case: Case, some: Case, rates: Rates) -> None:
-    """Prints the lines of all rounds; peers were measured with `some` users."""
-    units = {"ours rate": "GFLOP/s", "matmul": "GFLOP/s", "ours/matmul": "share", "memory": "MiB"}
-    names = {"memory": "ours memory beyond embeddings"}
-    for name, values in rates.items():
-        unit = units.get(name, "times" if name.startswith("ours/") else "users/s")
-        whose = some if name.startswith(PEERS) else case
-        print_line(BENCH, f"{names.get(name, name)} {whose}", values, unit, rates["memory"][0])
-
-
-def print_devices(case: Case, devices: Sequence[int]) -> None:
-    """Prints whether so many devices find, to the last bit, what one finds."""
-    for way in ("kernel", "jax alone") if devices else ():
-        expected = our_digest(case, 1, way == "kernel")
-        for n in devices:
-            same = our_digest(case, n, way == "kernel") == expected
-            print_line(BENCH, f"same bits devices={n}/1 {way} {case}", [float(same)], "share")
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs from the command line."""
-    options = parse(words)
-    case = Case(
-        options.users, options.items, options.dim, options.positives, options.seen,
-        seed=options.seed,
-    )  # fmt: skip
-    some, data = of_fewer(case, options.peer_users), draw(case)
-    rates: Rates = defaultdict(list)
-    for _ in range(options.runs):
-        one_round(case, data, options, rates)
-    print_rates(case, some, rates)
-    print_devices(some, options.devices)
-
-
-# --- We evaluate the case; as a program: a digest of what we find, on whatever devices there are.
-
-
-def evaluate(case: Case, data: Data) -> measurement.Measured:
+def evaluate(data: Data) -> measurement.Measured:
     """Returns all metrics of `data` at all cut-offs."""
     users = np.arange(len(data.query))
     positives, seen = (_ragged(rows) for rows in (data.positives, data.seen))
     is_item = np.arange(len(data.candidates)) > 0
-    asked = measurement.Case(
+    case = measurement.Case(
         queries=Queries(users, users.astype(np.int32), seen, positives),
         items=Items(data.counts, is_item, data.candidates),
-        ks=case.ks,
+        ks=KS,
         metrics=EvaluateConfig().metrics,
     )
-    return measurement.measure(DotProducts(data.query, data.candidates), asked)
+    return measurement.measure(DotProducts(data.query, data.candidates), case)
 
 
 def _ragged(rows: np.ndarray) -> RaggedRows:
@@ -197,25 +170,19 @@ def _ragged(rows: np.ndarray) -> RaggedRows:
     return RaggedRows(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
 
 
-def digest(found: measurement.Measured) -> str:
-    """Returns a hash of every rank, list, score and metric, to the last bit."""
-    ranking = found.ranking
+def digest_of(n_devices: int, evaluated: int, **case: Any) -> str:
+    """Returns a hash of every rank, list, score and metric of the first users."""
+    if jax.device_count() != n_devices:
+        raise RuntimeError(f"{jax.device_count()} devices in place of {n_devices}")
+    measured = evaluate(draw(**case).first(evaluated))
+    ranking = measured.ranking
     arrays = [ranking.ranks, ranking.n_ranked, ranking.top, ranking.top_scores]
-    arrays += [found.per_query[name] for name in sorted(found.per_query)]
-    arrays += [np.array([found.totals[name]]) for name in sorted(found.totals)]
+    arrays += [measured.per_query[name] for name in sorted(measured.per_query)]
+    arrays += [np.array([measured.totals[name]]) for name in sorted(measured.totals)]
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()
-
-
-def print_digest() -> None:
-    """Evaluates the case that the command line names."""
-    import jax
-
-    case = Case.from_command()
-    found = digest(evaluate(case, draw(case)))
-    print(json.dumps({"devices": jax.device_count(), "digest": found}))
 
 
 # --- The usual way in JAX: a block of users' scores by one matrix product, then `top_k`.
@@ -225,13 +192,13 @@ _SCORES = 2**28
 """Scores of a block; of 16 to 512 users, 256 are the fastest over a million items."""
 
 
-def jax_seconds(case: Case, data: Data) -> float:
+def jax_seconds(data: Data) -> float:
     """Returns the time that the lists of all users of `data` take [s], once compiled."""
-    size = max(1, min(len(data.query), _SCORES // case.items))
+    size = max(1, min(len(data.query), _SCORES // data.items))
     blocks = range(0, len(data.query) - size + 1, size)
     candidates = jnp.asarray(data.candidates)
     top = jax.jit(_top, static_argnames="k")
-    k = min(max(case.ks), case.items)
+    k = min(max(KS), data.items)
 
     def run(start: int) -> np.ndarray:
         part = slice(start, start + size)
@@ -251,55 +218,11 @@ def _top(query: jax.Array, seen: jax.Array, candidates: jax.Array, k: int) -> ja
     return jax.lax.top_k(scores, k)[1]
 
 
-# --- Starts processes: peers in environments of their own, and ours on several devices.
-
-
-_TIMEOUT_S = 3600
-
-
-def tfrs_seconds(case: Case, batch: int) -> float:
-    """Returns the time that TFRS takes for the case [s].
-
-    Args:
-        case: What to measure.
-        batch: Candidates of a batch; 0: all of them at once (`BruteForce`).
-
-    Raises:
-        subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
-    """
-    return float(_run([*peer("evaluate_tfrs"), case.to_json(), str(batch)], {})["seconds"])
-
-
-def our_digest(case: Case, devices: int, is_native: bool) -> str:
-    """Returns a hash of all that we find, on so many simulated devices.
-
-    Args:
-        case: What to evaluate.
-        devices: Simulated devices.
-        is_native: Whether by the C kernel, else by JAX alone.
-
-    Raises:
-        subprocess.CalledProcessError: The process failed; what it said is in `stderr`.
-    """
-    environment = {**simulated(devices), "JAX_PLATFORMS": "cpu"}
-    environment["RECSYS_NATIVE"] = "1" if is_native else "0"
-    found = _run(module("benchmarks.evaluate", "digest", case.to_json()), environment)
-    if found["devices"] != devices:
-        raise RuntimeError(f"{found['devices']} devices in place of {devices}")
-    return str(found["digest"])
-
-
-def _run(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": python_path(), **environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=_TIMEOUT_S,
-    )
-    return last_line(done.stdout)
+def tfrs_seconds(case: dict[str, int], batch: int) -> float:
+    """Returns the time that TFRS takes [s]; `batch`: candidates at a time, 0 for all."""
+    few = {**case, "users": case["evaluated"]}
+    return float(watch(peer("evaluate_tfrs", **few, batch=batch), memory=False).result["seconds"])
 
 
 if __name__ == "__main__":
-    run(main, digest=print_digest)
+    run(main)

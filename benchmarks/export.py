@@ -12,64 +12,50 @@ included. The lines of each `--rows`:
 
 from __future__ import annotations
 
-import argparse
 import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.measure import Watched, module, options_of, print_line, watch, words_of
+from typer import Option
 
-BENCH = "export"
+from benchmarks.measure import module, print_line, run, watch, words_of
+from recsys.system.process import stage_environment
+
 _FLOAT_BYTES = 4
+_ROWS = [1_000_000]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs from the command line."""
-    parser = options_of("export", __doc__)
-    add = parser.add_argument
-    add("--rows", type=int, nargs="+", default=[1_000_000], help="of the users' table")
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("--items", type=int, default=1000)
-    add("--runs", type=int, default=1)
-    add("--dir", type=Path, help="where model and bundle lie meanwhile; temporary by default")
-    options = parser.parse_args(words)
-    for rows in options.rows:
-        with tempfile.TemporaryDirectory(dir=options.dir) as folder:
-            measure(options, rows, Path(folder))
+def main(
+    rows: Annotated[list[int], Option(help="Of the users' table.")] = _ROWS,
+    dim: int = 64,
+    items: int = 1000,
+    runs: int = 1,
+    dir: Annotated[Path | None, Option(help="For model and bundle, instead of /tmp.")] = None,
+) -> None:
+    """Measures each size."""
+    for n_rows in rows:
+        with tempfile.TemporaryDirectory(dir=dir) as folder:
+            measure(n_rows, dim, items, runs, Path(folder))
 
 
-def measure(options: argparse.Namespace, rows: int, folder: Path) -> None:
+def measure(rows: int, dim: int, items: int, runs: int, folder: Path) -> None:
     """Measures one size."""
-    sizes = {"rows": rows, "items": options.items, "dim": options.dim}
-    world = module("benchmarks.worlds", "wide", *words_of(**sizes, out=folder))
-    subprocess.run(world, check=True, stdout=subprocess.DEVNULL)
-    seen = [_export(folder) for _ in range(options.runs)]
-    table_mib = rows * options.dim * _FLOAT_BYTES / 2**20
-    case = f"rows={rows} dim={options.dim} items={options.items}"
-    largest = [max(one.peak_mib.values()) for one in seen]
-    print_line(BENCH, f"seconds {case}", [one.seconds for one in seen], "s", max(largest))
-    shares = [peak / table_mib for peak in largest]
-    print_line(BENCH, f"peak memory {case}", shares, "times the table", max(largest))
-    together = [one.peak_rss_mib for one in seen]
-    shares = [mib / table_mib for mib in together]
-    print_line(BENCH, f"together {case}", shares, "times the table", max(together))
-
-
-def _export(folder: Path) -> Watched:
+    world = module("benchmarks.worlds", "wide", *words_of(rows=rows, items=items, dim=dim))
+    subprocess.run([*world, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL)
     paths = {"config": "export.json", "model": "model", "data": "data", "out": "bundle"}
     words = words_of(**{name: folder / path for name, path in paths.items()})
-    return watch([sys.executable, "-c", _EXPORT, *words])
-
-
-# With the environment that the pipeline's exporter has.
-_EXPORT = (
-    "import json, sys; from recsys.system.process import run_stage, stage_environment;"
-    " print(json.dumps(run_stage('recsys.bundles.export', sys.argv[1:],"
-    " stage_environment('tensorflow'))))"
-)
+    command = module("recsys.bundles.export", *words)
+    exports = [watch(command, stage_environment("tensorflow")) for _ in range(runs)]
+    case = f"rows={rows} dim={dim} items={items}"
+    largest = [max(export.peak_mib.values()) for export in exports]
+    print_line("export", f"seconds {case}", [e.seconds for e in exports], "s", max(largest))
+    together = [export.peak_rss_mib for export in exports]
+    table_mib = rows * dim * _FLOAT_BYTES / 2**20
+    for name, peaks in {"peak memory": largest, "together": together}.items():
+        shares = [peak / table_mib for peak in peaks]
+        print_line("export", f"{name} {case}", shares, "times the table", max(peaks))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,7 +16,6 @@ All must be 0, else the exit code is 1. What was found is kept with its seed (`-
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import os
@@ -27,10 +26,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from typer import Option
 
 from benchmarks.fuzz_worker import (
     CASES,
@@ -43,59 +45,50 @@ from benchmarks.fuzz_worker import (
     MEMORY,
     work,
 )
-from benchmarks.measure import log, memory_mib, options_of, print_line, python_path
+from benchmarks.measure import log, memory_mib, print_line, python_path, run
 
-_DEFAULT = [case for case in CASES if case != "planted"]
-_KEEP = Path("runs/fuzz")
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the options."""
-    parser = options_of("fuzz", __doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all cases together")
-    parser.add_argument("--inputs", type=int, help="of each case, if it comes to so many")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=_DEFAULT)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at once")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hang-s", type=float, default=LIMIT_S)
-    parser.add_argument("--keep", type=Path, default=_KEEP, help="folder of what was found")
-    parser.add_argument("--replay", type=Path, nargs="+", help="folders CASE-… that were kept")
-    return parser.parse_args(words)
+Case = StrEnum("Case", list(CASES))  # type: ignore[misc]
+_CASES = [case for case in Case if case != "planted"]
+_FOLDERS: list[Path] = []
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Fuzzes, prints and counts; returns the exit code."""
-    options = parse(words)
-    if options.replay:
-        options.replay = [path.resolve() for path in options.replay]
-        options.cases = list(dict.fromkeys(map(_case_of, options.replay)))
+def main(
+    minutes: Annotated[float, Option(help="For all cases together.")] = 10.0,
+    inputs: Annotated[int | None, Option(help="Most of each case.")] = None,
+    cases: list[Case] = _CASES,
+    jobs: Annotated[int, Option(help="Cases at once.")] = os.cpu_count() or 1,
+    seed: int = 0,
+    hang_s: float = LIMIT_S,
+    keep: Annotated[Path, Option(help="Folder of the findings.")] = Path("runs/fuzz"),
+    replay: Annotated[list[Path], Option(help="Folders CASE-… that were kept.")] = _FOLDERS,
+) -> None:
+    """Fuzzes, prints and counts; the exit code is 1 where anything was found."""
+    replayed: dict[str, list[Path]] = {}
+    for folder in replay:
+        replayed.setdefault(folder.name.split("-")[0], []).append(folder.resolve())
+    names = list(replayed or cases)
     os.environ.update(PYTHONPATH=python_path(), JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
-    seconds = options.minutes * 60 * options.jobs / len(options.cases)
     with tempfile.TemporaryDirectory(prefix="recsys-fuzz-") as scratch:
 
-        def run(case: str) -> Watch:
-            watch = Watch(case, options.seed, options.keep.resolve(), Path(scratch), options.hang_s)
-            if options.replay:
-                watch.replay([path for path in options.replay if _case_of(path) == case])
+        def fuzz(case: str) -> Watch:
+            watch = Watch(case, seed, keep.resolve(), Path(scratch), hang_s)
+            if replayed:
+                watch.replay(replayed[case])
             else:
-                watch.run(seconds, options.inputs)
+                watch.run(minutes * 60 * jobs / len(names), inputs or sys.maxsize)
             counts = ", ".join(f"{watch.counts[kind]} {kind}" for kind in KINDS)
             log(f"{case}: {watch.n_inputs} inputs, {counts}")
             return watch
 
-        with ThreadPoolExecutor(options.jobs) as pool:
-            watches = list(pool.map(run, options.cases))
+        with ThreadPoolExecutor(jobs) as pool:
+            watches = list(pool.map(fuzz, names))
     for watch in watches:
         print_line("fuzz", watch.case, watch.rates or [0.0], "inputs/s", watch.peak_mib)
     peak_mib = max(watch.peak_mib for watch in watches)
     for kind in KINDS:
-        n_found = [float(sum(watch.counts[kind] for watch in watches))]
-        print_line("fuzz", kind, n_found, "inputs", peak_mib)
-    return int(any(watch.counts or not watch.n_inputs for watch in watches))
-
-
-def _case_of(folder: Path) -> str:
-    return folder.name.split("-")[0]
+        n_findings = float(sum(watch.counts[kind] for watch in watches))
+        print_line("fuzz", kind, [n_findings], "inputs", peak_mib)
+    sys.exit(int(any(watch.counts or not watch.n_inputs for watch in watches)))
 
 
 # --- Workers under watch: a crash, a hang or a process that grows is a finding, and not the end.
@@ -135,12 +128,12 @@ class Watch:
         self._n_begun = 0
         self._is_done = False
 
-    def run(self, seconds: float, n_inputs: int | None = None) -> None:
+    def run(self, seconds: float, most: int) -> None:
         """Fuzzes for so long, or until so many inputs were taken."""
         end = time.monotonic() + seconds
 
         def is_over() -> bool:
-            return time.monotonic() >= end or self.n_inputs >= (n_inputs or sys.maxsize)
+            return time.monotonic() >= end or self.n_inputs >= most
 
         while not is_over():
             self._window = None
@@ -195,8 +188,8 @@ class Watch:
         held = memory_mib(f"{process.pid}/status", "VmRSS")
         return (MEMORY, f"it holds {held:.0f} MiB") if held > LIMIT_MIB else None
 
-    def _hear(self, event: str, *told: Any) -> None:
-        """Takes note of what the worker tells."""
+    def _hear(self, event: str, *details: Any) -> None:
+        """Notes an event of the worker."""
         now = time.monotonic()
         if event in ("begin", "end"):
             self._since, self._is_at_work = now, event == "begin"
@@ -206,15 +199,15 @@ class Watch:
             self._window = self._window or (now, self.n_inputs)
         elif event == "end":
             self.n_inputs += 1
-            self.peak_mib = max(self.peak_mib, told[0])
+            self.peak_mib = max(self.peak_mib, details[0])
             began, n_before = self._window or (now, 0)
             if now - began >= _WINDOW_S:
                 self.rates.append((self.n_inputs - n_before) / (now - began))
                 self._window = None
         elif event == "finding":
-            self._find(*told)
+            self._find(*details)
         elif event == "seed":
-            self._seed = told[0]
+            self._seed = details[0]
         else:
             self._is_done = True
 
@@ -234,4 +227,4 @@ class Watch:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

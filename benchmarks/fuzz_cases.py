@@ -170,11 +170,15 @@ def _known(draw: st.DrawFn, format: str) -> Example:
     rows = rows_of.generate(draw(st.integers(1, 120)), seed)
     path = Path(f"known.{format}")
     csv_format: dict[str, Any] = {}
+    damaged: dict[str, int] = {}
     if format == "csv" and draw(st.booleans()):
-        damaged: dict[str, int] = {}
         csv_format = _write_dialect(path, rows, random.Random(seed))
+    elif format == "csv":
+        rows, damaged = rows_of.write_csv(path, rows, seed, with_open_quote=False)
+    elif format == "jsonl":
+        damaged = rows_of.write_jsonl(path, rows, seed)
     else:
-        rows, damaged = _WRITERS[format](path, rows, seed)
+        {"parquet": _write_parquet, "tfrecord": _write_tfrecord}[format](path, rows, seed)
     content = path.read_bytes()
     good, reasons = rows_of.expected(rows)
     columns = rows_of.NESTED if format == "jsonl" else rows_of.COLUMNS
@@ -238,25 +242,13 @@ def _write_dialect(path: Path, rows: Any, chance: random.Random) -> dict[str, An
     }
 
 
-def _write_csv(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
-    written: tuple[Any, dict[str, int]] = import_module("damaged_rows").write_csv(
-        path, rows, seed, with_open_quote=False
-    )
-    return written
-
-
-def _write_jsonl(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
-    return rows, import_module("damaged_rows").write_jsonl(path, rows, seed)
-
-
-def _write_parquet(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
+def _write_parquet(path: Path, rows: Any, seed: int) -> None:
     table = pa.table({name: [row[at] for row in rows] for at, name in enumerate("uitrw")})
     compression = ("none", "snappy", "zstd", "gzip")[seed % 4]
     pq.write_table(table, path, row_group_size=1 + seed % 50, compression=compression)
-    return rows, {}
 
 
-def _write_tfrecord(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, int]]:
+def _write_tfrecord(path: Path, rows: Any, _: int) -> None:
     from tensorflow.core.example import example_pb2
 
     framing = import_module("recsys.data.sources.tfrecord_source")
@@ -269,15 +261,6 @@ def _write_tfrecord(path: Path, rows: Any, seed: int) -> tuple[Any, dict[str, in
             length = len(data).to_bytes(8, "little")
             for part in (length, data):
                 file.write(part + framing.masked_crc(part).to_bytes(4, "little"))
-    return rows, {}
-
-
-_WRITERS = {
-    "csv": _write_csv,
-    "jsonl": _write_jsonl,
-    "parquet": _write_parquet,
-    "tfrecord": _write_tfrecord,
-}
 
 
 # --- `recsys check` on files: it promises what a run reads, and prints nothing that steers.
@@ -294,15 +277,15 @@ class Checks:
         """Looks at a file, and reads it with the config that was written."""
         config = path.parent / "written.yaml"
         words = ["check", str(path), "--out", str(config), "--force"]
-        exit_code, told, errors = _run(words)
-        require_harmless(told + errors)
+        exit_code, output, errors = _run(words)
+        require_harmless(output + errors)
         require(exit_code in (0, 1, 2), f"exit code {exit_code}: {errors}")
-        require(bool(told or errors), "it said nothing")
+        require(bool(output or errors), "it said nothing")
         require(config.exists() or exit_code != 0, "exit code 0 and no config")
         if config.exists():
             config.unlink()
-            _, told, _ = _run([*words, "--json"])
-            _compare(json.loads(told), path, config)
+            _, output, _ = _run([*words, "--json"])
+            _compare(json.loads(output), path, config)
 
 
 def _compare(promised: dict[str, int], path: Path, config: Path) -> None:
@@ -314,8 +297,8 @@ def _compare(promised: dict[str, int], path: Path, config: Path) -> None:
         require(False, f"a run refuses what `check` took: {error}")
         return
     read = {"rows": reading.n_read, "good": reading.n_distinct}
-    said = {name: promised[name] for name in read}
-    require(said == read, f"promised {said}, a run reads {read} of them")
+    counts = {name: promised[name] for name in read}
+    require(counts == read, f"promised {counts}, a run reads {read} of them")
     reading.require_sound()
 
 
@@ -459,7 +442,7 @@ class Server:
             for kind in (serving.FakeRecommender, serving.FakeModel)
         ]
         self._stack = stack
-        self._addresses = [one.address for one in running]
+        self._addresses = [server.address for server in running]
         page = json.loads(self._ask(0, b"GET /openapi.json HTTP/1.1\r\n", b"")[1])
         self._wish = jsonschema_rs.validator_for(_schema_of(page, _RECOMMEND))
 
@@ -573,7 +556,7 @@ class Api:
             example.live.validate_response(answer, excluded_checks=self._without)
         except (Failure, FailureGroup) as failure:
             failures = getattr(failure, "exceptions", [failure])
-            texts = [f"{one.title}: {one.message}" for one in failures]
+            texts = [f"{failed.title}: {failed.message}" for failed in failures]
             is_crash = any("server error" in text.lower() for text in texts)
             require(is_crash, "; ".join(texts))
             raise Finding(CRASH, "; ".join(texts)) from None

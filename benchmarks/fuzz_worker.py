@@ -14,9 +14,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import hypothesis
 from hypothesis import strategies as st
@@ -52,22 +52,20 @@ class Planted:
             raise Finding(WRONG, "planted")
 
 
-def _lazily(name: str, *words: str) -> Callable[[], Case]:
-    def make() -> Case:
-        case: Case = getattr(importlib.import_module("benchmarks.fuzz_cases"), name)(*words)
-        return case
-
-    return make
-
-
-CASES: dict[str, Callable[[], Case]] = {
-    **{format: _lazily("Files", format) for format in ("csv", "jsonl", "parquet", "tfrecord")},
-    "check": _lazily("Checks"),
-    "config": _lazily("Configs"),
-    "server": _lazily("Server"),
-    "api": _lazily("Api"),
-    "planted": Planted,
+CASES = {
+    **{format: ("Files", format) for format in ("csv", "jsonl", "parquet", "tfrecord")},
+    "check": ("Checks",),
+    "config": ("Configs",),
+    "server": ("Server",),
+    "api": ("Api",),
+    "planted": (),
 }
+"""Class and arguments of each case, in `benchmarks.fuzz_cases`.
+
+A case has `strategy()`, which returns the inputs, and `take(example, path)`, which gives an
+input to the program: the example, and its file, alone in a folder. It raises `Finding` where
+the program takes it wrongly.
+"""
 
 
 def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: Any) -> None:
@@ -86,13 +84,16 @@ def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: An
     faulthandler.enable()
     sys.path.extend(str(ROOT / "tests" / f"test_{name}_scripts") for name in _SCRIPTS)
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
-    case = CASES[name]()
+    case = Planted()
+    if CASES[name]:
+        kind, *arguments = CASES[name]
+        case = getattr(importlib.import_module("benchmarks.fuzz_cases"), kind)(*arguments)
     numbers = itertools.count()
 
     def find(example: Example, kind: str, text: str) -> None:
-        found = f"found-{next(numbers)}"  # The next input doesn't overwrite it.
-        example.save(Path(found))
-        pipe.send(("finding", kind, text, found))
+        folder = f"found-{next(numbers)}"  # The next input doesn't overwrite it.
+        example.save(Path(folder))
+        pipe.send(("finding", kind, text, folder))
 
     def take(example: Example) -> None:
         """Takes an input; whatever it raises is told and goes no further."""
@@ -184,24 +185,6 @@ class Finding(Exception):
     def __init__(self, kind: str, text: str) -> None:
         self.kind, self.text = kind, text
         super().__init__(f"{kind}: {text}")
-
-
-class Case(Protocol):
-    """What is fuzzed."""
-
-    def strategy(self) -> st.SearchStrategy[Example]:
-        """Returns the inputs."""
-
-    def take(self, example: Example, path: Path) -> None:
-        """Gives an input to the program.
-
-        Args:
-            example: The input.
-            path: Its file, alone in a folder.
-
-        Raises:
-            Finding: It was taken wrongly.
-        """
 
 
 def require(holds: bool, text: str) -> None:

@@ -19,73 +19,51 @@ The lines, for each number of rows and each width:
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
-from benchmarks.measure import (
-    last_line,
-    log,
-    module,
-    options_of,
-    peak_rss_mib,
-    print_line,
-    python_path,
-    run,
-    zipf_batches,
-)
+from benchmarks.measure import call, log, peak_rss_mib, print_line, run, zipf_batches
 
-BENCH = "gpu_layer"
 LEARNING_RATE = 0.05
 _COPIED_FLOATS = 1 << 29
 """Length of the array whose copy gives the bandwidth; a tenth of it on a CPU."""
 _N_SETS = 4
 _FLOAT, _GIGA = 4, 1e9
+_ROWS = [1_000_000, 10_000_000, 100_000_000]
+_DIMS = [64, 128]
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of(BENCH, __doc__)
-    add = parser.add_argument
-    rows = [1_000_000, 10_000_000, 100_000_000]
-    add("--rows", type=int, nargs="+", default=rows, metavar="R")
-    add("--dim", type=int, nargs="+", default=[64, 128], metavar="D")
-    add("--features", type=int, default=26)
-    add("--batch", type=int, default=65_536)
-    add("--steps", type=int, default=20, help="timed together")
-    add("--repeats", type=int, default=5)
-    add("--rounds", type=int, default=2)
-    add("--seed", type=int, default=0)
-    add("--allow-cpu", action="store_true", help="try the program where there is no GPU")
-    return parser.parse_args(words)
-
-
-def main() -> None:
+def main(
+    rows: list[int] = _ROWS,
+    dim: list[int] = _DIMS,
+    features: int = 26,
+    batch: int = 65_536,
+    steps: Annotated[int, Option(help="Timed together.")] = 20,
+    repeats: int = 5,
+    rounds: int = 2,
+    seed: int = 0,
+    allow_cpu: Annotated[bool, Option("--allow-cpu")] = False,
+) -> None:
     """Measures every size, each round in a process of its own, and prints it when it is done."""
-    options = parse()
-    for rows in options.rows:
-        for dim in options.dim:
-            case = json.dumps({**vars(options), "rows": rows, "dim": dim})
-            rounds = [_measure(case) for _ in range(options.rounds)]
-            _print(rounds, f"rows={rows} dim={dim}", rows * (dim + 1) * _FLOAT)
-
-
-def _measure(case: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": python_path(), "KERAS_BACKEND": "jax"}
-    command = module("benchmarks.gpu_layer", "one", case)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr.strip() or f"the process ended with {done.returncode}")
-    measured = last_line(done.stdout)
-    log(str(measured))
-    return measured
+    case = {"features": features, "batch": batch, "steps": steps, "repeats": repeats}
+    case |= {"seed": seed, "allow_cpu": allow_cpu}
+    environment = {"KERAS_BACKEND": "jax"}
+    for n, width in itertools.product(rows, dim):
+        try:
+            measured = [
+                call(measure, environment, rows=n, dim=width, **case).result for _ in range(rounds)
+            ]
+        except subprocess.CalledProcessError as error:
+            sys.exit(error.returncode)
+        log(str(measured))
+        _print(measured, f"rows={n} dim={width}", n * (width + 1) * _FLOAT)
 
 
 def _print(rounds: list[dict[str, Any]], size: str, state_bytes: int) -> None:
@@ -94,11 +72,11 @@ def _print(rounds: list[dict[str, Any]], size: str, state_bytes: int) -> None:
     shares = [rounds[0]["moved"] / _GIGA / (ms * 1e-3) / np.median(rates) for ms in times]
     memory = [measured["peak_device_bytes"] / state_bytes for measured in rounds]
     peak = max(measured["peak_rss_mib"] for measured in rounds)
-    print_line(BENCH, f"ours {size}", times, "ms", peak)
-    print_line(BENCH, f"copy {size}", rates, "GB/s", peak)
-    print_line(BENCH, f"ours/copy {size}", shares, "share", peak)
+    print_line("gpu_layer", f"ours {size}", times, "ms", peak)
+    print_line("gpu_layer", f"copy {size}", rates, "GB/s", peak)
+    print_line("gpu_layer", f"ours/copy {size}", shares, "share", peak)
     if any(memory):
-        print_line(BENCH, f"ours device memory {size}", memory, "ratio", peak)
+        print_line("gpu_layer", f"ours device memory {size}", memory, "ratio", peak)
 
 
 def feature_ids(features: int, batch: int, rows: int, seed: int) -> np.ndarray:
@@ -120,81 +98,74 @@ def moved_bytes(ids: np.ndarray, dim: int) -> float:
     return float(2 * distinct * _FLOAT * (dim + 1) + ids.shape[1] * _FLOAT * dim)
 
 
-# --- one size, in a process of its own
-
-
-def measure_one() -> None:
-    """Measures the case that the command line names: the engine's own lookup and update."""
+def measure(
+    rows: int,
+    dim: int,
+    features: int,
+    batch: int,
+    steps: int,
+    repeats: int,
+    seed: int,
+    allow_cpu: bool,
+) -> dict[str, Any]:
+    """Returns the figures of the engine's own lookup and update, at one size."""
     import jax
     import jax.numpy as jnp
 
-    from recsys.embedding import RowWiseAdagrad, rows
-    from recsys.embedding.rows import Lookups
+    from recsys.embedding import RowWiseAdagrad
+    from recsys.embedding import rows as row_operations
 
-    case = argparse.Namespace(**json.loads(sys.argv[-1]))
     device = jax.devices()[0]
-    if device.platform == "cpu" and not case.allow_cpu:
+    if device.platform == "cpu" and not allow_cpu:
         sys.exit("JAX sees no GPU here: install jax[cuda13] or jax[cuda12] beside the driver.")
     optimizer = RowWiseAdagrad(LEARNING_RATE)
     rate = jnp.float32(LEARNING_RATE)
-    numbers = rows.Numbers(rate, rate, jnp.float32(1), jnp.uint32(0), jnp.int32(0))
+    numbers = row_operations.Numbers(rate, rate, jnp.float32(1), jnp.uint32(0), jnp.int32(0))
 
     def step(table: Any, slots: Any, ids: Any, grads: Any) -> Any:
         """Returns the rows `[n, dim]`, and table `[rows, dim]` and slots after the update."""
-        lookups = Lookups(ids)
-        out = rows.pool(table, lookups, lookups.weights(), ids.shape[0])
+        lookups = row_operations.Lookups(ids)
+        out = row_operations.pool(table, lookups, lookups.weights(), ids.shape[0])
         # As in the training step, the update waits for the lookup.
         grads, out = jax.lax.optimization_barrier((grads, out))
-        gradients = rows.Gradients(lookups, grads)
-        return out, *rows.update(optimizer, table, slots, gradients, numbers)
+        gradients = row_operations.Gradients(lookups, grads)
+        return out, *row_operations.update(optimizer, table, slots, gradients, numbers)
+
+    def timed_ms(step: Callable[[int, Any], Any], state: Any = None) -> list[float]:
+        """Returns the time of a step of each repeat [ms]; one repeat more warms up."""
+        times = []
+        for _ in range(repeats + 1):
+            started = time.perf_counter()
+            for i in range(steps):
+                state = step(i, state)
+            jax.block_until_ready(state)
+            times.append((time.perf_counter() - started) * 1000 / steps)
+        return times[1:]
 
     copied = _COPIED_FLOATS // (10 if device.platform == "cpu" else 1)
     copy = jax.jit(jnp.copy)
     source = jnp.arange(copied, dtype=jnp.float32)
-    copies_ms = _timed_ms(lambda _, __: copy(source), case)
-    ids = feature_ids(case.features, case.batch, case.rows, case.seed)
+    copies_ms = timed_ms(lambda _, __: copy(source))
+    ids = feature_ids(features, batch, rows, seed)
     sets = [jax.device_put(of_step) for of_step in ids]
-    grads = jax.random.normal(jax.random.key(1), (ids.shape[1], case.dim)) * 0.01
+    grads = jax.random.normal(jax.random.key(1), (ids.shape[1], dim)) * 0.01
     (slot,) = optimizer.slot_list()
-    table = jax.random.uniform(jax.random.key(0), (case.rows, case.dim))
-    slots = (jnp.full((case.rows, 1), slot.initial, jnp.float32),)
+    table = jax.random.uniform(jax.random.key(0), (rows, dim))
+    slots = (jnp.full((rows, 1), slot.initial, jnp.float32),)
     compiled = jax.jit(step, donate_argnums=(0, 1))
-    step_ms = _timed_ms(
-        lambda i, state: compiled(*state[1:], sets[i % _N_SETS], grads), case, (None, table, slots)
+    step_ms = timed_ms(
+        lambda i, state: compiled(*state[1:], sets[i % _N_SETS], grads), (None, table, slots)
     )
-    measured = {
+    return {
         "step_ms": step_ms,
         "copy_gb_s": [2 * copied * _FLOAT / _GIGA / (ms * 1e-3) for ms in copies_ms],
-        "moved": moved_bytes(ids, case.dim),
+        "moved": moved_bytes(ids, dim),
         "peak_device_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use", 0),
         "peak_rss_mib": peak_rss_mib(),
         "device": device.device_kind,
         "jax": jax.__version__,
     }
-    print(json.dumps(measured), flush=True)
-
-
-def _timed_ms(
-    step: Callable[[int, Any], Any], case: argparse.Namespace, state: Any = None
-) -> list[float]:
-    """Returns the time of a step, on average over `case.steps`, for each repeat [ms].
-
-    Args:
-        step: Starts the i-th step; takes and returns the state.
-        case: How many steps and repeats; one repeat before them warms up.
-        state: The first state.
-    """
-    import jax
-
-    times = []
-    for _ in range(case.repeats + 1):
-        started = time.perf_counter()
-        for i in range(case.steps):
-            state = step(i, state)
-        jax.block_until_ready(state)
-        times.append((time.perf_counter() - started) * 1000 / case.steps)
-    return times[1:]
 
 
 if __name__ == "__main__":
-    run(main, one=measure_one)
+    run(main)

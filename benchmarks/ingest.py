@@ -11,10 +11,6 @@ take turns, round after round. The lines:
 - `ours/polars csv rows=R`, …: our rows/s over theirs, round by round (over 1: we are faster);
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
-`--spans N` times a night that reads one more span of a window of N instead, against a run
-from scratch over the same window, and against one that is given the files and knows of no
-spans; their stores are held to each other, too.
-
 Who makes the same store (`polars`, `duckdb`) is held to it, digest by digest. `tfx` is
 CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under
 `uv run --script`, which builds their environments at the first run.
@@ -22,191 +18,176 @@ CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB r
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from typer import Option
 
-from benchmarks.measure import log, module, options_of, peer, print_line, ratios, run, watch
+from benchmarks.measure import Watched, call, log, peer, print_line, ratios, run, watch
 
-PEERS = ("polars", "duckdb", "tfx")
+Format = StrEnum("Format", ["csv", "parquet"])
+Peer = StrEnum("Peer", ["polars", "duckdb", "tfx", "all"])
 OURS = "ours"
+_ROWS = [5_000_000]
+_FORMATS = [*Format]
+_NO_PEERS: list[Peer] = []
+_DIRECT_RUNNER = ["--runner=DirectRunner"]
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of("ingest", __doc__)
-    add = parser.add_argument
-    add("--rows", type=int, nargs="+", default=[5_000_000], metavar="R")
-    add("--format", nargs="+", choices=["csv", "parquet"], default=["csv", "parquet"])
-    add("--peers", nargs="+", choices=[*PEERS, "all"], default=[], metavar="PEER", help=f"{PEERS}")
-    add("--rounds", type=int, default=3)
-    add("--spans", type=int, metavar="N", help="a night that reads one more span of N, instead")
-    beam = "arguments of Beam, ours and TFX's; none: DirectRunner in one process"
-    add("--beam", nargs="*", default=[], metavar="ARG", help=beam)
-    options = parser.parse_args(words)
-    if "all" in options.peers:
-        options.peers = list(PEERS)
-    return options
-
-
-def main() -> None:
-    """Runs all cases in turns and prints their lines."""
-    options = parse()
-    if options.spans is not None:
-        _nights(options)
-        return
-    results: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as folder:
-        for kind, rows in itertools.product(options.format, options.rows):
-            write_events(_file(folder, kind, rows), rows, kind)
-        for turn in range(options.rounds):
-            for kind, rows in itertools.product(options.format, options.rows):
-                _round(Path(folder), turn, kind, rows, options, results)
-    _print_results(options, results)
-
-
-def _nights(options: argparse.Namespace) -> None:
-    """Times nights that read one more span, and prints their lines."""
-    for kind, rows in itertools.product(options.format, options.rows):
-        runs, peak = [], 0.0
-        for _ in range(options.rounds):
-            with tempfile.TemporaryDirectory(prefix="recsys-nights-") as out:
-                words = [f"{out}/out", str(rows), str(options.spans), kind]
-                watched = watch(module("benchmarks.ingest_runs", "nights", *words))
-            runs.append(watched.result)
-            peak = max(peak, watched.peak_rss_mib)
-        _print_nights(f"of {options.spans} {kind} rows={rows}", runs, peak)
-
-
-def _print_nights(label: str, runs: list[dict[str, Any]], peak: float) -> None:
-    for who in runs[0]:
-        seconds = [run[who]["seconds"] for run in runs]
-        print_line("ingest", f"{who}, spans {label}", seconds, "s", peak)
-        speeds = [run[who]["read"] / run[who]["seconds"] for run in runs]
-        print_line("ingest", f"{who}, spans {label}", speeds, "rows/s", peak)
-        for phase in runs[0][who]["phases"]:
-            seconds = [run[who]["phases"][phase] for run in runs]
-            print_line("ingest", f"{who}: {phase}, spans {label}", seconds, "s", peak)
-    for who in ("from scratch", "without spans"):
-        over = [run[who]["seconds"] / run["one more"]["seconds"] for run in runs]
-        print_line("ingest", f"{who}/one more, spans {label}", over, "ratio", peak)
-
-
-def _file(folder: str | Path, kind: str, rows: int) -> Path:
-    return Path(folder) / f"events-{rows}.{kind}"
-
-
-def _round(
-    folder: Path, turn: int, kind: str, rows: int, options: argparse.Namespace, results: Any
+def main(
+    rows: list[int] = _ROWS,
+    format: list[Format] = _FORMATS,
+    peers: list[Peer] = _NO_PEERS,
+    rounds: int = 3,
+    beam: Annotated[list[str], Option(help="Of Beam, ours and TFX's.")] = _DIRECT_RUNNER,
 ) -> None:
-    """Runs everyone on one file, and compares what they made."""
-    digests = {}
-    for who in (OURS, *options.peers):
-        if who == "tfx" and kind != "csv":
-            continue
-        with tempfile.TemporaryDirectory(dir=folder) as out:
-            beam = options.beam if who in (OURS, "tfx") else []
-            words = [str(_file(folder, kind, rows)), f"{out}/out", *beam]
-            watched = watch([*_command(who), *words])
-        result = watched.result
-        results[who, kind, rows].append({**result, "peak": watched.peak_rss_mib})
-        log(f"{turn} {who} {kind} {rows}: {result['seconds']:.1f} s")
-        if result["digest"] is not None:
-            digests[who] = result["digest"]
-    if len(set(digests.values())) > 1:
-        raise SystemExit(f"{kind} rows={rows}: the stores differ: {digests}")
-
-
-def _command(who: str) -> list[str]:
-    if who == OURS:
-        return module("benchmarks.ingest_runs", "ours")
-    return module("benchmarks.peers.ingest_tfx") if who == "tfx" else peer(f"ingest_{who}")
-
-
-def _print_results(options: argparse.Namespace, results: Any) -> None:
-    for (who, kind, rows), runs in results.items():
-        peak = max(run["peak"] for run in runs)
-        speeds = [rows / run["seconds"] for run in runs]
-        print_line("ingest", f"{who} {kind} rows={rows}", speeds, "rows/s", peak)
-        for phase in runs[0].get("phases", {}):
-            seconds = [run["phases"][phase] for run in runs]
-            print_line("ingest", f"{who} {phase} {kind} rows={rows}", seconds, "s", peak)
+    """Runs all cases in turns and prints their lines."""
+    everyone = [OURS, *([*Peer][:-1] if "all" in peers else peers)]
+    runs: dict[tuple[str, str, int], list[Watched]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as name:
+        folder = Path(name)
+        files = {
+            (kind, n): folder / f"events-{n}.{kind}" for kind, n in itertools.product(format, rows)
+        }
+        for (kind, n), file in files.items():
+            write_events(file, n, kind)
+        for _, (kind, n) in itertools.product(range(rounds), files):
+            competitors = [who for who in everyone if (who, kind) != _NO_CSV]
+            for who, watched in _round(files[kind, n], competitors, beam).items():
+                runs[who, kind, n].append(watched)
+                log(f"{who} {kind} {n}: {watched.result['seconds']:.1f} s")
+    for (who, of_kind, n), of_case in runs.items():
+        case, peak = f"{of_kind} rows={n}", max(watched.peak_rss_mib for watched in of_case)
+        seconds = [watched.result["seconds"] for watched in of_case]
+        print_line("ingest", f"{who} {case}", [n / s for s in seconds], "rows/s", peak)
+        for phase in of_case[0].result.get("phases", {}):
+            of_phase = [watched.result["phases"][phase] for watched in of_case]
+            print_line("ingest", f"{who} {phase} {case}", of_phase, "s", peak)
         if who != OURS:
-            both = ([run["seconds"] for run in of] for of in (runs, results[OURS, kind, rows]))
-            print_line("ingest", f"{OURS}/{who} {kind} rows={rows}", ratios(*both), "ratio", peak)
-    least, most = min(options.rows), max(options.rows)
-    for kind in options.format if most > least else ():
-        rates = ([n / run["seconds"] for run in results[OURS, kind, n]] for n in (most, least))
-        peak = max(run["peak"] for run in results[OURS, kind, most])
-        print_line("ingest", f"{OURS} {kind} rows={most}/{least}", ratios(*rates), "ratio", peak)
+            ours = [watched.result["seconds"] for watched in runs[OURS, of_kind, n]]
+            print_line("ingest", f"{OURS}/{who} {case}", ratios(seconds, ours), "ratio", peak)
+    if min(rows) == max(rows):
+        return
+    for kind in format:
+        most, least = runs[OURS, kind, max(rows)], runs[OURS, kind, min(rows)]
+        rates = [
+            [w.result["read"] / w.result["seconds"] for w in of_case] for of_case in (most, least)
+        ]
+        peak = max(watched.peak_rss_mib for watched in most)
+        case = f"{OURS} {kind} rows={max(rows)}/{min(rows)}"
+        print_line("ingest", case, ratios(*rates), "ratio", peak)
+
+
+_NO_CSV = ("tfx", "parquet")
+"""What TFX's CsvExampleGen doesn't read."""
+
+
+def _round(file: Path, everyone: list[str], beam: list[str]) -> dict[str, Watched]:
+    """Runs everyone on one file, and compares what they made."""
+    watched = {}
+    for who in everyone:
+        with tempfile.TemporaryDirectory(dir=file.parent) as name:
+            arguments = {"file": str(file), "out": f"{name}/out"}
+            if who == OURS:
+                watched[who] = call(ours, None, True, **arguments, beam=beam)
+            elif who == "tfx":
+                from benchmarks.peers import ingest_tfx
+
+                watched[who] = call(ingest_tfx.main, None, True, **arguments, beam=beam)
+            else:
+                watched[who] = watch(peer(f"ingest_{who}", **arguments))
+    digests = {who: w.result["digest"] for who, w in watched.items() if w.result["digest"]}
+    if len(set(digests.values())) > 1:
+        raise SystemExit(f"{file.name}: the stores differ: {digests}")
+    return watched
+
+
+def ours(file: str, out: str, beam: list[str]) -> dict[str, Any]:
+    """Runs the three phases, each a Beam pipeline, as the components do.
+
+    Returns:
+        Seconds of each phase and of all, counts of rows, and the store's digest.
+    """
+    from apache_beam import Pipeline
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from benchmarks.peers.ingest_digest import digest
+    from recsys.config import InteractionColumns, InteractionsConfig, VocabulariesConfig
+    from recsys.data.ingest.ingestion import InteractionSource, ingest_interactions
+    from recsys.data.ingest.store_writer import build_store, make_vocabularies
+    from recsys.data.store import InteractionStore
+
+    columns = InteractionColumns(user="user", item="item", timestamp="timestamp")
+    config = InteractionsConfig(files=file, columns=columns)
+    source = InteractionSource(interactions=config, eval_share=0.1)
+    folder = Path(out)
+    folder.mkdir(parents=True)
+    examples, vocabulary, store = (folder / name for name in ("examples", "vocabulary", "store"))
+    clock = [time.perf_counter()]
+    pipeline = Pipeline(options=PipelineOptions(beam))
+    summary = ingest_interactions(source, str(examples), str(folder / "letters"), pipeline)
+    clock.append(time.perf_counter())
+    vocabulary.mkdir()
+    make_vocabularies(examples, summary["cut"], {}, None, vocabulary, VocabulariesConfig())
+    clock.append(time.perf_counter())
+    build_store(examples, vocabulary, summary["cut"], store)
+    clock.append(time.perf_counter())
+    InteractionStore.open(store)
+    clock.append(time.perf_counter())
+    names = ("ingest", "vocabulary", "store", "open")
+    return {
+        "seconds": clock[-1] - clock[0],
+        "phases": dict(zip(names, np.diff(clock).tolist(), strict=True)),
+        "digest": digest(store),
+        **{name: summary[name] for name in ("read", "good", "rejected", "duplicates")},
+    }
 
 
 # --- An event log of any size, made chunk by chunk.
 
 
-Format = Literal["csv", "parquet"]
-FIRST_S = 1_700_000_000
-DAYS = 30
+_FIRST_S = 1_700_000_000
+_DAYS = 30
 _CHUNK = 2_000_000
+_SCHEMA = pa.schema([("user", pa.string()), ("item", pa.string()), ("timestamp", pa.int64())])
 
 
-def write_events(
-    file: Path,
-    rows: int,
-    kind: Format,
-    seed: int = 0,
-    first_s: int = FIRST_S,
-    days: int = DAYS,
-    ids_of: int | None = None,
-) -> None:
+def write_events(file: Path, rows: int, kind: Format) -> None:
     """Writes an event log.
 
     There are as many users as a 50th of the rows and as many items as a 200th, both
     drawn by a power law; one row of a thousand is the one before it once more.
-
-    Args:
-        file: File to write.
-        rows: Events of the file.
-        kind: Its format.
-        seed: Seed of the events.
-        first_s: First time of an event [seconds since 1970, UTC].
-        days: Days that they lie in.
-        ids_of: There are as many users and items as for so many rows; None: `rows`.
     """
-    chunks = _chunks(rows, seed, first_s, days, ids_of or rows)
     if kind == "parquet":
         with pq.ParquetWriter(file, _SCHEMA) as writer:
-            for chunk in chunks:
+            for chunk in _chunks(rows):
                 writer.write_table(chunk, row_group_size=1 << 20)
         return
-    with pa_csv.CSVWriter(
-        file, _SCHEMA, write_options=pa_csv.WriteOptions(quoting_style="none")
-    ) as writer:
-        for chunk in chunks:
+    options = pa_csv.WriteOptions(quoting_style="none")
+    with pa_csv.CSVWriter(file, _SCHEMA, write_options=options) as writer:
+        for chunk in _chunks(rows):
             writer.write_table(chunk)
 
 
-_SCHEMA = pa.schema([("user", pa.string()), ("item", pa.string()), ("timestamp", pa.int64())])
-
-
-def _chunks(rows: int, seed: int, first_s: int, days: int, ids_of: int) -> Iterator[pa.Table]:
-    random = np.random.default_rng(seed)
-    users, items = max(2, ids_of // 50), max(2, ids_of // 200)
+def _chunks(rows: int) -> Iterator[pa.Table]:
+    random = np.random.default_rng(0)
+    users, items = max(2, rows // 50), max(2, rows // 200)
     for start in range(0, rows, _CHUNK):
         n = min(_CHUNK, rows - start)
         user = _power_law(random, users, n)
         item = _power_law(random, items, n)
-        time = first_s + random.integers(0, days * 86_400, n)
+        time = _FIRST_S + random.integers(0, _DAYS * 86_400, n)
         again = np.flatnonzero(random.random(n - 1) < 0.001) + 1
         for column in (user, item, time):
             column[again] = column[again - 1]

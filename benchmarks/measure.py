@@ -5,8 +5,8 @@ Peers import it in environments of their own, where NumPy alone is there for sur
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
+import contextlib
+import importlib
 import json
 import os
 import platform
@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,92 +30,127 @@ ZIPF_EXPONENT = 1.05
 _SAMPLE_EVERY_S = 0.25
 
 
-def options_of(name: str, doc: str | None, **more: Any) -> argparse.ArgumentParser:
-    """Returns a parser of `python -m benchmarks.NAME`, whose help is the module's text."""
-    return argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **more,
-    )
+# --- The command line.
 
 
-def run(main: Callable[[], Any], **parts: Callable[[], Any]) -> None:
-    """Runs `main`, or the part that the first word names: a process of the benchmark's own."""
-    if sys.argv[1:2] and sys.argv[1] in parts:
-        main = parts[sys.argv.pop(1)]
-    sys.exit(main())
+def run(main: Callable[..., None], **subcommands: Callable[..., None]) -> None:
+    """Runs `main`, or the subcommand that the first word names.
+
+    The parameters of the function are the options. An option that is a list takes several
+    values, `--rows 10 20`. The help is the text of the module.
+    """
+    from typer import Typer
+
+    words, module = sys.argv[1:], sys.modules[main.__module__]
+    if words[:1] and words[0] in subcommands:
+        main = subcommands[words.pop(0)]
+    app = Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    paragraphs = (module.__doc__ or "").split("\n\n")
+    app.command(help="\n\n".join(f"\b\n{paragraph}" for paragraph in paragraphs))(main)
+    app(_single_values(words), prog_name=f"python -m {_name(module)}")
 
 
-@dataclasses.dataclass
+def _single_values(words: Iterable[str]) -> list[str]:
+    """Returns `--rows 10 20` as `--rows 10 --rows 20`, which is how typer takes a list."""
+    single: list[str] = []
+    option, has_value = "", True
+    for word in words:
+        if word.startswith("-"):
+            option, has_value = word, "=" in word
+        else:
+            single += [option] if has_value else []
+            has_value = True
+        single.append(word)
+    return single
+
+
+def _name(module: Any) -> str:
+    return module.__spec__.name if module.__spec__ else module.__name__
+
+
+# --- Processes.
+
+
+@dataclass
 class Watched:
-    """A finished command.
+    """A process that has ended.
 
     Attributes:
-        stdout: What it printed.
+        result: The JSON in the last line of its stdout.
         seconds: Wall time [s].
-        peak_rss_mib: Most memory that it and its descendants held at once, pages
-            that they share counted once (PSS) [MiB].
+        peak_rss_mib: Most memory that it and its descendants held at once, shared pages
+            counted once (PSS) [MiB].
         peak_mib: Most resident memory of each process by its id, as the kernel keeps it
-            (`VmHWM`): pages that processes share count for each of them [MiB].
+            (`VmHWM`): shared pages count for each process [MiB].
     """
 
-    stdout: str = ""
+    result: Any = None
     seconds: float = 0.0
     peak_rss_mib: float = 0.0
-    peak_mib: dict[int, float] = dataclasses.field(default_factory=dict)
+    peak_mib: dict[int, float] = field(default_factory=dict)
 
-    @property
-    def result(self) -> dict[str, Any]:
-        """The JSON in its last line."""
-        return last_line(self.stdout)
-
-    def look(self, root: int) -> None:
-        """Takes down the memory of a process and its descendants."""
-        pids = [root]
-        for pid in pids:  # It grows meanwhile.
-            pids += children_of(pid)
+    def sample(self, pids: Sequence[int]) -> None:
+        """Notes the memory of a process and its descendants."""
+        for pid in pids:
             peak = memory_mib(f"{pid}/status", "VmHWM")
             self.peak_mib[pid] = max(self.peak_mib.get(pid, 0.0), peak)
         together = sum(memory_mib(f"{pid}/smaps_rollup", "Pss") for pid in pids)
         self.peak_rss_mib = max(self.peak_rss_mib, together)
 
 
-def watch(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Watched:
-    """Runs `command` to its end; raises `CalledProcessError` if it fails."""
+def watch(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, memory: bool = True
+) -> Watched:
+    """Runs a command to its end; raises `CalledProcessError` if it fails.
+
+    Args:
+        command: Its words.
+        environment: Variables of the process, on top of those of this one.
+        memory: Whether to sample it; for a process of many GB that takes it some time.
+    """
     watched, started = Watched(), time.perf_counter()
     own = {**os.environ, "PYTHONPATH": python_path(), **(environment or {})}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=own)
 
     def sample() -> None:
-        while process.poll() is None:
-            watched.look(process.pid)
+        while memory and process.poll() is None:
+            watched.sample([process.pid, *children_of(process.pid)])
             time.sleep(_SAMPLE_EVERY_S)
 
     sampler = threading.Thread(target=sample, daemon=True)
     sampler.start()
-    watched.stdout, _ = process.communicate()
+    stdout, _ = process.communicate()
     watched.seconds = time.perf_counter() - started
     sampler.join()
     if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, watched.stdout)
+        raise subprocess.CalledProcessError(process.returncode, command, stdout)
+    watched.result = json.loads(stdout.strip().splitlines()[-1])
     return watched
 
 
-def last_line(text: str) -> dict[str, Any]:
-    """Returns the JSON in the last line of what a process printed."""
-    result: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
-    return result
+def call(
+    function: Callable[..., Any],
+    environment: Mapping[str, str] | None = None,
+    memory: bool = False,
+    /,
+    **arguments: Any,
+) -> Watched:
+    """Runs a function of a benchmark in a process of its own.
+
+    Args:
+        function: It takes and returns what JSON can hold.
+        environment: As for `watch`.
+        memory: As for `watch`.
+        **arguments: Its arguments.
+    """
+    name = _name(sys.modules[function.__module__])
+    words = [name, function.__name__, json.dumps(arguments)]
+    return watch(module("benchmarks.measure", *words), environment, memory)
 
 
-def python_path() -> str:
-    """Returns PYTHONPATH with the project's root in it."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-
-
-def words_of(**options: Any) -> list[str]:
-    """Returns options as words of a command line."""
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+def answer(function: Callable[..., Any]) -> None:
+    """Calls a function with the JSON of the last word, and prints what it returns."""
+    print(json.dumps(function(**json.loads(sys.argv[-1]))), flush=True)
 
 
 def module(name: str, *words: Any) -> list[str]:
@@ -122,20 +158,70 @@ def module(name: str, *words: Any) -> list[str]:
     return [sys.executable, "-m", name, *map(str, words)]
 
 
-def peer(name: str) -> list[str]:
+def peer(name: str, **arguments: Any) -> list[str]:
     """Returns the command of `benchmarks/peers/NAME.py`, whose header says what it needs."""
     if "PIP_FIND_LINKS" in os.environ:  # uv reads no pip settings.
         os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
     script = ROOT / "benchmarks" / "peers" / f"{name}.py"
     # `uv run` names itself in UV.
-    return [os.environ.get("UV", "uv"), "run", "--quiet", "--script", str(script)]
+    uv = os.environ.get("UV", "uv")
+    return [uv, "run", "--quiet", "--script", str(script), json.dumps(arguments)]
+
+
+def words_of(**options: Any) -> list[str]:
+    """Returns options as words of a command line."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+def python_path() -> str:
+    """Returns PYTHONPATH with the project's root in it."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def simulated(devices: int) -> dict[str, str]:
-    """Returns the environment of a process of ours with so many simulated devices."""
+    """Returns the environment of a process with so many simulated devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    return {"KERAS_BACKEND": "jax", "PYTHONPATH": python_path(), "XLA_FLAGS": flags}
+    return {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": python_path(),
+        "XLA_FLAGS": flags,
+    }
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the descendants of a process, children first; none if it has ended."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children += map(int, (thread / "children").read_text().split())
+    return [*children, *(grandchild for child in children for grandchild in children_of(child))]
+
+
+def memory_mib(file: str, name: str) -> float:
+    """Returns a figure of a file below /proc [MiB]; 0 of a process that has ended."""
+    try:
+        text = Path("/proc", file).read_text()
+    except OSError:
+        return 0.0
+    figure = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+    return int(figure[1]) / KIB_PER_MIB if figure else 0.0
+
+
+def peak_rss_mib() -> float:
+    """Returns the most memory that this process has held, since `forget_peak` if called [MiB]."""
+    # Not getrusage: that counts what the parent held before the exec.
+    return memory_mib("self/status", "VmHWM")
+
+
+def forget_peak() -> float:
+    """Sets the peak of memory back to what is held now, which it returns [MiB]."""
+    Path("/proc/self/clear_refs").write_text("5")  # man 5 proc
+    return peak_rss_mib()
+
+
+# --- Figures.
 
 
 def print_line(
@@ -165,39 +251,8 @@ def ratios(above: Iterable[float], below: Iterable[float]) -> list[float]:
 
 
 def log(text: str) -> None:
-    """Says on stderr how far it is."""
+    """Prints progress on stderr."""
     print(text, file=sys.stderr, flush=True)
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the processes that a process started, the oldest first; none if it has ended."""
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(n) for thread in threads for n in (thread / "children").read_text().split()]
-    except OSError:
-        return []
-
-
-def memory_mib(file: str, name: str) -> float:
-    """Returns a figure of a file below /proc [MiB]; 0 of a process that has ended."""
-    try:
-        text = Path("/proc", file).read_text()
-    except OSError:
-        return 0.0
-    figure = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
-    return int(figure[1]) / KIB_PER_MIB if figure else 0.0
-
-
-def peak_rss_mib() -> float:
-    """Returns the most memory that this process has held, since `forget_peak` if called [MiB]."""
-    # Not getrusage: that counts what the parent held before the exec.
-    return memory_mib("self/status", "VmHWM")
-
-
-def forget_peak() -> float:
-    """Sets the peak of memory back to what is held now, which it returns [MiB]."""
-    Path("/proc/self/clear_refs").write_text("5")  # man 5 proc
-    return peak_rss_mib()
 
 
 def zipf_batches(
@@ -218,19 +273,5 @@ def zipf_batches(
     return ids
 
 
-class AsJson:
-    """What dataclasses share that go to a measuring process, or come back from it."""
-
-    def to_json(self) -> str:
-        """Returns one line: the last word of a command, or the last line of its stdout."""
-        return json.dumps(dataclasses.asdict(self))  # type: ignore[call-overload]
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Reads the last line of `text`."""
-        return cls(**last_line(text))
-
-    @classmethod
-    def from_command(cls) -> Self:
-        """Reads the last word of the command line."""
-        return cls.from_json(sys.argv[-1])
+if __name__ == "__main__":
+    answer(getattr(importlib.import_module(sys.argv[1]), sys.argv[2]))

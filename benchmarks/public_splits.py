@@ -42,7 +42,13 @@ class Csr:
     def of_lists(cls, lists: Sequence[Sequence[int]], n_items: int) -> Csr:
         """Makes one of the items of each user."""
         offsets = np.cumsum([0, *map(len, lists)])
-        return cls(np.array([i for one in lists for i in one], np.int32), offsets, n_items)
+        return cls(np.array([i for items in lists for i in items], np.int32), offsets, n_items)
+
+    @classmethod
+    def drawn(cls, n_users: int, n_items: int, of_a_user: int) -> Csr:
+        """Makes one of items drawn evenly, as many of each user."""
+        items = np.random.default_rng(0).integers(0, n_items, n_users * of_a_user, np.int32)
+        return cls(items, np.arange(n_users + 1, dtype=np.int64) * of_a_user, n_items)
 
     def shuffled(self) -> Csr:
         """Returns the same with the items of each user in an order drawn at random.
@@ -65,15 +71,15 @@ class Csr:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What one trains on, and what is asked then.
+    """Events to train on, and the protocol of the evaluation.
 
     Attributes:
         train: Training events; in the order of time where the data have one.
         kind: Protocol, a key of `benchmarks.quality.PROTOCOLS`.
         k: Cut-offs.
-        relevant: What the protocol compares with: items of each user that were held out.
-        seen: What users did before they are asked: their histories then, and no answer;
-            None: what one trains on.
+        relevant: Items of each user that were held out.
+        seen: Events of users before the evaluation, their histories then, and no answers;
+            None: the training events.
         candidates: Items that are ranked for each case `[cases, n]`, the held-out one
             last; None: all that the user hasn't seen.
         users: User of each case `[cases]`; None: all users with relevant items.
@@ -174,46 +180,64 @@ def _rows(path: Path, key: str) -> Iterable[dict[str, str]]:
 _WIDEST = 8
 
 
-def write_data_folder(split: Split, folder: Path) -> None:
-    """Writes store, vocabularies, catalogue and features of a split into `folder`.
+def write_data_folder(
+    train: Csr,
+    folder: Path,
+    item_tokens: Bags | None = None,
+    user_tokens: Bags | None = None,
+    titles: Sequence[str] | None = None,
+    first_id: int = 0,
+) -> None:
+    """Writes store, vocabularies, catalogue and features into `folder`.
 
     User and item `i` have row `i + 1`. The time of an event is its place among its
     user's, which is all that the data say.
+
+    Args:
+        train: Training events.
+        folder: Where to.
+        item_tokens: Tokens of each item, by feature.
+        user_tokens: Tokens of each user, by feature.
+        titles: Title of each item; its id by default.
+        first_id: Number in the id of the first user and of the first item.
     """
-    train = split.train
     n_users, n_items = len(train), train.n_items
-    events = _events(train)
+    ids = {
+        name: [f"{name[0]}{first_id + i}" for i in range(n)]
+        for name, n in (("users", n_users), ("items", n_items))
+    }
+    events = _events(train, pa.array(ids["users"]))
     write_store(folder / "store", int(np.diff(train.offsets).max()) + 1, events, events.slice(0, 0))
     (folder / "vocabulary").mkdir()
     counts = np.diff(train.offsets), np.bincount(train.items, minlength=n_items)
-    for name, n, count in zip(("users", "items"), (n_users, n_items), counts, strict=True):
-        ids = pa.array([f"{name[0]}{i}" for i in range(n)])
-        Vocabulary(ids, count).save(folder / "vocabulary" / f"{name}.parquet")
-    names = ["", *(f"i{i}" for i in range(n_items))]
-    Catalogue(names, names, _feature_bags(split.item_tokens)).save(folder / "catalogue")
-    if split.user_tokens:
-        save_features(_feature_bags(split.user_tokens), folder / "user_features")
+    for name, count in zip(ids, counts, strict=True):
+        vocabulary = Vocabulary(pa.array(ids[name]), count)
+        vocabulary.save(folder / "vocabulary" / f"{name}.parquet")
+    names, features = ["", *ids["items"]], _feature_bags(item_tokens or {})
+    Catalogue(names, ["", *(titles or ids["items"])], features).save(folder / "catalogue")
+    if user_tokens:
+        save_features(_feature_bags(user_tokens), folder / "user_features")
 
 
-def _events(train: Csr) -> pa.Table:
+def _events(train: Csr, user_ids: pa.Array) -> pa.Table:
     lengths = np.diff(train.offsets)
     user = np.repeat(np.arange(len(train)), lengths)
     time = np.arange(len(user)) - np.repeat(train.offsets[:-1], lengths)
-    ids = pa.array([f"u{i}" for i in range(len(train))]).take(pa.array(user))
     rows = ((user + 1).astype(np.int32), (train.items + 1).astype(np.int32))
-    columns = [ids, *rows, time.astype(np.int64)]
+    columns = [user_ids.take(pa.array(user)), *rows, time.astype(np.int64)]
     return pa.table(columns, names=["user_id", "user_row", "item_row", "timestamp"])
 
 
 def _feature_bags(tokens: Bags) -> tuple[FeatureBags, ...]:
     """Returns tokens as rows, numbered in the order of their text from 1 on."""
-    found = []
+    features = []
     for name, lists in tokens.items():
-        known = {token: 1 + i for i, token in enumerate(sorted({t for one in lists for t in one}))}
+        distinct = sorted({token for bag in lists for token in bag})
+        token_row = {token: 1 + i for i, token in enumerate(distinct)}
         width = min(_WIDEST, max(map(len, lists)))
         bags = np.zeros((len(lists) + 1, width), np.int32)
-        for row, one in enumerate(lists, start=1):
-            kept = [known[token] for token in one[:width]]
+        for row, bag in enumerate(lists, start=1):
+            kept = [token_row[token] for token in bag[:width]]
             bags[row, : len(kept)] = kept
-        found.append(FeatureBags(name, len(known) + 1, bags))
-    return tuple(found)
+        features.append(FeatureBags(name, len(distinct) + 1, bags))
+    return tuple(features)

@@ -13,19 +13,18 @@ told by how often it occurs.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import itertools
 import json
-import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from typer import Option
 
-from benchmarks.measure import ROOT, module, options_of, print_line, run, watch, words_of
+from benchmarks.measure import ROOT, call, module, print_line, run, watch, words_of
 from benchmarks.public_splits import LOADERS, Csr, Split, write_data_folder
 from recsys.config import TrainStage
 from recsys.config.load import load_stage
@@ -35,54 +34,52 @@ from recsys.models.inference import embed_queries
 from recsys.models.saved import TrainedModel
 from recsys.system.process import run_stage, stage_environment
 
-SHIPPED = "movielens_small"
-_CONFIG = ROOT / "configs" / f"{SHIPPED}.yaml"
+SHIPPED: Literal["movielens_small"] = "movielens_small"
+CONFIGS = ROOT / "configs" / "quality"
+Part = Literal["test", "valid"]
+Public = Literal["gowalla_m1", "ncf_ml1m", "s3rec_beauty"]
+_NO_SETS: list[str] = []
 
 
-def main() -> None:
+def main(
+    dataset: Literal["gowalla_m1", "movielens_small", "ncf_ml1m", "s3rec_beauty"] = SHIPPED,
+    data: Annotated[
+        Path | None, Option(help="Folder of a public split, with protocol.json.")
+    ] = None,
+    part: Annotated[Part, Option(help="Of the split.")] = "test",
+    seeds: Annotated[int, Option(help="Runs, with the seeds 0, 1, ….")] = 3,
+    set: Annotated[list[str], Option(help="Override, as of `recsys run`.")] = _NO_SETS,
+) -> None:
     """Runs every seed and prints a line for each metric."""
-    parser = options_of("quality", __doc__)
-    parser.add_argument("--dataset", choices=sorted([SHIPPED, *LOADERS]), default=SHIPPED)
-    parser.add_argument("--data", type=Path, help="folder of a public split, with protocol.json")
-    parser.add_argument("--part", choices=("test", "valid"), default="test", help="of the split")
-    parser.add_argument("--seeds", type=int, default=3, help="runs, with the seeds 0, 1, …")
-    parser.add_argument("--set", action="append", default=[], help="override, as of `recsys run`")
-    options = parser.parse_args()
-    if options.dataset == SHIPPED:
-        _shipped(options.seeds, [word for one in options.set for word in ("--set", one)])
-    elif options.data is None or options.set:
-        parser.error(f"{options.dataset} needs --data, and takes no --set")
+    if dataset == SHIPPED:
+        _shipped(seeds, [word for override in set for word in ("--set", override)])
+    elif data is None or set:
+        sys.exit(f"{dataset} needs --data, and takes no --set")
     else:
-        _public(options)
+        _public(dataset, data, part, seeds)
 
 
-def _public(options: argparse.Namespace) -> None:
-    os.environ["KERAS_BACKEND"] = "jax"  # Of the processes that train and embed.
-    runs = []
-    for seed in range(options.seeds):
-        words = words_of(dataset=options.dataset, data=options.data, part=options.part, seed=seed)
-        runs.append(watch(module("benchmarks.quality", "one", *words)))
+def _public(dataset: str, data: Path, part: Part, seeds: int) -> None:
+    case = {"dataset": dataset, "data": str(data), "part": part}
+    environment = {"KERAS_BACKEND": "jax"}  # Of the processes that train and embed.
+    runs = [call(train, environment, True, **case, seed=seed) for seed in range(seeds)]
     peak = max(run.peak_rss_mib for run in runs)
-    results = [run.result for run in runs]
-    for name in results[0]["metrics"]:
-        values = [result["metrics"][name] for result in results]
+    for name in runs[0].result["metrics"]:
+        values = [run.result["metrics"][name] for run in runs]
         print_line("quality", name, values, "share", peak)
-    print_line("quality", "seconds of training", [r["seconds"] for r in results], "s", peak)
+    seconds = [run.result["seconds"] for run in runs]
+    print_line("quality", "seconds of training", seconds, "s", peak)
 
 
 def _shipped(seeds: int, overrides: list[str]) -> None:
+    config = ROOT / "configs" / f"{SHIPPED}.yaml"
     with tempfile.TemporaryDirectory() as root:
         runs = []
         for seed in range(seeds):
-            command = module("recsys", "run", _CONFIG, "--json", "--set", f"root={root}")
-            command += ["--set", f"train.seed={seed}"]
-            runs.append(watch([*command, *overrides]))
+            command = module("recsys", "run", config, "--json", "--set", f"root={root}")
+            runs.append(watch([*command, "--set", f"train.seed={seed}", *overrides]))
     peak = max(run.peak_rss_mib for run in runs)
-    results = [run.result for run in runs]
-    _print_metrics([result["metrics"] for result in results], peak)
-
-
-def _print_metrics(metrics: list[dict[str, Any]], peak: float) -> None:
+    metrics = [run.result["metrics"] for run in runs]
     names = [name for name in metrics[0] if name != "baselines"]
     for name in names:
         print_line("quality", name, [of_run[name] for of_run in metrics], "share", peak)
@@ -92,51 +89,30 @@ def _print_metrics(metrics: list[dict[str, Any]], peak: float) -> None:
             print_line("quality", f"{baseline} {name}", values, "share", peak)
 
 
-# --- one seed of one data set, trained and measured
+# --- One seed of one data set, trained and measured.
 
 
-CONFIGS = ROOT / "configs" / "quality"
-
-
-def train_one() -> None:
-    """Trains, measures, and prints the metrics as a line of JSON."""
-    parser = options_of("quality one", train_one.__doc__)
-    parser.add_argument("--dataset", choices=sorted(LOADERS), required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--part", choices=("test", "valid"), default="test")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--config", type=Path, help="instead of the committed one")
-    parser.add_argument("--vectors", type=Path, help="file for `user` and `item` vectors, .npz")
-    options = parser.parse_args()
-    split = LOADERS[options.dataset](options.data, options.part)
-    stage = load_stage(options.config or CONFIGS / f"{options.dataset}.yaml", TrainStage)
-    stage = stage.model_copy(
-        update={"train": stage.train.model_copy(update={"seed": options.seed})}
-    )
+def train(dataset: str, data: str, part: Part, seed: int) -> dict[str, Any]:
+    """Returns the metrics of one seed, and the seconds of its training."""
+    split = LOADERS[dataset](Path(data), part)
+    stage = load_stage(CONFIGS / f"{dataset}.yaml", TrainStage)
+    stage = stage.model_copy(update={"train": stage.train.model_copy(update={"seed": seed})})
     with tempfile.TemporaryDirectory() as scratch:
         saved, seconds = _trained(split, stage, Path(scratch))
         user, item = _vectors(split, saved, Path(scratch) / "model")
-    if options.vectors:
-        np.savez(options.vectors, user=user, item=item)
-    metrics = PROTOCOLS[split.kind](split, user, item)
-    print(json.dumps({"metrics": metrics, "seconds": seconds}))
+    return {"metrics": PROTOCOLS[split.kind](split, user, item), "seconds": seconds}
 
 
 def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:
     """Returns the model, trained by a process of its own, and the seconds of its steps."""
-    write_data_folder(_with_what_is_read(split, stage), folder / "data")
+    has_towers = getattr(stage.model, "widths", ()) is not None  # They read the features.
+    tokens = (split.item_tokens, split.user_tokens) if has_towers else ()
+    write_data_folder(split.train, folder / "data", *tokens)
     config = folder / "stage.json"
     config.write_text(stage.model_dump_json())
     words = words_of(config=config, data=folder / "data", out=folder / "model")
     result = run_stage("recsys.train", words, stage_environment("jax"))
     return load_model(folder / "model"), result["seconds"]
-
-
-def _with_what_is_read(split: Split, stage: TrainStage) -> Split:
-    """Returns the split without features if the model has no layer that reads them."""
-    if getattr(stage.model, "widths", ()) is not None:
-        return split
-    return dataclasses.replace(split, item_tokens={}, user_tokens={})
 
 
 def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +149,8 @@ def among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
     sums = {f"{name}@{k}": 0.0 for k in split.k for name in ("Recall", "NDCG")}
     for start in range(0, len(users), _BLOCK):
         block = users[start : start + _BLOCK]
-        for one, top in zip(block, _top(split, user, item, block, most), strict=True):
-            relevant = split.relevant[one]
+        for row, top in zip(block, _top(split, user, item, block, most), strict=True):
+            relevant = split.relevant[row]
             hits = np.isin(top, relevant)
             for k in split.k:
                 ideal = gain[: min(k, len(relevant))].sum()
@@ -185,8 +161,8 @@ def among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
 
 def one_among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
     """Returns HR@k and NDCG@k of the one item that was held out, among all the user hasn't."""
-    found = among_all(split, user, item)
-    return {name.replace("Recall", "HR"): value for name, value in found.items()}
+    metrics = among_all(split, user, item)
+    return {name.replace("Recall", "HR"): value for name, value in metrics.items()}
 
 
 def among_given(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
@@ -217,8 +193,9 @@ PROTOCOLS: dict[str, Callable[[Split, np.ndarray, np.ndarray], Metrics]] = {
 def _top(split: Split, user: np.ndarray, item: np.ndarray, users: np.ndarray, k: int) -> np.ndarray:
     """Returns the best items of `users` `[b, k]`, without those that they have seen."""
     scores = user[users] @ item.T
-    for row, one in enumerate(users):
-        scores[row, (split.train if split.seen is None else split.seen)[one]] = -np.inf
+    seen = split.train if split.seen is None else split.seen
+    for row, number in enumerate(users):
+        scores[row, seen[number]] = -np.inf
     best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
     return np.take_along_axis(best, order, axis=1)
@@ -230,14 +207,13 @@ def _top(split: Split, user: np.ndarray, item: np.ndarray, users: np.ndarray, k:
 _BORDERS = (0, 15, 60, 200, 10**9)
 
 
-def shift() -> None:
+def shift(
+    dataset: Annotated[Public, Option()],
+    data: Annotated[Path, Option(help="Folder of the data set.")],
+) -> None:
     """Prints a line for each part of the split, and each range of popularity."""
-    parser = options_of("quality shift", shift.__doc__)
-    parser.add_argument("--dataset", choices=sorted(LOADERS), required=True)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data set")
-    options = parser.parse_args()
     for part in ("valid", "test"):
-        split = LOADERS[options.dataset](options.data, part)
+        split = LOADERS[dataset](data, part)
         for line in held_out_shares(split.train, split.relevant):
             print(json.dumps({"part": part, **line}))
 
@@ -257,7 +233,7 @@ def held_out_shares(train: Csr, held: Csr) -> list[dict[str, float]]:
     """
     share = np.diff(held.offsets) / np.maximum(np.diff(held.offsets) + np.diff(train.offsets), 1)
     items = np.concatenate([train.items, held.items])
-    p = np.concatenate([np.repeat(share, np.diff(one.offsets)) for one in (train, held)])
+    p = np.concatenate([np.repeat(share, np.diff(part.offsets)) for part in (train, held)])
     n_train, n_held = (np.bincount(c.items, minlength=c.n_items) for c in (train, held))
     expected = np.bincount(items, p, train.n_items)
     variance = np.bincount(items, p * (1 - p), train.n_items)
@@ -282,4 +258,4 @@ def held_out_shares(train: Csr, held: Csr) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    run(main, one=train_one, shift=shift)
+    run(main, shift=shift)

@@ -10,62 +10,49 @@ what users did left out of their lists. The lines, for each `--items`:
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from typer import Option
 
-from benchmarks.measure import module, options_of, print_line, watch, words_of
-from benchmarks.serve import bundle_of
+from benchmarks.measure import module, print_line, run, watch, words_of
+from benchmarks.serve import ITEMS, Bundle, make_bundle
 from recsys.bundles.publishing import publish
 
-BENCH = "recommend"
 
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of("recommend", __doc__)
-    add = parser.add_argument
-    add("--items", type=int, nargs="+", default=[100_000])
-    add("--users", type=int, default=10_000, help="of the bundle")
-    add("--asked", type=int, default=200_000, help="rows of the file, users drawn at random")
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("-k", type=int, default=100, help="items of an answer")
-    add("--batch", type=int, default=8192, help="users that are answered at a time")
-    add("--clusters", type=int, default=0, help="of the items; 0: embeddings as drawn")
-    add("--runs", type=int, default=3)
-    add("--bundle", type=Path, help="one that is there, made for --users and one of --items")
-    return parser.parse_args(words)
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs from the command line."""
-    options = parse(words)
-    for n_items in options.items:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(options, n_items, Path(folder))
-
-
-def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
-    """Measures one size."""
-    root = folder / "root"
-    publish(bundle_of(options, n_items, folder), root / "serving" / "world", keep=1)
-    users = folder / "users.txt"
-    numbers = np.random.default_rng(0).integers(1, options.users + 1, options.asked)
-    users.write_text("\n".join(f"u{number}" for number in numbers))
-    case = f"items={n_items} dim={options.dim} k={options.k} users={options.asked}"
-    out = folder / "out.parquet"
-    command = module("recsys", "recommend", "--root", root, "--json", "-k", options.k)
-    command += words_of(users=users, out=out, batch=options.batch)
-    runs = [watch(command) for _ in range(options.runs)]
-    peak = max(run.peak_rss_mib for run in runs)
-    rates = [run.result["users"] / run.result["seconds"] for run in runs]
-    print_line(BENCH, f"rate {case}", rates, "users/s", peak)
-    loads = [run.seconds - run.result["seconds"] for run in runs]
-    print_line(BENCH, f"load {case}", loads, "s", peak)
+def main(
+    items: list[int] = ITEMS,
+    users: Annotated[int, Option(help="Of the bundle.")] = 10_000,
+    asked: Annotated[int, Option(help="Rows of the file, users drawn at random.")] = 200_000,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
+    k: Annotated[int, Option("-k", help="Items of an answer.")] = 100,
+    batch: Annotated[int, Option(help="Users that are answered at a time.")] = 8192,
+    clusters: Annotated[int, Option(help="Of the items; 0: embeddings as drawn.")] = 0,
+    runs: int = 3,
+    bundle: Bundle = None,
+) -> None:
+    """Measures each size."""
+    numbers = np.random.default_rng(0).integers(1, users + 1, asked)
+    for n_items in items:
+        case = f"items={n_items} dim={dim} k={k} users={asked}"
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            sizes = {"users": users, "items": n_items, "dim": dim, "k": k, "clusters": clusters}
+            made = bundle or make_bundle(folder / "bundle", **sizes)
+            publish(made, folder / "root" / "serving" / "world", keep=1)
+            file = folder / "users.txt"
+            file.write_text("\n".join(f"u{number}" for number in numbers))
+            command = module("recsys", "recommend", "--root", folder / "root", "--json", "-k", k)
+            command += words_of(users=file, out=folder / "out.parquet", batch=batch)
+            ended = [watch(command) for _ in range(runs)]
+        peak = max(watched.peak_rss_mib for watched in ended)
+        rates = [watched.result["users"] / watched.result["seconds"] for watched in ended]
+        print_line("recommend", f"rate {case}", rates, "users/s", peak)
+        loads = [watched.seconds - watched.result["seconds"] for watched in ended]
+        print_line("recommend", f"load {case}", loads, "s", peak)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,11 +15,11 @@ they did is left out of their list. The lines of a round, for each `--items`:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -28,154 +28,148 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import httpx
 import numpy as np
 import pyarrow.parquet as pq
+from typer import Option
 
-from benchmarks.measure import last_line, memory_mib, module, options_of, print_line, run, words_of
+from benchmarks.measure import call, memory_mib, module, print_line, run, words_of
 
-BENCH = "serve"
+ITEMS = [100_000]
+Bundle = Annotated[
+    Path | None, Option(help="One that is there, made for --users and one of --items.")
+]
 _OVER = 5
 _ALLOWED = {"200", "429", "503"}
+_START_S = 600.0
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of a command line."""
-    parser = options_of("serve", __doc__)
-    add = parser.add_argument
-    add("--items", type=int, nargs="+", default=[100_000])
-    add("--users", type=int, default=10_000)
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("--k", type=int, default=100, help="candidates of an answer")
-    add("--clusters", type=int, default=0, help="of the items; 0: embeddings as drawn")
-    add("--clients", type=int, default=8)
-    add("--batch", type=int, default=64)
-    add("--seconds", type=float, default=20.0, help="of each case")
-    add("--runs", type=int, default=3)
-    add("--swaps", type=int, default=0)
-    add("--swap-requests", type=float, default=0.0, help="at the least while swapping")
-    add("--overload-s", type=float, default=0.0)
-    add("--bundle", type=Path, help="one that is there, made for --users and one of --items")
-    return parser.parse_args(words)
+def main(
+    items: list[int] = ITEMS,
+    users: int = 10_000,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
+    k: Annotated[int, Option(help="Candidates of an answer.")] = 100,
+    clusters: Annotated[int, Option(help="Of the items; 0: embeddings as drawn.")] = 0,
+    clients: int = 8,
+    batch: int = 64,
+    seconds: Annotated[float, Option(help="Of each case.")] = 20.0,
+    runs: int = 3,
+    swaps: int = 0,
+    swap_requests: Annotated[float, Option(help="At the least while swapping.")] = 0.0,
+    overload_s: float = 0.0,
+    bundle: Bundle = None,
+) -> None:
+    """Measures each size."""
+    for n_items in items:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "serving" / "world"
+            sizes = {"users": users, "items": n_items, "dim": dim, "k": k, "clusters": clusters}
+            made = bundle or make_bundle(Path(name) / "bundle", **sizes)
+            shutil.copytree(made, folder / "1")
+            with running(folder, users, f"items={n_items} dim={dim} k={k}") as server:
+                server.wait_for(1)
+                server.print("recall", [server.recall()], "share")
+                rate = measure_answers(server, clients, batch, seconds, runs)
+                if swaps:
+                    measure_swaps(server, swaps, swap_requests)
+                if overload_s:
+                    measure_overload(server, rate, overload_s)
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Runs from the command line."""
-    options = parse(words)
-    for n_items in options.items:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(options, n_items, Path(folder))
+def make_bundle(out: Path, **sizes: int) -> Path:
+    """Writes a bundle, in a process of its own; returns its folder."""
+    command = module("benchmarks.worlds", *words_of(**sizes, out=out))
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    shutil.rmtree(out.parent / f"{out.name}.work")
+    return out
 
 
-def measure(options: argparse.Namespace, n_items: int, folder: Path) -> None:
-    """Measures one size."""
-    case = f"items={n_items} dim={options.dim} k={options.k}"
-    bundle = bundle_of(options, n_items, folder)
-    served = folder / "serving"
-    shutil.copytree(bundle, served / "world" / "1")
-    bundle = served / "world" / "1"
-    with running(served / "world") as server:
-        server.wait_for(1)
-        recall = recall_of(server.port, "world", bundle, options.users)
-        _print(server, f"recall {case}", [recall], "share")
-        rate = measure_answers(server, options, case)
-        if options.swaps:
-            measure_swaps(server, options, bundle, case)
-        if options.overload_s:
-            measure_overload(server, options, rate, case)
-
-
-def measure_answers(server: Server, options: argparse.Namespace, case: str) -> float:
+def measure_answers(server: Server, clients: int, batch: int, seconds: float, runs: int) -> float:
     """Prints times and rates; returns the requests of one user that are answered [1/s]."""
-    asked = {"users": options.users, "seconds": options.seconds}
-    server.client(**{**asked, "seconds": 3})  # The first answers are slow.
-    one = [_whole(server.client(**asked)) for _ in range(options.runs)]
+    server.ask(seconds=3)  # The first answers are slow.
+
+    def answered(**load: int) -> list[dict[str, Any]]:
+        rounds = [server.ask(seconds=seconds, **load) for _ in range(runs)]
+        for answers in rounds:
+            if set(answers["statuses"]) != {"200"} or answers["errors"]:
+                raise RuntimeError(
+                    f"not all was answered: {answers['statuses']} {answers['errors']}"
+                )
+        return rounds
+
+    single = answered()
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        values = [_quantile(found["times_ms"], share) for found in one]
-        _print(server, f"{name} batch=1 clients=1 {case}", values, "ms")
-    many = [_whole(server.client(**asked, clients=options.clients)) for _ in range(options.runs)]
-    rates = [len(found["times_ms"]) / found["seconds"] for found in many]
-    _print(server, f"rate batch=1 clients={options.clients} {case}", rates, "requests/s")
-    values = [_quantile(found["times_ms"], 0.99) for found in many]
-    _print(server, f"p99 batch=1 clients={options.clients} {case}", values, "ms")
-    many = [
-        _whole(server.client(**asked, clients=2, batch=options.batch)) for _ in range(options.runs)
-    ]
-    rows = [len(found["times_ms"]) * options.batch / found["seconds"] for found in many]
-    _print(server, f"rate batch={options.batch} clients=2 {case}", rows, "rows/s")
+        values = [_quantile(answers["times_ms"], share) for answers in single]
+        server.print(f"{name} batch=1 clients=1", values, "ms")
+    many = answered(clients=clients)
+    rates = [len(answers["times_ms"]) / answers["seconds"] for answers in many]
+    server.print(f"rate batch=1 clients={clients}", rates, "requests/s")
+    values = [_quantile(answers["times_ms"], 0.99) for answers in many]
+    server.print(f"p99 batch=1 clients={clients}", values, "ms")
+    many = answered(clients=2, batch=batch)
+    rows = [len(answers["times_ms"]) * batch / answers["seconds"] for answers in many]
+    server.print(f"rate batch={batch} clients=2", rows, "rows/s")
     return statistics.median(rates)
 
 
-def measure_swaps(server: Server, options: argparse.Namespace, bundle: Path, case: str) -> None:
+def measure_swaps(server: Server, swaps: int, least_requests: float) -> None:
     """Prints the requests that failed while versions were swapped."""
-    founds: list[dict[str, Any]] = []
-    version = 1
-    while version <= options.swaps or _n_asked(founds) < options.swap_requests:
-        client = server.start_client(users=options.users, clients=4, seconds=20)
-        while client.poll() is None and version <= options.swaps:
-            publish(bundle, server.folder, version + 1)
-            server.wait_for(version + 1)
+    rounds: list[dict[str, Any]] = []
+    n_requests, version = 0, 1
+    while version <= swaps or n_requests < least_requests:
+        client = server.start(clients=4, seconds=20)
+        while not client.done() and version <= swaps:
             version += 1
-        founds.append(finished(client))
-    n_failed = sum(_n_asked([one]) - len(one["times_ms"]) for one in founds)
-    times = [_quantile(found["times_ms"], 0.99) for found in founds]
-    _print(
-        server,
-        f"swap failed of {_n_asked(founds)} swaps={options.swaps} {case}",
-        [n_failed],
-        "requests",
-    )
-    _print(server, f"swap p99 {case}", times, "ms")
+            # Hard links: the same content under another number.
+            hidden = server.folder / f".publish-{version}"
+            shutil.copytree(server.folder / "1", hidden, copy_function=os.link)
+            hidden.rename(server.folder / str(version))
+            server.wait_for(version)
+        rounds.append(client.result())
+        n_requests = sum(_n_requests(answers) for answers in rounds)
+    n_failed = n_requests - sum(len(answers["times_ms"]) for answers in rounds)
+    times = [_quantile(answers["times_ms"], 0.99) for answers in rounds]
+    server.print(f"swap failed of {n_requests} swaps={swaps}", [n_failed], "requests")
+    server.print("swap p99", times, "ms")
 
 
-def measure_overload(server: Server, options: argparse.Namespace, rate: float, case: str) -> None:
+def measure_overload(server: Server, rate: float, seconds: float) -> None:
     """Prints what comes back at five times the rate, and how it is afterwards."""
     before = server.rss_mib()
-    found = server.client(
-        users=options.users, clients=256, rate=_OVER * rate, seconds=options.overload_s
-    )
-    other = {key: n for key, n in found["statuses"].items() if key not in _ALLOWED}
-    n_bad = sum(other.values()) + sum(found["errors"].values())
-    case = f"rate={_OVER * rate:.0f}/s {case}"
-    _print(server, f"overload neither 200, 429 nor 503 {case}", [n_bad], "requests")
-    for status, n in sorted(found["statuses"].items()):
-        _print(server, f"overload {status} {case}", [n / found["seconds"]], "requests/s")
-    _print(server, f"overload p99 of 200 {case}", [_quantile(found["times_ms"], 0.99)], "ms")
+    load = f"rate={_OVER * rate:.0f}/s"
+    answers = server.ask(clients=256, rate=_OVER * rate, seconds=seconds)
+    n_allowed = sum(n for status, n in answers["statuses"].items() if status in _ALLOWED)
+    n_bad = _n_requests(answers) - n_allowed
+    server.print(f"overload neither 200, 429 nor 503 {load}", [n_bad], "requests")
+    for status, n in sorted(answers["statuses"].items()):
+        server.print(f"overload {status} {load}", [n / answers["seconds"]], "requests/s")
+    p99 = _quantile(answers["times_ms"], 0.99)
+    server.print(f"overload p99 of 200 {load}", [p99], "ms")
     started = time.perf_counter()
-    while _quantile(server.client(users=options.users, requests=50)["times_ms"], 0.5) > 3e3 / rate:
+    while _quantile(server.ask(requests=50)["times_ms"], 0.5) > 3e3 / rate:
         pass
-    _print(server, f"overload recovered after {case}", [time.perf_counter() - started], "s")
-    _print(server, f"overload memory after/before {case}", [server.rss_mib() / before], "times")
+    server.print(f"overload recovered after {load}", [time.perf_counter() - started], "s")
+    server.print(f"overload memory after/before {load}", [server.rss_mib() / before], "times")
 
 
-def _n_asked(founds: Sequence[dict[str, Any]]) -> int:
-    return sum(sum(one["statuses"].values()) + sum(one["errors"].values()) for one in founds)
+def _n_requests(answers: dict[str, Any]) -> int:
+    return sum(answers["statuses"].values()) + sum(answers["errors"].values())
 
 
-def _whole(found: dict[str, Any]) -> dict[str, Any]:
-    if set(found["statuses"]) != {"200"} or found["errors"]:
-        raise RuntimeError(f"not all was answered: {found['statuses']} {found['errors']}")
-    return found
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values) or [float("inf")]
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values) or [math.inf]
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
-def _print(server: Server, case: str, values: Sequence[float], unit: str) -> None:
-    print_line(BENCH, case, values, unit, server.rss_mib("VmHWM"))
+# --- A `recsys serve` as a process, and requests to it.
 
 
-# --- A `recsys serve` as a process, and what is asked of it and of its folder.
-
-
-_START_S = 600.0
+_USERS = 200
 
 
 class Server:
@@ -185,60 +179,86 @@ class Server:
         folder: Serving folder.
         process: The process.
         port: Its port.
+        n_users: Users that it knows: `u1`, `u2`, ….
+        case: Sizes of the bundle, for the lines.
     """
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str], port: int) -> None:
-        self.folder, self.process, self.port = folder, process, port
+    def __init__(
+        self, folder: Path, process: subprocess.Popen[str], port: int, n_users: int, case: str
+    ) -> None:
+        self.folder, self._process, self._case = folder, process, case
+        self._port, self._n_users = port, n_users
+        self._url = f"http://127.0.0.1:{port}"
+        self._pool = ThreadPoolExecutor()
 
-    def version(self) -> int | None:
-        """Returns the newest version that is served; None before there is one."""
-        try:
-            url = f"http://127.0.0.1:{self.port}/healthz"
-            with urllib.request.urlopen(url, timeout=60) as page:
-                return int(json.load(page)["version"])
-        except urllib.error.HTTPError:
-            return None
+    def print(self, name: str, values: list[float], unit: str) -> None:
+        """Prints a line, with the most memory of the server."""
+        print_line("serve", f"{name} {self._case}", values, unit, self.rss_mib("VmHWM"))
 
     def wait_for(self, version: int) -> None:
         """Waits until a version is served."""
         end = time.monotonic() + _START_S
-        while self.version() != version:
-            if time.monotonic() > end or self.process.poll() is not None:
+        while True:
+            health = httpx.get(f"{self._url}/healthz", timeout=60)
+            if health.is_success and int(health.json()["version"]) == version:
+                return
+            if time.monotonic() > end or self._process.poll() is not None:
                 raise RuntimeError(f"version {version} was never served")
             time.sleep(0.05)
 
-    def rss_mib(self, what: str = "VmRSS") -> float:
+    def rss_mib(self, name: str = "VmRSS") -> float:
         """Returns its memory now, or with `VmHWM` at the most [MiB]."""
-        return memory_mib(f"{self.process.pid}/status", what)
+        return memory_mib(f"{self._process.pid}/status", name)
 
-    def client(self, **options: Any) -> dict[str, Any]:
-        """Runs a client to its end, and returns what it found."""
-        return finished(self.start_client(**options))
+    def start(self, **load: float) -> Future[dict[str, Any]]:
+        """Starts a client, whose result is that of `ask_server`."""
+        case = {"port": self._port, "n_users": self._n_users, **load}
+        return self._pool.submit(lambda: dict(call(ask_server, **case).result))
 
-    def start_client(self, **options: Any) -> subprocess.Popen[str]:
-        """Starts a client."""
-        command = module("benchmarks.serve", "client", *words_of(port=self.port, **options))
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def ask(self, **load: float) -> dict[str, Any]:
+        """Runs a client to its end; returns what `ask_server` does."""
+        return self.start(**load).result()
 
+    def recall(self) -> float:
+        """Returns the share of the exact best items that are among the answers [0..1].
 
-def finished(client: subprocess.Popen[str]) -> dict[str, Any]:
-    """Returns what a client found, once it has ended."""
-    said, _ = client.communicate()
-    if client.returncode:
-        raise RuntimeError(f"the client ended with {client.returncode}")
-    return last_line(said)
+        The exact ones are computed here, from the embeddings that the server gives of its
+        queries and those of the bundle's items, without what the users did.
+        """
+        bundle = self.folder / "1"
+        users = [f"u{n}" for n in range(1, min(self._n_users, _USERS) + 1)]
+        stored = {"user_id": users, "history": [[""]] * len(users)}
+        queries = np.array(self._predict("embed_query", stored), np.float32)
+        unseen = {**stored, "exclude_seen": [True] * len(users)}
+        answers = self._predict("recommend", unseen)["candidate_ids"]
+        histories = self._predict("stored_history", {"user_id": users})["item_ids"]
+        items = np.load(bundle / "item_embeddings.npy", mmap_mode="r")
+        ids = ["", *pq.read_table(bundle / "titles.parquet", columns=["id"])["id"].to_pylist()]
+        row_of = {id_: row for row, id_ in enumerate(ids) if id_}
+        hits, n = 0, 0
+        for query, answer, history in zip(queries, answers, histories, strict=True):
+            scores = items @ query
+            scores[[0, *(row_of[id_] for id_ in history if id_)]] = -np.inf
+            least = np.partition(scores, -len(answer))[-len(answer)]
+            # By their scores: of items that have the same one, any is as good.
+            hits += int((scores[[row_of[id_] for id_ in set(answer)]] >= least).sum())
+            n += len(answer)
+        return hits / n
+
+    def _predict(self, signature: str, inputs: dict[str, Any]) -> Any:
+        body = {"signature_name": signature, "inputs": inputs}
+        answer = httpx.post(f"{self._url}/v1/models/world:predict", json=body, timeout=120)
+        return answer.raise_for_status().json()["outputs"]
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    """Serves a folder; ends it by SIGTERM, and fails if that wasn't in peace."""
-    command = module("recsys", "serve", "--model-dir", folder)
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
-    )
+def running(folder: Path, n_users: int, case: str) -> Iterator[Server]:
+    """Serves a folder; ends it by SIGTERM, and fails if it doesn't end well."""
+    command = module("recsys", "serve", "--model-dir", folder, "--port", "0", "--json")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         url = json.loads((process.stdout or sys.stdin).readline())["url"]
-        yield Server(folder, process, int(url.rpartition(":")[2]))
+        yield Server(folder, process, int(url.rpartition(":")[2]), n_users, case)
         process.terminate()
         if process.wait(120):
             raise RuntimeError(f"the server ended with {process.returncode}")
@@ -247,93 +267,57 @@ def running(folder: Path) -> Iterator[Server]:
         process.wait()
 
 
-def make_world(out: Path, **sizes: int) -> None:
-    """Writes a bundle, in a process of its own."""
-    command = module("benchmarks.worlds", *words_of(**sizes, out=out))
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    shutil.rmtree(out.parent / f"{out.name}.work")
-
-
-def bundle_of(options: argparse.Namespace, n_items: int, folder: Path) -> Path:
-    """Returns the bundle that a benchmark was given, or one made for it in `folder`."""
-    if options.bundle is not None:
-        return Path(options.bundle)
-    sizes = {"users": options.users, "items": n_items, "dim": options.dim, "k": options.k}
-    make_world(folder / "bundle", **sizes, clusters=options.clusters)
-    return folder / "bundle"
-
-
-def publish(bundle: Path, folder: Path, version: int) -> None:
-    """Makes hard links of a bundle a version: the same content under another number."""
-    hidden = folder / f".publish-{version}"
-    shutil.copytree(bundle, hidden, copy_function=os.link)
-    hidden.rename(folder / str(version))
-
-
-# --- How much of the exact best a server answers with.
-
-
-_USERS = 200
-
-
-def recall_of(port: int, name: str, bundle: Path, n_users: int) -> float:
-    """Returns the share of the exact best items that are among the answers [0..1].
-
-    The exact ones are reckoned here, from the embeddings that the server gives of its
-    queries and those of the bundle's items, without what the users did.
-
-    Args:
-        port: Of the server.
-        name: Of the model.
-        bundle: What is served.
-        n_users: Users that there are, `u1`, `u2`, …
-    """
-    users = [f"u{n}" for n in range(1, min(n_users, _USERS) + 1)]
-    stored = {"user_id": users, "history": [[""]] * len(users)}
-    query = np.array(_ask(port, name, "embed_query", stored), np.float32)
-    wish = {**stored, "exclude_seen": [True] * len(users)}
-    answers = _ask(port, name, "recommend", wish)["candidate_ids"]
-    seen = _ask(port, name, "stored_history", {"user_id": users})["item_ids"]
-    items = np.load(bundle / "item_embeddings.npy", mmap_mode="r")
-    ids = ["", *pq.read_table(bundle / "titles.parquet", columns=["id"])["id"].to_pylist()]
-    row_of = {id_: row for row, id_ in enumerate(ids) if id_}
-    hits, n = 0, 0
-    for one, answer, did in zip(query, answers, seen, strict=True):
-        scores = items @ one
-        scores[[0, *(row_of[id_] for id_ in did if id_)]] = -np.inf
-        least = np.partition(scores, -len(answer))[-len(answer)]
-        # By their scores: of items that have the same one, any is as good.
-        hits += int((scores[[row_of[id_] for id_ in set(answer)]] >= least).sum())
-        n += len(answer)
-    return hits / n
-
-
-def _ask(port: int, name: str, signature: str, inputs: dict[str, Any]) -> Any:
-    body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
-    url = f"http://127.0.0.1:{port}/v1/models/{name}:predict"
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
-        return json.load(answer)["outputs"]
-
-
-# --- `python -m benchmarks.serve_case.client`: asks a server, in a process of its own.
+# --- A client, in a process of its own.
 
 
 _HEADERS = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n"
 
 
-class Asker:
-    """One connection, kept open.
+def ask_server(
+    port: int,
+    n_users: int,
+    batch: int = 1,
+    clients: int = 1,
+    seconds: float = 10.0,
+    requests: float = math.inf,
+    rate: float | None = None,
+) -> dict[str, Any]:
+    """Asks a server until the time is over, or all requests are sent.
 
     Args:
-        options: Of the command line.
-        found: What all askers found.
-    """
+        port: Of the server.
+        n_users: Users, `u1`, `u2`, …, that are drawn.
+        batch: Users of a request.
+        clients: Connections that ask at once.
+        seconds: How long.
+        requests: Most requests.
+        rate: Requests/s, whatever comes back; None: each client asks again once answered.
 
-    def __init__(self, options: argparse.Namespace, found: Found) -> None:
-        self._options, self._found = options, found
-        self._random = random.Random(options.seed)
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+    Returns:
+        `statuses` and `errors`: how often each; `times_ms` of what was answered; `seconds`.
+    """
+    connections = [Connection(port, n_users, batch) for _ in range(clients)]
+    started = time.perf_counter()
+    loop = _open(connections, rate, seconds) if rate else _closed(connections, seconds, requests)
+    asyncio.run(loop)
+    return {
+        "statuses": sum((c.statuses for c in connections), collections.Counter()),
+        "errors": sum((c.errors for c in connections), collections.Counter()),
+        "times_ms": [ms for c in connections for ms in c.times_ms],
+        "seconds": time.perf_counter() - started,
+    }
+
+
+class Connection:
+    """One connection, kept open, and what came back on it."""
+
+    def __init__(self, port: int, n_users: int, batch: int) -> None:
+        self._port, self._n_users, self._batch = port, n_users, batch
+        self._random = random.Random(0)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.statuses: collections.Counter[str] = collections.Counter()
+        self.errors: collections.Counter[str] = collections.Counter()
+        self.times_ms: list[float] = []
 
     async def ask(self) -> None:
         """Asks once, and notes what came back."""
@@ -341,126 +325,74 @@ class Asker:
         try:
             status = await self._status()
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            self._found.errors[type(error).__name__] += 1
+            self.errors[type(error).__name__] += 1
             await self.close()
             return
-        self._found.statuses[status] += 1
-        if status == 200:
-            self._found.times_ms.append((time.perf_counter() - started) * 1e3)
+        self.statuses[status] += 1
+        if status == "200":
+            self.times_ms.append((time.perf_counter() - started) * 1e3)
 
     async def close(self) -> None:
         """Closes the connection."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._streams is not None:
+            self._streams[1].close()
             with contextlib.suppress(OSError):
-                await self._writer.wait_closed()
-        self._reader = self._writer = None
+                await self._streams[1].wait_closed()
+        self._streams = None
 
-    async def _status(self) -> int:
-        if self._writer is None or self._reader is None:
-            self._reader, self._writer = await asyncio.open_connection(
-                "127.0.0.1", self._options.port
-            )
-        self._writer.write(self._request())
-        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        await self._reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+    async def _status(self) -> str:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(self._request())
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
         if b"connection: close" in head:
             await self.close()
-        return int(head.split()[1])
+        return head.split()[1].decode()
 
     def _request(self) -> bytes:
-        rows = [
-            {
-                "user_id": f"u{self._random.randrange(1, self._options.users)}",
-                "history": [""],
-                "exclude_seen": True,
-            }
-            for _ in range(self._options.batch)
-        ]
+        users = [f"u{self._random.randrange(1, self._n_users)}" for _ in range(self._batch)]
+        rows = [{"user_id": user, "history": [""], "exclude_seen": True} for user in users]
         body = json.dumps({"signature_name": "recommend", "instances": rows})
-        path = f"/v1/models/{self._options.name}:predict"
-        return (_HEADERS.format(path=path, size=len(body)) + body).encode()
+        return (_HEADERS.format(path="/v1/models/world:predict", size=len(body)) + body).encode()
 
 
-class Found:
-    """What came back."""
+async def _closed(connections: list[Connection], seconds: float, requests: float) -> None:
+    """Asks on all connections until the time is over, or all requests are sent."""
+    end, left = time.perf_counter() + seconds, requests
 
-    def __init__(self) -> None:
-        self.statuses: collections.Counter[int] = collections.Counter()
-        self.errors: collections.Counter[str] = collections.Counter()
-        self.times_ms: list[float] = []
-        self.skipped = 0
-
-
-async def closed_loop(options: argparse.Namespace, found: Found) -> None:
-    """Asks with all clients until the time is over, or all requests are sent."""
-    end, left = time.perf_counter() + options.seconds, options.requests
-
-    async def one_client() -> None:
+    async def ask_again(connection: Connection) -> None:
         nonlocal left
-        asker = Asker(options, found)
         while time.perf_counter() < end and left > 0:
             left -= 1
-            await asker.ask()
-        await asker.close()
+            await connection.ask()
+        await connection.close()
 
-    await asyncio.gather(*(one_client() for _ in range(options.clients)))
+    await asyncio.gather(*map(ask_again, connections))
 
 
-async def open_loop(options: argparse.Namespace, found: Found) -> None:
-    """Asks at a rate, whatever comes back."""
-    resting = [Asker(options, found) for _ in range(options.clients)]
-    everyone = list(resting)
-    started, n, asked = time.perf_counter(), 0, set()
+async def _open(connections: list[Connection], rate: float, seconds: float) -> None:
+    """Asks at a rate; a request is left out where no connection is free."""
+    free = list(connections)
+    started, n, tasks = time.perf_counter(), 0, set()
 
-    async def ask(asker: Asker) -> None:
-        await asker.ask()
-        resting.append(asker)
+    async def ask(connection: Connection) -> None:
+        await connection.ask()
+        free.append(connection)
 
-    while (now := time.perf_counter() - started) < options.seconds:
-        while n < now * options.rate:
+    while (now := time.perf_counter() - started) < seconds:
+        for _ in range(int(now * rate) - n):
             n += 1
-            if resting:
-                task = asyncio.create_task(ask(resting.pop()))
-                asked.add(task)
-                task.add_done_callback(asked.discard)
-            else:
-                found.skipped += 1
+            if free:
+                task = asyncio.create_task(ask(free.pop()))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         await asyncio.sleep(0.001)
-    await asyncio.gather(*asked)
-    for asker in everyone:
-        await asker.close()
-
-
-def client_process(words: Sequence[str] | None = None) -> None:
-    """Runs from the command line."""
-    parser = options_of("serve client", client_process.__doc__)
-    add = parser.add_argument
-    add("--port", type=int, required=True)
-    add("--name", default="world")
-    add("--users", type=int, required=True)
-    add("--batch", type=int, default=1)
-    add("--clients", type=int, default=1)
-    add("--seconds", type=float, default=10.0)
-    add("--requests", type=float, default=float("inf"), help="most of them")
-    add("--rate", type=float, help="requests/s of an open loop")
-    add("--seed", type=int, default=0)
-    options = parser.parse_args(words)
-    found, started = Found(), time.perf_counter()
-    asyncio.run((open_loop if options.rate else closed_loop)(options, found))
-    seconds = time.perf_counter() - started
-    print(
-        json.dumps(
-            {
-                "statuses": found.statuses,
-                "errors": found.errors,
-                "skipped": found.skipped,
-                "seconds": seconds,
-                "times_ms": found.times_ms,
-            }
-        )
-    )
+    await asyncio.gather(*tasks)
+    for connection in connections:
+        await connection.close()
 
 
 if __name__ == "__main__":
-    run(main, client=client_process)
+    run(main)

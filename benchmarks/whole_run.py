@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import tempfile
 
-from benchmarks.measure import module, options_of, print_line, watch
+from benchmarks.measure import module, print_line, run, watch
 
 
-def main() -> None:
+def main(runs: int = 3) -> None:
     """Runs the shipped config in empty folders and prints its time and peak memory."""
-    parser = options_of("whole_run", __doc__)
-    parser.add_argument("--runs", type=int, default=3)
-    options = parser.parse_args()
-    runs = []
-    for _ in range(options.runs):
+    ended = []
+    for _ in range(runs):
         with tempfile.TemporaryDirectory() as root:
-            runs.append(watch(module("recsys", "run", "--json", "--set", f"root={root}")))
-    peak = max(run.peak_rss_mib for run in runs)
-    print_line("whole_run", "first run", [run.seconds for run in runs], "s", peak)
+            ended.append(watch(module("recsys", "run", "--json", "--set", f"root={root}")))
+    peak = max(watched.peak_rss_mib for watched in ended)
+    print_line("whole_run", "first run", [watched.seconds for watched in ended], "s", peak)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,17 +21,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typer import Option
 
-from benchmarks.measure import options_of, run
+from benchmarks.measure import run
+from benchmarks.public_splits import Csr, write_data_folder
 from recsys.config import ExportConfig, ExportStage, TrainStage, TwoTowerConfig
-from recsys.data.catalogue import Catalogue
-from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 
@@ -43,61 +43,33 @@ from the origin; directions until the variance of one is half of the first's."""
 _WORDS = ("Red", "Blue", "Night", "Sea", "Wolf", "Über", "City", "<b>Bold</b>")
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(
+    out: Annotated[Path, Option(help="Folder of the bundle; new.")],
+    users: int = 1000,
+    items: int = 1000,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
+    k: Annotated[int, Option(help="Candidates of an answer.")] = 100,
+    clusters: Annotated[int, Option(help="Of the items; 0: weights as drawn.")] = 0,
+    name: str = "world",
+    seed: int = 0,
+) -> None:
     """Writes the bundle, and beside it what it was made of."""
-    parser = options_of("worlds", __doc__)
-    add = parser.add_argument
-    add("--users", type=int, default=1000)
-    add("--items", type=int, default=1000)
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("--k", type=int, default=100, help="candidates of an answer")
-    add("--clusters", type=int, default=0, help="of the items; 0: weights as drawn")
-    add("--name", default="world")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, required=True, help="folder of the bundle; new")
-    options = parser.parse_args(words)
-    work = options.out.parent / f"{options.out.name}.work"
-    inputs = write_data(work / "data", options.users, options.items, options.seed)
-    widths = () if options.clusters else (options.dim,)
-    config = TwoTowerConfig(dim=options.dim, history=8, widths=widths)
-    write_model(work, TrainStage(model=config), inputs, options.seed, options.clusters)
+    work = out.parent / f"{out.name}.work"
+    inputs = write_data(work / "data", users, items)
+    config = TwoTowerConfig(dim=dim, history=8, widths=() if clusters else (dim,))
+    write_model(work, TrainStage(model=config), inputs, seed, clusters)
     # Imports TensorFlow.
     from recsys.bundles.export import Sources, export
 
-    stage = ExportStage(name=options.name, export=ExportConfig(k=options.k))
-    print(json.dumps(export(stage, Sources(work / "model", work / "data"), options.out)))
+    stage = ExportStage(name=name, export=ExportConfig(k=k))
+    print(json.dumps(export(stage, Sources(work / "model", work / "data"), out)))
 
 
-def write_data(folder: Path, n_users: int, n_items: int, seed: int) -> ModelInputs:
-    """Writes a data folder, and returns what is known of users and items."""
-    rng = np.random.default_rng(seed)
-    row = np.repeat(np.arange(1, n_users + 1, dtype=np.int32), _EVENTS_OF_A_USER)
-    item_row = rng.integers(1, n_items + 1, len(row), np.int32)
-    items = Vocabulary(
-        pa.array([f"i{n}" for n in range(1, n_items + 1)]),
-        np.bincount(item_row, minlength=n_items + 1)[1:],
-    )
-    users = Vocabulary(
-        pa.array([f"u{n}" for n in range(1, n_users + 1)]), np.bincount(row, minlength=1)[1:]
-    )
-    events = pa.table(
-        {
-            "user_id": [f"u{n}" for n in row],
-            "user_row": row,
-            "item_row": item_row,
-            "timestamp": rng.integers(0, 1000, len(row)),
-        }
-    )
-    write_store(folder / "store", 1000, events, events.slice(0, 0))
-    (folder / "vocabulary").mkdir()
-    users.save(folder / "vocabulary" / "users.parquet")
-    items.save(folder / "vocabulary" / "items.parquet")
-    titles = [
-        f"{_WORDS[n % len(_WORDS)]} {_WORDS[n // 8 % len(_WORDS)]} {n}"
-        for n in range(1, n_items + 1)
-    ]
-    ids = [f"i{n}" for n in range(1, n_items + 1)]
-    Catalogue(["", *ids], ["", *titles], ()).save(folder / "catalogue")
+def write_data(folder: Path, n_users: int, n_items: int) -> ModelInputs:
+    """Writes a data folder, and returns what the model reads of users and items."""
+    titles = [f"{_WORDS[n % 8]} {_WORDS[n // 8 % 8]} {n}" for n in range(1, n_items + 1)]
+    train = Csr.drawn(n_users, n_items, _EVENTS_OF_A_USER)
+    write_data_folder(train, folder, titles=titles, first_id=1)
     return ModelInputs.open(folder)
 
 
@@ -154,25 +126,21 @@ _BLOCK_ROWS = 1 << 18
 _TABLE = "embedding/users/embeddings"
 
 
-def wide(words: Sequence[str] | None = None) -> None:
+def wide(
+    out: Annotated[Path, Option(help="Folder; new.")],
+    rows: Annotated[int, Option(help="Of the users' table.")],
+    items: int = 1000,
+    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
+    seed: int = 0,
+) -> None:
     """Writes `data/`, `model/` and `export.json`."""
-    parser = options_of("worlds wide", __doc__)
-    add = parser.add_argument
-    add("--rows", type=int, required=True, help="of the users' table")
-    add("--items", type=int, default=1000)
-    add("--dim", type=int, default=64, help="width of the embeddings [floats]")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, required=True)
-    options = parser.parse_args(words)
-    out: Path = options.out
-    n_users = min(_USERS, options.rows - 1)
-    inputs = write_data(out / "data", n_users, options.items, options.seed)
-    config = TwoTowerConfig(dim=options.dim, history=8, widths=(options.dim,))
-    write_model(out, TrainStage(model=config), inputs, options.seed)
-    users = Vocabulary.load(out / "model" / "vocabulary" / "users.parquet")
-    widened(users, options.rows).save(out / "model" / "vocabulary" / "users.parquet")
-    shutil.copy(out / "model" / "vocabulary" / "users.parquet", out / "data" / "vocabulary")
-    widen(out / "model", options.rows, options.seed)
+    inputs = write_data(out / "data", min(_USERS, rows - 1), items)
+    config = TwoTowerConfig(dim=dim, history=8, widths=(dim,))
+    write_model(out, TrainStage(model=config), inputs, seed)
+    file = out / "model" / "vocabulary" / "users.parquet"
+    widened(Vocabulary.load(file), rows).save(file)
+    shutil.copy(file, out / "data" / "vocabulary")
+    widen(out / "model", rows, seed)
     (out / "export.json").write_text(json.dumps({"name": "wide", "export": {"k": 100}}))
 
 

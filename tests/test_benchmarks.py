@@ -1,6 +1,5 @@
 """The benchmarks say what they promise; how fast it is, no test says."""
 
-import itertools
 import json
 import os
 import re
@@ -12,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import embedding_step, gpu_layer, plot_step
+from benchmarks import gpu_layer
 from benchmarks.embedding_step import OURS, Figures, Key, measure
-from benchmarks.measure import print_line, zipf_batches
+from benchmarks.measure import print_line, run, zipf_batches
 from benchmarks.peers import two_tower_case
 from benchmarks.peers import two_tower_ours as traffic
-from benchmarks.peers.two_tower_case import Case, Measured, StepClock
+from benchmarks.peers.two_tower_case import StepClock
 
 pytestmark = pytest.mark.bench
 
@@ -44,25 +43,18 @@ def test_a_line_has_the_promised_fields(capsys):
     assert expected.items() <= line.items()
 
 
-@pytest.mark.parametrize(
-    ("words", "name", "value"),
-    [
-        ([], "rows", [100_000, 1_000_000, 10_000_000]),
-        (["--rows", "5", "7"], "rows", [5, 7]),
-        (["--devices", "1", "8"], "devices", [1, 8]),
-        (["--peers", "all"], "peers", ["torchrec", "torch", "tfrs", "keras", "keras_rs"]),
-        (["--peers", "keras", "torch"], "peers", ["keras", "torch"]),
-        (["--optimizer", "ftrl"], "optimizer", "ftrl"),
-    ],
-)
-def test_embedding_step_reads_its_options(words, name, value):
-    assert getattr(embedding_step.parse(words), name) == value
+def test_a_list_takes_several_values_or_the_option_again(monkeypatch):
+    nothing, called = [], []
 
+    def main(rows: list[int] = nothing, peers: list[str] = nothing, fast: bool = False):
+        assert (rows, peers, fast) == ([5, 7], ["a", "b"], True)
+        called.append(main)
 
-def test_gpu_layer_asks_for_the_sizes_of_the_goal():
-    options = gpu_layer.parse([])
-    assert options.features * options.batch == 1_703_936
-    assert (options.rows[-1], options.dim) == (100_000_000, [64, 128])
+    line = "prog --rows 5 7 --peers=a --fast --peers b"
+    monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit) as ended:
+        run(main)
+    assert (ended.value.code, len(called)) == (0, 1)
 
 
 # --- ids
@@ -150,46 +142,52 @@ def test_the_least_is_every_foreign_row_once_both_ways():
 
 @pytest.fixture
 def make_clock(tmp_path, monkeypatch):
-    """Makes a clock in whose world the n-th step takes the n-th of `step_s`."""
+    """Makes a clock in whose world the n-th step ends at the n-th of `ends_s`."""
 
-    def make(warmup, steps, seconds, step_s):
+    def make(warmup, steps, seconds, ends_s):
         path = tmp_path / "ids.npy"
         np.save(path, np.zeros((2, 2, 3), np.int32))
-        now = itertools.accumulate(step_s, initial=0.0)
+        now = iter(ends_s)
         monkeypatch.setattr(two_tower_case.time, "perf_counter", lambda: next(now))
-        return StepClock(Case(str(path), 10, 4, warmup, steps, seconds))
+        return StepClock(str(path), 10, 4, warmup, steps, seconds)
 
     return make
 
 
 def test_the_clock_leaves_out_the_warm_up(make_clock):
-    clock = make_clock(2, 3, 100.0, [50.0, 9.0, 1.0, 2.0, 3.0, 4.0])
+    clock = make_clock(2, 3, 100.0, [50, 59, 60, 62, 65])
     for _ in clock.batches():
         clock.tick(0.5)
     assert clock.step_ms == [1000, 2000, 3000]
 
 
 def test_slow_steps_end_early_but_not_before_three(make_clock):
-    clock = make_clock(10, 60, 10.0, [500.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    clock = make_clock(10, 60, 10.0, [500, 504, 508, 512, 516, 520, 524, 528])
+    n_batches = 0
     for _ in clock.batches():
         clock.tick(0.5)
+        n_batches += 1
     # 500 s of compilation count for nothing: three more steps warm up, three are measured.
     assert clock.step_ms == [4000, 4000, 4000]
-    assert len(clock.losses) == 7
+    assert n_batches == 7
 
 
 # --- lines
 
 
-def of(step_ms, peak=0.0, state=1):
-    return Measured(step_ms, [1.0, 1.0], state, peak, {})
+def figures_of(rounds):
+    """Returns the figures of cases: times of steps [ms], peak [MiB] and state [bytes]."""
+    figures = Figures()
+    for key, step_ms, peak, state in rounds:
+        measured = {"step_ms": step_ms, "peak_rss_mib": peak, "state_bytes": state}
+        measured |= {"sent_bytes": 0.0, "least_bytes": 0.0, "versions": {}}
+        figures.rounds.setdefault(key, []).append(measured)
+    return figures
 
 
 def test_the_times_come_first_ours_in_the_order_of_rows(capsys):
-    figures = Figures()
-    for key in (Key("torch", 10), Key("ours", 10), Key("torch", 20), Key("ours", 20)):
-        figures.add(key, of([2.0, 4.0, 90.0], state=key.rows))
-    figures.print_all(batch=8)
+    keys = (Key("torch", 10), Key("ours", 10), Key("torch", 20), Key("ours", 20))
+    figures_of((key, [2.0, 4.0, 90.0], 0.0, key.rows) for key in keys).print_all(batch=8)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     times = [line["case"] for line in lines if line["unit"] == "ms"]
     assert times == ["ours rows=10", "ours rows=20", "torch rows=10", "torch rows=20"]
@@ -199,14 +197,16 @@ def test_the_times_come_first_ours_in_the_order_of_rows(capsys):
 
 
 def test_ratios_compare_rounds_that_were_measured_side_by_side(capsys):
-    figures = Figures()
     mib = 2**20
-    for slowdown in (1, 2, 3):  # Whatever slows a round slows all of it.
-        figures.add(Key("ours", 10), of([2.0 * slowdown], peak=60, state=10 * mib))
-        figures.add(Key("ours", 10, 8), of([3.0 * slowdown], peak=60, state=10 * mib))
-        figures.add(Key("torch", 10), of([8.0 * slowdown], peak=1, state=mib))
-        figures.add(Key("ours", 90), of([2.2 * slowdown], peak=150, state=100 * mib))
-    figures.print_all(batch=8)
+    rounds = [
+        (Key("ours", 10), 2.0, 60, 10 * mib),
+        (Key("ours", 10, 8), 3.0, 60, 10 * mib),
+        (Key("torch", 10), 8.0, 1, mib),
+        (Key("ours", 90), 2.2, 150, 100 * mib),
+    ]
+    # Whatever slows a round slows all of it.
+    slowed = [(key, [ms * by], *memory) for by in (1, 2, 3) for key, ms, *memory in rounds]
+    figures_of(slowed).print_all(batch=8)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     ratios = {line["case"]: (line["min"], line["max"]) for line in lines if line["unit"] == "ratio"}
     assert ratios == {
@@ -218,21 +218,6 @@ def test_ratios_compare_rounds_that_were_measured_side_by_side(capsys):
         "ours devices=8 peak/state rows=10": (6.0, 6.0),
         "torch peak/state rows=10": (1.0, 1.0),
     }
-
-
-def test_the_picture_takes_the_times_on_one_device():
-    lines = [
-        {"bench": "embedding_step", "case": "ours rows=20", "unit": "ms"},
-        {"bench": "embedding_step", "case": "ours rows=10", "unit": "ms"},
-        {"bench": "embedding_step", "case": "ours devices=8 rows=10", "unit": "ms"},
-        {"bench": "embedding_step", "case": "ours rows=10", "unit": "examples/s"},
-        {"bench": "embedding_layer", "case": "ours rows=10", "unit": "ms"},
-        {"bench": "embedding_step", "case": "ours rows=30", "unit": "ms", "median": 9.0},
-        {"bench": "embedding_step", "case": "ours rows=30", "unit": "ms"},
-    ]
-    text = [json.dumps({"median": 2.0, "min": 1.0, "max": 3.0, **line}) for line in lines]
-    points = [(rows, 2.0, 1.0, 3.0) for rows in (10, 20, 30)]
-    assert plot_step.curves(text) == {"ours": points}
 
 
 # --- whole runs, tiny
@@ -252,14 +237,14 @@ def test_a_peer_declares_an_environment_of_its_own(path):
 def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     ids = tmp_path / "ids.npy"
     np.save(ids, zipf_batches(4, 16, 100, seed=0))
-    case = Case(str(ids), 100, 8, warmup=2, steps=3, seconds=60.0, devices=devices)
-    found = measure(OURS, case, "tuned")
-    assert len(found.step_ms) == 3
+    case = {"dim": 8, "warmup": 2, "steps": 3, "seconds": 60.0}
+    measured = measure(Key(OURS, 100, devices), ids, "rowwise_adagrad", case)
+    assert len(measured["step_ms"]) == 3
     # Without training every candidate is as likely as any other.
-    assert found.losses[0] == pytest.approx(np.log(16), abs=0.4)
-    assert found.state_bytes >= 2 * 100 * (8 + 1) * 4
-    assert found.peak_rss_mib > 50
-    assert (found.sent_bytes >= found.least_bytes > 0) == (devices > 1)
+    assert measured["losses"][0] == pytest.approx(np.log(16), abs=0.4)
+    assert measured["state_bytes"] >= 2 * 100 * (8 + 1) * 4
+    assert measured["peak_rss_mib"] > 50
+    assert (measured["sent_bytes"] >= measured["least_bytes"] > 0) == (devices > 1)
 
 
 def run_gpu_layer(*words):
@@ -275,7 +260,7 @@ def test_gpu_layer_refuses_a_machine_without_a_gpu():
     done = run_gpu_layer()
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr.startswith("JAX sees no GPU here: install jax[cuda13]")
+    assert "JAX sees no GPU here: install jax[cuda13]" in done.stderr
 
 
 def test_gpu_layer_can_be_tried_on_a_cpu():
@@ -292,25 +277,23 @@ def test_gpu_layer_can_be_tried_on_a_cpu():
 def test_input_pipeline_prints_a_line_for_each_case():
     command = [sys.executable, "-m", "benchmarks.input_pipeline", "--rows", "20000"]
     command += ["--batch", "256", "--history", "5"]
-    command += [f"--case={case}" for case in ("ids", "others", "validated", "feed")]
+    command += [f"--case={case}" for case in ("ids", "history", "model", "feed")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    cases = [f"20000 rows, {case}" for case in ("ids", "others 5", "validated 5", "feed 5")]
+    cases = [f"20000 rows, {case}" for case in ("ids", "history 5", "model 5", "feed 5")]
     assert [line["case"] for line in lines] == cases
     assert {line["unit"] for line in lines} == {"examples/s"}
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
 
 
-def test_ingest_times_a_night_that_reads_one_more_span():
-    command = [sys.executable, "-m", "benchmarks.ingest", "--spans", "4", "--rows", "4000"]
+def test_ingest_times_the_phases_of_a_file():
+    command = [sys.executable, "-m", "benchmarks.ingest", "--rows", "2000", "4000"]
     command += ["--format", "csv", "--rounds", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["case"] for line in lines][-2:] == [
-        "from scratch/one more, spans of 4 csv rows=4000",
-        "without spans/one more, spans of 4 csv rows=4000",
-    ]
-    assert len(lines) == 20
+    phases = ["ours", *(f"ours {phase}" for phase in ("ingest", "vocabulary", "store", "open"))]
+    expected = [f"{phase} csv rows={rows}" for rows in (2000, 4000) for phase in phases]
+    assert [line["case"] for line in lines] == [*expected, "ours csv rows=4000/2000"]
 
 
 def test_resume_kills_runs_and_compares_them():

@@ -15,7 +15,7 @@ pytest.importorskip("dask.distributed")
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ["-m", "benchmarks.ingest_runs", "ours"]
+OURS = ["-m", "benchmarks.measure", "benchmarks.ingest", "ours"]
 PROCESSES = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
 GOOD, BAD, TWICE = 20_000, 30, 50
 
@@ -39,8 +39,9 @@ def files(tmp_path_factory):
 
 
 def run(files, out, words):
+    arguments = {"file": str(files / "*.csv"), "out": str(out), "beam": words[1]}
     done = subprocess.run(
-        [sys.executable, *words[0], str(files / "*.csv"), str(out), *words[1]],
+        [sys.executable, *words[0], json.dumps(arguments)],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": str(out.parent)},
         capture_output=True,

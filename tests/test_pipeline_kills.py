@@ -13,8 +13,14 @@ from pathlib import Path
 import pytest
 from webhook_server import Server
 
-from benchmarks.crash import breaches, full_disks, killed_once, pairs, wait_until_ended
-from benchmarks.crash_world import World
+from benchmarks.crash import (
+    breaches,
+    killed_once,
+    on_full_disks,
+    started_twice,
+    wait_until_ended,
+)
+from benchmarks.crash_world import Kill, World
 
 pytestmark = [pytest.mark.faults, pytest.mark.pipeline]
 
@@ -30,7 +36,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("step", "moment", "whom"),
+    "point",
     [
         ("VocabularyGen", "inside", "group"),
         ("Trainer", "inside", "runner"),
@@ -41,11 +47,8 @@ def world(tmp_path_factory):
         ("Pusher", "published", "group"),
     ],
 )
-def test_a_killed_run_is_finished_by_the_same_command(world, step, moment, whom):
-    world.put_back(step)
-    seconds = world.seconds[step]
-    plant = {"step": step, "moment": moment, "whom": whom, "seed": 1, "seconds": seconds}
-    assert killed_once(world, plant)[1] == []
+def test_a_killed_run_is_finished_by_the_same_command(world, point):
+    assert killed_once(world, Kill(*point, seed=1)).breaches == []
 
 
 def command(world, *words_, **environment):
@@ -86,7 +89,7 @@ def test_nothing_outlives_a_command_that_is_killed(world):
     assert wait_until_ended(world) == []
     again = world.run()
     assert again.code == 0
-    assert world.model_of(again) == world.digest
+    assert again.model == world.digest
     assert breaches(world, 1) == []
 
 
@@ -101,7 +104,7 @@ def test_a_stopped_run_says_so_and_is_finished_by_the_same_command(world, of_all
     assert json.loads((run / "run.json").read_text())["state"] == "stopped"
     again = world.run()
     assert again.code == 0
-    assert world.model_of(again) == world.digest
+    assert again.model == world.digest
     assert breaches(world, 0) == []
 
 
@@ -127,11 +130,11 @@ def test_a_webhook_is_told_of_a_stopped_run_and_by_the_next_one_of_a_killed_run(
 
 
 def test_of_two_runs_at_once_one_is_refused(world):
-    assert [wrong for _, _, wrong in pairs(world, 3)] == [[]] * 3
+    assert [result.breaches for result in started_twice(world, 3)] == [[]] * 3
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a file system of its own")
 def test_a_full_disk_is_said_and_leaves_all_whole(world):
-    results = full_disks(world, 4, 0)
+    results = list(on_full_disks(world, 4, 0))
     assert len(results) >= 3
-    assert [result for result in results if result[2]] == []
+    assert [result for result in results if result.breaches] == []

@@ -103,15 +103,8 @@ def test_movielens_has_the_features_of_users_and_items_by_their_numbers(tmp_path
 
 
 def test_a_split_becomes_a_data_folder_that_training_reads(tmp_path):
-    split = split_of(
-        "ranked among all",
-        [[2, 0], [1]],
-        [[1], [0]],
-        3,
-        2,
-        item_tokens={"c": [["x"], [], ["y", "x"]]},
-    )
-    write_data_folder(split, tmp_path)
+    train = Csr.of_lists([[2, 0], [1]], 3)
+    write_data_folder(train, tmp_path, item_tokens={"c": [["x"], [], ["y", "x"]]})
     log = InteractionStore.open(tmp_path / "store", verify=True).train
     assert np.asarray(log.item_row[:]).tolist() == [3, 1, 2]
     assert np.asarray(log.user_row[:]).tolist() == [1, 1, 2]

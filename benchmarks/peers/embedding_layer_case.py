@@ -1,4 +1,4 @@
-"""What the competitors of `benchmarks.embedding_layer` share: the case, and taking turns."""
+"""What the competitors of `benchmarks.embedding_layer` share: constants, and taking turns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measure import AsJson, peak_rss_mib
+from benchmarks.measure import peak_rss_mib
 
 LEARNING_RATE = 0.01
 INITIAL = 0.5
@@ -23,27 +22,8 @@ WARMUP = 10
 _FEWEST = 5
 
 
-@dataclass(frozen=True)
-class Case(AsJson):
-    """One table, and bags of one length.
-
-    Attributes:
-        ids: Path of a .npy file, int32 `[batches, bags, length]`: rows to look up.
-        grads: Path of a .npy file, float32 `[bags, dim]`: gradients of the sums.
-        rows: Rows of the table.
-        dim: Their width [floats].
-        optimizer: `rowwise_adagrad`, `adagrad` or `sgd`.
-    """
-
-    ids: str
-    grads: str
-    rows: int
-    dim: int
-    optimizer: str
-
-
 def take_turns(
-    case: Case,
+    ids: str,
     prepare: Callable[[npt.NDArray[np.int32]], object],
     step: Callable[[object], None],
     read_table: Callable[[], npt.NDArray[np.float32]],
@@ -56,20 +36,20 @@ def take_turns(
     table, which must be the same for all.
 
     Args:
-        case: What is measured.
+        ids: Path of a .npy file, int32 `[batches, bags, length]`: rows to look up.
         prepare: Makes of ids `[bags, length]` what `step` takes; isn't measured.
         step: One lookup and update, done when it returns.
         read_table: Returns the table `[rows, dim]`.
         packages: Distributions whose versions belong to the figures.
     """
-    batches = [prepare(ids) for ids in np.load(case.ids)]
+    batches = [prepare(of_batch) for of_batch in np.load(ids)]
     for i in range(WARMUP):
         step(batches[i % len(batches)])
     moved = float(np.abs(np.asarray(read_table(), np.float64) - INITIAL).mean())
     versions = {name: importlib.metadata.version(name) for name in packages}
-    _say({"moved": moved, "versions": versions})
+    _tell({"moved": moved, "versions": versions})
     for line in sys.stdin:
-        _say({"step_ms": _turn(float(line), batches, step), "peak_rss_mib": peak_rss_mib()})
+        _tell({"step_ms": _turn(float(line), batches, step), "peak_rss_mib": peak_rss_mib()})
 
 
 def _turn(seconds: float, batches: list[object], step: Callable[[object], None]) -> list[float]:
@@ -83,5 +63,5 @@ def _turn(seconds: float, batches: list[object], step: Callable[[object], None])
     return times
 
 
-def _say(what: object) -> None:
+def _tell(what: object) -> None:
     print(json.dumps(what), flush=True)

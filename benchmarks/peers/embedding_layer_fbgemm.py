@@ -13,13 +13,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from benchmarks.peers.embedding_layer_case import (
-    EPSILON,
-    INITIAL,
-    LEARNING_RATE,
-    Case,
-    take_turns,
-)
+from benchmarks.measure import answer
+from benchmarks.peers.embedding_layer_case import EPSILON, INITIAL, LEARNING_RATE, take_turns
 
 OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -28,32 +23,31 @@ OPTIMIZERS = {
 }
 
 
-def main() -> None:
-    """Takes turns on the case that the command line names."""
-    case = Case.from_command()
+def main(ids: str, grads: str, rows: int, dim: int, optimizer: str) -> None:
+    """Takes turns on a table, with ids `[batches, bags, length]` and gradients `[bags, dim]`."""
     layer = SplitTableBatchedEmbeddingBagsCodegen(
-        [(case.rows, case.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
-        optimizer=OPTIMIZERS[case.optimizer],
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        optimizer=OPTIMIZERS[optimizer],
         learning_rate=LEARNING_RATE,
         eps=EPSILON,
     )
     layer.init_embedding_weights_uniform(INITIAL, INITIAL)
-    grads = torch.from_numpy(np.load(case.grads))
+    gradients = torch.from_numpy(np.load(grads))
 
-    def prepare(ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        bags, length = ids.shape
-        flat = torch.from_numpy(ids.reshape(-1).astype("int64"))
+    def prepare(bags_of: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        bags, length = bags_of.shape
+        flat = torch.from_numpy(bags_of.reshape(-1).astype("int64"))
         return flat, torch.arange(0, bags * length + 1, length)
 
     def step(batch: object) -> None:
-        layer(*batch).backward(grads)
+        layer(*batch).backward(gradients)
 
     def read_table() -> np.ndarray:
         [weights] = layer.split_embedding_weights()
         return weights.detach().numpy()
 
-    take_turns(case, prepare, step, read_table, ["torch", "fbgemm-gpu-cpu"])
+    take_turns(ids, prepare, step, read_table, ["torch", "fbgemm-gpu-cpu"])
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

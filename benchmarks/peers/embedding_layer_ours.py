@@ -7,13 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.peers.embedding_layer_case import (
-    EPSILON,
-    INITIAL,
-    LEARNING_RATE,
-    Case,
-    take_turns,
-)
+from benchmarks.peers.embedding_layer_case import EPSILON, INITIAL, LEARNING_RATE, take_turns
 from recsys.embedding import optimizers, rows
 from recsys.embedding.rows import Lookups
 
@@ -29,12 +23,12 @@ _OPTIMIZERS = {
 class Layer:
     """A table, its slots, and a step on them."""
 
-    def __init__(self, case: Case) -> None:
-        self.optimizer = _OPTIMIZERS[case.optimizer]
-        self.grads = jnp.asarray(np.load(case.grads))
-        self.table = jnp.full((case.rows, case.dim), INITIAL)
+    def __init__(self, grads: str, n_rows: int, dim: int, optimizer: str) -> None:
+        self.optimizer = _OPTIMIZERS[optimizer]
+        self.grads = jnp.asarray(np.load(grads))
+        self.table = jnp.full((n_rows, dim), INITIAL)
         self.slots = tuple(
-            jnp.full((case.rows, 1 if slot.per_row else case.dim), slot.initial)
+            jnp.full((n_rows, 1 if slot.per_row else dim), slot.initial)
             for slot in self.optimizer.slot_list()
         )
         # Two programs: in one, nothing would tell XLA to read before it writes, as the
@@ -65,14 +59,9 @@ class Layer:
         return np.asarray(self.table)
 
 
-def main() -> None:
-    """Takes turns on the case that the command line names."""
-    case = Case.from_command()
-    layer = Layer(case)
+def main(ids: str, grads: str, rows: int, dim: int, optimizer: str) -> None:
+    """Takes turns on a table, with ids `[batches, bags, length]` and gradients `[bags, dim]`."""
+    layer = Layer(grads, rows, dim, optimizer)
     take_turns(
-        case, lambda ids: jnp.asarray(ids.reshape(-1)), layer.step, layer.read, ["jax", "jaxlib"]
+        ids, lambda bags: jnp.asarray(bags.reshape(-1)), layer.step, layer.read, ["jax", "jaxlib"]
     )
-
-
-if __name__ == "__main__":
-    main()

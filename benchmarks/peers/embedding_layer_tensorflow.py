@@ -11,40 +11,35 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers.embedding_layer_case import (
-    INITIAL,
-    LEARNING_RATE,
-    Case,
-    take_turns,
-)
+from benchmarks.measure import answer
+from benchmarks.peers.embedding_layer_case import INITIAL, LEARNING_RATE, take_turns
 
 
-def main() -> None:
-    """Takes turns on the case that the command line names."""
-    case = Case.from_command()
-    table = tf.Variable(tf.fill([case.rows, case.dim], INITIAL))
-    if case.optimizer == "sgd":
-        optimizer = tf.compat.v1.train.GradientDescentOptimizer(LEARNING_RATE)
+def main(ids: str, grads: str, rows: int, dim: int, optimizer: str) -> None:
+    """Takes turns on a table, with ids `[batches, bags, length]` and gradients `[bags, dim]`."""
+    table = tf.Variable(tf.fill([rows, dim], INITIAL))
+    if optimizer == "sgd":
+        updates = tf.compat.v1.train.GradientDescentOptimizer(LEARNING_RATE)
     else:  # Its kernel adds no epsilon; the accumulator must start above 0.
-        optimizer = tf.compat.v1.train.AdagradOptimizer(
+        updates = tf.compat.v1.train.AdagradOptimizer(
             LEARNING_RATE, initial_accumulator_value=1e-14
         )
-    grads = tf.constant(np.load(case.grads))
+    gradients = tf.constant(np.load(grads))
 
     @tf.function
-    def traced(ids: tf.Tensor) -> tf.Tensor:
+    def traced(bags: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            rows = tf.nn.embedding_lookup(table, ids)  # [bags, length, dim]
-            out = tf.reduce_sum(rows, axis=1) if ids.shape[1] > 1 else rows[:, 0]
-        gradient = tape.gradient(out, table, output_gradients=grads)
-        optimizer.apply_gradients([(gradient, table)])
+            looked_up = tf.nn.embedding_lookup(table, bags)  # [bags, length, dim]
+            out = tf.reduce_sum(looked_up, axis=1) if bags.shape[1] > 1 else looked_up[:, 0]
+        gradient = tape.gradient(out, table, output_gradients=gradients)
+        updates.apply_gradients([(gradient, table)])
         return out
 
-    def step(ids: object) -> None:
-        traced(ids).numpy()
+    def step(bags: object) -> None:
+        traced(bags).numpy()
 
-    take_turns(case, tf.constant, step, table.numpy, ["tensorflow-cpu"])
+    take_turns(ids, tf.constant, step, table.numpy, ["tensorflow-cpu"])
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

@@ -7,36 +7,30 @@
 import numpy as np
 import torch
 
-from benchmarks.peers.embedding_layer_case import (
-    EPSILON,
-    INITIAL,
-    LEARNING_RATE,
-    Case,
-    take_turns,
-)
+from benchmarks.measure import answer
+from benchmarks.peers.embedding_layer_case import EPSILON, INITIAL, LEARNING_RATE, take_turns
 
 
-def main() -> None:
-    """Takes turns on the case that the command line names."""
-    case = Case.from_command()
-    weights = torch.full((case.rows, case.dim), INITIAL)
+def main(ids: str, grads: str, rows: int, dim: int, optimizer: str) -> None:
+    """Takes turns on a table, with ids `[batches, bags, length]` and gradients `[bags, dim]`."""
+    weights = torch.full((rows, dim), INITIAL)
     layer = torch.nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="sum", sparse=True)
-    if case.optimizer == "sgd":
-        optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE, foreach=False)
+    if optimizer == "sgd":
+        updates = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE, foreach=False)
     else:
-        optimizer = torch.optim.Adagrad(
+        updates = torch.optim.Adagrad(
             layer.parameters(), lr=LEARNING_RATE, eps=EPSILON, foreach=False
         )
-    grads = torch.from_numpy(np.load(case.grads))
+    gradients = torch.from_numpy(np.load(grads))
 
-    def step(ids: object) -> None:
-        optimizer.zero_grad()
-        layer(ids).backward(grads)
-        optimizer.step()
+    def step(bags: object) -> None:
+        updates.zero_grad()
+        layer(bags).backward(gradients)
+        updates.step()
 
     take_turns(
-        case,
-        lambda ids: torch.from_numpy(ids.astype("int64")),
+        ids,
+        lambda bags: torch.from_numpy(bags.astype("int64")),
         step,
         lambda: layer.weight.detach().numpy(),
         ["torch"],
@@ -44,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

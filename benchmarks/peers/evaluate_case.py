@@ -1,55 +1,26 @@
-"""The case, and what is drawn for it. Needs NumPy alone: peers bring the rest."""
+"""What is drawn for `benchmarks.evaluate`. Needs NumPy alone: peers bring the rest."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import AsJson
+KS = (1, 5, 10, 20, 50, 100)
+"""Cut-offs."""
 
 
 @dataclass(frozen=True)
-class Case(AsJson):
-    """What is measured.
-
-    Attributes:
-        users: Users, of one query each.
-        items: Items of the catalogue.
-        dim: Width of the embeddings [floats].
-        positives: Positives of each user.
-        seen: Items that are left out of each user's list.
-        ks: Cut-offs.
-        seed: Of all that is drawn.
-    """
-
-    users: int
-    items: int
-    dim: int = 64
-    positives: int = 1
-    seen: int = 50
-    ks: tuple[int, ...] = (1, 5, 10, 20, 50, 100)
-    seed: int = 0
-
-    @property
-    def flop(self) -> float:
-        """Operations of the dot products of all users and items."""
-        return 2.0 * self.users * self.items * self.dim
-
-    def __str__(self) -> str:
-        """Returns the case for people."""
-        return f"users={self.users} items={self.items} dim={self.dim}"
-
-
-class Data(NamedTuple):
-    """What is drawn; item row 0 is no item.
+class Data:
+    """Embeddings and rows; item row 0 is no item.
 
     Attributes:
         query: Embedding of each user `[users, dim]` float32.
         candidates: Embedding of each item row `[1 + items, dim]` float32.
         positives: Item rows of each user `[users, positives]` int32.
-        seen: Item rows of each user `[users, seen]` int32.
+        seen: Item rows of each user `[users, seen]` int32: no answers.
         counts: How often training saw each item row `[1 + items]`.
     """
 
@@ -59,24 +30,32 @@ class Data(NamedTuple):
     seen: np.ndarray
     counts: np.ndarray
 
+    @property
+    def items(self) -> int:
+        """Items of the catalogue."""
+        return len(self.candidates) - 1
+
     def first(self, users: int) -> Data:
         """Returns the same with fewer users."""
-        return self._replace(
-            query=self.query[:users], positives=self.positives[:users], seen=self.seen[:users]
-        )
+        fewer = {name: getattr(self, name)[:users] for name in ("query", "positives", "seen")}
+        return dataclasses.replace(self, **fewer)
+
+    def __str__(self) -> str:
+        """Returns the sizes."""
+        return f"users={len(self.query)} items={self.items} dim={self.query.shape[1]}"
 
 
-def draw(case: Case) -> Data:
+def draw(users: int, items: int, dim: int, positives: int, seen: int, seed: int, **_: Any) -> Data:
     """Returns embeddings from the normal distribution, and rows drawn evenly."""
-    random = np.random.default_rng(case.seed)
+    random = np.random.default_rng(seed)
 
     def rows(n: int) -> np.ndarray:
-        return random.integers(1, case.items + 1, (case.users, n), np.int32)
+        return random.integers(1, items + 1, (users, n), np.int32)
 
     return Data(
-        candidates=random.standard_normal((case.items + 1, case.dim), np.float32),
-        counts=random.integers(0, 1000, case.items + 1),
-        query=random.standard_normal((case.users, case.dim), np.float32),
-        positives=rows(case.positives),
-        seen=rows(case.seen),
+        candidates=random.standard_normal((items + 1, dim), np.float32),
+        counts=random.integers(0, 1000, items + 1),
+        query=random.standard_normal((users, dim), np.float32),
+        positives=rows(positives),
+        seen=rows(seen),
     )

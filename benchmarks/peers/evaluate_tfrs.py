@@ -14,10 +14,9 @@ holds all scores of a block of users. It takes one positive at a time, and leave
 out that a user has seen.
 """
 
-import json
 import os
-import sys
 import time
+from typing import Any
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -25,30 +24,30 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from benchmarks.peers.evaluate_case import Case, draw
+from benchmarks.measure import answer
+from benchmarks.peers.evaluate_case import KS, draw
 
 USERS = 128
 """Users of a block; of 32 to 512 the fastest, or as fast."""
 
 
-def metric(case: Case, candidates: tf.Tensor, batch: int) -> tfrs.metrics.FactorizedTopK:
+def metric(candidates: tf.Tensor, batch: int) -> tfrs.metrics.FactorizedTopK:
     """Returns the metric over batches of candidates; 0: over all at once."""
     if batch:
         source = tf.data.Dataset.from_tensor_slices(candidates).batch(batch)
     else:
-        source = tfrs.layers.factorized_top_k.BruteForce(k=max(case.ks)).index(candidates)
-    return tfrs.metrics.FactorizedTopK(candidates=source, ks=case.ks)
+        source = tfrs.layers.factorized_top_k.BruteForce(k=max(KS)).index(candidates)
+    return tfrs.metrics.FactorizedTopK(candidates=source, ks=KS)
 
 
-def main() -> None:
-    """Measures the case and the batch size that the command line names."""
-    case = Case.from_command()
-    data = draw(case)
+def main(batch: int, **case: Any) -> dict[str, float]:
+    """Returns the time of all users, with so many candidates of a batch."""
+    data = draw(**case)
     candidates = tf.constant(data.candidates[1:])
     # A query for each positive.
-    query = tf.repeat(tf.constant(data.query), case.positives, axis=0)
+    query = tf.repeat(tf.constant(data.query), data.positives.shape[1], axis=0)
     positive = tf.constant(data.positives.reshape(-1) - 1)
-    topk = metric(case, candidates, int(sys.argv[2]))
+    topk = metric(candidates, batch)
 
     @tf.function(reduce_retracing=True)
     def update(query: tf.Tensor, positive: tf.Tensor) -> None:
@@ -58,8 +57,8 @@ def main() -> None:
     started = time.perf_counter()
     for start in range(0, len(query), USERS):
         update(query[start : start + USERS], positive[start : start + USERS])
-    print(json.dumps({"seconds": time.perf_counter() - started}))
+    return {"seconds": time.perf_counter() - started}
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

@@ -20,12 +20,12 @@ def digest_of(train: Columns, held_out: Columns) -> str:
             the order of the store.
         held_out: The same of the held-out events, whose order is left open.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     order = np.lexsort([held_out[name] for name in reversed(_NAMES)])
     for name in _NAMES:
-        found.update(np.ascontiguousarray(train[name]).data)
-        found.update(np.ascontiguousarray(held_out[name][order]).data)
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(train[name]).data)
+        digest.update(np.ascontiguousarray(held_out[name][order]).data)
+    return digest.hexdigest()
 
 
 def digest(store: Path) -> str:

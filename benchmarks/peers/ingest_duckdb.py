@@ -5,23 +5,22 @@
 """The store by DuckDB, in one process, by SQL."""
 # ruff: noqa: S608 - the SQL is ours
 
-import json
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 
+from benchmarks.measure import answer
 from benchmarks.peers.ingest_digest import digest_of
 
 DAY_S = 86_400
 
 
-def main() -> None:
-    """Makes the store and prints its seconds and digest."""
-    file, out = sys.argv[1], Path(sys.argv[2])
-    out.mkdir(parents=True)
+def main(file: str, out: str) -> dict[str, Any]:
+    """Makes the store; returns its seconds and digest."""
+    Path(out).mkdir(parents=True)
     start = time.perf_counter()
     db = duckdb.connect()
     source = (
@@ -54,10 +53,10 @@ def main() -> None:
             WHERE {condition} ORDER BY user_row, timestamp, item_row"""
         ).fetchnumpy()
         for column, values in saved[part].items():
-            np.save(out / f"{part}-{column}.npy", values)
+            np.save(f"{out}/{part}-{column}.npy", values)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}))
+    return {"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

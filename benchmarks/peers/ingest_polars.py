@@ -4,14 +4,14 @@
 # ///
 """The store by polars, in one process, everything in memory."""
 
-import json
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from benchmarks.measure import answer
 from benchmarks.peers.ingest_digest import digest_of
 
 DAY_S = 86_400
@@ -41,10 +41,9 @@ def cut_of(events: pl.DataFrame) -> int:
     return int(days["timestamp"][closest]) * DAY_S
 
 
-def main() -> None:
-    """Makes the store and prints its seconds and digest."""
-    file, out = sys.argv[1], Path(sys.argv[2])
-    out.mkdir(parents=True)
+def main(file: str, out: str) -> dict[str, Any]:
+    """Makes the store; returns its seconds and digest."""
+    Path(out).mkdir(parents=True)
     start = time.perf_counter()
     now = int(time.time())
     events = read(file).filter(
@@ -67,10 +66,10 @@ def main() -> None:
         part = part.sort(["user_row", "timestamp", "item_row"])
         saved[name] = {c: part[c].to_numpy() for c in ("user_row", "item_row", "timestamp")}
         for column, values in saved[name].items():
-            np.save(out / f"{name}-{column}.npy", values)
+            np.save(f"{out}/{name}-{column}.npy", values)
     seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}))
+    return {"seconds": seconds, "digest": digest_of(saved["train"], saved["eval"])}
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

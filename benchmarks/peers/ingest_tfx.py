@@ -1,4 +1,4 @@
-"""TFX's own way: `python -m benchmarks.ingest_case.tfx FILE OUT [BEAM ARGS]`.
+"""TFX's own way, in our environment.
 
 CsvExampleGen and Transform, which gives each id its place in a vocabulary. Nothing is
 deduplicated, split by time or sorted: less than what the others do.
@@ -6,9 +6,7 @@ deduplicated, split by time or sorted: less than what the others do.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,34 +40,29 @@ def preprocessing_fn(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     return {**rows, "timestamp": inputs["timestamp"]}
 
 
-def main() -> None:
-    """Runs the two components and prints the seconds of all."""
-    file, out, beam_args = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    folder = out / "raw"
+def main(file: str, out: str, beam: list[str]) -> dict[str, Any]:
+    """Runs the two components; returns the seconds of all."""
+    folder = Path(out, "raw")
     folder.mkdir(parents=True)
-    (folder / file.name).symlink_to(file.resolve())
-    schema = out / "schema.pbtxt"
+    (folder / "events.csv").symlink_to(file)
+    schema = Path(out, "schema.pbtxt")
     schema.write_text(text_format.MessageToString(text_format.Parse(_SCHEMA, schema_pb2.Schema())))
     examples = CsvExampleGen(input_base=str(folder))
     imported = ImportSchemaGen(schema_file=str(schema))
     transform = Transform(
         examples=examples.outputs["examples"],
         schema=imported.outputs["schema"],
-        preprocessing_fn=f"{__spec__.name}.preprocessing_fn",
+        preprocessing_fn=f"{__name__}.preprocessing_fn",
         disable_statistics=True,
     )
-    database = metadata.sqlite_metadata_connection_config(str(out / "metadata.sqlite"))
+    database = metadata.sqlite_metadata_connection_config(f"{out}/metadata.sqlite")
     pipeline = Pipeline(
         "ingest",
-        str(out / "root"),
+        f"{out}/root",
         components=[examples, imported, transform],
         metadata_connection_config=database,
-        beam_pipeline_args=beam_args,
+        beam_pipeline_args=beam,
     )
     start = time.perf_counter()
     LocalDagRunner().run(pipeline)
-    print(json.dumps({"seconds": time.perf_counter() - start, "digest": None}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"seconds": time.perf_counter() - start, "digest": None}

@@ -1,17 +1,16 @@
-"""What one process measures, and what it says at its end."""
+"""What the competitors of `benchmarks.embedding_step` share: the workload's sizes, and a clock."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.measure import AsJson, peak_rss_mib
+from benchmarks.measure import peak_rss_mib
 
 TOWER_WIDTHS = (128, 64)
 """Widths of a tower's layers, relu after all but the last."""
@@ -19,64 +18,6 @@ LEARNING_RATE = 0.05
 """Of Adagrad on towers and tables."""
 INITIAL = 0.05
 """Tables start uniform in ±this."""
-
-
-@dataclass(frozen=True)
-class Case(AsJson):
-    """One measurement of one competitor.
-
-    Attributes:
-        ids: Path of a .npy file, int32 `[steps, 2, batch]`: user rows, item rows.
-        rows: Rows of each of the two tables.
-        dim: Width of their rows [floats].
-        warmup: Steps before the measured ones, compilation among them.
-        steps: Steps to measure.
-        seconds: The measured steps end after this time too [s].
-        optimizer: Optimizer of our tables; peers have one of their own.
-        devices: Simulated devices of ours.
-    """
-
-    ids: str
-    rows: int
-    dim: int
-    warmup: int
-    steps: int
-    seconds: float
-    optimizer: str = "rowwise_adagrad"
-    devices: int = 1
-
-
-@dataclass(frozen=True)
-class Measured(AsJson):
-    """What a measuring process found.
-
-    Attributes:
-        step_ms: Time of each measured step [ms].
-        losses: Loss of the first and of the last step.
-        state_bytes: Bytes of the tables and of their slots.
-        peak_rss_mib: Most memory that the process held [MiB].
-        versions: Of what it ran on, by name.
-        sent_bytes: Bytes that a device sends to others in a step; 0 on one device.
-        least_bytes: The least that it could send.
-    """
-
-    step_ms: list[float]
-    losses: list[float]
-    state_bytes: int
-    peak_rss_mib: float
-    versions: dict[str, str]
-    sent_bytes: float = 0.0
-    least_bytes: float = 0.0
-
-    @property
-    def median_ms(self) -> float:
-        """The median of the steps' times [ms]."""
-        return statistics.median(self.step_ms)
-
-
-# --- Runs in the measuring process, ours or a peer's: times the steps and tells the result.
-
-
 _FEWEST = 3
 
 
@@ -84,72 +25,80 @@ class StepClock:
     """Times steps from the end of one to the end of the next.
 
     The first `warmup` steps are not counted. Steps that take seconds are cut short: the
-    warm-up and the measured steps each end after `seconds`, but not before three steps.
+    warm-up, without the first step, which compiles, and the measured steps each end after
+    `seconds`, but not before three steps.
 
     Args:
-        case: What is measured.
+        ids: Path of a .npy file, int32 `[steps, 2, batch]`: user rows, item rows.
+        rows: Rows of each of the two tables.
+        dim: Width of their rows [floats].
+        warmup: Steps before the measured ones, compilation among them.
+        steps: Steps to measure.
+        seconds: Most time of the measured steps [s].
     """
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.step_ms: list[float] = []
-        self.losses: list[float] = []
-        self._ids: npt.NDArray[np.int32] = np.load(case.ids)
-        self._n_warm = 0
-        self._last = self._phase = time.perf_counter()
+    def __init__(
+        self, ids: str, rows: int, dim: int, warmup: int, steps: int, seconds: float
+    ) -> None:
+        self.ids: npt.NDArray[np.int32] = np.load(ids)
+        self.rows, self.dim = rows, dim
+        self._warmup, self._steps, self._seconds = warmup, steps, seconds
+        self._ends: list[float] = []
+        self._losses: list[float] = []
+        self._n_warm: int | None = None
 
     def batches(self) -> Iterator[npt.NDArray[np.int32]]:
         """Yields `[2, batch]` int32, user rows and item rows, until all is measured."""
         step = 0
         while not self.is_done:
-            yield self._ids[step % len(self._ids)]
+            yield self.ids[step % len(self.ids)]
             step += 1
 
     @property
     def is_done(self) -> bool:
         """Whether enough steps were measured."""
-        return self._is_over(len(self.step_ms), self.case.steps)
+        n = self._n_warm
+        return n is not None and self._is_over(n, len(self._ends) - n, self._steps)
 
     def tick(self, loss: float) -> None:
-        """Says that a step has ended, its loss read and with it all that it waits for."""
-        now = time.perf_counter()
-        self.losses.append(loss)
-        if self.step_ms or self._is_over(self._n_warm, self.case.warmup):
-            if not self.step_ms:
-                self._phase = self._last
-            self.step_ms.append((now - self._last) * 1000)
-        else:
-            self._n_warm += 1
-            if self._n_warm == 1:  # Compiling takes seconds, and is no step.
-                self._phase = now
-        self._last = now
+        """Ends a step; its loss has been read, and with it all that it waits for."""
+        self._ends.append(time.perf_counter())
+        self._losses.append(loss)
+        n = len(self._ends)
+        if self._n_warm is None and self._is_over(1, n, self._warmup):
+            self._n_warm = n
 
-    def _is_over(self, n_done: int, n_asked: int) -> bool:
-        late = self._last - self._phase > self.case.seconds
-        return n_done >= n_asked or (late and n_done >= _FEWEST)
+    def _is_over(self, since: int, n_done: int, n_wanted: int) -> bool:
+        """Returns whether so many steps are enough; `since`: the steps before the clock ran."""
+        is_late = self._ends[-1] - self._ends[since - 1] > self._seconds
+        return n_done >= n_wanted or (is_late and n_done >= _FEWEST)
+
+    @property
+    def step_ms(self) -> list[float]:
+        """Time of each measured step [ms]."""
+        measured = self._ends[(self._n_warm or 1) - 1 :][: self._steps + 1]
+        return [float(ms) for ms in np.diff(measured) * 1000]
 
     def report(
-        self,
-        state_bytes: int,
-        packages: Sequence[str],
-        sent_bytes: float = 0.0,
-        least_bytes: float = 0.0,
-    ) -> None:
-        """Prints what was measured as the last line of stdout.
+        self, state_bytes: int, packages: Sequence[str], sent: tuple[float, float] = (0.0, 0.0)
+    ) -> dict[str, Any]:
+        """Returns the figures of this process.
 
         Args:
             state_bytes: Bytes of the tables and of their slots.
             packages: Distributions whose versions belong to the figures.
-            sent_bytes: Bytes that a device sends to others in a step.
-            least_bytes: The least that it could send.
+            sent: Bytes that a device sends to others in a step, and the least it could.
         """
-        measured = Measured(
-            step_ms=self.step_ms[: self.case.steps],
-            losses=[self.losses[0], self.losses[-1]],
-            state_bytes=state_bytes,
-            peak_rss_mib=peak_rss_mib(),
-            versions={name: importlib.metadata.version(name) for name in packages},
-            sent_bytes=sent_bytes,
-            least_bytes=least_bytes,
-        )
-        print(measured.to_json(), flush=True)
+        return {
+            "step_ms": self.step_ms,
+            "losses": [self._losses[0], self._losses[-1]],
+            "state_bytes": state_bytes,
+            "peak_rss_mib": peak_rss_mib(),
+            "versions": {name: importlib.metadata.version(name) for name in packages},
+            "sent_bytes": sent[0],
+            "least_bytes": sent[1],
+        }
+
+    def adagrad_bytes(self) -> int:
+        """Returns the bytes of two tables and of their Adagrad accumulators."""
+        return 2 * self.rows * self.dim * 2 * 4

@@ -63,8 +63,3 @@ def fit(model: keras.Model, clock: StepClock) -> None:
 
     model.compile(optimizer=keras.optimizers.Adagrad(LEARNING_RATE), jit_compile=True)
     model.fit(batches(), epochs=1, verbose=0, callbacks=[Ticker(clock)])
-
-
-def dense_state_bytes(clock: StepClock) -> int:
-    """Returns the bytes of two tables and of their Adagrad accumulators."""
-    return 2 * clock.case.rows * clock.case.dim * 2 * 4

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from keras import ops
 
 from benchmarks.peers import two_tower_dense as dense_keras
-from benchmarks.peers.two_tower_case import LEARNING_RATE, Case, StepClock
+from benchmarks.peers.two_tower_case import LEARNING_RATE, StepClock
 from recsys import embedding
 from recsys.losses import sampled_softmax
 
@@ -48,52 +48,42 @@ class TwoTower(embedding.SparseModel):
         return sampled_softmax(y_pred["query"], y_pred["candidate"], item, log_q, TEMPERATURE)
 
 
-def tables(case: Case) -> dict[str, embedding.TableConfig]:
-    """Returns the configs of the two tables."""
-    return {
+def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
+    """Returns the model, on as many devices as the case has."""
+    n_devices = keras.distribution.get_device_count()
+    if n_devices != devices:
+        raise ValueError(f"There must be {devices} devices. Received: {n_devices}.")
+    configs = {
         side: embedding.TableConfig(
             side,
-            case.rows,
-            case.dim,
+            clock.rows,
+            clock.dim,
             initializer=dense_keras.initial(),
-            optimizer=OPTIMIZERS[case.optimizer](LEARNING_RATE),
+            optimizer=OPTIMIZERS[optimizer](LEARNING_RATE),
             placement="row",
         )
         for side in ("user", "item")
     }
 
-
-def build(case: Case) -> TwoTower:
-    """Returns the model, on as many devices as the case has."""
-    n_devices = keras.distribution.get_device_count()
-    if n_devices != case.devices:
-        raise ValueError(f"There must be {case.devices} devices. Received: {n_devices}.")
-    configs = tables(case)
-    if case.devices > 1:
+    if devices > 1:
         embedding.activate(embedding.table_layout(list(configs.values())))
     features = {
-        side: embedding.FeatureConfig(side, table, (None,), (None, case.dim))
+        side: embedding.FeatureConfig(side, table, (None,), (None, clock.dim))
         for side, table in configs.items()
     }
     return TwoTower(embedding.ShardedEmbedding(features))
 
 
-def state_bytes(model: TwoTower) -> int:
-    """Returns the bytes of the tables and their slots, over all devices."""
-    variables = [v for table in model.embed.tables for v in table.variables_by_row]
-    return sum(int(v.value.nbytes) for v in variables)
-
-
-def exchanged(model: TwoTower, case: Case) -> tuple[float, float]:
-    """Returns the bytes that a device sends in a step, and the least that it could."""
-    ids, n = np.load(case.ids), case.devices
+def exchanged(model: TwoTower, clock: StepClock, n: int) -> tuple[float, float]:
+    """Returns the bytes that one of `n` devices sends in a step, and the least that it could."""
+    ids = clock.ids
     table = model.embed.tables[0]
 
     def owner(rows: Any) -> Any:
         return table.physical(rows) // (table.n_physical // n)
 
     sent = sent_bytes(compiled_step(model, ids[0]), ids, owner, n)
-    return sent, least_bytes(ids, owner, n, case.dim)
+    return sent, least_bytes(ids, owner, n, clock.dim)
 
 
 def compiled_step(model: TwoTower, batch: Any) -> str:
@@ -109,14 +99,15 @@ def compiled_step(model: TwoTower, batch: Any) -> str:
     return step.lower(state, (features,)).compile().as_text() or ""
 
 
-def main() -> None:
-    """Measures the case that the command line names."""
-    case = Case.from_command()
-    clock = StepClock(case)
-    model = build(case)
+def measure(optimizer: str, devices: int, **case: Any) -> dict[str, Any]:
+    """Returns the figures of a case, whose other fields `StepClock` takes."""
+    clock = StepClock(**case)
+    model = build(clock, optimizer, devices)
     dense_keras.fit(model, clock)
-    sent = exchanged(model, case) if case.devices > 1 else (0.0, 0.0)
-    clock.report(state_bytes(model), ["keras", "jax"], *sent)
+    variables = [v for table in model.embed.tables for v in table.variables_by_row]
+    state_bytes = sum(int(v.value.nbytes) for v in variables)
+    sent = exchanged(model, clock, devices) if devices > 1 else (0.0, 0.0)
+    return clock.report(state_bytes, ["keras", "jax"], sent)
 
 
 # --- Bytes that the exchange sends, from the compiled step and the ids, against the least.
@@ -137,12 +128,12 @@ def sent_by_capacity(hlo: str) -> dict[int, float]:
         hlo: The compiled step. On a CPU an all-to-all is a tuple of parts
             `[1, capacity, …]`, one for each device, of which one stays at home.
     """
-    found: dict[int, float] = {}
+    by_capacity: dict[int, float] = {}
     for result in _ALL_TO_ALL.findall(hlo):
         parts = [[int(d) for d in shape.split(",")] for shape in _PART.findall(result)]
         sent = sum(math.prod(part) for part in parts[1:]) * _ITEMSIZE
-        found[parts[0][1]] = found.get(parts[0][1], 0.0) + sent
-    return found
+        by_capacity[parts[0][1]] = by_capacity.get(parts[0][1], 0.0) + sent
+    return by_capacity
 
 
 def sent_bytes(hlo: str, ids: Ids, owner: Owner, n_devices: int) -> float:
@@ -181,7 +172,3 @@ def _needs(of_table: Ids, owner: Owner, n_devices: int) -> npt.NDArray[np.int64]
     """Returns how many distinct rows each device needs of each other one `[device, owner]`."""
     parts = [np.unique(part) for part in np.split(of_table, n_devices)]
     return np.stack([np.bincount(owner(part), minlength=n_devices) for part in parts])
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ The gradients of the tables are `IndexedSlices`, which Adagrad applies row by ro
 """
 
 import os
+from typing import Any
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -20,7 +21,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, Case, StepClock
+from benchmarks.measure import answer
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
 keras = tf.keras
 
@@ -64,19 +66,18 @@ class Ticker(keras.callbacks.Callback):
         self.clock.tick(float((logs or {})["loss"]))
 
 
-def main() -> None:
-    """Measures the case that the command line names."""
-    case = Case.from_command()
-    clock = StepClock(case)
-    model = TwoTower(case.rows, case.dim)
+def main(**case: Any) -> dict[str, Any]:
+    """Returns the figures of a case, whose fields `StepClock` takes."""
+    clock = StepClock(**case)
+    model = TwoTower(clock.rows, clock.dim)
     model.compile(optimizer=keras.optimizers.Adagrad(LEARNING_RATE))
     batches = tf.data.Dataset.from_generator(
         clock.batches, output_signature=tf.TensorSpec([2, None], tf.int32)
     )
     model.fit(batches.prefetch(1), epochs=1, verbose=0, callbacks=[Ticker(clock)])
     packages = ["tensorflow-recommenders", "tensorflow-cpu", "tf-keras"]
-    clock.report(2 * case.rows * case.dim * 2 * 4, packages)
+    return clock.report(clock.adagrad_bytes(), packages)
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

@@ -4,11 +4,14 @@
 # ///
 """PyTorch with sparse gradients: `nn.Embedding(sparse=True)` and Adagrad, which takes them."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, Case, StepClock
+from benchmarks.measure import answer
+from benchmarks.peers.two_tower_case import INITIAL, LEARNING_RATE, TOWER_WIDTHS, StepClock
 
 
 def table(rows: int, dim: int) -> nn.Embedding:
@@ -24,12 +27,11 @@ def tower(dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
-def main() -> None:
-    """Measures the case that the command line names."""
-    case = Case.from_command()
-    clock = StepClock(case)
-    user_rows, item_rows = table(case.rows, case.dim), table(case.rows, case.dim)
-    users, items = tower(case.dim), tower(case.dim)
+def main(**case: Any) -> dict[str, Any]:
+    """Returns the figures of a case, whose fields `StepClock` takes."""
+    clock = StepClock(**case)
+    user_rows, item_rows = table(clock.rows, clock.dim), table(clock.rows, clock.dim)
+    users, items = tower(clock.dim), tower(clock.dim)
     dense = [*users.parameters(), *items.parameters()]
     optimizers = [
         torch.optim.Adagrad([user_rows.weight, item_rows.weight], lr=LEARNING_RATE, foreach=False),
@@ -45,8 +47,8 @@ def main() -> None:
         for optimizer in optimizers:
             optimizer.step()
         clock.tick(loss.item())
-    clock.report(2 * case.rows * case.dim * 2 * 4, ["torch"])
+    return clock.report(clock.adagrad_bytes(), ["torch"])
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

@@ -29,6 +29,7 @@ from recsys.bundles.versions import (
 )
 from recsys.errors import RecsysError, UsageError
 from recsys.system.commit import commit_folder
+from recsys.system.disk_space import free_there
 from recsys.system.held_folder import HeldFolder
 
 _LOCK = ".lock"
@@ -137,12 +138,17 @@ def only_publisher(serving_root: Path) -> Iterator[HeldFolder]:
                 held.remove(path)
             yield held
     except OSError as error:
-        rule = f"The serving folder {str(serving_root)!r} must be a folder that can be written."
+        rule = (
+            f"The serving folder {str(serving_root)!r} must be a folder that can be written"
+            f"{free_there(serving_root)}."
+        )
         cure = (
             "Free some space, or correct its permissions, and run again;"
             " the version that was served is untouched."
         )
-        raise RecsysError("R511", rule, cure, str(error)) from None
+        # `copytree` gathers the errors of all files: source, copy, and reason of each.
+        received = error.args[0][0][2] if isinstance(error, shutil.Error) else str(error)
+        raise RecsysError("R511", rule, cure, received) from None
 
 
 @dataclasses.dataclass(frozen=True)

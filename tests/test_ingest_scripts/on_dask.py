@@ -1,21 +1,20 @@
 """Runs the ingestion on a Dask cluster of two processes; prints what the benchmark prints."""
 
-import sys
-
 from dask.distributed import LocalCluster
 
-from benchmarks import ingest_runs
+from benchmarks.ingest import ours
+from benchmarks.measure import answer
 
 
-def main() -> None:
+def main(file: str, out: str, **_: object) -> object:
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        sys.argv += [
+        beam = [
             "--runner=apache_beam.runners.dask.dask_runner.DaskRunner",
             f"--dask_client_address={cluster.scheduler_address}",
             "--dask_partition_size=1",
         ]
-        ingest_runs.ours()
+        return ours(file, out, beam)
 
 
 if __name__ == "__main__":
-    main()
+    answer(main)

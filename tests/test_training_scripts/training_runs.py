@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from benchmarks.public_splits import Csr, Split, write_data_folder
+from benchmarks.public_splits import Csr, write_data_folder
 from recsys.errors import RecsysError
 from recsys.system.events import EventReader
 from recsys.system.process import last_json_line
@@ -31,8 +31,7 @@ def write_data(folder):
     """Writes the data folder of some users who took items at random."""
     draw = np.random.default_rng(0)
     lists = [draw.choice(100, PER_USER, replace=False).tolist() for _ in range(USERS)]
-    split = Split(Csr.of_lists(lists, 100), "", (10,), Csr.of_lists([[] for _ in lists], 100))
-    write_data_folder(split, folder)
+    write_data_folder(Csr.of_lists(lists, 100), folder)
 
 
 class Run:
