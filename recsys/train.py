@@ -142,15 +142,11 @@ def _write_probe(
     # A user without a row and one without a history are queries too, and users of whom
     # features alone are known.
     user_row[:1], history[1:2] = 0, 0
-    untrained = _untrained_users(inputs)[: len(events) // 10]
+    users = inputs.users
+    untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
     query = embed_queries(model, user_row, history, inputs)
     np.savez(out / "probe.npz", user_row=user_row, history=history, query=query)
-
-
-def _untrained_users(inputs: ModelInputs) -> np.ndarray:
-    """Returns the rows of the users who have an id and no training positive."""
-    return np.flatnonzero((inputs.users.row_counts == 0) & inputs.users.has_id())
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class ModelInputs:
         features = open_user_features(folder / "user_features", users.n_rows)
         return cls(users, items, Catalogue.open(folder / "catalogue"), features)
 
+    def features(self, side: str) -> tuple[FeatureBags, ...]:
+        """Returns the features of `users`, or of `items`."""
+        return self.user_features if side == "users" else tuple(self.catalogue.features)
+
     def query(self, user_row: np.ndarray, history: np.ndarray) -> dict[str, Any]:
         """Returns the query's inputs.
 

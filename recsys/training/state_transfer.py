@@ -63,9 +63,10 @@ def transfer_state(
         side: sources_of_ids(getattr(before, side), getattr(inputs, side)) for side in _SIDES
     }
     for side in _SIDES:
-        then = _features(before, side)
-        for name, today in _features(inputs, side).items():
-            sources[name] = sources_of_tokens(then[name], today, sources[side].source)
+        then = {feature.name: feature for feature in before.features(side)}
+        for today in inputs.features(side):
+            own = sources_of_tokens(then[today.name], today, sources[side].source)
+            sources[today.name] = own
     report: Report = {}
     for number, table in enumerate(tables):
         report_progress(number, len(tables), f"takes over the table {table.name}")
@@ -99,12 +100,6 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
         raise refused(base.folder, changes)
 
 
-def _features(inputs: ModelInputs, side: str) -> dict[str, FeatureBags]:
-    """Returns the features of users or of items by their names."""
-    features = inputs.catalogue.features if side == "items" else inputs.user_features
-    return {feature.name: feature for feature in features}
-
-
 def _new_rows(
     table: Table,
     sources: RowSources,
@@ -126,7 +121,7 @@ def _new_rows(
         is_own = source >= vocabulary.first_own_row
         survivors = survivors[is_own & (vocabulary.row_counts[source] > 0)]
         if kind == "neighbours":
-            features = list(_features(now, name).values())
+            features = now.features(name)
     else:
         survivors = survivors[survivors > 0]
     weights = base.array(table.embeddings.path)

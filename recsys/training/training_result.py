@@ -58,11 +58,6 @@ class Progress:
     epoch_counts: dict[str, float] = dataclasses.field(default_factory=dict)
     is_stopped: bool = False
 
-    @property
-    def wait_share(self) -> float:
-        """Share of the training time that went into waiting for input [0..1]."""
-        return self.waited_s / self.seconds if self.seconds else 0.0
-
     def add_steps(self, n: int, means: Mapping[str, float], counts: Mapping[str, float]) -> None:
         """Adds the mean metrics of `n` steps, and their counts, to those of the present epoch."""
         for name, value in {"steps": 1.0, **means}.items():
@@ -157,7 +152,7 @@ class TrainingResult:
             "examples": progress.step * self.stage.train.batch_size,
             "seconds": round(progress.seconds, 3),
             "examples_per_s": self.examples_per_s,
-            "input_wait_share": round(progress.wait_share, 4),
+            "input_wait_share": round(progress.waited_s / (progress.seconds or 1.0), 4),
             "unknown_id_share": round(self.unknown_id_share, 6),
             "resumed_at": progress.resumed_at,
             "best_step": progress.best_step,

@@ -324,11 +324,8 @@ def _differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> 
 
 def _feature_traits(before: ModelInputs, now: ModelInputs) -> Iterator[tuple[str, Any, Any]]:
     """Yields the traits of features that must stay: what, then and now."""
-    sides = (
-        ("items", before.catalogue.features, now.catalogue.features),
-        ("users", before.user_features, now.user_features),
-    )
-    for side, then, today in sides:
+    for side in ("items", "users"):
+        then, today = before.features(side), now.features(side)
         names = [", ".join(f.name for f in features) or "none" for features in (then, today)]
         yield f"features of {side}", names[0], names[1]
         if names[0] != names[1]:
