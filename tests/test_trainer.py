@@ -176,6 +176,7 @@ def test_a_callback_that_stops_between_two_updates_stops_at_the_next_one(data, t
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_training_faults kills the stage, which has the same trainer.
 def test_a_killed_program_that_is_started_again_ends_in_the_same_bits(folder, tmp_path):
     def run(name, kill_after=-1):
         words = [sys.executable, SCRIPT, folder, tmp_path / name, tmp_path / f"{name}.npz"]
@@ -202,6 +203,11 @@ def test_a_model_of_a_class_that_its_config_does_not_name_is_refused(data, tmp_p
 
     with pytest.raises(UsageError, match=r"R382.*Own.*register_model"):
         fit(data, tmp_path, model=Own.from_config(SETTINGS, data))
+
+
+def test_a_model_that_was_not_trained_is_not_exported(tmp_path):
+    with pytest.raises(UsageError, match=r"R536.*recsys\.Trainer.*"):
+        export(object(), tmp_path, tmp_path / "bundle")
 
 
 def test_a_model_of_a_class_of_a_script_is_not_exported(folder, tmp_path):
