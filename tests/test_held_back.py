@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data import training_events as module
-from recsys.data.training_events import KeptEvents, held_back, training_events
+from recsys.data import batches as module
+from recsys.data.batches import KeptEvents, held_back, training_events
 from recsys.errors import RecsysError
 from recsys.training.validation import held_back_queries
 

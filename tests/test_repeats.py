@@ -20,9 +20,9 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
+from recsys.data.batches import training_events
 from recsys.data.catalogue import Catalogue
 from recsys.data.store import InteractionStore, write_store
-from recsys.data.training_events import training_events
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.ranking import rank

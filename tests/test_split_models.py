@@ -18,10 +18,9 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.batches import BatchSource
+from recsys.data.batches import BatchSource, held_back, training_events
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
-from recsys.data.training_events import held_back, training_events
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import make_queries, protocol_of

@@ -22,10 +22,9 @@ from recsys.config import (
     TrainStage,
     WarmStartConfig,
 )
-from recsys.data.batches import BatchSource
+from recsys.data.batches import BatchSource, training_events
 from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
-from recsys.data.training_events import training_events
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import tables_of
 from recsys.errors import UsageError

@@ -20,8 +20,8 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
+from recsys.data.batches import KeptEvents, training_events
 from recsys.data.store import InteractionStore
-from recsys.data.training_events import KeptEvents, training_events
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
