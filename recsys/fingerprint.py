@@ -222,11 +222,11 @@ def _data_files(packages: Iterable[Path], sources: Iterable[Path]) -> set[Path]:
 
 
 def _other_files(package: Path) -> Iterator[Path]:
-    """Yields the files of a package that are not Python, subpackages left out."""
+    """Yields a package's files that are neither Python nor built, subpackages left out."""
     for path in package.iterdir():
         if path.is_dir() and path.name != "__pycache__" and not (path / "__init__.py").exists():
             yield from _other_files(path)
-        elif path.is_file() and path.suffix not in (".py", ".pyc"):
+        elif path.is_file() and path.suffix not in (".py", ".pyc", ".so"):
             yield path
 
 

@@ -93,6 +93,7 @@ def test_what_only_looks_at_a_model_trains_nothing_anew(tree, before):
         ("recsys/bundles/model_card.py", {"Exporter"}),
         ("recsys/training/loop.py", {"Trainer"}),
         ("recsys/nothing.py", set()),
+        ("recsys/kernels/_built.so", set()),
     ],
 )
 def test_a_source_changes_the_keys_of_the_steps_that_run_it_alone(tree, before, file, steps):
