@@ -74,6 +74,8 @@ def signatures():
     """Yields a line for each public name and method."""
     for name in sorted(recsys.__all__):
         for line in signature(getattr(recsys, name)) if name not in MODULES else ("module",):
+            # Which of two equal annotations typing shows depends on what was imported before.
+            line = re.sub(r"Optional\[(\w+)\]", r"\1 | None", line)
             yield f"{name}{line}" if line[0] in ".(" else f"{name} {line}"
 
 
