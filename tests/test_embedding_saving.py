@@ -1,6 +1,7 @@
 """Models saved and loaded again, on the mesh that they come from and on any other."""
 
 import keras
+import keras_rs
 import numpy as np
 import pytest
 from embedding_meshes import half_squares, on_mesh
@@ -188,3 +189,19 @@ def test_rows_are_read_in_their_order_in_chunks_and_put_back(mesh, monkeypatch):
             assert np.array_equal(np.concatenate(chunks), values)
         rows = layer.get_embedding_tables()["row"]
         assert np.array_equal(layer({"row": np.array([[7]])})["row"], rows[[7]])
+
+
+def test_tables_of_keras_rs_keep_their_own_settings_in_a_file(tmp_path):
+    """Keras takes what has the id of another object for that object."""
+    rows = keras_rs.layers
+    tables = [
+        rows.TableConfig(f"t{n}", 5, 4, initializer=keras.initializers.Constant(n), optimizer="sgd")
+        for n in range(30)
+    ]
+    configs = {t.name: rows.FeatureConfig(t.name, t, (2,), (2, 4)) for t in tables}
+    inputs = {name: keras.Input((), dtype="int32", name=name) for name in configs}
+    model = keras.Model(inputs, ShardedEmbedding(configs, name="rows")(inputs))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").get_layer("rows")
+    written = loaded.get_config()["tables"].values()
+    assert [table["initializer"]["config"]["value"] for table in written] == list(range(30))

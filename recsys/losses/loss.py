@@ -37,14 +37,12 @@ class Loss(Strict):
             positives, then all items.
         takes_hard_negatives: Whether hard negatives may be among the candidates.
         needs_drawn_negatives: Whether `train.uniform_negatives` must be positive.
-        holds_logits: Whether a step holds scores of blocks of queries and all candidates.
     """
 
     title: ClassVar[str] = ""
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "drawn"
     takes_hard_negatives: ClassVar[bool] = True
     needs_drawn_negatives: ClassVar[bool] = False
-    holds_logits: ClassVar[bool] = True
 
     def __call__(
         self,

@@ -19,7 +19,6 @@ class Bpr(Loss):
     title: ClassVar[str] = "Bayesian personalised ranking"
     takes_hard_negatives: ClassVar[bool] = False
     needs_drawn_negatives: ClassVar[bool] = True
-    holds_logits: ClassVar[bool] = False
 
     def __call__(
         self, query: keras.KerasTensor, candidate: keras.KerasTensor, *, log_q: Any, **batch: Any
