@@ -21,6 +21,7 @@ All the time what is served is looked at: it must be whole.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -171,9 +172,22 @@ def _of_recovered(world: World, ended: Ended, n_killed: int | None) -> list[str]
 def wait_until_ended(world: World, seconds: float = 10.0) -> list[str]:
     """Waits for the stages of a dead runner; returns the breaches: those that live on."""
     end = time.monotonic() + seconds
-    while (left := world.processes()) and time.monotonic() < end:
+    while (left := list(_living(world))) and time.monotonic() < end:
         time.sleep(0.1)
-    return [f"process {pid} outlived its runner by {seconds:.0f} s" for pid in left]
+    return [f"{process} outlived its runner by {seconds:.0f} s" for process in left]
+
+
+def _living(world: World) -> Iterator[str]:
+    """Yields what lives: a dying process has no words any more, but still holds its folder."""
+    yield from map("process {}".format, world.processes())
+    for path in world.temporary.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield f"the holder of {path}"
+        finally:
+            os.close(descriptor)
 
 
 # --- Two runs at once on one root.
