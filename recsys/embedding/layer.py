@@ -86,14 +86,6 @@ class ShardedEmbedding(keras.layers.Layer):
         self._paths: dict[str, FeatureConfig] = {}
         walked(feature_configs, self._paths.__setitem__)
         configs = by_name([feature.table for feature in self._paths.values()])
-        # Those of keras-rs too become ours. They are kept, as a file of Keras says by the ids
-        # of objects which of them are one.
-        self._configs = {
-            name: config
-            if isinstance(config, TableConfig)
-            else TableConfig.from_config(config.get_config())
-            for name, config in configs.items()
-        }
         self._resolved = {name: resolve(config) for name, config in configs.items()}
         for feature in self._paths.values():
             check_shapes(feature)
@@ -209,6 +201,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments; tables are named once, features refer to them."""
+        tables = by_name([feature.table for feature in self._paths.values()])
         features = {
             path: {
                 "name": feature.name,
@@ -220,7 +213,9 @@ class ShardedEmbedding(keras.layers.Layer):
         }
         return {
             **super().get_config(),
-            "tables": {name: table.get_config() for name, table in self._configs.items()},
+            # Those of keras-rs become ours, of the same objects: a file of Keras says by their
+            # addresses which of them are one, so none may be made for the moment.
+            "tables": {name: TableConfig(**vars(t)).get_config() for name, t in tables.items()},
             "features": features,
             "structure": walked(self.feature_configs, lambda path, _: path),
             "table_stacking": self.table_stacking,
