@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_sources import N_ITEMS, make, small_source
+from batch_sources import N_ITEMS, included, make, small_source
 
 from recsys.data.catalogue import Catalogue
 from recsys.data.sampling import ItemSampler
@@ -28,6 +28,28 @@ def test_draws_come_as_often_as_their_probability_says(power):
     squares = (counts - n * expected)[IS_ITEM] ** 2 / (n * expected[IS_ITEM])
     # Chi-square of 7 degrees of freedom: 30 is passed once in 10,000 times.
     assert squares.sum() < 30
+
+
+@pytest.mark.parametrize("power", [0.0, 0.75])
+@pytest.mark.parametrize("cold", [0.0, 0.3])
+def test_items_without_events_are_drawn_a_share_as_often(power, cold):
+    sampler = ItemSampler(COUNTS, IS_ITEM, power, cold)
+    weight = (COUNTS + 1.0) ** power * IS_ITEM * np.where(COUNTS == 0, cold, 1.0)
+    expected = weight / weight.sum()
+    assert np.allclose(sampler.probability, expected, rtol=1e-14)
+    n = 400_000
+    counts = np.bincount(sampler.draw(n, np.random.default_rng(1)), minlength=10)
+    assert not counts[expected == 0].any()
+    drawn = expected > 0
+    squares = (counts - n * expected)[drawn] ** 2 / (n * expected[drawn])
+    assert squares.sum() < 30
+
+
+def test_without_cold_items_even_draws_are_those_of_a_catalogue_without_them():
+    is_warm = IS_ITEM & (COUNTS > 0)
+    without, ours = ItemSampler(COUNTS, is_warm, 0.0), ItemSampler(COUNTS, IS_ITEM, 0.0, 0.0)
+    drawn = [sampler.draw(50, np.random.default_rng(2)).tolist() for sampler in (without, ours)]
+    assert drawn[0] == drawn[1]
 
 
 def test_draws_of_a_wrong_power_would_be_seen():
@@ -77,6 +99,35 @@ def test_a_popular_item_is_drawn_more_often_with_power(source):
         return (batch["item_row"][10:] == popular).mean()
 
     assert share(1.0) > 1.5 * share(0.0)
+
+
+@pytest.fixture(name="with_cold")
+def _with_cold(source):
+    """The source, with item 20 that nobody took."""
+    ids = [*source.catalogue.ids, "i20"]
+    return source.events.log, Catalogue(ids, ids, ())
+
+
+@pytest.mark.parametrize("cold", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("strength", [0.0, 0.4, 1.0])
+def test_log_q_is_that_of_the_draws_times_its_strength(with_cold, cold, strength):
+    settings = {"uniform_negatives": 30, "cold_negatives": cold, "log_q_correction": strength}
+    batch = make(*with_cold, **settings)[3]
+    counts = np.append(make(*with_cold).events.item_counts(N_ITEMS), 0)
+    weight = np.where(counts > 0, 1.0, cold)
+    weight[0] = 0
+    q = included((counts / counts.sum(), 10), (weight / weight.sum(), 30))
+    expected = strength * np.log(q[batch["item_row"]])
+    np.testing.assert_allclose(batch["log_q"], expected, rtol=1e-6, atol=1e-7)
+    assert cold > 0 or 20 not in batch["item_row"]
+
+
+@pytest.mark.parametrize("cold", [0.0, 0.5])
+def test_a_full_softmax_can_do_without_items_that_nobody_took(with_cold, cold):
+    source = make(*with_cold, loss="full_softmax", cold_negatives=cold)
+    rows = source[0]["item_row"]
+    assert rows[10:].tolist() == list(range(1, N_ITEMS + (cold > 0)))
+    assert source.n_candidates == len(rows)
 
 
 @pytest.mark.parametrize("multiple", [1, 8])

@@ -142,6 +142,15 @@ class TrainConfig(Strict):
     it out of a list."""
     negative_power: Share = 0.0
     """They are drawn evenly at 0, by their popularity at 1, and by a power of it between."""
+    cold_negatives: Share = 1.0
+    """How often items without a training event are drawn, as a share of how often
+    `negative_power` says; at 0 they are no negatives, of `full_softmax` neither: an item that
+    is never a positive only learns to be in no list. Above 0 the logQ correction makes up for
+    what is drawn less [0..1]."""
+    log_q_correction: Share = 1.0
+    """Strength of the logQ correction of the scores for how often an item is among the
+    candidates: at 1 they learn how likely the item is for a query; at 0 that, divided by how
+    often it is drawn, which holds popular items down [0..1]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
     """Negatives that the model itself found close to the positives."""
     known_positives: NonNegativeInt = 0

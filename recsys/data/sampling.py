@@ -28,22 +28,29 @@ class ItemSampler:
 
     An item with c training events is drawn with a probability proportional to
     (c + 1)^power: evenly at power 0, and an item without events now and then at any
-    power (powers of counts for negatives: Mikolov et al., NeurIPS 2013, section 2.2).
+    power (powers of counts for negatives: Mikolov et al., NeurIPS 2013, section 2.2). Items
+    without events are drawn `cold` times as often as that.
 
     Args:
         counts: Training events of each item row `[item rows]`.
         is_item: Which of the rows are items `[item rows]` bool; others are never drawn.
         power: The power, 0 … 1.
+        cold: Share of the draws of an item without events that are kept [0..1]; 0: it is
+            never drawn.
     """
 
-    def __init__(self, counts: np.ndarray, is_item: np.ndarray, power: float) -> None:
-        self._n_rows, self._power = len(counts), power
-        self._items = np.flatnonzero(is_item).astype(np.int32)
-        self._weights = (counts[self._items] + 1.0) ** power
+    def __init__(
+        self, counts: np.ndarray, is_item: np.ndarray, power: float, cold: float = 1.0
+    ) -> None:
+        self._n_rows = len(counts)
+        self._items = np.flatnonzero(is_item & ((counts > 0) | (cold > 0))).astype(np.int32)
+        is_cold = counts[self._items] == 0
+        self._weights = (counts[self._items] + 1.0) ** power * np.where(is_cold, cold, 1.0)
+        self._is_even = power == 0 and (cold == 1 or not is_cold.any())
 
     def draw(self, n: int, random: np.random.Generator) -> np.ndarray:
         """Returns `n` item rows `[n]` int32, drawn with replacement."""
-        if self._power == 0 or not len(self._items):
+        if self._is_even or not len(self._items):
             return self._items[random.integers(0, len(self._items), n)]
         places = np.searchsorted(self._cumulated, random.random(n), side="right")
         # The last border is 1 but for rounding.
@@ -212,6 +219,8 @@ class BatchCandidates:
 
     For the full softmax every item of the catalogue follows the positives instead, some
     of them twice to fill up; an item counts once in the loss, however often it is there.
+    Where `train.cold_negatives` is 0, items without events are no negatives in either case,
+    unless a list of hard ones has them.
 
     Attributes:
         counts: Training events of each item row `[item rows]` int64.
@@ -249,7 +258,11 @@ class BatchCandidates:
 
     @functools.cached_property
     def log_q(self) -> np.ndarray:
-        """Log probability that an item is among a batch's candidates `[item rows]` float32."""
+        """Correction of each item row's scores `[item rows]` float32.
+
+        It is the log probability that the item is among a batch's candidates, times
+        `train.log_q_correction`.
+        """
         if self._is_full:
             return np.zeros(len(self.counts), np.float32)
         shares, n_hard = self.counts / self.counts.sum(), self.train.hard_negatives.count
@@ -261,7 +274,8 @@ class BatchCandidates:
             samplers.append((self._lists.probability(shares), n_hard))
         log_q = inclusion_log_probability(*samplers)
         # What is in no batch has no logarithm, and needs none.
-        return np.where(np.isfinite(log_q), log_q, 0.0).astype(np.float32)
+        log_q = np.where(np.isfinite(log_q), log_q, 0.0)
+        return (log_q * self.train.log_q_correction).astype(np.float32)
 
     @functools.cached_property
     def _lists(self) -> HardNegatives:
@@ -269,7 +283,8 @@ class BatchCandidates:
 
     @functools.cached_property
     def _sampler(self) -> ItemSampler:
-        return ItemSampler(self.counts, self.is_item, self.train.negative_power)
+        train = self.train
+        return ItemSampler(self.counts, self.is_item, train.negative_power, train.cold_negatives)
 
     @property
     def _is_full(self) -> bool:
@@ -277,8 +292,9 @@ class BatchCandidates:
 
     @functools.cached_property
     def _catalogue(self) -> np.ndarray:
-        """Every item, from the first on again to fill up `[items and more]` int32."""
-        items = np.flatnonzero(self.is_item).astype(np.int32)
+        """Every item that may be a negative, from the first on again to fill up `[n]` int32."""
+        is_negative = self.is_item & ((self.counts > 0) | (self.train.cold_negatives > 0))
+        items = np.flatnonzero(is_negative).astype(np.int32)
         return np.resize(items, -(-len(items) // self.multiple) * self.multiple)
 
 
