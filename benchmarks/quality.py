@@ -1,68 +1,127 @@
-"""`python -m benchmarks.quality`: what a committed config reaches, over several seeds.
+"""`python -m benchmarks.quality`: what a config reaches, over several seeds.
 
-`movielens_small`, which ships with the project, is a whole `recsys run` a seed; the data
-steps are cached after the first. The public splits with published figures are trained
-on by `recsys.train` and measured as their protocol says; docs/benchmarks.md has them
-beside the published figures.
+`--data DIR` takes a folder with a `protocol.json`, trains by `recsys.train` and measures as the
+protocol says; `benchmarks/split_files.py` has the format. `--config FILE` has the keys `model`
+and `train`, or is a whole config; by default it is configs/quality/NAME.yaml, with the protocol's
+name, or else what recsys does where a config names nothing. `--dataset NAME --data DIR` takes
+configs/quality/NAME.yaml. docs/benchmarks.md has the figures beside the published ones.
 
-`python -m benchmarks.quality shift --dataset NAME --data DIR` asks whether a split's held-out
-part was drawn evenly by item: had the events of each user been drawn at random, each item
-would have lost as many as its users' shares say, give or take; what it lost more or less is
-told by how often it occurs.
+Without `--data` it is a whole `recsys run` a seed on the data that ship with the project; the
+data steps are cached after the first.
+
+`python -m benchmarks.quality shift --data DIR` asks whether a split's held-out part was drawn
+evenly by item: had the events of each user been drawn at random, each item would have lost as
+many as its users' shares say, give or take; what it lost more or less is told by how often it
+occurs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from typer import Option
 
-from benchmarks.measure import ROOT, call, module, print_line, run, watch, words_of
-from benchmarks.public_splits import LOADERS, Csr, Split, write_data_folder
+from benchmarks.measure import ROOT, Watched, call, log, module, print_line, run, watch, words_of
+from benchmarks.protocols import measure
+from benchmarks.public_splits import Csr, Split, write_data_folder
+from benchmarks.split_files import FolderError, read_protocol, read_split
 from recsys.config import TrainStage
 from recsys.config.load import load_stage
 from recsys.data.event_log import newest_first
-from recsys.models import load_model
-from recsys.models.inference import embed_queries
-from recsys.models.saved import TrainedModel
+from recsys.errors import RecsysError
+from recsys.system.events import shown_events
 from recsys.system.process import run_stage, stage_environment
 
-SHIPPED: Literal["movielens_small"] = "movielens_small"
+if TYPE_CHECKING:
+    from recsys.models.saved import TrainedModel
+
+SHIPPED = "movielens_small"
 CONFIGS = ROOT / "configs" / "quality"
 Part = Literal["test", "valid"]
-Public = Literal["gowalla_m1", "ncf_ml1m", "s3rec_beauty"]
 _NO_SETS: list[str] = []
+_LINES_OF_A_TRAINING = 20
 
 
 def main(
-    dataset: Literal["gowalla_m1", "movielens_small", "ncf_ml1m", "s3rec_beauty"] = SHIPPED,
-    data: Annotated[
-        Path | None, Option(help="Folder of a public split, with protocol.json.")
+    dataset: Annotated[
+        str | None, Option(help="Name of a committed config, or movielens_small, which ships.")
     ] = None,
-    part: Annotated[Part, Option(help="Of the split.")] = "test",
-    seeds: Annotated[int, Option(help="Runs, with the seeds 0, 1, ….")] = 3,
-    set: Annotated[list[str], Option(help="Override, as of `recsys run`.")] = _NO_SETS,
+    data: Annotated[Path | None, Option(help="Folder with protocol.json.")] = None,
+    config: Annotated[Path | None, Option(help="Config; see above.")] = None,
+    part: Annotated[Part, Option(help="Of the protocol.")] = "test",
+    seeds: Annotated[int, Option(min=1, help="Runs, with the seeds 0, 1, ….")] = 3,
+    set: Annotated[list[str], Option(help="Override of the config, key=value.")] = _NO_SETS,
+    vectors: Annotated[
+        Path | None,
+        Option(
+            help="Keep the vectors, arrays `user` and `item` in the folder's numbering, in this"
+            " .npz, those of further seeds in NAME-1.npz, …."
+        ),
+    ] = None,
 ) -> None:
     """Runs every seed and prints a line for each metric."""
-    if dataset == SHIPPED:
-        _shipped(seeds, [word for override in set for word in ("--set", override)])
-    elif data is None or set:
-        sys.exit(f"{dataset} needs --data, and takes no --set")
-    else:
-        _public(dataset, data, part, seeds)
+    _check_backend()
+    if data is None:
+        if dataset not in (None, SHIPPED) or part != "test" or vectors is not None:
+            sys.exit("A data set, a part of it and its vectors need its folder: --data DIR.")
+        shipped = ROOT / "configs" / f"{SHIPPED}.yaml"
+        _shipped(config or shipped, seeds, [word for s in set for word in ("--set", s)])
+        return
+    try:
+        split = read_split(data, part)
+        file = _config_file(dataset, config, str(read_protocol(data, part).get("name")))
+        load_stage(file, TrainStage, set)
+    except (FolderError, RecsysError) as error:
+        sys.exit(str(error))
+    log(f"{data}, {part}: {split}; config: {file}")
+    for note in split.notes:
+        log(note)
+    case = {"data": str(data), "part": part, "config": str(file), "overrides": set}
+    files = [str(_of_seed(vectors, seed)) if vectors else None for seed in range(seeds)]
+    print_runs([_run(case, seed, file) for seed, file in enumerate(files)])
 
 
-def _public(dataset: str, data: Path, part: Part, seeds: int) -> None:
-    case = {"dataset": dataset, "data": str(data), "part": part}
+def _check_backend() -> None:
+    missing = [name for name in ("keras", "jax") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"Training needs Keras on JAX, and {' and '.join(missing)} can't be imported:"
+            " install the project with its extras, as README.md says."
+        )
+
+
+def _config_file(dataset: str | None, config: Path | None, name: str) -> Path:
+    """Returns the config that a command line means, for a protocol's name."""
+    committed = {file.stem: file for file in CONFIGS.glob("*.yaml")}
+    if dataset is not None and dataset not in committed:
+        raise FolderError(f"--dataset {dataset} must be one of {', '.join(sorted(committed))}.")
+    return config or committed.get(dataset or name, committed["default"])
+
+
+def _of_seed(vectors: Path, seed: int) -> Path:
+    vectors = vectors.with_suffix(".npz").absolute()
+    return vectors.with_stem(f"{vectors.stem}-{seed}") if seed else vectors
+
+
+def _run(case: dict[str, Any], seed: int, vectors: str | None) -> Watched:
     environment = {"KERAS_BACKEND": "jax"}  # Of the processes that train and embed.
-    runs = [call(train, environment, True, **case, seed=seed) for seed in range(seeds)]
+    try:
+        return call(train, environment, True, **case, seed=seed, vectors=vectors)
+    except subprocess.CalledProcessError:
+        sys.exit(f"Seed {seed} failed; the reason is above.")
+
+
+def print_runs(runs: list[Watched]) -> None:
+    """Prints a line for each metric of some seeds, and one for the time."""
     peak = max(run.peak_rss_mib for run in runs)
     for name in runs[0].result["metrics"]:
         values = [run.result["metrics"][name] for run in runs]
@@ -71,8 +130,7 @@ def _public(dataset: str, data: Path, part: Part, seeds: int) -> None:
     print_line("quality", "seconds of training", seconds, "s", peak)
 
 
-def _shipped(seeds: int, overrides: list[str]) -> None:
-    config = ROOT / "configs" / f"{SHIPPED}.yaml"
+def _shipped(config: Path, seeds: int, overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as root:
         runs = []
         for seed in range(seeds):
@@ -92,113 +150,63 @@ def _shipped(seeds: int, overrides: list[str]) -> None:
 # --- One seed of one data set, trained and measured.
 
 
-def train(dataset: str, data: str, part: Part, seed: int) -> dict[str, Any]:
-    """Returns the metrics of one seed, and the seconds of its training."""
-    split = LOADERS[dataset](Path(data), part)
-    stage = load_stage(CONFIGS / f"{dataset}.yaml", TrainStage)
-    stage = stage.model_copy(update={"train": stage.train.model_copy(update={"seed": seed})})
+def train(
+    data: str, part: Part, config: str, overrides: list[str], seed: int, vectors: str | None = None
+) -> dict[str, Any]:
+    """Returns the metrics of one seed, and the seconds of its training; keeps the vectors."""
+    split = read_split(Path(data), part)
+    stage = load_stage(Path(config), TrainStage, [*overrides, f"train.seed={seed}"])
     with tempfile.TemporaryDirectory() as scratch:
-        saved, seconds = _trained(split, stage, Path(scratch))
+        try:
+            with shown_events(_progress_of(seed)):
+                saved, seconds = _trained(split, stage, Path(scratch))
+        except RecsysError as error:
+            sys.exit(str(error))
         user, item = _vectors(split, saved, Path(scratch) / "model")
-    return {"metrics": PROTOCOLS[split.kind](split, user, item), "seconds": seconds}
+    if vectors is not None:
+        np.savez(vectors, user=user, item=item)
+    return {"metrics": measure(split, user, item), "seconds": seconds}
+
+
+def _progress_of(seed: int) -> Callable[[dict[str, Any]], None]:
+    """Returns what logs a line now and then of the training of a seed."""
+    lines = 0
+
+    def show(event: dict[str, Any]) -> None:
+        nonlocal lines
+        if event["kind"] == "progress":
+            share = _LINES_OF_A_TRAINING * event["done"] // event["total"]
+            if share > lines:
+                lines = share
+                log(f"seed {seed}: step {event['done']:,} of {event['total']:,}, {event['text']}")
+
+    return show
 
 
 def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedModel, float]:
     """Returns the model, trained by a process of its own, and the seconds of its steps."""
+    from recsys.models import load_model
+
     has_towers = getattr(stage.model, "widths", ()) is not None  # They read the features.
-    tokens = (split.item_tokens, split.user_tokens) if has_towers else ()
-    write_data_folder(split.train, folder / "data", *tokens)
+    of_items, of_users = (split.item_tokens, split.user_tokens) if has_towers else ({}, {})
+    data = folder / "data"
+    write_data_folder(split.train, data, of_items, of_users, order=split.order, times=split.times)
     config = folder / "stage.json"
     config.write_text(stage.model_dump_json())
-    words = words_of(config=config, data=folder / "data", out=folder / "model")
+    words = words_of(config=config, data=data, out=folder / "model")
     result = run_stage("recsys.train", words, stage_environment("jax"))
     return load_model(folder / "model"), result["seconds"]
 
 
 def _vectors(split: Split, saved: TrainedModel, model: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vectors of all users `[users, dim]` and items `[items, dim]`."""
-    seen = split.train if split.seen is None else split.seen
-    rows, offsets = (seen.items + 1).astype(np.int32), seen.offsets
+    from recsys.models.inference import embed_queries
+
+    rows, offsets = (split.seen.items + 1).astype(np.int32), split.seen.offsets
     history = newest_first(rows, offsets[:-1], offsets[1:], saved.model.spec.config.history)
     user_row = np.arange(1, len(split.train) + 1, dtype=np.int32)
     user = embed_queries(saved.model, user_row, history, saved.inputs)
     return user, np.load(model / "candidates.npy")[1:]
-
-
-# --- The published protocols, as their papers define them.
-
-
-Metrics = dict[str, float]
-_BLOCK = 512
-
-
-def among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
-    """Returns Recall@k and NDCG@k over all items but those of training.
-
-    As NGCF and LightGCN count: recall over all relevant items of a user, the ideal DCG
-    over the first min(k, relevant) places, means over the users with a relevant item.
-
-    Args:
-        split: What was held out.
-        user: User vectors `[users, dim]` float32.
-        item: Item vectors `[items, dim]` float32.
-    """
-    users = np.flatnonzero(np.diff(split.relevant.offsets))
-    most = max(split.k)
-    gain = 1.0 / np.log2(np.arange(2, most + 2))
-    sums = {f"{name}@{k}": 0.0 for k in split.k for name in ("Recall", "NDCG")}
-    for start in range(0, len(users), _BLOCK):
-        block = users[start : start + _BLOCK]
-        for row, top in zip(block, _top(split, user, item, block, most), strict=True):
-            relevant = split.relevant[row]
-            hits = np.isin(top, relevant)
-            for k in split.k:
-                ideal = gain[: min(k, len(relevant))].sum()
-                sums[f"Recall@{k}"] += hits[:k].sum() / len(relevant)
-                sums[f"NDCG@{k}"] += (hits[:k] * gain[:k]).sum() / ideal
-    return {name: total / len(users) for name, total in sums.items()}
-
-
-def one_among_all(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
-    """Returns HR@k and NDCG@k of the one item that was held out, among all the user hasn't."""
-    metrics = among_all(split, user, item)
-    return {name.replace("Recall", "HR"): value for name, value in metrics.items()}
-
-
-def among_given(split: Split, user: np.ndarray, item: np.ndarray) -> Metrics:
-    """Returns HR@k and NDCG@k of an item among given negatives; a tie counts against it.
-
-    A negative that is the item itself, as some published lists have, is left out.
-    """
-    if split.candidates is None or split.users is None:
-        raise ValueError("The split must name the candidates of each case.")
-    scores = np.einsum("ncd,nd->nc", item[split.candidates], user[split.users])
-    is_other = split.candidates != split.candidates[:, -1:]
-    rank = 1 + ((scores >= scores[:, -1:]) & is_other).sum(axis=1)
-    gain = 1.0 / np.log2(rank + 1)
-    return {
-        f"{name}@{k}": float(np.where(rank <= k, value, 0.0).mean())
-        for k in split.k
-        for name, value in (("HR", np.ones(len(rank))), ("NDCG", gain))
-    }
-
-
-PROTOCOLS: dict[str, Callable[[Split, np.ndarray, np.ndarray], Metrics]] = {
-    "ranked among all": among_all,
-    "ranked among all, one item": one_among_all,
-    "ranked among given negatives": among_given,
-}
-
-
-def _top(split: Split, user: np.ndarray, item: np.ndarray, users: np.ndarray, k: int) -> np.ndarray:
-    """Returns the best items of `users` `[b, k]`, without those that they have seen."""
-    scores = user[users] @ item.T
-    seen = split.train if split.seen is None else split.seen
-    for row, number in enumerate(users):
-        scores[row, seen[number]] = -np.inf
-    best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
-    order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(best, order, axis=1)
 
 
 # --- is a held-out part drawn evenly by item?
@@ -208,12 +216,15 @@ _BORDERS = (0, 15, 60, 200, 10**9)
 
 
 def shift(
-    dataset: Annotated[Public, Option()],
-    data: Annotated[Path, Option(help="Folder of the data set.")],
+    data: Annotated[Path, Option(help="Folder with protocol.json.")],
+    dataset: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
     """Prints a line for each part of the split, and each range of popularity."""
     for part in ("valid", "test"):
-        split = LOADERS[dataset](data, part)
+        try:
+            split = read_split(data, part)
+        except FolderError as error:
+            sys.exit(str(error))
         for line in held_out_shares(split.train, split.relevant):
             print(json.dumps({"part": part, **line}))
 

@@ -59,29 +59,27 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     path = Path(path or default_config_path())
     raw = _read_yaml(path)
     _anchor_paths(raw, path.resolve().parent)
-    changes: dict[str, Any] = {}
-    for override in overrides:
-        _apply_override(changes, override)
-    _anchor_paths(changes, Path.cwd())
-    _merge(raw, changes)
+    _override(raw, overrides)
     return _validated(Config, raw, path)
 
 
-def load_stage(path: Path, kind: type[StageT]) -> StageT:
+def load_stage(path: Path, kind: type[StageT], overrides: Iterable[str] = ()) -> StageT:
     """Reads the parts that a stage needs.
 
     Args:
-        path: A whole config, or a JSON file that holds the stage's parts alone
-            (what a component hands to its process).
+        path: A whole config, or a file that holds the stage's parts alone (what a
+            component hands to its process).
         kind: `TrainStage`, `EvaluateStage` or `ExportStage`.
+        overrides: As of `load_config`.
 
     Raises:
         ConfigError: As `load_config`.
     """
     raw = _read_yaml(path)
     if set(raw) <= set(kind.model_fields):
+        _override(raw, overrides)
         return _validated(kind, raw, path)
-    return stage_of(load_config(path), kind)
+    return stage_of(load_config(path, overrides), kind)
 
 
 def default_config_path() -> Path:
@@ -151,6 +149,15 @@ def _anchored(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or "://" in value:
         return value
     return os.path.normpath(os.path.join(folder, os.path.expanduser(value)))
+
+
+def _override(raw: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Applies `a.b=value` each to a raw config."""
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(changes, override)
+    _anchor_paths(changes, Path.cwd())
+    _merge(raw, changes)
 
 
 def _apply_override(changes: dict[str, Any], override: str) -> None:
