@@ -216,6 +216,27 @@ def test_without_layers_the_vectors_are_the_embeddings(similarity):
     np.testing.assert_allclose(found[0], candidate, atol=1e-6)
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_bias_is_added_to_the_similarity_of_an_item_with_anybody(similarity):
+    plain = build(widths=None, similarity=similarity)
+    model = build(widths=None, similarity=similarity, item_bias=True)
+    values = {variable.path: variable.value for variable in plain.weights}
+    for variable in model.weights:
+        variable.assign(values.get(variable.path, variable.value))
+    bias = weights(model)["item_bias"]
+    assert bias.shape == (ITEMS, 1)
+    history, rows = histories([2, 3], [4]), {"id_row": np.array([5, 0, 1])}
+    scores = queries(model, history, [4, 1]) @ run(model, "embed_candidate", rows).T
+    expected = queries(plain, history, [4, 1]) @ run(plain, "embed_candidate", rows).T
+    np.testing.assert_allclose(scores, expected + bias[[5, 0, 1], 0], atol=1e-6)
+
+
+def test_a_table_of_one_column_is_not_split_by_columns():
+    model = build(item_bias=True, table_placement="column")
+    assert model.tables["item_bias"].placement == "row"
+    assert model.tables["items"].placement == "column"
+
+
 def test_a_model_without_the_users_ids_has_no_table_of_them():
     model = build(user_id=False)
     assert [table.name for table in model.embedding.tables] == ["items"]

@@ -51,7 +51,7 @@ def after_steps(options, devices):
             {"pooling": "attention", "learn_temperature": True, "dropout": 0.3},
             marks=pytest.mark.thorough,
         ),
-        {**BARE, **POOLINGS["two blocks"]},
+        {**BARE, **POOLINGS["two blocks"], "item_bias": True},
         pytest.param({"widths": (6,), "user_id": False, **DROPPED}, marks=pytest.mark.thorough),
     ],
     ids=["attention", "two blocks", "dropout"],

@@ -23,7 +23,13 @@ _HISTORY, _USERS, _ITEMS = 5, 20, 15
 # Without layers there are no features: such models have a data folder of their own.
 _KINDS = {
     "attention": {"pooling": "attention", "widths": (6,), "activation": "gelu"},
-    "sequence": {**DROPPED, "widths": (6, 4), "dropout": 0.3, "activation": "tanh"},
+    "sequence": {
+        **DROPPED,
+        "widths": (6, 4),
+        "dropout": 0.3,
+        "activation": "tanh",
+        "item_bias": True,
+    },
     "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
     "linear": {"widths": (), "user_id": False, "similarity": "dot"},
@@ -152,9 +158,25 @@ def test_its_bundle_answers_by_its_own_scores(worlds, kind):
     atol = 1e-5 * max(1.0, np.abs(scores).max())
     np.testing.assert_allclose(found["scores"], expected, atol=atol)
     assert found["ids"].tolist() == [[f"i{row}" for row in ranked] for ranked in best]
-    lengths = np.linalg.norm(np.concatenate([query, candidates]), axis=1)
+    lengths = np.linalg.norm(np.concatenate([query, candidates])[:, :8], axis=1)
     is_unit = saved.model.spec.config.similarity == "cosine"
     assert np.allclose(lengths, 1.0, atol=1e-5) == is_unit
+
+
+def test_a_bias_is_in_every_answer_and_in_no_likeness(worlds):
+    folder = worlds["sequence"]
+    found = np.load(folder / "found-model-sequence.npz")
+    assert found["served_ids"].tolist() == found["ids"].tolist()
+    np.testing.assert_allclose(found["served_scores"], found["scores"], atol=1e-5)
+    assert found["file_ids"].tolist() == found["ids"].tolist()
+    candidates = np.load(folder / "model-sequence" / "candidates.npy")
+    assert candidates.shape[1] == 9
+    assert np.abs(candidates[1:, 8]).min() > 0
+    directions = candidates[1:, :8]
+    alike = directions @ directions[3]
+    alike[3] = -np.inf
+    best = np.argsort(-alike)[:5]
+    assert found["similar"].tolist() == [f"i{row}" for row in best]
 
 
 def test_a_learned_temperature_is_kept(worlds):

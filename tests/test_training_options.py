@@ -154,7 +154,10 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
             {"loss": "bpr"},
             marks=pytest.mark.thorough,
         ),
-        ({"user_id": False, "widths": None}, {"loss": "full_softmax", "accumulate": 4}),
+        (
+            {"user_id": False, "widths": None, "item_bias": True},
+            {"loss": "full_softmax", "accumulate": 4},
+        ),
     ],
     ids=["sequence", "bpr", "full-softmax"],
 )
@@ -168,6 +171,8 @@ def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, 
     described = json.loads((run.model / "model.json").read_text())
     has_users = any("/users/" in variable["path"] for variable in described["variables"])
     assert has_users == model.get("user_id", True)
+    if model.get("item_bias"):
+        assert np.load(run.model / "candidates.npy")[:, -1].std() > 0.01
     if model.get("learn_temperature"):
         temperatures = [point["temperature"] for point in run.summary()["curve"]]
         assert temperatures[0] != temperatures[-1]

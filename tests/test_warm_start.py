@@ -108,6 +108,24 @@ def test_surviving_rows_keep_vector_and_slots_and_others_begin_anew(old, without
     assert users[5] == pytest.approx(Folder(old).table("users")[1:3].mean(axis=0), abs=1e-6)
 
 
+def test_biases_follow_the_ids_of_their_items(tmp_path, without_mesh):
+    asked = stage({"item_bias": True})
+    data = OLD.save(tmp_path / "data")
+    base = save_base(tmp_path / "model", data, OLD, asked)
+    model, report, _ = carried(base, NEW, asked)
+    before, slot = Folder(base).table("item_bias"), Folder(base).slot("item_bias")
+    now, slots = table_of(model, "item_bias")
+    assert now.shape == (8, 1)
+    for row in (0, 1, 2, 4, 5):
+        assert (now[row], slots[row]) == (before[row], slot[row])
+    vectors = dict(zip(("i1", "i2", "i4"), before[[1, 2, 4]].astype(np.float64), strict=True))
+    tokens = {"i1": "a", "i2": "ab", "i4": "c", "i6": "ab", "i7": "c", "i8": ""}
+    for row, id_ in ((3, "i6"), (6, "i7"), (7, "i8")):
+        expected = neighbours_mean(id_, list(vectors), vectors, tokens)
+        assert now[row] == pytest.approx(expected, abs=1e-6)
+    assert report["item_bias"] == report["items"]
+
+
 def test_towers_moments_and_dropout_go_on_and_steps_are_counted_on(old, without_mesh):
     model, _, _ = carried(old, NEW)
     found, before = all_in_order(model), Folder(old).everything()

@@ -77,6 +77,15 @@ def verify(bundle: Path) -> dict[str, Any]:
     return manifest
 
 
+def direction_width(manifest: Mapping[str, Any]) -> int | None:
+    """Returns how many numbers of an embedding tell what is alike: all but a bias; None: all."""
+    config = manifest.get("config")
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or model.get("item_bias") is not True:
+        return None
+    return model["dim"] if type(model.get("dim")) is int else None
+
+
 def manifest_digest(bundle: Path) -> str | None:
     """Returns the sha256 of the manifest, which identifies all content; None without one."""
     return manifests.manifest_digest(bundle / MANIFEST)

@@ -50,6 +50,7 @@ def model_card(
         header=_header(name, evaluation),
         summary=getattr(config, "summary", ""),
         similarity="dot product" if model["similarity"] == "dot" else model["similarity"],
+        item_bias=model.get("item_bias", False),
         counts=counts,
         training=training,
         loss=Choice("loss").read(trained_with["train"]["loss"]).title,

@@ -43,7 +43,7 @@ class RetrievalConfig(Strict):
     )
 
     dim: PositiveInt = 64
-    """Width of the id tables and of the vectors that are compared [floats]."""
+    """Width of the id tables and of the vectors that are compared, a bias left out [floats]."""
     feature_dim: PositiveInt = 32
     """Width of the tables of the items' and users' features [floats]."""
     user_id: bool = True
@@ -57,6 +57,10 @@ class RetrievalConfig(Strict):
     `others`."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """How a query and a candidate are compared."""
+    item_bias: bool = False
+    """Whether each item has a learned bias, which is added to its similarity with any query,
+    and with that divided by the temperature: popularity needs no room in the vectors. Items
+    without training events share the bias of row 0, as they share its vector."""
     temperature: PositiveFloat = 0.15
     """Divides the similarity in the loss."""
     learn_temperature: bool = False
@@ -89,6 +93,11 @@ class RetrievalConfig(Strict):
                 f" {self.temperature}"
             )
         return self
+
+    @property
+    def vector_dim(self) -> int:
+        """Width of the vectors that are compared, a bias included [floats]."""
+        return self.dim + self.item_bias
 
     @property
     def needs_order(self) -> bool:

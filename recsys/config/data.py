@@ -33,8 +33,9 @@ def refuse(*rules: tuple[Any, str]) -> None:
 
 # Tables and inputs of the model that aren't features of an item.
 RESERVED_FEATURE_NAMES = frozenset(
-    ("users", "items", "user_row", "history", "id_row", "item_row", "log_q", "weight", "known")
-)
+    ("users", "items", "item_bias", "user_row", "history", "id_row", "item_row", "log_q",
+     "weight", "known")
+)  # fmt: skip
 
 
 Files = str | tuple[str, ...]

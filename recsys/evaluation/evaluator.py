@@ -190,7 +190,7 @@ class Evaluator:
 
     def _case(self, queries: Queries, model: System) -> Case:
         config = self.stage.evaluate
-        items = Items(self.data.items.row_counts, self.data.catalogue.is_item, model.candidates)
+        items = Items(self.data.items.row_counts, self.data.catalogue.is_item, model.directions)
         return Case(
             queries,
             items,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import MANIFEST, verify
+from recsys.bundles.bundle import MANIFEST, direction_width, verify
 from recsys.bundles.versions import versions
 from recsys.data.dataset import Data
 from recsys.data.vocabulary import Vocabulary
@@ -39,12 +39,14 @@ class SystemEmbeddings:
         history: Items of a history that it reads.
         queries: From ids of users `[n]` text and item rows `[n, history]` int32, the
             newest first, padded with 0, to embeddings `[n, dim]` float32.
+        width: How many numbers of an embedding tell what is alike: all but a bias; None: all.
     """
 
     items: Vocabulary
     candidates: np.ndarray
     history: int
     queries: Callable[[pa.Array, np.ndarray], np.ndarray]
+    width: int | None = None
 
 
 def check_numbers(name: str, *embeddings: np.ndarray) -> None:
@@ -102,7 +104,9 @@ def of_model(model: Any, inputs: Any, name: str) -> SystemEmbeddings:
     def queries(user_ids: pa.Array, history: np.ndarray) -> np.ndarray:
         return embed_queries(model, inputs.users.rows(user_ids), history, inputs)
 
-    return SystemEmbeddings(inputs.items, candidates, model.spec.config.history, queries)
+    config = model.spec.config
+    width = config.dim if config.item_bias else None
+    return SystemEmbeddings(inputs.items, candidates, config.history, queries, width)
 
 
 def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
@@ -132,7 +136,8 @@ def open_bundle(bundle: Path, name: str) -> SystemEmbeddings:
         cure = "Export the model again: recsys export."
         raise RecsysError("R409", rule, cure, f"{type(error).__name__}: {error}") from None
     check_numbers(name, candidates)
-    return SystemEmbeddings(items, candidates, history, BundleProcess(bundle).queries)
+    queries, width = BundleProcess(bundle).queries, direction_width(manifest)
+    return SystemEmbeddings(items, candidates, history, queries, width)
 
 
 def open_evaluation_data(folder: Path) -> Data:
@@ -205,6 +210,12 @@ class System:
         )
         of_rows[~self.is_candidate] = 0.0
         self.candidates: np.ndarray = of_rows
+        self._width = embeddings.width
+
+    @property
+    def directions(self) -> np.ndarray:
+        """What tells how alike two items are `[item rows, dim]`: no bias."""
+        return self.candidates[:, : self._width]
 
     def queries(self, queries: Queries) -> np.ndarray:
         """Returns the embeddings `[n, dim]` float32 of `queries` `[n]`.

@@ -63,7 +63,7 @@ class Inference:
             embedded = np.asarray(run(variables, padded))[:size]
             out = np.empty((n, embedded.shape[1]), np.float32) if out is None else out
             out[start : start + size] = embedded
-        return np.empty((0, self._model.spec.config.dim), np.float32) if out is None else out
+        return np.empty((0, self._model.spec.config.vector_dim), np.float32) if out is None else out
 
 
 def embed_queries(

@@ -196,7 +196,7 @@ class RetrievalModel(SparseModel):
         optimizer: RowOptimizer | None = None,
         user_optimizer: RowOptimizer | None = None,
     ) -> Tables:
-        """Returns the tables by name: `users`, `items`, and one for each feature.
+        """Returns the tables by name: `users`, `items`, `item_bias`, and one for each feature.
 
         Args:
             spec: What the model is.
@@ -205,14 +205,16 @@ class RetrievalModel(SparseModel):
         """
         config = spec.config
         users = {"users": (spec.user_rows, config.dim)} if config.user_id else {}
+        biases = {"item_bias": (spec.item_rows, 1)} if config.item_bias else {}
         sizes = {
             **users,
             "items": (spec.item_rows, config.dim),
+            **biases,
             **{f.name: (f.rows, f.dim) for f in spec.features},
         }
         stddev = {"users": config.user_init_stddev or config.init_stddev}
         optimizers = {"users": user_optimizer or optimizer}
-        return {
+        tables = {
             name: TableConfig(
                 name,
                 rows,
@@ -227,6 +229,12 @@ class RetrievalModel(SparseModel):
             )
             for name, (rows, dim) in sizes.items()
         }
+        if biases:
+            bias = tables["item_bias"]
+            bias.initializer = keras.initializers.Zeros()
+            if bias.placement == "column":  # It has one.
+                bias.placement = "row"
+        return tables
 
     def build_layers(self) -> None:
         """Creates the variables of the layers: by one query and one candidate of zeros."""
@@ -280,12 +288,14 @@ class RetrievalModel(SparseModel):
         """Returns the inputs by name, each with its table and shape."""
         config, tables = self.spec.config, self.tables
         users = {"user_row": ("users", (None,))} if config.user_id else {}
+        biases = {"item_bias": ("item_bias", (None,))} if config.item_bias else {}
         # A history whose items are read one by one is single ids `[batch * history]`.
         history = (None, config.history) if self.averages_history else (None,)
         shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
             **users,
             "history": ("items", history),
             "id_row": ("items", (None,)),
+            **biases,
             **{f.name: (f.name, (None, f.width)) for f in self.spec.features},
         }
         return {
@@ -294,7 +304,11 @@ class RetrievalModel(SparseModel):
         }
 
     def look_up(self, inputs: Tensors, names: Iterable[str]) -> Tensors:
-        """Returns the features that `query` and `candidate` read, of some inputs."""
+        """Returns the features that `query` and `candidate` read, of some inputs.
+
+        With `config.item_bias` there is `item_bias` `[candidates, 1]` beside `id_row`, which
+        is for neither.
+        """
         names = tuple(names)
         ids = {name: inputs[name] for name in names}
         weights: dict[str, Any] = dict.fromkeys(names)
@@ -302,6 +316,8 @@ class RetrievalModel(SparseModel):
             if feature.name in ids:
                 # Row 0 of a feature's table is padding.
                 weights[feature.name] = ops.cast(inputs[feature.name] > 0, "float32")
+        if self.spec.config.item_bias and "id_row" in ids:
+            ids["item_bias"], weights["item_bias"] = ids["id_row"], None
         if "history" not in ids:
             return self.embedding(ids, weights=weights)
         rows = inputs["history"]
@@ -330,23 +346,43 @@ class RetrievalModel(SparseModel):
         self.built = True
 
     def embed_query(self, inputs: Tensors) -> keras.KerasTensor:
-        """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine."""
+        """Returns query vectors `[batch, dim]` float32, of length 1 if compared by a cosine.
+
+        With `config.item_bias` vectors are `[…, dim + 1]`: a query's last number is 1, that
+        of a candidate its bias, so that their dot product is the whole score.
+        """
         features = self.look_up(inputs, self.names_of_side("user"))
-        return self._compared(self.query(features, training=False))
+        return self._query_vectors(features, training=False)
 
     def embed_candidate(self, inputs: Tensors) -> keras.KerasTensor:
         """Returns candidate vectors `[candidates, dim]` float32, as `embed_query` does."""
         features = self.look_up(inputs, self.names_of_side("item"))
-        return self._compared(self.candidate(features, training=False))
+        return self._candidate_vectors(features, features.pop("item_bias", None), training=False)
 
     def call(self, inputs: Tensors, training: bool = False) -> Tensors:
-        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32."""
+        """Returns `query` `[batch, dim]` and `candidate` `[candidates, dim]`, float32.
+
+        They are those of `embed_query` and `embed_candidate`, in training.
+        """
         names = (*self.names_of_side("user"), *self.names_of_side("item"))
         features = self.look_up(inputs, names)
+        bias = features.pop("item_bias", None)
         return {
-            "query": self._compared(self.query(features, training=training)),
-            "candidate": self._compared(self.candidate(features, training=training)),
+            "query": self._query_vectors(features, training),
+            "candidate": self._candidate_vectors(features, bias, training),
         }
+
+    def _query_vectors(self, features: Tensors, training: bool) -> keras.KerasTensor:
+        vectors = self._compared(self.query(features, training=training))
+        if not self.spec.config.item_bias:
+            return vectors
+        return ops.concatenate([vectors, ops.ones_like(vectors[:, :1])], axis=-1)
+
+    def _candidate_vectors(
+        self, features: Tensors, bias: keras.KerasTensor | None, training: bool
+    ) -> keras.KerasTensor:
+        vectors = self._compared(self.candidate(features, training=training))
+        return vectors if bias is None else ops.concatenate([vectors, bias], axis=-1)
 
     def compute_loss(
         self,

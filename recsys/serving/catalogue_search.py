@@ -112,6 +112,8 @@ class CatalogueSearch:
         items: Vocabulary of the items.
         titles: Title of each item row `[item rows]` large_string; empty for no item.
         embeddings: Of each item row `[item rows, dim]`; a memory map.
+        width: How many of their numbers tell what is alike, see
+            `recsys.bundles.bundle.direction_width`.
         features: Names of the tokens of each item row from 1 on, by feature; a
             feature whose tokens have no names isn't there.
     """
@@ -121,10 +123,15 @@ class CatalogueSearch:
     titles: pa.Array
     embeddings: np.ndarray
     features: Mapping[str, pa.ListArray] = dataclasses.field(default_factory=dict)
+    width: int | None = None
 
     @classmethod
-    def open(cls, bundle: Path) -> CatalogueSearch:
+    def open(cls, bundle: Path, width: int | None = None) -> CatalogueSearch:
         """Reads a bundle, whose files were checked against its manifest.
+
+        Args:
+            bundle: The bundle.
+            width: See the attribute.
 
         Raises:
             RecsysError: It lacks something, or is damaged (R544).
@@ -140,6 +147,7 @@ class CatalogueSearch:
                 titles=pa.concat_arrays([_BLANK, titles.combine_chunks().cast(pa.large_string())]),
                 embeddings=np.load(path, mmap_mode="r", allow_pickle=False),
                 features=read_catalogue(bundle, items.n_rows),
+                width=width,
             )
         except (OSError, ValueError, KeyError, EOFError, pa.ArrowException) as error:
             rule = (
@@ -192,8 +200,9 @@ class CatalogueSearch:
 
     def similar(self, row: int, n: int) -> list[dict[str, Any]]:
         """Returns the `n` items whose embeddings have the largest cosine with that of `row`."""
-        query = np.asarray(self.embeddings[row], np.float32)
-        scores = self.embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
+        embeddings = self.embeddings[:, : self.width]
+        query = np.asarray(embeddings[row], np.float32)
+        scores = embeddings @ query / np.maximum(self._norms * self._norms[row], 1e-12)
         rows = np.flatnonzero(self.is_item)
         rows = rows[rows != row]
         best, best_scores = best_of(rows, scores[rows], n)
@@ -202,7 +211,8 @@ class CatalogueSearch:
     @functools.cached_property
     def _norms(self) -> np.ndarray:
         """Lengths of the embeddings `[item rows]`; 1 where scores are cosines."""
-        return np.sqrt(np.einsum("rd,rd->r", self.embeddings, self.embeddings, dtype=np.float32))
+        embeddings = self.embeddings[:, : self.width]
+        return np.sqrt(np.einsum("rd,rd->r", embeddings, embeddings, dtype=np.float32))
 
     @functools.cached_property
     def _shown_features(self) -> list[tuple[str, pa.ListArray]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recsys.bundles.bundle import verify
+from recsys.bundles.bundle import direction_width, verify
 from recsys.bundles.signatures import NO_SCORE, POPULARITY, Arrays
 from recsys.bundles.versions import is_version
 from recsys.errors import RecsysError, UsageError
@@ -96,7 +96,8 @@ class Retriever:
                 (R542) or can't load it (R543).
         """
         manifest = verify(bundle)
-        catalogue, max_k = CatalogueSearch.open(bundle), manifest.get("k")
+        catalogue = CatalogueSearch.open(bundle, direction_width(manifest))
+        max_k = manifest.get("k")
         graph = SavedModelGraph(bundle)
         if type(max_k) is not int or max_k < 1 or PREPARE not in graph.signatures:
             rule = f"The bundle {str(bundle)!r} must have 'k' and the signature {PREPARE!r}."

@@ -57,7 +57,7 @@ class EpochTasks:
     ) -> None:
         self.source, self._inference, self._folders = source, Inference(model), folders
         self._inputs = inputs
-        self._hard = stage.train.hard_negatives
+        self._hard, self._dim = stage.train.hard_negatives, stage.model.dim
         self._validation = None
         if stage.train.validation is not None:
             self._validation = Validator(
@@ -86,6 +86,8 @@ class EpochTasks:
         vectors = self._inference.catalogue(self._inputs)
         if is_primary():
             # Others might round otherwise, and make other lists.
+            # Without the biases: two items aren't alike for being popular.
+            vectors = vectors[:, : self._dim]
             lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
             self._folders.negatives.mkdir(parents=True, exist_ok=True)
             lists.save(self._file(epochs))

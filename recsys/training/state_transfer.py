@@ -70,7 +70,7 @@ def transfer_state(
     report: Report = {}
     for number, table in enumerate(tables):
         report_progress(number, len(tables), f"takes over the table {table.name}")
-        own = sources[table.name]
+        own = sources[_ids_of(table)]
         new = _new_rows(table, own, base, before, inputs, warm_start_of(stage).new_rows)
         for variable in table.variables_by_row:
             values = base.array(variable.path)
@@ -100,6 +100,11 @@ def _check_variables(base: EarlierModel, model: RetrievalModel) -> None:
         raise refused(base.folder, changes)
 
 
+def _ids_of(table: Table) -> str:
+    """Returns whose ids the rows of a table are: a side's, or the tokens of a feature."""
+    return "items" if table.name == "item_bias" else str(table.name)
+
+
 def _new_rows(
     table: Table,
     sources: RowSources,
@@ -113,7 +118,8 @@ def _new_rows(
     Nothing is made of padding, nor of rows that many ids share, nor of rows of ids that had
     no training positives, which may hold what they began with.
     """
-    name, rows = table.name, np.flatnonzero(sources.is_new)
+    name = _ids_of(table)
+    rows = np.flatnonzero(sources.is_new)
     survivors = np.flatnonzero(sources.source >= 0)
     features: Sequence[FeatureBags] = ()
     if name in _SIDES:

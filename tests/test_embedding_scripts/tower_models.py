@@ -28,7 +28,7 @@ DROPPED = {
     "sequence": SEQUENCE.model_copy(update={"dropout": 0.5}),
 }
 EVERY = {
-    "no layers": {"widths": None},
+    "no layers": {"widths": None, "item_bias": True},
     "nobody": BARE,
     "attention": {"pooling": "attention", "user_id": False},
     "sequence": {**BARE, **POOLINGS["two blocks"]},
