@@ -128,7 +128,9 @@ def _source(store: InteractionStore, case: str, rows: int, history: int, batch: 
     of_users = (_bags("segment", 1 + rows),) if is_model else ()
     names = ["", *(str(row) for row in range(_N_ITEMS))]
     catalogue = Catalogue(names, names, features)
-    return BatchSource(training_events(store.train, train), catalogue, model, train, of_users)
+    return BatchSource(
+        training_events(store.train, train, store.split), catalogue, model, train, of_users
+    )
 
 
 def _bags(name: str, n_rows: int) -> FeatureBags:

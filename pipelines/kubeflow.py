@@ -41,6 +41,7 @@ from recsys.system.process import stage_main
 ENTRYPOINT = ("python", "-m", "pipelines.kubeflow_entrypoint")
 """What every container starts with; it gives the executor paths in the place of addresses."""
 _JOB_NAME = "{{$.pipeline_job_name}}"
+_FILE_KEYS = ("files", "eval_files", "valid_files")
 
 
 class KubeflowPlatform(Platform):
@@ -107,10 +108,11 @@ def for_kubeflow(config: Config) -> Config:
     if gate["schema_dir"] is not None:
         gate["schema_dir"] = mounted(gate["schema_dir"])
     for what in _sources(config):
-        files = raw["data"][what]["files"]
-        several = isinstance(files, list)
-        paths = [mounted(file) for file in (files if several else [files])]
-        raw["data"][what]["files"] = paths if several else paths[0]
+        source = raw["data"][what]
+        for key in source.keys() & _FILE_KEYS:
+            is_text = isinstance(source[key], str)
+            paths = [mounted(file) for file in ([source[key]] if is_text else source[key])]
+            source[key] = paths[0] if is_text else paths
     return Config.model_validate(raw, strict=False)
 
 
@@ -128,8 +130,8 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
         rule = "be a folder of a bucket: a container's disk is gone when it ends"
         yield "root", rule, "Write --set root=gs://BUCKET/FOLDER.", config.root
     for what, source in _sources(config).items():
-        held_out = getattr(source, "eval_files", ())
-        for pattern in (*patterns(source.files), *patterns(held_out)):
+        files = [getattr(source, key, ()) for key in _FILE_KEYS]
+        for pattern in (pattern for named in files for pattern in patterns(named)):
             if not is_remote(pattern):
                 rule = "be URLs: a container sees no file of this machine"
                 cure = "Copy them to the bucket, and name them gs://BUCKET/…."

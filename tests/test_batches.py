@@ -1,14 +1,18 @@
 """Training batches: every event once an epoch, the same again for the same seed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from batch_sources import N_ITEMS, N_USERS, again, included, make, make_log, small_source
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data import batches as reader
-from recsys.data.batches import read_ahead
+from recsys.data.batches import KeptEvents, read_ahead, read_events, training_events
 from recsys.data.catalogue import Catalogue
+from recsys.data.event_log import EventLog
 from recsys.errors import RecsysError
 
 
@@ -221,6 +225,8 @@ def logs(draw):
     log = make_log(user, item, rng.integers(0, draw(st.integers(1, 30)), n))
     border = draw(st.integers(0, 30))
     held = np.flatnonzero(np.asarray(log.timestamp) >= border)
+    if draw(st.booleans()):  # Anywhere, as a random share is.
+        held = np.flatnonzero(rng.random(n) < draw(st.floats(0.0, 1.0)))
     return log, held[: n - 1]
 
 
@@ -297,6 +303,42 @@ def test_what_is_held_back_is_in_no_count(log_and_held):
     with np.errstate(divide="ignore"):
         expected = np.log(share)
     assert np.allclose(batch["log_q"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("like", ["random", "popular", "last", "given"])
+@pytest.mark.parametrize("history_of", ["past", "others"])
+def test_what_is_held_back_is_in_no_history(like, history_of):
+    """Planted: items from 100 on are those held back, whenever they were taken."""
+    rng = np.random.default_rng(1)
+    user, item = np.repeat(np.arange(1, N_USERS), 40), np.tile(np.arange(1, 41), N_USERS - 1)
+    time = rng.integers(0, 60, len(user))
+    drawn = {"random": {}, "popular": {"popularity": 1.0}, "last": {"last": 5}, "given": {}}[like]
+    validation = ValidationConfig(like=like, **({} if like == "last" else {"share": 0.3}), **drawn)
+    train = TrainConfig(validation=validation)
+    plain = make_log(user, item, time)
+    plain = EventLog(
+        tuple(
+            dataclasses.replace(shard, valid=rng.random(len(shard)) < 0.3) for shard in plain.shards
+        )
+    )
+    held = training_events(plain, train).held
+    planted = np.asarray(plain.item_row).copy()
+    planted[held] += 100
+    borders = plain.item_row.starts[1:-1]
+    rows = np.split(planted, borders)
+    log = EventLog(
+        tuple(
+            dataclasses.replace(shard, item_row=part)
+            for shard, part in zip(plain.shards, rows, strict=True)
+        )
+    )
+    events = KeptEvents(log, held)
+    model = TwoTowerConfig(history=50, history_of=history_of)
+    read = read_events(events, np.arange(len(events)), model, known=50)
+    assert len(held) > 20
+    assert read["item_row"].max() < 100
+    assert 0 < read["history"].max() < 100
+    assert 0 < read["known"].max() < 100
 
 
 def test_known_positives_are_left_out_where_none_are_asked_for(source):

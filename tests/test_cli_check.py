@@ -277,7 +277,8 @@ def test_a_column_that_names_parts_is_seen(here):
     data = load_config(here / "f.yaml").data
     assert (data.split, data.interactions.columns.part) == ("given", "fold")
     assert data.interactions.eval_parts == ("test",)
-    assert set(data.interactions.train_parts) == {"train", "valid"}
+    assert data.interactions.train_parts == ("train",)
+    assert data.interactions.valid_parts == ("valid",)
 
 
 def test_times_of_one_day_are_split_by_the_last_of_each_user(here):

@@ -56,8 +56,19 @@ def test_data_with_and_without_times_are_taken(tmp_path, overrides, order):
                 "data.interactions.columns.part=p",
                 "data.interactions.eval_parts=[train]",
             ],
-            "both name 'train'",
+            "name 'train' twice",
         ),
+        (
+            PLAIN,
+            [
+                "data.split=given",
+                "data.interactions.columns.part=p",
+                "data.interactions.valid_parts=[test]",
+            ],
+            "name 'test' twice",
+        ),
+        (PLAIN, ["data.split=random", "data.interactions.valid_parts=[v]"], "needs columns.part"),
+        (PLAIN, ["data.split=random", "data.interactions.valid_files=v"], "needs eval_files"),
         (TIMED, ["data.split=random", "data.interactions.files=a/{SPAN}.csv"], "with spans"),
         (
             PLAIN,

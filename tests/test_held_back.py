@@ -1,15 +1,25 @@
-"""What validation holds back: the newest events, and the queries that ask for them."""
+"""What validation holds back, and the queries that ask for it."""
 
 import numpy as np
 import pytest
 from batch_sources import N_ITEMS, N_USERS, make_log
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
-from recsys.data import batches as module
-from recsys.data.batches import KeptEvents, held_back, training_events
-from recsys.errors import RecsysError
+from recsys.data import hold_out as module
+from recsys.data.batches import KeptEvents, training_events
+from recsys.data.event_log import EventLog, EventShard
+from recsys.data.hold_out import (
+    given_part,
+    held_back,
+    last_events,
+    newest_share,
+    popularity_power,
+    random_share,
+)
+from recsys.data.split import SplitRule
+from recsys.errors import RecsysError, UsageError
 from recsys.training.validation import held_back_queries
 
 
@@ -26,8 +36,8 @@ def logs(draw):
 def test_the_newest_share_is_held_back(log, share, bins):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BINS", bins)
-        held = held_back(log, share)
-        again = held_back(log, share)
+        held = newest_share(log, share)
+        again = newest_share(log, share)
     n = min(max(round(share * len(log)), 1), len(log) - 1)
     assert len(held) == n
     assert np.array_equal(held, again)
@@ -40,7 +50,7 @@ def test_of_events_of_one_second_a_random_part_is_held_back():
     rng = np.random.default_rng(0)
     n = 20_000
     log = make_log(rng.integers(0, N_USERS, n), rng.integers(1, N_ITEMS, n), np.zeros(n, int))
-    held = held_back(log, 0.1)
+    held = newest_share(log, 0.1)
     items = np.asarray(log.item_row)
     share = np.bincount(items[held], minlength=N_ITEMS)[1:] / np.bincount(items)[1:]
     # About 1,050 events an item: five standard deviations are 0.046.
@@ -57,29 +67,37 @@ def test_without_a_validation_nothing_is_held_back():
 def test_one_event_cannot_be_divided():
     log = make_log(np.array([1]), np.array([1]), np.array([3]))
     with pytest.raises(RecsysError, match="R328"):
-        held_back(log, 0.5)
+        held_back(log, ValidationConfig(share=0.5), "newest")
 
 
-def slow_queries(log, held, history_of):
+def slow_queries(log, held, is_asked_at_once):
     """(user row, seen, positives) of each query, by a loop."""
     times, items = np.asarray(log.timestamp), np.asarray(log.item_row)
     users = log.user_index(np.arange(len(log)))
-    moments = sorted({(users[e], times[e] if history_of == "past" else 0) for e in held})
+    moments = sorted({(users[e], 0 if is_asked_at_once else times[e]) for e in held})
     for user, moment in moments:
         own = [e for e in range(len(log)) if users[e] == user]
         kept = [items[e] for e in own if e not in held]
-        if history_of == "past":
+        if is_asked_at_once:
+            before, positives = [], {items[e] for e in own if e in held}
+        else:
             before = [items[e] for e in own if e in held and times[e] < moment]
             positives = {items[e] for e in own if e in held and times[e] == moment}
-        else:
-            before, positives = [], {items[e] for e in own if e in held}
         yield log.user_row[next(iter(own))], [*kept, *before], sorted(positives)
 
 
-@given(logs(), st.floats(0.01, 0.9), st.sampled_from(["past", "others"]))
-def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, share, history_of):
-    held = held_back(log, share)
-    events = KeptEvents(log, held)
+DRAWS = {
+    "newest": ValidationConfig(share=0.3),
+    "last": ValidationConfig(like="last", last=2),
+    "random": ValidationConfig(like="random", share=0.3),
+    "popular": ValidationConfig(like="popular", popularity=1.0, share=0.3),
+}
+
+
+@given(logs(), st.sampled_from(sorted(DRAWS)), st.sampled_from(["past", "others"]))
+def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, draw, history_of):
+    events = training_events(log, TrainConfig(validation=DRAWS[draw]))
+    assume(len(events.held))
     queries = held_back_queries(events, TwoTowerConfig(history_of=history_of), 1000)
     found = [
         (queries.user_row[q], seen.rows.tolist(), positives.rows.tolist())
@@ -88,13 +106,14 @@ def test_queries_ask_for_what_was_held_back_knowing_what_was_before(log, share, 
             (queries.seen.part(slice(q, q + 1)), queries.positives.part(slice(q, q + 1)))
         ]
     ]
-    assert found == list(slow_queries(log, set(held.tolist()), history_of))
+    at_once = history_of == "others" or draw in ("random", "popular")
+    assert found == list(slow_queries(log, set(events.held.tolist()), at_once))
 
 
 def test_too_many_queries_are_those_of_whole_users():
     rng = np.random.default_rng(0)
     log = make_log(rng.integers(0, N_USERS, 200), rng.integers(1, N_ITEMS, 200), np.arange(200))
-    events = KeptEvents(log, held_back(log, 0.5))
+    events = KeptEvents(log, newest_share(log, 0.5))
     every = held_back_queries(events, TwoTowerConfig(), 1000)
     some = held_back_queries(events, TwoTowerConfig(), 40)
     assert 0 < len(some) <= 40
@@ -106,3 +125,148 @@ def test_nothing_held_back_gives_no_queries():
     log = make_log(np.array([1, 5]), np.array([1, 2]), np.array([3, 4]))
     with pytest.raises(RecsysError, match="R329"):
         held_back_queries(KeptEvents(log), TwoTowerConfig(), 10)
+
+
+# --- of each user
+
+
+@given(logs(), st.integers(1, 5))
+def test_the_last_events_of_each_user_are_held_back_but_for_a_first(log, n):
+    held, times = set(last_events(log, n).tolist()), np.asarray(log.timestamp)
+    users = log.user_index(np.arange(len(log)))
+    for user in np.unique(users):
+        own = np.flatnonzero(users == user).tolist()
+        kept, taken = [e for e in own if e not in held], [e for e in own if e in held]
+        assert len(taken) == min(n, len(own) - 1)
+        assert not taken or times[kept].max() <= times[taken].min()
+
+
+@given(logs(), st.floats(0.01, 0.99), st.sampled_from([0.0, 1.0, -0.7]))
+def test_a_random_share_takes_a_users_events_of_one_item_together(log, share, power):
+    held = random_share(log, share, power)
+    assert np.array_equal(held, np.unique(held))
+    users, items = log.user_index(np.arange(len(log))), np.asarray(log.item_row)
+    pairs = set(zip(users[held], items[held], strict=True))
+    kept = np.delete(np.arange(len(log)), held)
+    assert pairs.isdisjoint(zip(users[kept], items[kept], strict=True))
+    assert set(users[kept]) == set(users)
+
+
+def many_events(n_users=400, of_a_user=40, n_items=200):
+    """A log in which item i is taken with a chance like 1/i, twice by nobody."""
+    rng = np.random.default_rng(0)
+    chance = 1 / np.arange(1, n_items + 1)
+    item = np.concatenate(
+        [
+            rng.choice(np.arange(1, n_items + 1), of_a_user, replace=False, p=chance / chance.sum())
+            for _ in range(n_users)
+        ]
+    )
+    user = np.repeat(np.arange(n_users), of_a_user)
+    time = rng.integers(0, 1000, len(user))
+    half = n_users // 2 * of_a_user
+    shards = [
+        EventShard.sort(user[part] - first, user[part] + 1, item[part], time[part], n_users // 2)
+        for part, first in ((slice(half), 0), (slice(half, None), n_users // 2))
+    ]
+    return EventLog(tuple(shards))
+
+
+def test_a_random_share_is_even_over_users_and_items():
+    log = many_events()
+    held = random_share(log, 0.2)
+    items, users = np.asarray(log.item_row), log.user_index(np.arange(len(log)))
+    for groups in (items, users):
+        n, n_held = np.bincount(groups), np.bincount(groups[held], minlength=groups.max() + 1)
+        z = (n_held - 0.2 * n)[n > 0] / np.sqrt(0.16 * n[n > 0])
+        # The variance of 200 normal numbers, or more, is 1 ± 0.3 at three standard deviations.
+        assert z.var() == pytest.approx(1, abs=0.3)
+    assert len(held) / len(log) == pytest.approx(0.2, abs=0.01)
+
+
+@pytest.mark.parametrize("power", [-1.0, 0.5, 1.5])
+def test_a_tilted_share_goes_by_popularity_within_each_user(power):
+    log = many_events()
+    held, share = random_share(log, 0.1, power), 0.1
+    items, users = np.asarray(log.item_row), log.user_index(np.arange(len(log)))
+    weight = np.bincount(items)[items].astype(float) ** power
+    chance = np.minimum(share * 40 * weight / np.bincount(users, weight)[users], 1)
+    is_held = np.isin(np.arange(len(log)), held)
+    for of in np.array_split(np.argsort(chance), 5):
+        error = is_held[of].mean() - chance[of].mean()
+        assert abs(error) < 5 * np.sqrt((chance[of] * (1 - chance[of])).sum()) / len(of)
+
+
+@pytest.mark.parametrize("power", [-1.0, 0.0, 0.5, 1.0])
+def test_the_power_of_a_part_is_that_which_it_was_drawn_with(power):
+    log = many_events()
+    assert popularity_power(log, random_share(log, 0.05, power)) == pytest.approx(power, abs=0.15)
+
+
+# --- which draw, and what it needs
+
+
+RULES = {
+    "time": SplitRule("time"),
+    "last_out": SplitRule("last_out"),
+    "random": SplitRule("random", "none"),
+    "given": SplitRule("given", "none"),
+}
+
+
+@pytest.mark.parametrize(
+    ("split", "names_part", "draw"),
+    [
+        ("time", False, "newest"),
+        ("last_out", False, "last"),
+        ("random", False, "random"),
+        ("given", False, "newest"),
+        ("given", True, "given"),
+    ],
+)
+def test_by_default_the_draw_is_that_of_the_test_part(split, names_part, draw):
+    rng = np.random.default_rng(0)
+    n = 60
+    valid = rng.random(n) < 0.2 if names_part else None
+    shard = EventShard.sort(
+        np.sort(rng.integers(0, 9, n)), np.ones(n), rng.integers(1, 9, n), np.arange(n), 9, None,
+        valid,
+    )  # fmt: skip
+    log = EventLog((shard,))
+    events = training_events(log, TrainConfig(validation=ValidationConfig()), RULES[split])
+    assert events.draw == draw
+    expected = {
+        "newest": newest_share(log, 0.05),
+        "last": last_events(log),
+        "random": random_share(log, 0.05),
+        "given": given_part(log),
+    }[draw]
+    assert np.array_equal(events.held, expected)
+    if names_part:
+        assert np.array_equal(expected, np.flatnonzero(log.valid))
+
+
+@pytest.mark.parametrize(
+    ("like", "named"),
+    [("last", "have an order"), ("given", "valid_parts"), ("popular", "popularity to a power")],
+)
+def test_a_draw_that_the_data_cannot_give_is_refused(like, named):
+    log = make_log(np.array([1, 5]), np.array([1, 2]), np.array([3, 4]))
+    config = TrainConfig(validation=ValidationConfig(like=like))
+    with pytest.raises(UsageError, match=f"R337.*{named}"):
+        training_events(log, config, RULES["random"])
+
+
+def test_a_part_of_everything_is_refused():
+    every = EventShard.sort(*np.ones((4, 3), int), 2, valid=np.ones(3, bool))
+    with pytest.raises(RecsysError, match="R337"):
+        given_part(EventLog((every,)))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"popularity": 1.0}, {"popularity": 1.0, "like": "random"}, {"last": 2, "like": "given"}],
+)
+def test_a_setting_of_another_draw_is_refused(keys):
+    with pytest.raises(ValueError, match=r"popularity|last"):
+        ValidationConfig(**keys)

@@ -18,7 +18,8 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.batches import BatchSource, held_back, training_events
+from recsys.data.batches import BatchSource, training_events
+from recsys.data.hold_out import newest_share
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ from recsys.evaluation.queries import make_queries, protocol_of
 from recsys.evaluation.stage import evaluate
 from recsys.models import ModelInputs
 from recsys.train import train
+from recsys.training.validation import held_back_queries
 
 pytestmark = pytest.mark.pipeline
 
@@ -214,15 +216,49 @@ def test_the_last_event_is_asked_for_from_all_before_it(tmp_path):
 def test_validation_of_rows_in_order_holds_back_the_last_of_all_users(tmp_path):
     rows = [(f"u{user}", f"i{item}", 5) for user in range(40) for item in range(10)]
     _, store = make(source(write(tmp_path / "a.csv", rows), "last_out", order="file"), tmp_path)
-    held = held_back(store.train, 0.1)
-    users = store.train.user_index(held)
+    users = store.train.user_index(newest_share(store.train, 0.1))
     # Not all that the last users of the file did.
-    assert len(held) == 36
-    assert len(set(users.tolist())) == 36
-    config = TrainConfig(validation=ValidationConfig(share=0.1))
-    kept = training_events(store.train, config)
-    assert set(np.diff(store.train.offsets)[users]) == {9}
-    assert len(kept) == 324
+    assert len(set(users.tolist())) == len(users) == 36
+    config = TrainConfig(validation=ValidationConfig(like="newest", share=0.1))
+    assert len(training_events(store.train, config, store.split)) == 324
+    # As the test part was drawn: the last of each.
+    config = TrainConfig(validation=ValidationConfig())
+    kept = training_events(store.train, config, store.split)
+    assert kept.held.tolist() == [8 + 9 * user for user in range(40)]
+
+
+def test_validation_asks_as_the_evaluation_of_such_a_part_does(unordered):
+    """What is held back at random and what a split at random holds out: one kind of query."""
+    _, store = unordered
+    config = TrainConfig(validation=ValidationConfig(share=0.3))
+    events = training_events(store.train, config, store.split)
+    queries = held_back_queries(events, plain()[0], 1000)
+    asked = store.train.user_index(events.held)
+    assert queries.user.tolist() == np.unique(asked).tolist()
+    log = store.train
+    kept = np.delete(np.arange(len(log)), events.held)
+    for user, seen, right in zip(queries.user, _lists(queries, "seen"),
+                                 _lists(queries, "positives"), strict=True):  # fmt: skip
+        assert seen == log.item_row[kept[log.user_index(kept) == user]].tolist()
+        assert right == np.unique(log.item_row[events.held[asked == user]]).tolist()
+
+
+def test_a_training_validates_on_the_part_that_the_data_name(tmp_path):
+    rows = [(*row, "valid" if n % 7 == 1 else "test" if n % 7 == 2 else "train")
+            for n, row in enumerate(LIKED)]  # fmt: skip
+    files = write(tmp_path / "a.csv", rows, "user,item,rating,part")
+    config = source(files, "given", columns={"part": "part"}, valid_parts=("valid",))
+    _, store = make(config, tmp_path)
+    validation = ValidationConfig(metric="recall@10")
+    stage = TRAINED.model_copy(
+        update={"train": TRAINED.train.model_copy(update={"validation": validation})}
+    )
+    summary = train(stage, tmp_path / "data", tmp_path / "model")
+    assert [look["step"] for look in summary["validation"]] == [summary["steps"]]
+    # Rows that no training event has aren't trained: those of the part read row 0.
+    saved = Vocabulary.load(tmp_path / "model" / "vocabulary" / "items.parquet")
+    kept = np.asarray(store.train.item_row)[~np.asarray(store.train.valid)]
+    assert saved.row_counts.tolist() == np.bincount(kept, minlength=saved.n_rows).tolist()
 
 
 def test_served_histories_are_in_the_order_of_the_events_over_both_parts(tmp_path):

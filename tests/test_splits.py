@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from split_worlds import events, made_up, make, of_users, positives, source, unique, write
 
@@ -106,6 +107,34 @@ def test_parts_that_the_data_name_are_taken_as_they_are(tmp_path, by):
     reasons = {"part is in neither train_parts nor eval_parts": 1} if by == "column" else {}
     assert summary["by_reason"] == reasons
     assert balanced(summary)
+
+
+@pytest.mark.parametrize("by", ["column", "files"])
+def test_a_part_for_validation_is_trained_on_and_marked(tmp_path, by):
+    rows = unique(made_up())
+    parts = [("train", "valid", "test", "train")[n % 4] for n in range(len(rows))]
+    of = {which: [row for row, part in zip(rows, parts, strict=True) if part == which]
+          for which in ("train", "valid", "test")}  # fmt: skip
+    if by == "column":
+        lines = [(*row, part) for row, part in zip(rows, parts, strict=True)]
+        files = write(tmp_path / "in.csv", lines, "user,item,rating,part")
+        config = source(files, "given", columns={"part": "part"}, valid_parts=("valid",))
+    else:
+        paths = {which: write(tmp_path / "in" / f"{which}.csv", of[which]) for which in of}
+        named = {"valid_files": paths["valid"], "eval_files": paths["test"]}
+        config = source(str(tmp_path / "in" / "*.csv"), "given", **named)
+    summary, store = make(config, tmp_path)
+    train = events(tmp_path, store, "train")
+    valid = [pair for pair, is_valid in zip(train, store.train.valid, strict=True) if is_valid]
+    assert sorted(valid) == sorted(positives(of["valid"]))
+    assert sorted(train) == sorted(positives([*of["train"], *of["valid"]]))
+    assert balanced(summary)
+    # It is no feature of the examples, and nothing is marked where nothing is named.
+    assert store.eval.valid is None
+    names = [f.name for f in (tmp_path / "data" / "store" / "train" / "00000").iterdir()]
+    assert "valid.npy" in names
+    for file in (tmp_path / "examples").glob("Split-*/*.parquet"):
+        assert "part" not in pq.read_schema(file).names
 
 
 @pytest.mark.parametrize("parts", [{"eval_parts": ("held",)}, {"train_parts": ("all",)}])

@@ -21,6 +21,8 @@ from warm_worlds import (
     table_of,
 )
 
+from recsys.data.batches import training_events
+from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
 from recsys.models import TwoTower, load_model
@@ -28,6 +30,7 @@ from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state
+from recsys.training.validation import _since
 from recsys.training.warm_start import EarlierModel, batch_settings, choose, continued_stage
 
 OLD = World(
@@ -412,6 +415,21 @@ def test_a_model_that_has_seen_what_validation_asks_is_not_used(tmp_path, old, w
     assert "all that validation holds back" in chosen(old, data, asked)[1]
     newer = NEW.save(tmp_path / "newer", cut=30 * DAY, days=(1, 30))
     assert chosen(old, newer, asked)[0] is not None
+
+
+@pytest.mark.parametrize("draw", [{"like": "random", "share": 0.3}, {"like": "last", "last": 40}])
+def test_of_any_draw_what_is_newer_than_the_base_is_asked(tmp_path, old, draw):
+    asked = stage(validation=draw)
+    newer = NEW.save(tmp_path / "newer", cut=30 * DAY, days=(1, 30))
+    base, reason = chosen(old, newer, asked)
+    assert reason is None
+    store = InteractionStore.open(newer / "store")
+    events, until = training_events(store.train, asked.train), base.state.trained_until
+    times = np.asarray(store.train.timestamp)[events.held]
+    assert (times < until).any()
+    queries = _since(events, until)
+    assert queries.held.tolist() == events.held[times >= until].tolist()
+    assert queries.draw == draw["like"]
 
 
 def remove_state(folder):

@@ -192,9 +192,14 @@ class InteractionsConfig(EventSource):
     """Values of `columns.part` whose rows are trained on."""
     eval_parts: tuple[str, ...] = ("test",)
     """Values of `columns.part` whose positives are held out."""
+    valid_parts: tuple[str, ...] = ()
+    """Values of `columns.part` whose rows are trained on as those of `train_parts` are, but for
+    a training with `train.validation`, which holds their positives back."""
     eval_files: Files = ()
     """Files whose positives are held out, for `split: given`, written as `files` are; a file
     that `files` names too is held out."""
+    valid_files: Files = ()
+    """Files beside `eval_files` whose rows are what those of `valid_parts` are."""
     positive_at_least: float | None = None
     """Ratings from here up are positives; `null`: the rating decides nothing."""
     positive_events: tuple[str, ...] = ()
@@ -209,7 +214,8 @@ class InteractionsConfig(EventSource):
     def _keys_fit_each_other(self) -> Self:
         columns, events, has_part = self.columns, self.explode, self.columns.part is not None
         read = [str(name) for name in columns.model_dump().values()]
-        parts = set(self.train_parts) & set(self.eval_parts)
+        parts = [*self.train_parts, *self.valid_parts, *self.eval_parts]
+        twice = sorted({part for part in parts if parts.count(part) > 1})
         refuse(
             (
                 bool(self.files) == (self.query is not None),
@@ -251,9 +257,17 @@ class InteractionsConfig(EventSource):
                 "columns.part needs a value or more in each of train_parts and eval_parts",
             ),
             (
-                has_part and parts,
-                f"train_parts and eval_parts both name {', '.join(map(repr, sorted(parts)))}: a"
-                " row is of one part",
+                has_part and twice,
+                f"train_parts, valid_parts and eval_parts name {', '.join(map(repr, twice))} twice:"
+                " a row is of one part",
+            ),
+            (
+                self.valid_parts and not has_part,
+                "valid_parts needs columns.part",
+            ),
+            (
+                self.valid_files and not self.eval_files,
+                "valid_files needs eval_files: without them no file is of a part",
             ),
         )
         if self.timestamp_format is not None:
@@ -368,7 +382,7 @@ class DataConfig(Strict):
     def _split_can_be_made(self) -> Self:
         source, split = self.interactions, self.split
         names_parts = source.columns.part is not None or bool(source.eval_files)
-        listed = (source.files, source.eval_files)
+        listed = (source.files, source.eval_files, source.valid_files)
         files = [file for part in listed for file in ((part,) if isinstance(part, str) else part)]
         spans = [file for file in files if _SPAN.search(file)]
         refuse(

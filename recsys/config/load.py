@@ -33,6 +33,7 @@ _PATH_KEYS = (
     ("root",),
     ("data", "interactions", "files"),
     ("data", "interactions", "eval_files"),
+    ("data", "interactions", "valid_files"),
     ("data", "items", "files"),
     ("data", "users", "files"),
     ("data", "gate", "schema_dir"),

@@ -105,8 +105,20 @@ class ScheduleConfig(Strict):
 class ValidationConfig(Strict):
     """Training positives that training doesn't see, to know when to stop."""
 
+    like: Literal["newest", "last", "random", "popular", "given"] | None = None
+    """How they are drawn, which should be how the test part was: `newest`, the newest of all;
+    `last`, the last of each user; `random`, a share of each user's; `popular`, the same but
+    rather of popular items; `given`, those that `interactions.valid_parts` or `valid_files`
+    name. `null`: as `data.split` drew: the newest for `time`, `last` for `last_out`, `random`
+    for `random`, and for `given` those that the data name, else the newest."""
     share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the newest training positives that is held back [0..1]."""
+    """Share of the training positives that `newest`, `random` and `popular` hold back [0..1]."""
+    last: PositiveInt = 1
+    """Events of each user that `last` holds back; a user's first stays."""
+    popularity: Annotated[float, Field(ge=-8.0, le=8.0)] | None = None
+    """Power of an item's training positives that the chance of its events grows with, for
+    `popular`: 0 is `random`. It is what is known of how the test part was drawn, without a
+    look at it. `null`: the power of the part that the data name for validation."""
     metric: Annotated[str, Field(pattern=r"^((recall|ndcg)@[1-9][0-9]*|mrr)$")] = "recall@10"
     """The metric that is watched: `recall@k`, `ndcg@k` or `mrr`."""
     every_epochs: PositiveInt = 1
@@ -116,6 +128,14 @@ class ValidationConfig(Strict):
     The model of the best look is kept in any case."""
     max_queries: PositiveInt = 5_000
     """Most queries of a look."""
+
+    @model_validator(mode="after")
+    def _draw_is_whole(self) -> Self:
+        if self.popularity is not None and self.like != "popular":
+            raise ValueError("popularity is the power of like: popular, and needs it")
+        if self.last > 1 and self.like not in (None, "last"):
+            raise ValueError(f"last is for like: last, not for like: {self.like}")
+        return self
 
 
 class CheckpointConfig(Strict):

@@ -22,7 +22,9 @@ import numpy as np
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
+from recsys.data.hold_out import Draw, draw_of, held_back
 from recsys.data.sampling import BatchCandidates, HardNegatives, Permutation
+from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
@@ -66,6 +68,23 @@ class KeptShard:
         user = self._user(numbers)
         return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
 
+    def past(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns the newest kept items before events, without those of the same second.
+
+        Args:
+            numbers: Kept events of the shard `[b]`.
+            length: Items of a user at the most.
+
+        Returns:
+            Item rows `[b, length]` int32, the newest first, padded with 0.
+        """
+        places = self.places(numbers)
+        if self._is_past_whole:
+            return self.shard.histories(places, length)
+        ends = places - self.shard.tied[places]
+        ends = ends - np.searchsorted(self.held, ends)
+        return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
+
     def others(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Returns what `newest` does, without the events themselves (leave one out)."""
         end = self.offsets[self._user(numbers) + 1]
@@ -93,6 +112,20 @@ class KeptShard:
         return self.shard.offsets - np.searchsorted(self.held, self.shard.offsets)
 
     @functools.cached_property
+    def _is_past_whole(self) -> bool:
+        """Whether all that lies before a kept event in time is kept, as of the newest share.
+
+        The column is read as it is then: without a copy of the kept items.
+        """
+        user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
+        is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
+        user, first_held = user[is_first], self.held[is_first]
+        last_kept = self.offsets[user + 1] - 1
+        has_kept = last_kept >= self.offsets[user]
+        newest, time = self.places(last_kept[has_kept]), self.shard.timestamp
+        return bool((time[newest] <= time[first_held[has_kept]]).all())
+
+    @functools.cached_property
     def _kept_before(self) -> np.ndarray:
         return self.held - np.arange(len(self.held))
 
@@ -107,10 +140,12 @@ class KeptEvents:
     Attributes:
         log: All events.
         held: Places of those held back `[h]` int64, ascending.
+        draw: How they were chosen.
     """
 
     log: EventLog
     held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    draw: Draw = "newest"
 
     def __len__(self) -> int:
         return len(self.log) - len(self.held)
@@ -160,88 +195,22 @@ class KeptEvents:
         return counts
 
 
-_BINS = 1 << 16
-_SEED = (0, 2)
-
-
-def training_events(events: EventLog, train: TrainConfig) -> KeptEvents:
+def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
     """Returns what training sees of `events`: all, or all but what validation holds back.
-
-    Raises:
-        RecsysError: There are fewer than two events to divide.
-    """
-    if train.validation is None:
-        return KeptEvents(events)
-    return KeptEvents(events, held_back(events, train.validation.share))
-
-
-def held_back(events: EventLog, share: float) -> np.ndarray:
-    """Returns the places of the newest events.
-
-    Of events in the second that the border falls into, as many as are needed are chosen
-    at random, the same ones each time: data without an order are divided at random.
 
     Args:
         events: The training positives.
-        share: Share of them that is held back (0..1).
-
-    Returns:
-        Places in the log `[h]` int64, ascending; at least one, and not all.
+        train: Whether there is a validation, and how it draws.
+        split: How the positives were split, and what orders them.
 
     Raises:
-        RecsysError: There are fewer than two events.
+        RecsysError: There are fewer than two events to divide.
+        UsageError: The draw needs what the data don't have.
     """
-    n = len(events)
-    if n < 2:
-        raise RecsysError(
-            "R328",
-            "There must be two training positives or more, to hold some back for validation.",
-            "Give more data, or set train.validation to null.",
-            n,
-        )
-    n_held = min(max(round(share * n), 1), n - 1)
-    moment, n_newer = _border(events, n_held)
-    ties = [np.flatnonzero(shard.timestamp == moment) for shard in events.shards]
-    chosen = _some(ties, n_held - n_newer)
-    parts = [np.zeros(0, np.int64)]
-    for shard, tied, start in zip(events.shards, chosen, events.item_row.starts, strict=False):
-        newer = np.flatnonzero(shard.timestamp > moment)
-        parts.append(np.sort(np.concatenate([newer, tied])) + start)
-    return np.concatenate(parts)
-
-
-def _border(events: EventLog, rank: int) -> tuple[int, int]:
-    """Returns the time of the `rank`-th newest event, and how many are newer.
-
-    Finds it by counting, in ever finer bins, so that no copy of the column is made.
-    """
-    times = [shard.timestamp for shard in events.shards if len(shard)]
-    low = min(int(time.min()) for time in times)
-    high = max(int(time.max()) for time in times) + 1
-    n_newer = 0
-    while high - low > 1:
-        width = -(-(high - low) // _BINS)
-        counts = np.sum([_counts(time, low, high, width) for time in times], axis=0)
-        from_newest = n_newer + np.cumsum(counts[::-1])
-        place = int(np.searchsorted(from_newest, rank))
-        n_newer = int(from_newest[place - 1]) if place else n_newer
-        high = min(low + (len(counts) - place) * width, high)
-        low = low + (len(counts) - 1 - place) * width
-    return low, n_newer
-
-
-def _counts(time: np.ndarray, low: int, high: int, width: int) -> np.ndarray:
-    """Returns how many times lie in each bin of `width` seconds from `low` to `high`."""
-    inside = time[(time >= low) & (time < high)]
-    return np.bincount((inside - low) // width, minlength=-(-(high - low) // width))
-
-
-def _some(ties: list[np.ndarray], n: int) -> list[np.ndarray]:
-    """Returns `n` of the places `ties`, which are those of each shard."""
-    ends = np.cumsum([0, *(len(part) for part in ties)])
-    chosen = np.sort(Permutation(int(ends[-1]), _SEED)[np.arange(n)])
-    borders = np.searchsorted(chosen, ends)
-    return [part[chosen[borders[i] : borders[i + 1]] - ends[i]] for i, part in enumerate(ties)]
+    if train.validation is None:
+        return KeptEvents(events)
+    draw = draw_of(events, train.validation, split)
+    return KeptEvents(events, held_back(events, train.validation, draw), draw)
 
 
 def read_events(
@@ -287,8 +256,7 @@ def read_events(
         if model.history and model.history_of == "others":
             read["history"][to] = kept.others(ordered, model.history)
         elif model.history:
-            # What lies before a kept event in time is kept, too: the newest are held back.
-            read["history"][to] = shard.histories(places, model.history)
+            read["history"][to] = kept.past(ordered, model.history)
         if known:
             read["known"][to] = kept.newest(ordered, known)
         if "weight" in read:

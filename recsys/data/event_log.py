@@ -104,8 +104,10 @@ COLUMNS = {
     "timestamp": np.int64,
     "weight": np.float32,
     "tied": np.int32,
+    "valid": np.bool_,
 }
-"""Columns of a log with a value for each event; `weight` only where the data have one."""
+"""Columns of a log with a value for each event; `weight` and `valid` only where the data have
+them."""
 
 Column = np.ndarray | ShardedColumn
 
@@ -122,6 +124,7 @@ class EventShard:
         tied: Events of the same user and the same second directly before each
             event `[n]` int32; they are no history of it.
         offsets: First event of each user, and the end `[users + 1]` int64.
+        valid: Which events the data name for validation `[n]` bool; None: they name none.
     """
 
     user_row: np.ndarray
@@ -130,6 +133,7 @@ class EventShard:
     weight: np.ndarray | None
     tied: np.ndarray
     offsets: np.ndarray
+    valid: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.item_row)
@@ -143,6 +147,7 @@ class EventShard:
         timestamp: np.ndarray,
         n_users: int,
         weight: np.ndarray | None = None,
+        valid: np.ndarray | None = None,
     ) -> EventShard:
         """Sorts events.
 
@@ -153,6 +158,7 @@ class EventShard:
             timestamp: Time of each event `[n]` [seconds since 1970, UTC].
             n_users: Users of the shard.
             weight: Weight of each event `[n]`, if the data have one.
+            valid: Which events the data name for validation `[n]`, if they name any.
         """
         order = event_order(user, timestamp, item_row, weight)
         offsets = np.zeros(n_users + 1, np.int64)
@@ -165,6 +171,7 @@ class EventShard:
             weight=None if weight is None else weight[order].astype(np.float32, copy=False),
             tied=count_tied(user[order], time),
             offsets=offsets,
+            valid=None if valid is None else valid[order].astype(bool, copy=False),
         )
 
     def histories(self, events: np.ndarray, length: int) -> np.ndarray:
@@ -186,6 +193,7 @@ class EventLog:
         timestamp: Time of each event `[n]` int64 [seconds since 1970, UTC].
         tied: Events of the same user and second directly before each event `[n]` int32.
         weight: Weight of each event in the loss `[n]` float32; None: all are 1.
+        valid: Which events the data name for validation `[n]` bool; None: they name none.
     """
 
     def __init__(self, shards: tuple[EventShard, ...]) -> None:
@@ -194,6 +202,8 @@ class EventLog:
         self.timestamp, self.tied = self._column("timestamp"), self._column("tied")
         has_weight = bool(shards) and shards[0].weight is not None
         self.weight = self._column("weight") if has_weight else None
+        has_valid = bool(shards) and shards[0].valid is not None
+        self.valid = self._column("valid") if has_valid else None
 
     def __len__(self) -> int:
         return len(self.item_row)

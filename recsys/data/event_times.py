@@ -95,7 +95,7 @@ def event_times(examples: pa.Table) -> pa.Array:
 def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np.ndarray:
     """Returns a random number `[n]` uint64 for each pair of ids, the same each time.
 
-    The mixer is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    `mix` is the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 
     Args:
         users: Ids `[n]`, text.
@@ -104,11 +104,12 @@ def pair_hashes(users: pa.ChunkedArray, items: pa.ChunkedArray, salt: int) -> np
     """
     mixed = np.full(len(users), salt, np.uint64)
     for ids in (users, items):
-        mixed = _mixed(mixed + np.uint64(0x9E3779B97F4A7C15)) ^ fingerprints(ids.combine_chunks())
-    return _mixed(mixed)
+        mixed = mix(mixed + np.uint64(0x9E3779B97F4A7C15)) ^ fingerprints(ids.combine_chunks())
+    return mix(mixed)
 
 
-def _mixed(numbers: np.ndarray) -> np.ndarray:
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """Returns a random number `[n]` uint64 for each of `numbers` `[n]` uint64: one to one."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

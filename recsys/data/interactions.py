@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from recsys.config import InteractionsConfig, TimestampUnit
 from recsys.data.event_times import COLUMN, PLACE, TIME, codes_of, places, places_of_users
 from recsys.data.sources.source import RawBatch
 from recsys.data.sources.values import has_byte, to_ids, to_numbers, to_text, to_times
-from recsys.data.split import PART
+from recsys.data.split import PART, Part
 
 LONGEST_ID = 1024
 """Bytes of an id in UTF-8, at most."""
@@ -83,7 +83,7 @@ def parse_interactions(
     config: InteractionsConfig,
     now: int,
     file_index: int = 0,
-    held_out: Collection[str] = (),
+    parts: Mapping[str, Part] | None = None,
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Types the rows of a batch.
 
@@ -92,7 +92,7 @@ def parse_interactions(
         config: Which column holds what, and which rows are positives.
         now: The latest time that a row may have [seconds since 1970, UTC].
         file_index: Place of the batch's file among the files of the run.
-        held_out: Files whose rows are held out, as `config.eval_files` names them.
+        parts: Part of each file that `config.valid_files` or `config.eval_files` names.
 
     Returns:
         The good rows in the columns of `interaction_schema` and `POSITION`, and the
@@ -123,16 +123,16 @@ def parse_interactions(
         columns["event"] = to_ids(raw(names.event))
         rules.append((columns["event"].is_null(), NO_EVENT))
     if config.eval_files:
-        part = "eval" if batch.file in held_out else "train"
+        part = (parts or {}).get(batch.file, "train")
         columns[PART.name] = pa.repeat(pa.scalar(part), batch.columns.num_rows)
     if names.part is not None:
-        parts = to_ids(raw(names.part))
-        trained, held = (
-            pc.is_in(parts, value_set=to_ids(pa.array(known, pa.string())), skip_nulls=True)
-            for known in (config.train_parts, config.eval_parts)
+        values = to_ids(raw(names.part))
+        trained, tried, held = (
+            pc.is_in(values, value_set=to_ids(pa.array(known, pa.string())), skip_nulls=True)
+            for known in (config.train_parts, config.valid_parts, config.eval_parts)
         )
-        columns[PART.name] = pc.if_else(held, "eval", "train")
-        rules.append((pc.invert(pc.or_(trained, held)), NO_PART))
+        columns[PART.name] = pc.if_else(held, "eval", pc.if_else(tried, "valid", "train"))
+        rules.append((pc.invert(pc.or_(pc.or_(trained, tried), held)), NO_PART))
     for name, column in zip(context_names(config), dict.fromkeys(config.context), strict=True):
         columns[name] = to_text(raw(column))
     columns["label"] = _labels(columns, config, len(user))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +21,10 @@ from recsys.errors import RecsysError
 DAY_S = 86_400
 MIN_DAYS = 2
 """UTC days with positives without which there is no cut [days]."""
+Part = Literal["train", "valid", "eval"]
 PART = pa.field("part", pa.string())
-"""The part that a row is given to, `train` or `eval`; leaves when the rows are split."""
+"""The part that a row is given to, a `Part`; where the rows are split it stays for those of
+`train` alone, and if some are of `valid`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +117,22 @@ def split_rows(table: pa.Table, split: Split, eval_share: float) -> dict[str, pa
         split: `last_out`: the last positive of each user who has two or more is held out.
             `random`: a positive is held out by a hash of its user and item, the same in
             every run, but for one of a user who would have none left. `given`: rows are
-            where their column `part` says.
+            where their column `part` says; those of `valid` are in `train`.
         eval_share: Share of the positives that `random` holds out [0..1].
     """
     if split == "given":
-        is_held = pc.equal(table[PART.name], "eval").to_numpy()
-        table = table.drop_columns([PART.name])
-    else:
-        is_held = np.zeros(table.num_rows, bool)
-        positives = np.flatnonzero(table["label"].to_numpy() == 1)
-        chosen = table.take(positives)
-        is_last = split == "last_out"
-        is_held[positives] = _last_of_users(chosen) if is_last else _any(chosen, eval_share)
+        part = table[PART.name]
+        is_held = pc.equal(part, "eval").to_numpy()
+        if not pc.any(pc.equal(part, "valid")).as_py():
+            table = table.drop_columns([PART.name])
+        held_out = table.filter(is_held)
+        names = [name for name in held_out.column_names if name != PART.name]
+        return {"train": table.filter(~is_held), "eval": held_out.select(names)}
+    is_held = np.zeros(table.num_rows, bool)
+    positives = np.flatnonzero(table["label"].to_numpy() == 1)
+    chosen = table.take(positives)
+    is_last = split == "last_out"
+    is_held[positives] = _last_of_users(chosen) if is_last else _any(chosen, eval_share)
     return {"train": table.filter(~is_held), "eval": table.filter(is_held)}
 
 

@@ -6,6 +6,7 @@ before it. Layout of a store (docs/store.md):
     store.json                the split, the shards of both parts, and the sha256 of each file
     train/00000/              a shard: all events of some users
         user_row.npy item_row.npy timestamp.npy weight.npy tied.npy   one value an event
+        valid.npy             whether validation is to hold it back, where the data say so
         offsets.npy           first event of each user, and the end
         users.parquet         id and user_row of each user, in order
     eval/00000/ …
@@ -280,7 +281,8 @@ def write_shard(folder: Path, part: str, index: int, events: pa.Table) -> ShardI
         part: The part that the shard belongs to, one of `PARTS`.
         index: Its place among the shards of the part.
         events: Columns `user_id` (text), `user_row`, `item_row`, `timestamp` [seconds
-            since 1970, UTC], and `weight` where the data have one; at least one row.
+            since 1970, UTC], and `weight` and `valid` where the data have them; at least one
+            row.
     """
     encoded = events["user_id"].dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()

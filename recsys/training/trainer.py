@@ -204,7 +204,7 @@ class _Fit:
         self._stage = continued_stage(stage, base)
         train = self._stage.train
         self._mesh = device_mesh(**(stage.mesh.model_dump() if stage.mesh else {}))
-        self._events = training_events(data.store.train, train)
+        self._events = training_events(data.store.train, train, data.store.split)
         check_divides(train, self._mesh.shape[0])
         remarks = check_events(self._events, inputs.catalogue, self._stage.model.history_of)
         if data.store.split.order == "none" and self._stage.model.needs_order:

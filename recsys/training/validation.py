@@ -9,6 +9,7 @@ import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
 from recsys.data.batches import KeptEvents
+from recsys.data.hold_out import AT_ONCE
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
 from recsys.evaluation.ranking import rank
@@ -90,14 +91,15 @@ def _since(events: KeptEvents, since: int | None) -> KeptEvents:
     if since is None:
         return events
     is_new = np.asarray(events.log.timestamp[events.held]) >= since
-    return KeptEvents(events.log, events.held[is_new])
+    return dataclasses.replace(events, held=events.held[is_new])
 
 
 def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> Queries:
     """Returns the queries whose answers were held back.
 
-    With `history_of: past` there is one for each user and second with events held back;
-    with `others` one a user. All that the user did before is seen.
+    As the evaluation does: where held-back events are newer than kept ones there is one for
+    each user and second, which knows all that the user did before; with `history_of: others`,
+    and of a random draw, one a user, which knows all that is kept.
 
     Args:
         events: The training positives, with what is held back.
@@ -113,7 +115,7 @@ def held_back_queries(events: KeptEvents, model: RetrievalConfig, most: int) -> 
     user = log.user_index(held)
     is_first = np.ones(len(held), bool)
     is_first[1:] = user[1:] != user[:-1]
-    if model.history_of != "others":
+    if model.history_of != "others" and events.draw not in AT_ONCE:
         time = log.timestamp[held]
         is_first[1:] |= time[1:] != time[:-1]
     first = np.flatnonzero(is_first)
@@ -153,7 +155,6 @@ def _seen(events: KeptEvents, user: np.ndarray, first: np.ndarray) -> RaggedRows
     lists = []
     for start, end, query in zip(offsets[user], offsets[user + 1], first, strict=True):
         own = slice(*np.searchsorted(held, (start, end)).tolist())
-        # Nothing that is kept is newer than what is held back.
         lists.append(np.delete(log.item_row[start:end], held[own] - start))
         lists[-1] = np.concatenate([lists[-1], log.item_row[held[own.start : query]]])
     return RaggedRows.of(lists)

@@ -280,7 +280,7 @@ def _reason_of_validation(
     validation = stage.train.validation
     if validation is None:
         return None
-    events = training_events(store.train, stage.train)
+    events = training_events(store.train, stage.train, store.split)
     if not (np.asarray(store.train.timestamp[events.held]) >= until).any():
         return "it was trained on all that validation holds back"
     try:

@@ -13,7 +13,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,10 @@ from recsys.data.ingest.window import has_days, has_spans
 from recsys.data.interactions import OUT_OF_TIME, parse_interactions, raw_times, suggest_unit
 from recsys.data.sources.pieces import read_piece
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.source_files import held_out_files
+from recsys.data.sources.source_files import parts_of_files
 from recsys.data.split import (
     DAY_S,
+    Part,
     SplitRule,
     choose_cut,
     nothing_on_one_side,
@@ -243,8 +244,8 @@ class _Ingestion:
             ReadPlan(folder, folder / "letters", span.pieces)
             for folder, span in zip(folders, unread, strict=True)
         ]
-        held_out = tuple(held_out_files(self._config, "interactions"))
-        parse = functools.partial(_parse, self._config, self._now, held_out)
+        parts = parts_of_files(self._config, "interactions")
+        parse = functools.partial(_parse, self._config, self._now, parts)
         write = functools.partial(write_span_rows, by_time=self._is_window)
         read = read_sources(self._beam, plans, parse, "user_id", write, self._work, STEP)
         for span, folder, facts in zip(unread, folders, read, strict=True):
@@ -412,12 +413,12 @@ class _Ingestion:
 def _parse(
     config: InteractionsConfig,
     now: int,
-    held_out: Collection[str],
+    parts: Mapping[str, Part],
     batch: RawBatch,
     file_index: int,
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, int | None]:
     """Types a batch; also returns its earliest future time, from which on the row is good."""
-    rows, rejected = parse_interactions(batch, config, now, file_index, held_out)
+    rows, rejected = parse_interactions(batch, config, now, file_index, parts)
     name = config.columns.timestamp
     if name is None or OUT_OF_TIME not in pc.unique(rejected.column("reason")).to_pylist():
         return rows, rejected, None

@@ -12,6 +12,7 @@ its neighbours aren't. Files without a span are one segment.
         offsets.npy                  first event of each user, and the end
         item.npy                     which item each event is of
         timestamp.npy weight.npy     one value an event
+        valid.npy                    whether validation holds it back, where some are
     Split-train/data-….parquet       its rows as examples, where TFX looks at them
 
 Users and items are numbered by the bucket itself: no row of a vocabulary is in a segment,
@@ -44,12 +45,18 @@ from recsys.data.farmhash import hash_buckets
 from recsys.data.ingest.cache import key_of
 from recsys.data.ingest.read_rows import StepProgress, run_tasks
 from recsys.data.interactions import POSITION, POSITION_FILE_BITS, drop_duplicates
-from recsys.data.split import DAY_S, count_positive_days
+from recsys.data.split import DAY_S, PART, count_positive_days
 from recsys.data.vocabulary import COUNTS_SCHEMA, count_codes, merge_counts
 
 USERS, ITEMS, EXAMPLES = "users.parquet", "items.parquet", "examples.parquet"
-COLUMNS = {"offsets": np.int64, "item": np.int32, "timestamp": np.int64, "weight": np.float32}
-"""Columns of the events; `weight` only where the data have one."""
+COLUMNS = {
+    "offsets": np.int64,
+    "item": np.int32,
+    "timestamp": np.int64,
+    "weight": np.float32,
+    "valid": np.bool_,
+}
+"""Columns of the events; `weight` and `valid` only where the data have them."""
 INDEX, FOLDER = "segments.json", "segments"
 
 Days = list[list[int]]
@@ -350,7 +357,8 @@ def _write_part(folder: Path, name: str, rows: pa.Table, with_examples: bool) ->
     temporary.mkdir()
     if with_examples:
         with (temporary / EXAMPLES).open("wb") as sink:
-            write_examples(rows, sink)
+            names = [name for name in rows.column_names if name != PART.name]
+            write_examples(rows.select(names), sink)
     n_events = write_events(temporary, rows.filter(pc.equal(rows["label"], 1)))
     shutil.rmtree(folder / name, ignore_errors=True)
     temporary.rename(folder / name)
@@ -364,7 +372,8 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     Args:
         folder: Where to, made where there is none.
         positives: Columns `user_id`, `item_id`, what orders them (see `event_times`), and
-            `weight` where the data have one; all that the segment has of these users.
+            `weight` and `part` where the data have them; all that the segment has of these
+            users.
 
     Returns:
         How many there are; without one nothing is written.
@@ -377,11 +386,14 @@ def write_events(folder: Path, positives: pa.Table) -> int:
     time = event_times(positives).to_numpy()
     weight = positives["weight"].to_numpy() if "weight" in positives.column_names else None
     order = event_order(user, time, item, weight)
+    has_part = PART.name in positives.column_names
+    valid = pc.equal(positives[PART.name], "valid").to_numpy() if has_part else None
     columns = {
         "offsets": np.concatenate([[0], np.cumsum(np.bincount(user, minlength=len(user_ids)))]),
         "item": item[order],
         "timestamp": time[order],
         "weight": None if weight is None else weight[order],
+        "valid": None if valid is None else valid[order],
     }
     for name, dtype in COLUMNS.items():
         column = columns[name]

@@ -155,7 +155,8 @@ class _Source:
             if (file := part.folder / f"{name}.npy").exists()
         }
         self.offsets, self.item = columns["offsets"], columns["item"]
-        self.timestamp, self.weight = columns["timestamp"], columns.get("weight")
+        self.timestamp = columns["timestamp"]
+        self.weight, self.valid = columns.get("weight"), columns.get("valid")
         self.item_row = items.rows(part.ids(ITEMS))
         self.place, self.order = place, np.argsort(place, kind="stable")
         """The users, and their order in the log."""
@@ -186,6 +187,8 @@ def _shard(
     item_row, time = np.empty(n, np.int32), np.empty(n, np.int64)
     has_weight = any(source.weight is not None for source in sources)
     weight = np.empty(n, np.float32) if has_weight else None
+    has_valid = any(source.valid is not None for source in sources)
+    valid = np.zeros(n, bool) if has_valid else None
     free = offsets[:-1].copy()
     for source in sources:
         low, high = np.searchsorted(source.place, [first, end], sorter=source.order)
@@ -197,23 +200,26 @@ def _shard(
         time[here] = source.timestamp[there]
         if weight is not None and source.weight is not None:
             weight[here] = source.weight[there]
+        if valid is not None and source.valid is not None:
+            valid[here] = source.valid[there]
         free[to] += length
     user = np.repeat(np.arange(end - first, dtype=np.int32), counts)
     tied = count_tied(user, time)
-    _order_ties(tied, item_row, weight)
-    return EventShard(user_rows[first:end][user], item_row, time, weight, tied, offsets)
+    _order_ties(tied, item_row, weight, valid)
+    return EventShard(user_rows[first:end][user], item_row, time, weight, tied, offsets, valid)
 
 
-def _order_ties(tied: np.ndarray, item_row: np.ndarray, weight: np.ndarray | None) -> None:
-    """Puts events of one user and second into the order of their items' rows, then weights."""
+def _order_ties(
+    tied: np.ndarray, item_row: np.ndarray, weight: np.ndarray | None, valid: np.ndarray | None
+) -> None:
+    """Orders events of one user and second by their items' rows, weights, and parts."""
     behind = np.flatnonzero(tied)
     if not len(behind):
         return
     first = np.unique(behind - tied[behind])
     run = np.unique(np.concatenate([first, behind]))
     group = np.cumsum(tied[run] == 0)
-    keys = (item_row[run], group) if weight is None else (weight[run], item_row[run], group)
-    order = run[np.lexsort(keys)]
-    item_row[run] = item_row[order]
-    if weight is not None:
-        weight[run] = weight[order]
+    others = [column for column in (valid, weight) if column is not None]
+    order = run[np.lexsort((*(column[run] for column in others), item_row[run], group))]
+    for column in (item_row, *others):
+        column[run] = column[order]

@@ -78,7 +78,7 @@ def _source(
                 reason = f"  # {shown(roles[role].reason, 90)}" if role in roles else ""
                 yield f"      {role}: {_value(column)}{reason}"
         else:
-            is_files = key in ("files", "eval_files")
+            is_files = key in ("files", "eval_files", "valid_files")
             yield f"    {key}: {_value(_relative(value, folder) if is_files else value)}"
 
 

@@ -16,7 +16,7 @@ from recsys.data.inspect.profile import Advance, HashCount
 from recsys.data.interactions import duplicate_keys, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import read_all
 from recsys.data.sources.source import RawBatch
-from recsys.data.sources.source_files import held_out_files
+from recsys.data.sources.source_files import parts_of_files
 
 _MOST_KEYS = 1 << 25
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -123,9 +123,9 @@ def check_rows(
         known: The ids of the catalogues, as hashes, by `items` and `users`.
     """
     findings, columns = Findings(), interaction_columns(config)
-    held_out = held_out_files(config, "interactions")
+    parts = parts_of_files(config, "interactions")
     for file_index, batch in read_all(config, "interactions", columns, sample, advance):
-        rows, letters = parse_interactions(batch, config, now, file_index, held_out)
+        rows, letters = parse_interactions(batch, config, now, file_index, parts)
         findings.add(batch, rows, letters, duplicate_keys(rows.schema.names))
         for what, ids in known.items():
             is_known = np.isin(fingerprints(rows.column(f"{what[:-1]}_id")), ids)

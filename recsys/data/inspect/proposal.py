@@ -287,9 +287,9 @@ def _named_parts(config: InteractionsConfig, profiles: Mapping[str, Profile]) ->
         known = [*held, *validated, *trained]
         if not (is_part and trained and (held or validated) and len(known) == len(values)):
             continue
-        trained += validated if held else []
         columns = config.columns.model_copy(update={"part": profile.name})
         parts = {"train_parts": tuple(trained), "eval_parts": tuple(held or validated)}
+        parts |= {"valid_parts": tuple(validated)} if held and validated else {}
         return Proposal(
             "given", "a column names the parts", {"columns": columns, **parts}, profile.name
         )
@@ -303,9 +303,11 @@ def _named_files(config: InteractionsConfig) -> Proposal | None:
     trained = [file for file in files if _says(file, _TRAINED)]
     if not held or not trained or set(held) & set(trained):
         return None
-    rest = tuple(file for file in files if file not in held)
+    tried = [file for file in files if _says(file, _TRIED) and file not in (*held, *trained)]
+    rest = tuple(file for file in files if file not in (*held, *tried))
     reason = "names of files say which are held out"
-    return Proposal("given", reason, {"files": rest, "eval_files": tuple(held)})
+    more = {"valid_files": tuple(tried)} if tried else {}
+    return Proposal("given", reason, {"files": rest, "eval_files": tuple(held), **more})
 
 
 def _says(file: str, words: set[str]) -> bool:

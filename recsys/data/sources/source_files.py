@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from recsys.config import Files, InteractionsConfig, SourceConfig
+from recsys.data.split import Part
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError
 from recsys.system.files import open_regular
@@ -50,8 +51,8 @@ def is_remote(path: str) -> bool:
 def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
     """Returns the files of a source: pattern by pattern, in each by span, then by name.
 
-    A file that two patterns name stands there twice. Files of held-out interactions come
-    last, and once.
+    A file that two patterns name stands there twice. Files of interactions that are
+    validated on or held out come last, and once.
 
     Args:
         source: What to read. Of interactions all spans are read, or the newest
@@ -62,21 +63,27 @@ def match_files(source: SourceConfig, what: str) -> list[SourceFile]:
         RecsysError: A pattern matches no file, or a file can't be read.
         UsageError: A pattern's spans are wrong.
     """
-    held_out = held_out_files(source, what)
-    paths = [path for path, _ in match_paths(source, what) if path not in held_out]
-    return [SourceFile(path, file_size(path)) for path in (*paths, *held_out)]
+    parts = parts_of_files(source, what)
+    paths = [path for path, _ in match_paths(source, what) if path not in parts]
+    return [SourceFile(path, file_size(path)) for path in (*paths, *parts)]
 
 
-def held_out_files(source: SourceConfig, what: str) -> list[str]:
-    """Returns the files that `eval_files` of interactions name, each once; none of others.
+def parts_of_files(source: SourceConfig, what: str) -> dict[str, Part]:
+    """Returns the part of each file that `valid_files` or `eval_files` of interactions name.
+
+    A file that both name is held out. No other source has any.
 
     Raises:
         RecsysError: A pattern matches no file.
     """
     if not isinstance(source, InteractionsConfig):
-        return []
-    named = [_match(pattern, pattern, what) for pattern in patterns(source.eval_files)]
-    return list(dict.fromkeys(path for paths in named for path in paths))
+        return {}
+    named: dict[str, Part] = {}
+    parts: dict[Part, Files] = {"valid": source.valid_files, "eval": source.eval_files}
+    for part, files in parts.items():
+        for pattern in patterns(files):
+            named |= dict.fromkeys(_match(pattern, pattern, what), part)
+    return named
 
 
 def match_paths(source: SourceConfig, what: str) -> list[tuple[str, tuple[int, int] | None]]:
