@@ -6,8 +6,11 @@
 - `native`: the same with them.
 
 The candidates are the batch's items, drawn by Zipf's law from 100,000 (in a batch of 4096
-two fifths of them are distinct, in one of 65,536 a sixth). `--known` is how many items each
-query is known to like.
+two fifths of them are distinct, in one of 65,536 a sixth), and `--negatives` others, drawn
+evenly. `--known` is how many items each query is known to like. `--loss` names other losses
+over all candidates, or one with options as JSON, such as
+`{"type": "sampled_softmax", "decoupled": true}`; the ratios are then to the first one, way
+by way.
 
 They take turns, run by run, in one process. Per case: the time, the rate at which the
 three products of batch × candidates × dim would be done if none were left out, and the
@@ -18,6 +21,7 @@ run by run.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -32,9 +36,8 @@ import numpy as np
 from typer import Option
 
 from benchmarks.measure import forget_peak, peak_rss_mib, print_line, ratios, run, zipf_batches
-from recsys import kernels
-from recsys.losses import sampled_softmax
-from recsys.losses.softmax_plain import plain_loss
+from recsys import kernels, registry
+from recsys.losses import Loss
 
 TEMPERATURE = 0.05
 _ITEMS = 100_000
@@ -43,6 +46,7 @@ _SECONDS = 60.0
 _FEWEST = 3
 _BATCHES = [4096, 16384, 65536]
 _KNOWN = [0, 50]
+_LOSSES = ["sampled_softmax"]
 
 Arrays = tuple[jax.Array, ...]
 Run = Callable[[], Any]
@@ -51,53 +55,71 @@ Run = Callable[[], Any]
 def main(
     batch: list[int] = _BATCHES,
     dim: int = 64,
+    negatives: Annotated[int, Option(help="Candidates beside the batch's own.")] = 0,
     known: list[int] = _KNOWN,
+    loss: Annotated[list[str], Option(help="Names of losses, or JSON with options.")] = _LOSSES,
     runs: Annotated[int, Option(help="Of each; fewer if they take minutes.")] = 15,
     seed: int = 0,
 ) -> None:
     """Measures all ways of each case, and prints the lines."""
+    losses = {_title(text): _read(text) for text in loss}
     for n, n_known in itertools.product(batch, known):
         case = f"batch={n} dim={dim}"
+        case += f" negatives={negatives}" if negatives else ""
         case += f" known={n_known}" if n_known else ""
-        compare(case, 3 * 2 * n * n * dim, batch_of(n, dim, n_known, seed), runs)
+        flop = 3 * 2 * n * (n + negatives) * dim
+        compare(case, flop, batch_of(n, dim, n_known, seed, negatives), runs, losses)
 
 
-def batch_of(batch: int, dim: int, n_known: int, seed: int) -> Arrays:
-    """Returns query, candidate, item_row, log_q and known, as `sampled_softmax` takes them."""
+def _read(text: str) -> Loss:
+    value = json.loads(text) if text.startswith("{") else text
+    loss: Loss = registry.Choice("loss").read(value)
+    return loss
+
+
+def _title(text: str) -> str:
+    if not text.startswith("{"):
+        return text
+    options = json.loads(text)
+    return "-".join([options.pop("type"), *(f"{k}={v}" for k, v in options.items())])
+
+
+def batch_of(batch: int, dim: int, n_known: int, seed: int, negatives: int = 0) -> Arrays:
+    """Returns query, candidate, item_row, log_q and known, as losses take them."""
     rng = np.random.default_rng(seed)
-    unit = rng.normal(size=(2, batch, dim)).astype(np.float32)
-    unit /= np.linalg.norm(unit, axis=2, keepdims=True)
-    log_q = np.log(rng.uniform(1e-6, 1e-2, batch)).astype(np.float32)
-    item_row = _zipf(batch, seed)
+    n_candidates = batch + negatives
+    unit = rng.normal(size=(batch + n_candidates, dim)).astype(np.float32)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    log_q = np.log(rng.uniform(1e-6, 1e-2, n_candidates)).astype(np.float32)
+    drawn = rng.integers(1, _ITEMS, negatives).astype(np.int32)
+    item_row = np.concatenate([_zipf(batch, seed), drawn])
     known = _zipf(batch * n_known, seed + 1).reshape(batch, n_known)
-    return tuple(jnp.asarray(x) for x in (*unit, item_row, log_q, known))
+    arrays = (unit[:batch], unit[batch:], item_row, log_q, known)
+    return tuple(jnp.asarray(x) for x in arrays)
 
 
 def _zipf(n: int, seed: int) -> np.ndarray:
     return zipf_batches(1, n, _ITEMS, seed)[0, 1]
 
 
-def ways(arrays: Arrays) -> Iterator[tuple[str, Run]]:
+def ways(arrays: Arrays, loss: Loss) -> Iterator[tuple[str, Run]]:
     """Yields the ways by name, each compiled: loss, and gradients to query and candidate.
 
     The one that takes least memory comes first: what an earlier one has freed, but the
     allocator still holds, can't be told from what a later one takes.
     """
-    n = arrays[0].shape[0]
-    shares = jnp.full((n,), 1 / n)
-
-    def plain(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:
-        return plain_loss(query, candidate, item_row, log_q, TEMPERATURE, shares, known)
 
     def ours(query: Any, candidate: Any, item_row: Any, log_q: Any, known: Any) -> Any:
-        return sampled_softmax(query, candidate, item_row, log_q, TEMPERATURE, known=known)
+        more = {"item_row": item_row, "log_q": log_q, "known": known}
+        return loss(query, candidate, temperature=TEMPERATURE, **more)
 
     switches = {"native": "1", "blocks": "0"} if kernels.available() else {"blocks": "0"}
     for name, switch in switches.items():
         with mock.patch.dict(os.environ, RECSYS_NATIVE=switch):
             yield name, _compiled(ours, arrays)
-    if n * n * 4 <= _PLAIN_BYTES:
-        yield "plain", _compiled(plain, arrays)
+    if len(arrays[0]) * len(arrays[1]) * 4 <= _PLAIN_BYTES:
+        with mock.patch("recsys.losses.softmax_jax.can_sweep", return_value=False):
+            yield "plain", _compiled(ours, arrays)
 
 
 def _compiled(loss: Callable[..., Any], arrays: Arrays) -> Run:
@@ -105,9 +127,14 @@ def _compiled(loss: Callable[..., Any], arrays: Arrays) -> Run:
     return lambda: jax.block_until_ready(compiled(*arrays))
 
 
-def compare(case: str, flop: int, arrays: Arrays, runs: int) -> None:
+def compare(case: str, flop: int, arrays: Arrays, runs: int, losses: dict[str, Loss]) -> None:
     """Measures all ways of one case, and prints the lines."""
-    compiled = dict(ways(arrays))
+    first, *others = losses
+    compiled = {
+        name if title == first else f"{title}/{name}": way
+        for title, loss in losses.items()
+        for name, way in ways(arrays, loss)
+    }
     memory: dict[str, float] = {}
     for name, way in compiled.items():
         before = forget_peak()
@@ -126,9 +153,14 @@ def compare(case: str, flop: int, arrays: Arrays, runs: int) -> None:
         print_line("softmax", f"{name} {case}", ms, "ms", memory[name])
         rates = [flop / t / 1e6 for t in ms]
         print_line("softmax", f"{name} {case}", rates, "GFLOP/s", memory[name])
-    for name in [name for name in times if "plain" in times and name != "plain"]:
+    for name in [name for name in ("native", "blocks") if {name, "plain"} <= {*times}]:
         over = ratios(times[name], times["plain"])
         print_line("softmax", f"{name}/plain {case}", over, "times", memory[name])
+    for title, name in itertools.product(others, ("native", "blocks", "plain")):
+        if name in times:
+            other = f"{title}/{name}"
+            over = ratios(times[other], times[name])
+            print_line("softmax", f"{other}/{first} {case}", over, "times", memory[other])
 
 
 if __name__ == "__main__":

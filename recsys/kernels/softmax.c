@@ -2,11 +2,17 @@
    matrix. For query i with weight w_i, and all candidates j:
 
        logit_ij = query_i · candidate_j / temperature - log_q_j
-       loss_i   = log sum_j exp(logit_ij) - logit_i,positive
+       loss_i   = log sum_j exp(logit_ij) - pull · logit_i,positive
 
    The positive of query i is candidate first + i. Its negatives are the first places of
-   all other items, but for those that it is known to like. The gradients are those of
-   sum_i w_i loss_i.
+   all other items, but for those that it is known to like. The sum is over the positive
+   and the negatives or, decoupled, over the negatives alone: without one the loss is 0.
+   The gradients are those of sum_i w_i loss_i.
+
+   With a margin it is the other side of a contrastive loss, a mean over the negatives,
+   where log_q holds the weight v_j of each (and has no gradient):
+
+       loss_i = sum_j v_j max(0, query_i · candidate_j / temperature - margin) / sum_j v_j
 
    Each item has one column (softmax_columns.h), that of its first place. A positive at a
    later place stands apart: its logit is one inner product, and the column of its item is
@@ -41,7 +47,9 @@ typedef struct {
   int64_t n_queries, n_candidates, n_known, dim, first;
   const float *query, *candidate, *log_q, *weight;
   const int32_t *known; /* [n_queries, n_known]: items, 0 for none */
-  float scale;          /* 1 / temperature */
+  float scale, pull;    /* scale: 1 / temperature */
+  float margin;
+  int is_decoupled, is_hinge; /* is_hinge: there is a margin */
   float *loss, *d_query, *d_candidate, *d_log_q; /* NULL where not wanted */
 
   Columns items;
@@ -50,7 +58,8 @@ typedef struct {
   float *panels;            /* [n_panels, width, COLS]: columns' candidates, transposed */
   const float *rows;        /* [n_columns, width]: the same as they are */
   float *copies;            /* memory for `rows`; NULL where they are the candidates */
-  float *bias;              /* [n_panels * COLS]: -log_q, then -infinity */
+  float *bias;              /* [n_panels * COLS]: -log_q or -margin, then -infinity */
+  float *column_weight;     /* [n_panels * COLS]: of hinges, then 0 */
   float *lane_rows;         /* [n_lanes, capacity, width] */
   float *lane_log_q;        /* [n_lanes, capacity] */
   float *blocks;            /* [workers, block_floats] */
@@ -64,7 +73,7 @@ typedef struct {
   float *logits;                /* [n_panels, ROWS, COLS] */
   float *query, *query_times_p; /* [ROWS, width]: query / temperature; times `share` too */
   float *d_query;               /* [ROWS, width] */
-  float *most, *sum;            /* [ROWS, LANES] */
+  float *most, *sum;            /* [ROWS, LANES]; `most`: of hinges then sums of weights */
   float positive[ROWS], top[ROWS], share[ROWS]; /* share: w / sum */
   int is_apart[ROWS];           /* the positive is no column */
   float slope[ROWS];            /* of a positive that stands apart */
@@ -83,7 +92,9 @@ static void fill_panel(Sweep *s, int64_t p) {
   for (int64_t c = 0; c < COLS; c++) {
     const int64_t place = c < n ? s->items.place[start + c] : 0;
     from[c] = s->candidate + place * s->dim;
-    s->bias[start + c] = c < n ? -s->log_q[place] : -INFINITY;
+    const float bias = s->is_hinge ? -s->margin : -s->log_q[place];
+    s->bias[start + c] = c < n ? bias : -INFINITY;
+    if (s->is_hinge) s->column_weight[start + c] = c < n ? s->log_q[place] : 0;
   }
   for (int64_t d = 0; d < s->width; d++) {
     for (int64_t c = 0; c < COLS; c++) {
@@ -198,8 +209,7 @@ static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
   const int is_apart = !is_column(&s->items, positive);
   float top = largest_in(load(b->most + i * LANES));
   float hidden = hide_known(s, b, i, query, own);
-  if (is_apart) hidden = greater(hidden, hide(b, i, own));
-  if (hidden >= top) top = top_of_row(s, b, i);
+  b->is_apart[i] = is_apart;
   if (is_apart) {
     const float *candidate = s->candidate + positive * s->dim;
     b->positive[i] =
@@ -207,8 +217,17 @@ static void mask_row(const Sweep *s, Block *b, int64_t i, int64_t query) {
   } else {
     b->positive[i] = *logit(b, i, own);
   }
-  b->is_apart[i] = is_apart;
-  b->top[i] = greater(top, b->positive[i]);
+  if (is_apart || s->is_decoupled) hidden = greater(hidden, hide(b, i, own));
+  if (hidden >= top) top = top_of_row(s, b, i);
+  if (!s->is_decoupled) top = greater(top, b->positive[i]);
+  b->top[i] = s->is_decoupled && top == -INFINITY ? 0 : top;
+}
+
+/* The same for hinges: without the positive, and with nothing to find. */
+static void mask_hinges(const Sweep *s, const Block *b, int64_t i, int64_t query) {
+  const int64_t own = s->items.column[s->first + query];
+  hide_known(s, b, i, query, own);
+  hide(b, i, own);
 }
 
 static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
@@ -228,15 +247,54 @@ static void take_exponentials(const Sweep *s, Block *b, int64_t n) {
 }
 
 /* Writes the losses, and makes the exponentials ready for the gradients: those of the
-   logits are w_i (p_ij - [j is positive]), which is `share` times what the block holds. */
+   logits are w_i (p_ij - pull [j is positive]), which is `share` times what the block holds. */
 static void finish_losses(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
   for (int64_t i = 0; i < n; i++) {
-    const float apart = b->is_apart[i] ? expf(b->positive[i] - b->top[i]) : 0;
+    const int is_summed = b->is_apart[i] && !s->is_decoupled;
+    const float apart = is_summed ? expf(b->positive[i] - b->top[i]) : 0;
     const float sum = sum_lanes(load(b->sum + i * LANES)) + apart;
-    s->loss[start + i] = logf(sum) + (b->top[i] - b->positive[i]);
+    const float pull = s->pull * sum;
+    if (s->is_decoupled && sum == 0) { /* There is no negative: all in the row is 0. */
+      s->loss[start + i] = b->share[i] = b->slope[i] = 0;
+      continue;
+    }
+    s->loss[start + i] = logf(sum) + (b->top[i] - s->pull * b->positive[i]);
     b->share[i] = s->weight[start + i] / sum;
-    b->slope[i] = apart - sum;
-    if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= sum;
+    b->slope[i] = apart - pull;
+    if (!b->is_apart[i]) *logit(b, i, s->items.column[s->first + start + i]) -= pull;
+  }
+  for (int64_t i = n; i < height; i++) b->share[i] = 0;
+}
+
+/* ---- The same for hinges ---- */
+
+/* Sums weighted hinges and the weights of a row's negatives, and makes the logits slopes. */
+static void take_hinges(const Sweep *s, Block *b, int64_t n) {
+  memset(b->most, 0, (size_t)(n * LANES) * sizeof *b->most);
+  const Lanes zero = all(0), none = all(-INFINITY);
+  for (int64_t p = 0; p < s->n_panels; p++) {
+    for (int64_t i = 0; i < n; i++) {
+      float *row = b->logits + p * PANEL + i * COLS;
+      Lanes sum = load(b->sum + i * LANES), total = load(b->most + i * LANES);
+      UNROLL for (int c = 0; c < COLS; c += LANES) {
+        const Lanes x = load(row + c), share = load(s->column_weight + p * COLS + c);
+        sum += share * larger(zero, x);
+        total += (Lanes)((WordLanes)share & (WordLanes)(x > none));
+        store(row + c, (Lanes)((WordLanes)share & (WordLanes)(x > zero)));
+      }
+      store(b->sum + i * LANES, sum);
+      store(b->most + i * LANES, total);
+    }
+  }
+}
+
+static void finish_hinges(const Sweep *s, Block *b, int64_t start, int64_t n, int64_t height) {
+  for (int64_t i = 0; i < n; i++) {
+    const float total = sum_lanes(load(b->most + i * LANES));
+    const float share = total > 0 ? 1 / total : 0;
+    s->loss[start + i] = sum_lanes(load(b->sum + i * LANES)) * share;
+    b->share[i] = s->weight[start + i] * share;
+    b->is_apart[i] = 0;
   }
   for (int64_t i = n; i < height; i++) b->share[i] = 0;
 }
@@ -302,9 +360,15 @@ static void run_block(const Sweep *s, Block *b, int64_t lane, int64_t tile, int6
   const int64_t n = least(height, s->n_queries - start);
   take_queries(s, b, start, n, height);
   fill_logits(s, b, height);
-  for (int64_t i = 0; i < n; i++) mask_row(s, b, i, start + i);
-  take_exponentials(s, b, n);
-  finish_losses(s, b, start, n, height);
+  if (s->is_hinge) {
+    for (int64_t i = 0; i < n; i++) mask_hinges(s, b, i, start + i);
+    take_hinges(s, b, n);
+    finish_hinges(s, b, start, n, height);
+  } else {
+    for (int64_t i = 0; i < n; i++) mask_row(s, b, i, start + i);
+    take_exponentials(s, b, n);
+    finish_losses(s, b, start, n, height);
+  }
   if (s->d_query == NULL) return;
   take_gradients(s, b, height, lane, fresh);
   write_d_query(s, b, start, n);
@@ -407,6 +471,7 @@ static void lay_out(Sweep *s, Arena *arena, int workers) {
   s->panels = take(arena, s->capacity * s->width, number);
   s->copies = take(arena, s->capacity * s->width, number);
   s->bias = take(arena, s->capacity, number);
+  s->column_weight = take(arena, s->is_hinge ? s->capacity : 0, number);
   s->lane_rows = take(arena, lanes * s->capacity * s->width, number);
   s->lane_log_q = take(arena, lanes * s->capacity, number);
   s->block_floats = s->capacity * ROWS + 3 * ROWS * s->width + 2 * ROWS * LANES;
@@ -457,11 +522,12 @@ static int run(Sweep *s, XLA_FFI_CallFrame *frame, int workers) {
 enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
 
 /* Arguments: query [b, D], candidate [N, D], item_row [N] int32, log_q [N], weight [b],
-   known [b, P] int32, scale [1] (1 / temperature), first [1] int32. Results: loss [b]; for gradients also
-   d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted). */
+   known [b, P] int32, scale [1] (1 / temperature), first [1] int32, pull [1]. Results: loss
+   [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted).
+   Attributes: decoupled (0 or 1), hinge (0 or 1) and its margin. */
 RECSYS_HANDLER(softmax) {
   const int with_gradients = frame->rets.size == 4;
-  XLA_FFI_Error *error = recsys_check(frame, 8, with_gradients ? 4 : 1);
+  XLA_FFI_Error *error = recsys_check(frame, 9, with_gradients ? 4 : 1);
   if (error != NULL) return error;
   Sweep s = {
       .n_queries = recsys_dim(recsys_arg(frame, 0), 0),
@@ -475,6 +541,10 @@ RECSYS_HANDLER(softmax) {
       .known = recsys_arg(frame, 5)->data,
       .n_known = recsys_dim(recsys_arg(frame, 5), 1),
       .scale = *(const float *)recsys_arg(frame, 6)->data,
+      .pull = *(const float *)recsys_arg(frame, 8)->data,
+      .margin = (float)recsys_attr(frame, "margin", 0),
+      .is_decoupled = recsys_attr(frame, "decoupled", 0) != 0,
+      .is_hinge = recsys_attr(frame, "hinge", 0) != 0,
       .first = *(const int32_t *)recsys_arg(frame, 7)->data,
       .loss = recsys_ret(frame, 0)->data,
   };
@@ -503,8 +573,8 @@ RECSYS_SELF_CHECK(softmax) {
   for (int i = 0; i < 2; i++) {
     float loss[2], d_query[4], d_candidate[4], d_log_q[2];
     Sweep s = {.n_queries = 2, .n_candidates = 2, .dim = 2, .query = ones, .candidate = ones,
-               .items.item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .loss = loss,
-               .d_query = d_query, .d_candidate = d_candidate, .d_log_q = d_log_q};
+               .items.item_row = items[i], .log_q = none, .weight = weight, .scale = 1, .pull = 1,
+               .loss = loss, .d_query = d_query, .d_candidate = d_candidate, .d_log_q = d_log_q};
     if (!run(&s, NULL, 1) || !(fabsf(loss[0] - expected[i]) < 1e-6f) ||
         !(fabsf(d_query[0]) < 1e-6f)) {
       return 1;

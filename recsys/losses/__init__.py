@@ -3,9 +3,12 @@
 - `SampledSoftmax`: against the candidates of the batch and negatives that were drawn,
   corrected for how they were sampled.
 - `FullSoftmax`: against the whole catalogue.
+- `BilateralSoftmax`: with a temperature for positives, another one for negatives.
+- `CosineContrastive`: positives towards 1, negatives below a margin.
 - `Bpr`: Bayesian personalised ranking, against one drawn negative each.
 
-Each is a `Loss`, chosen by `train.loss`; `sampled_softmax` and `bpr` are their functions.
+Each is a `Loss`, chosen by `train.loss`; `sampled_softmax`, `bilateral_softmax`,
+`cosine_contrastive` and `bpr` are their functions.
 """
 
 from typing import TYPE_CHECKING
@@ -13,9 +16,22 @@ from typing import TYPE_CHECKING
 from recsys.contents import lazy_contents
 
 if TYPE_CHECKING:
+    from recsys.losses.bilateral import BilateralSoftmax, bilateral_softmax
+    from recsys.losses.contrastive import CosineContrastive, cosine_contrastive
     from recsys.losses.loss import Loss
     from recsys.losses.pairwise import Bpr, bpr
     from recsys.losses.softmax import FullSoftmax, SampledSoftmax, sampled_softmax
 
-__all__ = ["Bpr", "FullSoftmax", "Loss", "SampledSoftmax", "bpr", "sampled_softmax"]
+__all__ = [
+    "BilateralSoftmax",
+    "Bpr",
+    "CosineContrastive",
+    "FullSoftmax",
+    "Loss",
+    "SampledSoftmax",
+    "bilateral_softmax",
+    "bpr",
+    "cosine_contrastive",
+    "sampled_softmax",
+]
 __getattr__, __dir__ = lazy_contents(__name__, __file__)

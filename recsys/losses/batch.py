@@ -6,11 +6,26 @@ with the numbers of candidates and of items, not with their product.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import keras
 from keras import ops
 
 NO_ITEM = 0
 """The row that pads lists of known items."""
+
+
+class Form(NamedTuple):
+    """What the loss of a query is, of its scores.
+
+    Attributes:
+        is_decoupled: Whether the sum of a softmax leaves the positive out.
+        margin: Scores of negatives cost what is above it, in a mean over them; None: they
+            cost a softmax.
+    """
+
+    is_decoupled: bool = False
+    margin: float | None = None
 
 
 def first_positions(item_row: keras.KerasTensor, wanted: keras.KerasTensor) -> keras.KerasTensor:

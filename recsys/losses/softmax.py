@@ -11,6 +11,8 @@ from recsys.registry import register_loss
 if TYPE_CHECKING:
     import keras
 
+    from recsys.losses.batch import Form
+
 
 @register_loss("sampled_softmax")
 class SampledSoftmax(Loss):
@@ -18,11 +20,15 @@ class SampledSoftmax(Loss):
 
     title: ClassVar[str] = "Sampled softmax with logQ correction"
 
+    decoupled: bool = False
+    """Whether the softmax' sum leaves the positive out: one that is well above all others is
+    pulled as hard as any (Yeh et al., "Decoupled Contrastive Learning", ECCV 2022)."""
+
     def __call__(
         self, query: keras.KerasTensor, candidate: keras.KerasTensor, **batch: Any
     ) -> keras.KerasTensor:
         """Returns the loss of a batch; see `sampled_softmax`."""
-        return sampled_softmax(query, candidate, **batch)
+        return sampled_softmax(query, candidate, **batch, decoupled=self.decoupled)
 
 
 @register_loss("full_softmax")
@@ -42,6 +48,7 @@ def sampled_softmax(
     temperature: float | keras.KerasTensor,
     sample_weight: keras.KerasTensor | None = None,
     known: keras.KerasTensor | None = None,
+    decoupled: bool = False,
 ) -> keras.KerasTensor:
     """Returns the softmax loss over the candidates of a batch, corrected for their sampling.
 
@@ -85,11 +92,56 @@ def sampled_softmax(
         sample_weight: Weight of each query `[batch]`, not negative; None for ones.
         known: Item rows that each query is known to like `[batch, known]` int32, filled
             up with 0; its own positive may be one of them. None for none.
+        decoupled: Whether the sum is over the other items alone, without the positive
+            (Yeh et al., ECCV 2022). A query without any then costs 0.
 
     Returns:
         The weighted mean of the negative log-likelihoods of the positives, a scalar
         float32: 0, with gradients 0, if the weights sum to 0; NaN if a number in
         `query`, `candidate` or `log_q` is infinite or NaN.
+
+    Raises:
+        RecsysError: There are fewer candidates than queries (R344).
+    """
+    from recsys.losses.batch import Form
+
+    return mean_over_candidates(
+        query,
+        candidate,
+        item_row,
+        log_q,
+        temperature,
+        sample_weight,
+        known,
+        form=Form(is_decoupled=decoupled),
+    )
+
+
+def mean_over_candidates(
+    query: keras.KerasTensor,
+    candidate: keras.KerasTensor,
+    item_row: keras.KerasTensor,
+    log_q: keras.KerasTensor,
+    temperature: float | keras.KerasTensor,
+    sample_weight: keras.KerasTensor | None,
+    known: keras.KerasTensor | None,
+    form: Form,
+    pull: float | keras.KerasTensor = 1.0,
+) -> keras.KerasTensor:
+    """Returns the weighted mean of losses over a set of candidates, as `sampled_softmax` does.
+
+    Args:
+        query: As in `sampled_softmax`, and so are the next ones.
+        candidate: Candidate embeddings.
+        item_row: Item row of each candidate.
+        log_q: Subtracted from the logits; where the form has a margin, weights of the
+            candidates, without a gradient.
+        temperature: Divides the dot products.
+        sample_weight: Weight of each query; None for ones.
+        known: Items that are no negatives of a query; None for none.
+        form: What the loss of a query is, of its scores.
+        pull: What the positive's logit is multiplied by, where it stands outside of the
+            softmax' sum; it has a gradient.
 
     Raises:
         RecsysError: There are fewer candidates than queries (R344).
@@ -117,5 +169,5 @@ def sampled_softmax(
         from recsys.losses.softmax_jax import can_sweep, sweep_loss
 
         weighted_sum = sweep_loss if can_sweep(n_queries, n_candidates) else plain_loss
-    loss = weighted_sum(query, candidate, item_row, log_q, temperature, weight, known)
+    loss = weighted_sum(query, candidate, item_row, log_q, temperature, weight, known, pull, form)
     return nan_unless_finite(loss, query, candidate, log_q)

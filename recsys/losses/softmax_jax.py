@@ -1,4 +1,6 @@
-"""The sampled softmax on JAX, with gradients that never hold queries × candidates.
+"""Losses over all candidates on JAX, with gradients that never hold queries × candidates.
+
+They are the sampled softmax and, of the same scores, the mean of hinges: see `Form`.
 
 The forward pass computes the gradients along with the losses, in one sweep over blocks
 of queries; the backward pass only scales them. Under a mesh each device sweeps its own
@@ -17,11 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
-from recsys.losses.batch import is_first, known_positions
+from recsys.losses.batch import Form, is_first, known_positions
 
+_SOFTMAX = Form()
 _MAX_KERNEL_DIM = 1024
 """The widest embeddings that the C kernel takes [floats]."""
 
@@ -33,11 +37,14 @@ class SoftmaxBatch(NamedTuple):
         query: Query embeddings `[batch, dim]` float32.
         candidate: Candidate embeddings `[candidates, dim]` float32.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]` float32.
+        log_q: Subtracted from a candidate's logits `[candidates]` float32; of hinges, their
+            weights.
         weight: Weight of each query's loss in the sum `[batch]` float32.
         known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
         scale: One over the temperature, a scalar float32.
         first: The positive of query 0, a scalar int32; that of query i is `first + i`.
+        pull: What the positive's logit is multiplied by, but for that in the sum of a
+            softmax; a scalar float32.
     """
 
     query: jax.Array
@@ -48,6 +55,7 @@ class SoftmaxBatch(NamedTuple):
     known: jax.Array
     scale: jax.Array
     first: jax.Array
+    pull: jax.Array | float = 1.0
 
 
 def can_sweep(n_queries: int, n_candidates: int) -> bool:
@@ -65,50 +73,72 @@ def sweep_loss(
     temperature: jax.Array | float,
     weight: jax.Array,
     known: jax.Array,
+    pull: jax.Array | float = 1.0,
+    form: Form = _SOFTMAX,
 ) -> jax.Array:
     """Returns the weighted sum of the queries' losses, a scalar float32.
 
-    It has gradients to all arguments but `item_row` and `known`.
+    It has gradients to all arguments but `item_row` and `known`; of hinges there is none to
+    `log_q`, and they don't read `pull`.
 
     Args:
         query: Query embeddings `[batch, dim]`.
         candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of
             query i.
         item_row: Item row of each candidate `[candidates]` int32.
-        log_q: Subtracted from a candidate's logits `[candidates]`.
+        log_q: Subtracted from a candidate's logits `[candidates]`; of hinges, their weights.
         temperature: Divides the dot products.
         weight: Weight of each query's loss `[batch]`.
         known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
+        pull: What the positive's logit is multiplied by, but for that in the sum.
+        form: What the loss of a query is.
     """
-    numbers = [jnp.asarray(x, jnp.float32) for x in (query, candidate, log_q, temperature, weight)]
-    query, candidate, log_q, temperature, weight = numbers
+    floats = (query, candidate, log_q, temperature, weight, pull)
+    query, candidate, log_q, temperature, weight, pull = (
+        jnp.asarray(x, jnp.float32) for x in floats
+    )
     item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
-    return _sweep_loss(query, candidate, item_row, log_q, temperature, weight, known)
+    return _sweep_loss(form, query, candidate, item_row, log_q, temperature, weight, known, pull)
 
 
-@jax.custom_vjp
-def _sweep_loss(*arguments: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sweep_loss(form: Form, *arguments: jax.Array) -> jax.Array:
     batch = _batch(*arguments)
-    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_losses(batch)])[0])
+    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_losses(batch, form)])[0])
 
 
-def _forward(*primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(form: Form, *primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
-    batch, temperature, with_log_q = _batch(*arguments), arguments[4], primals[3].perturbed
+    batch, temperature = _batch(*arguments), arguments[4]
+    with_log_q = primals[3].perturbed and form.margin is None
     loss, d_query, d_candidate, d_log_q = _swept(
-        batch, lambda batch: _losses_and_gradients(batch, with_log_q)
+        batch, lambda batch: _losses_and_gradients(batch, with_log_q, form)
     )
     if not with_log_q:
         d_log_q = jnp.zeros_like(batch.log_q)
     # Logits depend on query / temperature alone: one gradient follows from the other.
     d_temperature = -jnp.sum(batch.query * d_query) / temperature
-    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss)
+    d_pull = _pull_gradient(batch, loss, form) if primals[7].perturbed else jnp.zeros(())
+    residuals = (d_query, d_candidate, d_log_q, d_temperature, loss, d_pull)
     return jnp.sum(batch.weight * loss), residuals
 
 
-def _backward(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
-    d_query, d_candidate, d_log_q, d_temperature, d_weight = (cotangent * x for x in residuals)
-    return d_query, d_candidate, None, d_log_q, d_temperature, d_weight, None
+def _pull_gradient(batch: SoftmaxBatch, loss: jax.Array, form: Form) -> jax.Array:
+    n = len(batch.query)
+    products = jnp.sum(batch.query * batch.candidate[:n], axis=1)
+    logits = products * batch.scale - batch.log_q[:n]
+    if form.is_decoupled:  # Without negatives nothing is pulled.
+        logits = jnp.where(loss == 0, 0.0, logits)
+    return -jnp.sum(batch.weight * logits)
+
+
+def _backward(
+    form: Form, residuals: tuple[jax.Array, ...], cotangent: jax.Array
+) -> tuple[Any, ...]:
+    d_query, d_candidate, d_log_q, d_temperature, d_weight, d_pull = (
+        cotangent * x for x in residuals
+    )
+    return d_query, d_candidate, None, d_log_q, d_temperature, d_weight, None, d_pull
 
 
 _sweep_loss.defvjp(_forward, _backward, symbolic_zeros=True)
@@ -122,9 +152,10 @@ def _batch(
     temperature: jax.Array,
     weight: jax.Array,
     known: jax.Array,
+    pull: jax.Array,
 ) -> SoftmaxBatch:
-    first = jnp.int32(0)
-    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, 1 / temperature, first)
+    scale, first = 1 / temperature, jnp.int32(0)
+    return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, scale, first, pull)
 
 
 def _batch_axis() -> tuple[Mesh | None, str]:
@@ -161,7 +192,7 @@ def _swept(
         return (*swept[:2], *sums)
 
     own, whole = PartitionSpec(axis), PartitionSpec()
-    specs = SoftmaxBatch._make([own] * 6 + [whole] * 2)
+    specs = SoftmaxBatch._make([own] * 6 + [whole] * 3)
     # Along other axes of the mesh everything is repeated.
     mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=own, check_vma=False)
     swept: Sequence[jax.Array] = mapped(batch)
@@ -171,43 +202,54 @@ def _swept(
 # --- sweeps of one device
 
 
-def _losses(batch: SoftmaxBatch) -> jax.Array:
+def _losses(batch: SoftmaxBatch, form: Form = _SOFTMAX) -> jax.Array:
     """Returns the loss of each query `[batch]` float32, without its weight."""
-    return _native(batch, [batch.weight.shape])[0] if _is_native(batch) else block_losses(batch)
+    if _is_native(batch):
+        return _native(batch, [batch.weight.shape], form)[0]
+    return block_losses(batch, form)
 
 
-def _losses_and_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+def _losses_and_gradients(batch: SoftmaxBatch, with_log_q: bool, form: Form) -> list[jax.Array]:
     """Returns the losses, and the gradients of their weighted sum.
 
     Args:
         batch: What they are computed from.
         with_log_q: Whether the gradient of `log_q` is wanted.
+        form: What the loss of a query is.
 
     Returns:
         The losses `[batch]`, and the gradients of `query`, `candidate` and `log_q` in
         their shapes, the last one `[0]` if not wanted; all float32.
     """
     if not _is_native(batch):
-        return block_gradients(batch, with_log_q)
-    return native_gradients(batch, with_log_q)
+        return block_gradients(batch, with_log_q, form)
+    return native_gradients(batch, with_log_q, form)
 
 
 def _is_native(batch: SoftmaxBatch) -> bool:
     return batch.query.shape[1] <= _MAX_KERNEL_DIM and kernels.available()
 
 
-def native_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+def native_gradients(
+    batch: SoftmaxBatch, with_log_q: bool, form: Form = _SOFTMAX
+) -> list[jax.Array]:
     """Returns losses and gradients by the C kernel; see `_losses_and_gradients`."""
     n_log_q = len(batch.log_q) if with_log_q else 0
     shapes = [batch.weight.shape, batch.query.shape, batch.candidate.shape, (n_log_q,)]
-    return _native(batch, shapes)
+    return _native(batch, shapes, form)
 
 
-def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]]) -> list[jax.Array]:
+def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]], form: Form) -> list[jax.Array]:
     outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     call = jax.ffi.ffi_call("recsys_softmax", outs, vmap_method="sequential")
-    *arrays, scale, first = batch
-    return list(call(*arrays, jnp.float32(scale)[None], jnp.int32(first)[None]))
+    *arrays, scale, first, pull = batch
+    scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.float32(pull)[None])
+    options: dict[str, np.float32] = {}
+    if form.is_decoupled:
+        options["decoupled"] = np.float32(1)
+    if form.margin is not None:
+        options |= {"hinge": np.float32(1), "margin": np.float32(form.margin)}
+    return list(call(*arrays, *scalars, **options))
 
 
 # Most logits of a block [floats]: small enough for a CPU's caches to be of use, and large
@@ -221,19 +263,21 @@ _dot = functools.partial(
 )
 
 
-def block_losses(batch: SoftmaxBatch) -> jax.Array:
+def block_losses(batch: SoftmaxBatch, form: Form = _SOFTMAX) -> jax.Array:
     """Returns losses in JAX alone, block by block; see `_losses`."""
     is_copy, hidden = ~is_first(batch.item_row), _hidden(batch)
 
     def sweep(carry: None, index: jax.Array) -> tuple[None, jax.Array]:
-        loss, _, _ = _softmax(batch, is_copy, index, hidden[index])
+        loss, _, _ = _row_losses(batch, form, is_copy, index, hidden[index])
         return carry, loss
 
     _, loss = jax.lax.scan(sweep, None, _blocks(batch.query, batch.candidate))
     return loss.reshape(-1)[: len(batch.query)]
 
 
-def block_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
+def block_gradients(
+    batch: SoftmaxBatch, with_log_q: bool, form: Form = _SOFTMAX
+) -> list[jax.Array]:
     """Returns losses and gradients in JAX alone, block by block; see `_losses_and_gradients`."""
     query, candidate, scale = batch.query, batch.candidate, batch.scale
     n_queries, n_log_q = len(query), len(batch.log_q) if with_log_q else 0
@@ -246,7 +290,7 @@ def block_gradients(batch: SoftmaxBatch, with_log_q: bool) -> list[jax.Array]:
         sums: tuple[jax.Array, jax.Array], block: tuple[jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
         index, weight = block
-        loss, slopes, total = _softmax(batch, is_copy, index, hidden[index])
+        loss, slopes, total = _row_losses(batch, form, is_copy, index, hidden[index])
         share = weight / total
         of_query = scale * share[:, None] * _dot(slopes, candidate, (((1,), (0,)), ((), ())))
         scaled = query[index] * scale * share[:, None]
@@ -266,8 +310,8 @@ def _hidden(batch: SoftmaxBatch) -> jax.Array:
     return known_positions(batch.item_row, batch.known, positive)
 
 
-def _softmax(
-    batch: SoftmaxBatch, is_copy: jax.Array, index: jax.Array, hidden: jax.Array
+def _row_losses(
+    batch: SoftmaxBatch, form: Form, is_copy: jax.Array, index: jax.Array, hidden: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns losses `[block]`, their slopes `[block, candidates]`, and totals `[block]`.
 
@@ -275,26 +319,71 @@ def _softmax(
 
     Args:
         batch: What is computed from.
+        form: What the loss of a query is.
         is_copy: Whether an item has an earlier place `[candidates]` bool.
         index: The queries of the block `[block]`.
         hidden: Candidates that are no negatives `[block, known]`.
     """
     at = batch.first + index
     scaled = batch.query[index] * batch.scale
-    logits = _dot(scaled, batch.candidate, (((1,), (1,)), ((), ()))) - batch.log_q
+    products = _dot(scaled, batch.candidate, (((1,), (1,)), ((), ())))
     same = batch.item_row[at][:, None] == batch.item_row[None, :]
     other = at[:, None] != jnp.arange(batch.item_row.size)[None, :]
-    # The positive is never masked, so every row has a logit that is finite.
-    logits = jnp.where((same | is_copy) & other, -jnp.inf, logits)
-    if hidden.shape[1]:
-        rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
-        logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
+
+    def masked(logits: jax.Array, is_no_term: jax.Array) -> jax.Array:
+        logits = jnp.where(is_no_term, -jnp.inf, logits)
+        if hidden.shape[1]:
+            rows = jnp.arange(at.size, dtype=jnp.int32)[:, None]
+            logits = logits.at[rows, hidden].set(-jnp.inf, mode="drop")
+        return logits
+
+    if form.margin is not None:
+        return _hinges(masked(products - form.margin, same | is_copy), batch.log_q)
+    # A positive that is in the sum is never masked, so every row has a logit that is finite.
+    logits = masked(products - batch.log_q, (same | is_copy) & other)
     positive = jnp.take_along_axis(logits, at[:, None], axis=1)[:, 0]
+    if form.is_decoupled:
+        return _softmax_without(jnp.where(other, logits, -jnp.inf), other, positive, batch.pull)
     top = jnp.max(logits, axis=1)
     exponentials = jnp.exp(logits - top[:, None])
     total = jnp.sum(exponentials, axis=1)
-    slopes = jnp.where(other, exponentials, exponentials - total[:, None])
-    return jnp.log(total) + (top - positive), slopes, total
+    slopes = jnp.where(other, exponentials, exponentials - batch.pull * total[:, None])
+    return jnp.log(total) + (top - batch.pull * positive), slopes, total
+
+
+def _softmax_without(
+    logits: jax.Array, other: jax.Array, positive: jax.Array, pull: jax.Array | float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `_row_losses` does, of a sum of negatives alone.
+
+    Args:
+        logits: Of the negatives `[block, candidates]`, elsewhere -infinity.
+        other: Whether a candidate is not the row's positive `[block, candidates]` bool.
+        positive: Logits of the positives `[block]`.
+        pull: What they are multiplied by.
+    """
+    top = jnp.max(logits, axis=1)
+    is_alone = top == -jnp.inf
+    top = jnp.where(is_alone, 0.0, top)
+    exponentials = jnp.exp(logits - top[:, None])
+    total = jnp.sum(exponentials, axis=1)
+    slopes = jnp.where(other, exponentials, -pull * total[:, None])
+    total = jnp.where(is_alone, 1.0, total)
+    loss = jnp.log(total) + (top - pull * positive)
+    return jnp.where(is_alone, 0.0, loss), slopes, total
+
+
+def _hinges(logits: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns what `_row_losses` does, of the mean of what scores are above a margin.
+
+    Args:
+        logits: Scores above the margin `[block, candidates]`; -infinity for no negative.
+        weight: Of each candidate in the mean `[candidates]`.
+    """
+    total = jnp.sum(jnp.where(logits > -jnp.inf, weight, 0.0), axis=1)
+    total = jnp.where(total == 0, 1.0, total)
+    slopes = jnp.where(logits > 0, weight, 0.0)
+    return jnp.sum(weight * jnp.maximum(logits, 0.0), axis=1) / total, slopes, total
 
 
 def _blocks(query: jax.Array, candidate: jax.Array) -> jax.Array:

@@ -1,11 +1,11 @@
-"""Reference implementation of the sampled softmax, for every backend."""
+"""Reference implementation of the losses over all candidates, for every backend."""
 
 from __future__ import annotations
 
 import keras
 from keras import ops
 
-from recsys.losses.batch import is_first, known_positions
+from recsys.losses.batch import Form, is_first, known_positions
 
 
 def plain_loss(
@@ -16,22 +16,46 @@ def plain_loss(
     temperature: float | keras.KerasTensor,
     weight: keras.KerasTensor,
     known: keras.KerasTensor,
+    pull: float | keras.KerasTensor = 1.0,
+    form: Form = Form(),  # noqa: B008  It is a tuple.
 ) -> keras.KerasTensor:
     """Returns the weighted sum of the queries' losses, with the matrix of logits in memory.
 
     For every backend, and for shapes that don't divide among the devices. Arguments are
-    those of `sampled_softmax`; `weight` `[batch]` is used as it is.
+    those of `recsys.losses.softmax_jax.sweep_loss`.
     """
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     query, candidate, log_q = (ops.cast(x, "float32") for x in (query, candidate, log_q))
     item_row = ops.cast(item_row, "int32")
-    logits = ops.matmul(query, ops.transpose(candidate)) / temperature - log_q[None, :]
+    products = ops.matmul(query, ops.transpose(candidate)) / temperature
     is_positive = ops.eye(n_queries, n_candidates, dtype="bool")
-    # The positive is never masked, so every row has a logit that is finite.
-    is_masked = ops.logical_and(_no_negatives(item_row, known), ops.logical_not(is_positive))
-    logits = ops.where(is_masked, float("-inf"), logits)
+    is_negative = ops.logical_not(ops.logical_or(_no_negatives(item_row, known), is_positive))
+    if form.margin is not None:
+        return ops.sum(weight * _hinges(products - form.margin, is_negative, log_q))
+    logits = products - log_q[None, :]
     positive = ops.sum(ops.where(is_positive, logits, 0.0), axis=-1)
-    return ops.sum(weight * (ops.logsumexp(logits, axis=-1) - positive))
+    if not form.is_decoupled:
+        # The positive is never masked, so every row has a logit that is finite.
+        is_summed = ops.logical_or(is_negative, is_positive)
+        logits = ops.where(is_summed, logits, float("-inf"))
+        return ops.sum(weight * (ops.logsumexp(logits, axis=-1) - pull * positive))
+    has_negative = ops.any(is_negative, axis=-1, keepdims=True)
+    # A row without a negative sums what it likes, and has no gradient.
+    logits = ops.where(
+        ops.logical_or(is_negative, ops.logical_not(has_negative)), logits, float("-inf")
+    )
+    losses = ops.logsumexp(logits, axis=-1) - pull * positive
+    return ops.sum(weight * ops.where(has_negative[:, 0], losses, 0.0))
+
+
+def _hinges(
+    scores: keras.KerasTensor, is_negative: keras.KerasTensor, share: keras.KerasTensor
+) -> keras.KerasTensor:
+    """Returns the mean of the negatives' scores above 0 `[batch]`, weighted by `share`."""
+    share = ops.where(is_negative, share[None, :], 0.0)
+    total = ops.sum(share, axis=-1)
+    mean = ops.sum(share * ops.relu(scores), axis=-1)
+    return mean / ops.where(ops.equal(total, 0.0), 1.0, total)
 
 
 def _no_negatives(item_row: keras.KerasTensor, known: keras.KerasTensor) -> keras.KerasTensor:

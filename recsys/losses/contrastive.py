@@ -1,0 +1,103 @@
+"""The cosine contrastive loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, NonNegativeFloat
+
+from recsys.losses.loss import Loss
+from recsys.losses.softmax import mean_over_candidates
+from recsys.registry import register_loss
+
+if TYPE_CHECKING:
+    import keras
+
+
+@register_loss("cosine_contrastive")
+class CosineContrastive(Loss):
+    """Positives towards 1, negatives below a margin (SimpleX); best with many negatives."""
+
+    title: ClassVar[str] = "Cosine contrastive loss"
+
+    margin: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.9
+    """Similarity up to which a negative costs nothing [-1..1)."""
+    negative_weight: NonNegativeFloat = 150.0
+    """Weight of the mean over the negatives against the positive."""
+
+    def __call__(
+        self,
+        query: keras.KerasTensor,
+        candidate: keras.KerasTensor,
+        *,
+        temperature: Any,
+        **batch: Any,
+    ) -> keras.KerasTensor:
+        """Returns the loss of a batch; see `cosine_contrastive`. There is no `temperature`."""
+        return cosine_contrastive(query, candidate, **batch, **self.model_dump())
+
+
+def cosine_contrastive(
+    query: keras.KerasTensor,
+    candidate: keras.KerasTensor,
+    item_row: keras.KerasTensor,
+    log_q: keras.KerasTensor,
+    sample_weight: keras.KerasTensor | None = None,
+    known: keras.KerasTensor | None = None,
+    margin: float = 0.9,
+    negative_weight: float = 150.0,
+) -> keras.KerasTensor:
+    """Returns the cosine contrastive loss (CCL) against all candidates of a batch.
+
+    Mao et al., "SimpleX: A Simple and Strong Baseline for Collaborative Filtering", CIKM
+    2021. With `s_ij = query_i · candidate_j`, y the positive of query i, m the margin
+    and S_i its negatives, those of `sampled_softmax`:
+
+        loss_i = max(0, 1 - s_iy)  +  w Σ_{j in S_i} v_j max(0, s_ij - m) / Σ_{j in S_i} v_j
+
+    The paper draws negatives evenly. Here they are shared by the batch, and popular items
+    are among them more often, so that each counts `v_j = 1 / q_j`: the mean is then that
+    over the whole catalogue, but for chance (Hájek's estimator, 1971, with the inclusion
+    probabilities `q_j`). With `log_q` 0 it is that over the candidates as they are.
+
+    Args:
+        query: Query embeddings `[batch, dim]`, float32 or bfloat16; computed in float32.
+            Of length 1, but for a bias, where products are to be cosines.
+        candidate: Candidate embeddings `[candidates, dim]`; row i is the positive of query i.
+        item_row: Item row of each candidate `[candidates]` int32.
+        log_q: Log of the probability that an item is among the negatives `[candidates]`
+            float32; it has no gradient.
+        sample_weight: Weight of each query `[batch]`, not negative; None for ones.
+        known: Item rows that each query is known to like `[batch, known]` int32, filled
+            up with 0. None for none.
+        margin: The margin m.
+        negative_weight: The weight w.
+
+    Returns:
+        The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
+        weights sum to 0; NaN if a number in `query`, `candidate` or `log_q` is infinite or
+        NaN. Of a query without negatives only the positive costs.
+
+    Raises:
+        RecsysError: There are fewer candidates than queries (R344).
+    """
+    from keras import ops
+
+    from recsys.losses.batch import Form, mean_weights, nan_unless_finite
+
+    log_q = ops.stop_gradient(ops.cast(log_q, "float32"))
+    negatives = mean_over_candidates(
+        query,
+        candidate,
+        item_row,
+        ops.exp(ops.min(log_q) - log_q),
+        1.0,
+        sample_weight,
+        known,
+        form=Form(margin=margin),
+    )
+    n_queries = query.shape[0]
+    weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
+    query, positive = (ops.cast(x, "float32") for x in (query, candidate[:n_queries]))
+    missing = ops.relu(1.0 - ops.sum(query * positive, axis=-1))
+    return nan_unless_finite(ops.sum(weight * missing) + negative_weight * negatives, log_q)

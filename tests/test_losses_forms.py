@@ -1,0 +1,333 @@
+"""Bilateral and decoupled softmax and the contrastive loss against numpy in float64."""
+
+import re
+
+import jax
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+from softmax_reference import assert_close, negatives, random_batch, use_kernels
+
+from recsys import registry
+from recsys.losses import bilateral_softmax, cosine_contrastive, sampled_softmax
+from recsys.losses.batch import Form
+
+NAMES = ["query", "candidate", "log_q", "temperature", "weight"]
+
+
+@pytest.fixture(params=["native", "blocks"])
+def kernels(request, monkeypatch):
+    use_kernels(request.param, monkeypatch)
+    return request.param
+
+
+# --- the formulas
+
+
+def wide(batch):
+    arrays = (batch.query, batch.candidate, batch.log_q, batch.weight)
+    return [np.asarray(x, np.float64) for x in arrays]
+
+
+def mean_and_gradients(batch, losses, to_products, to_log_q, to_temperature):
+    """Returns the weighted mean and its gradients, from those of each query's loss.
+
+    Args:
+        batch: The arguments.
+        losses: Loss of each query `[n]`.
+        to_products: Its gradient to each dot product `[n, candidates]`.
+        to_log_q: To each candidate's log_q `[n, candidates]`.
+        to_temperature: To the temperature `[n]`.
+    """
+    query, candidate, _, weight = wide(batch)
+    share = weight / weight.sum()
+    mean = share @ losses
+    slopes = share[:, None] * to_products
+    return mean, {
+        "query": slopes @ candidate,
+        "candidate": slopes.T @ query,
+        "log_q": share @ to_log_q,
+        "temperature": share @ to_temperature,
+        "weight": (losses - mean) / weight.sum(),
+    }
+
+
+def bilateral_exact(batch, t_positive=None, w=1.0, decoupled=True):
+    query, candidate, log_q, _ = wide(batch)
+    n, t = len(query), batch.temperature
+    products, is_negative = query @ candidate.T, negatives(batch)
+    positive = np.eye(n, len(candidate), dtype=bool)
+    summed = is_negative if decoupled else is_negative | positive
+    logits = np.where(summed, products / t - log_q, -np.inf)
+    top = np.where(summed.any(axis=1), logits.max(axis=1), 0)
+    p = np.exp(logits - top[:, None])
+    total = p.sum(axis=1)
+    alone = total == 0
+    p /= np.where(alone, 1, total)[:, None]
+    s, own_q = products[positive], np.broadcast_to(log_q, products.shape)[positive]
+    t_1 = t if t_positive is None else t_positive
+    losses = w * (np.log(np.where(alone, 1, total)) + top) - s / t_1 + t / t_1 * own_q
+    to_temperature = -w * (p * products).sum(axis=1) / t**2
+    to_temperature += s / t**2 if t_positive is None else own_q / t_1
+    live = ~alone
+    return mean_and_gradients(
+        batch,
+        np.where(live, losses, 0),
+        live[:, None] * (w * p / t - positive / t_1),
+        live[:, None] * (positive * t / t_1 - w * p),
+        live * to_temperature,
+    )
+
+
+def contrastive_exact(batch, margin, w):
+    query, candidate, log_q, _ = wide(batch)
+    products, is_negative = query @ candidate.T, negatives(batch)
+    positive = np.eye(len(query), len(candidate), dtype=bool)
+    v = np.where(is_negative, np.exp(-log_q), 0)
+    v /= np.maximum(v.sum(axis=1, keepdims=True), 1e-300)
+    missing = np.maximum(0, 1 - products[positive])
+    losses = missing + w * (v * np.maximum(0, products - margin)).sum(axis=1)
+    slopes = w * v * (products > margin) - positive * (missing > 0)[:, None]
+    nothing = np.zeros_like(products)
+    return mean_and_gradients(batch, losses, slopes, nothing, np.zeros(len(query)))
+
+
+def with_gradients(loss, batch):
+    """Returns a loss and its gradients by name, as JAX computes them."""
+
+    def of(query, candidate, log_q, temperature, weight):
+        return loss(
+            query, candidate, item_row=batch.item_row, log_q=log_q, temperature=temperature,
+            sample_weight=weight, known=batch.known,
+        )  # fmt: skip
+
+    numbers = (batch.query, batch.candidate, batch.log_q)
+    numbers = (*numbers, np.float32(batch.temperature), batch.weight)
+    value, gradients = jax.jit(jax.value_and_grad(of, argnums=range(5)))(*numbers)
+    return value, dict(zip(NAMES, gradients, strict=True))
+
+
+def assert_right(loss, batch, expected, tolerance=5e-6):
+    value, gradients = with_gradients(loss, batch)
+    mean, exact = expected
+    assert float(value) == pytest.approx(mean, rel=tolerance, abs=tolerance)
+    for name in NAMES:
+        np.testing.assert_array_equal(np.isfinite(gradients[name]), True, err_msg=name)
+        # What nearly cancels is as exact as the terms that cancel.
+        size = {"temperature": 30 / batch.temperature, "weight": 10 / batch.weight.sum()}
+        scale = max(np.abs(exact[name]).max(), size.get(name, 1e-3) * max(1, abs(mean)))
+        np.testing.assert_allclose(
+            gradients[name], exact[name], rtol=0, atol=tolerance * scale, err_msg=name
+        )
+
+
+def loss_named(name, **options):
+    return registry.Choice("loss").read({"type": name, **options})
+
+
+LOSSES = {
+    "decoupled": (
+        loss_named("sampled_softmax", decoupled=True),
+        lambda batch: bilateral_exact(batch),
+    ),
+    "bilateral": (
+        loss_named("bilateral_softmax", positive_temperature=0.7, negative_weight=1.3),
+        lambda batch: bilateral_exact(batch, 0.7, 1.3),
+    ),
+    "bilateral, coupled": (
+        loss_named("bilateral_softmax", negative_weight=0.8, decoupled=False),
+        lambda batch: bilateral_exact(batch, None, 0.8, decoupled=False),
+    ),
+    "contrastive": (
+        loss_named("cosine_contrastive", margin=0.2, negative_weight=20.0),
+        lambda batch: contrastive_exact(batch, np.float32(0.2), 20.0),
+    ),
+}
+each_loss = pytest.mark.parametrize(("loss", "exact"), LOSSES.values(), ids=LOSSES)
+
+
+def batch_of(n_queries, n_candidates, dim, **options):
+    """A random batch whose dot products are cosines, and about as often above 0.2 as below."""
+    batch = random_batch(n_queries, n_candidates, dim, **options)
+    query, candidate = (
+        x / np.linalg.norm(x, axis=1, keepdims=True) for x in (batch.query, batch.candidate)
+    )
+    return batch._replace(query=query, candidate=candidate, temperature=0.25)
+
+
+@each_loss
+@pytest.mark.parametrize(
+    ("n_queries", "n_candidates", "dim", "items", "known"),
+    [
+        (1, 1, 2, 1, 0),
+        (37, 50, 20, 20, 6),
+        (97, 150, 17, 90, 0),
+        (130, 300, 64, 250, 20),
+        (24, 24, 1030, 30, 3),
+    ],
+    ids=["one", "uneven", "a block and one", "many known", "wide"],
+)
+def test_loss_and_gradients_are_those_in_float64(
+    kernels, loss, exact, n_queries, n_candidates, dim, items, known
+):
+    batch = batch_of(n_queries, n_candidates, dim, items=items, known=known)
+    assert_right(loss, batch, exact(batch))
+
+
+@each_loss
+@settings(max_examples=12)
+@given(
+    n_queries=st.integers(1, 20),
+    n_negatives=st.integers(0, 12),
+    items=st.integers(1, 30),
+    known=st.sampled_from([0, 3]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_batch_is_right(loss, exact, n_queries, n_negatives, items, known, seed):
+    n_candidates = n_queries + n_negatives
+    batch = batch_of(n_queries, n_candidates, 5, items=items, known=known, seed=seed)
+    assert_right(loss, batch, exact(batch), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["decoupled", "contrastive"])
+def test_the_plain_formula_is_the_same(name, monkeypatch):
+    batch = batch_of(30, 44, 8, items=12, known=4)
+    monkeypatch.setattr("recsys.losses.softmax_jax.can_sweep", lambda *_: False)
+    loss, exact = LOSSES[name]
+    assert_right(loss, batch, exact(batch))
+
+
+def test_a_positive_far_above_all_others_is_pulled_on_where_it_is_left_out(kernels):
+    # Its share of the softmax is 1 - 1e-17: the coupled loss has no gradient left.
+    query, candidate = np.ones((1, 1), np.float32), np.array([[40.0], [1.0], [0.0]], np.float32)
+    item_row, log_q = np.arange(1, 4), np.zeros(3, np.float32)
+    gradient = jax.value_and_grad(sampled_softmax, argnums=1)
+    loss, slopes = gradient(query, candidate, item_row, log_q, 1.0, decoupled=True)
+    p = 1 / (1 + np.exp(-1))
+    assert float(loss) == pytest.approx(np.log(np.e + 1) - 40)
+    np.testing.assert_allclose(slopes[:, 0], [-1, p, 1 - p], rtol=1e-6)
+    _, coupled = gradient(query, candidate, item_row, log_q, 1.0)
+    assert abs(float(coupled[0, 0])) < 1e-6
+
+
+def test_without_a_negative_the_decoupled_loss_and_its_gradients_are_zero(kernels):
+    batch = batch_of(6, 9, 4, items=4)
+    batch = batch._replace(
+        item_row=np.maximum(batch.item_row, 1), known=np.tile(np.int32([1, 2, 3]), (6, 1))
+    )
+    value, gradients = with_gradients(LOSSES["decoupled"][0], batch)
+    assert float(value) == 0
+    for name in NAMES:
+        assert not np.any(gradients[name]), name
+
+
+def test_hinges_weigh_candidates_as_if_all_items_were_drawn_alike(kernels):
+    # One item is drawn ten times as often as the other: its hinge counts a tenth.
+    query, candidate = np.ones((1, 1), np.float32), np.array([[1.0], [0.8], [0.5]], np.float32)
+    item_row, log_q = np.arange(1, 4), np.log(np.array([0.3, 0.5, 0.05], np.float32))
+    options = {"margin": 0.1, "negative_weight": 1.0}
+    loss = cosine_contrastive(query, candidate, item_row, log_q, **options)
+    assert float(loss) == pytest.approx((0.7 + 10 * 0.4) / 11)
+    even = cosine_contrastive(query, candidate, item_row, 0 * log_q, **options)
+    assert float(even) == pytest.approx((0.7 + 0.4) / 2)
+
+
+def test_one_weight_and_one_temperature_are_the_plain_softmax(kernels):
+    batch = batch_of(40, 60, 8, items=30, known=2)
+    arguments = (batch.query, batch.candidate, batch.item_row, batch.log_q, 0.3)
+    more = (batch.weight, batch.known)
+    for decoupled in (False, True):
+        bilateral = bilateral_softmax(*arguments, *more, None, 1.0, decoupled)
+        softmax = sampled_softmax(*arguments, *more, decoupled=decoupled)
+        assert float(bilateral) == pytest.approx(float(softmax), rel=1e-6)
+
+
+# --- weights, and numbers that are none
+
+
+@pytest.mark.parametrize("name", ["sampled_softmax", "bpr", *LOSSES])
+def test_a_query_counts_by_its_weight(name):
+    """Weights are how `train.user_balance` makes users count alike."""
+    loss = LOSSES[name][0] if name in LOSSES else loss_named(name)
+    batch = batch_of(6, 12, 4)._replace(item_row=np.arange(1, 13, dtype=np.int32))
+    value, _ = with_gradients(loss, batch)
+    alone = [
+        float(with_gradients(loss, batch._replace(weight=np.eye(6, dtype=np.float32)[i]))[0])
+        for i in range(6)
+    ]
+    expected = np.average(alone, weights=batch.weight)
+    assert float(value) == pytest.approx(expected, rel=1e-5)
+
+
+@each_loss
+@pytest.mark.parametrize("where", ["query", "candidate", "log_q"])
+def test_a_number_that_is_none_makes_the_loss_none(kernels, loss, exact, where):
+    batch = batch_of(6, 10, 4)
+    array = getattr(batch, where).copy()
+    array[-1] = np.inf
+    value, _ = with_gradients(loss, batch._replace(**{where: array}))
+    assert np.isnan(value)
+
+
+# --- several devices, and memory
+
+
+@pytest.fixture
+def eight_devices():
+    mesh = keras.distribution.DeviceMesh((8,), ("x",), keras.distribution.list_devices())
+    distribution = keras.distribution.DataParallel(device_mesh=mesh, auto_shard_dataset=False)
+    keras.distribution.set_distribution(distribution)
+    yield mesh.backend_mesh
+    keras.distribution.set_distribution(None)
+
+
+@each_loss
+@pytest.mark.parametrize("known", [0, 5])
+def test_eight_devices_find_what_one_finds(kernels, eight_devices, loss, exact, known):
+    batch = batch_of(64, 88, 16, items=40, known=known)
+
+    def of(query, candidate, log_q, weight, item_row, known):
+        return loss(
+            query, candidate, item_row=item_row, log_q=log_q, temperature=0.25,
+            sample_weight=weight, known=known,
+        )  # fmt: skip
+
+    arrays = (batch.query, batch.candidate, batch.log_q, batch.weight, batch.item_row, batch.known)
+    split = NamedSharding(eight_devices, PartitionSpec("x"))
+    gradient = jax.jit(jax.value_and_grad(of, argnums=(0, 1)))
+    value, gradients = gradient(*(jax.device_put(x, split) for x in arrays))
+    mean, expected = exact(batch)
+    assert float(value) == pytest.approx(mean, rel=3e-6)
+    for found, name in zip(gradients, NAMES, strict=False):
+        assert_close(found, expected[name], 5e-6)
+        assert found.sharding.spec == PartitionSpec("x")
+
+
+@pytest.mark.parametrize("form", [Form(is_decoupled=True), Form(margin=0.1)])
+def test_no_array_has_a_place_for_each_query_and_candidate(monkeypatch, form):
+    from recsys.losses.softmax_jax import sweep_loss
+
+    monkeypatch.setenv("RECSYS_NATIVE", "0")
+    batch = batch_of(6000, 10_000, 8, known=10)
+
+    def of(query, candidate):
+        more = (batch.item_row, batch.log_q, 0.2, batch.weight, batch.known)
+        return sweep_loss(query, candidate, *more, 1.0, form)
+
+    lowered = jax.jit(jax.value_and_grad(of, argnums=(0, 1))).lower(batch.query, batch.candidate)
+    compiled = lowered.compile()
+    assert not re.search(r"6000,1000[01]|1?[06]000,1?[06]000|6000,10,10000", compiled.as_text())
+    # A quarter of one such array.
+    assert compiled.memory_analysis().temp_size_in_bytes < 6000 * 10_000
+
+
+def test_losses_of_hinges_come_without_gradients_too(kernels):
+    batch = batch_of(100, 150, 8, items=80, known=3)
+    arrays = (batch.query, batch.candidate, batch.item_row, batch.log_q)
+    loss = cosine_contrastive(*arrays, batch.weight, batch.known, 0.2, 20.0)
+    assert float(loss) == pytest.approx(
+        contrastive_exact(batch, np.float32(0.2), 20.0)[0], rel=3e-6
+    )
