@@ -25,7 +25,7 @@ from recsys.errors import RecsysError, UsageError
 __all__ = ["KernelStatus", "available", "library", "status"]
 
 _SWITCH = "RECSYS_NATIVE"
-HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "softmax")
+HANDLERS = ("pool", "weight_grad", "update", "sum_squares", "candidate_loss")
 """Kernels that XLA calls: `RECSYS_HANDLER` in the sources."""
 SELF_CHECKS = ("rows", "update", "softmax", "rank", "rank_top")
 """Sources that check themselves: `RECSYS_SELF_CHECK`."""

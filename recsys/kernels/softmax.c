@@ -525,7 +525,7 @@ enum { MAX_DIM = 1024, MAX_CANDIDATES = 1 << 28 };
    known [b, P] int32, scale [1] (1 / temperature), first [1] int32, pull [1]. Results: loss
    [b]; for gradients also d_query [b, D], d_candidate [N, D], d_log_q [N] (or [0]: not wanted).
    Attributes: decoupled (0 or 1), hinge (0 or 1) and its margin. */
-RECSYS_HANDLER(softmax) {
+RECSYS_HANDLER(candidate_loss) {
   const int with_gradients = frame->rets.size == 4;
   XLA_FFI_Error *error = recsys_check(frame, 9, with_gradients ? 4 : 1);
   if (error != NULL) return error;

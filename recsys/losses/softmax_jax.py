@@ -241,7 +241,7 @@ def native_gradients(
 
 def _native(batch: SoftmaxBatch, shapes: list[tuple[int, ...]], form: Form) -> list[jax.Array]:
     outs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    call = jax.ffi.ffi_call("recsys_softmax", outs, vmap_method="sequential")
+    call = jax.ffi.ffi_call("recsys_candidate_loss", outs, vmap_method="sequential")
     *arrays, scale, first, pull = batch
     scalars = (jnp.float32(scale)[None], jnp.int32(first)[None], jnp.float32(pull)[None])
     options: dict[str, np.float32] = {}
