@@ -93,7 +93,7 @@ def write_model(
     np.save(folder / "candidates.npy", np.concatenate(candidates))
     user_row = rng.integers(1, inputs.users.n_rows, 520, np.int32)
     history = rng.integers(1, n, (520, stage.model.history), np.int32)
-    query = np.asarray(model.embed_query(inputs.query(user_row, history)))
+    query = np.asarray(model.embed_query(inputs.query(user_row, history, model.spec.config)))
     np.savez(folder / "probe.npz", user_row=user_row, history=history, query=query)
     training = {"steps": 0, "examples": 0, "devices": 1, "platform": "cpu", "seconds": 0.0}
     training |= {"curve": [], "examples_per_s": 0.0, "unknown_id_share": 0.0}

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from recsys import registry
 from recsys.config import Config
 from recsys.data.dataset import FeatureTable
+from recsys.data.sequences import packing
 from recsys.data.table_rows import TableRows
 from recsys.embedding.config import resolve
 from recsys.embedding.layout import activate, device_mesh, table_layout
@@ -146,8 +147,11 @@ def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
 def _batch(
     config: Config, rows: TableRows, model: RetrievalModel, mesh: keras.distribution.DeviceMesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the arrays of a batch, as `recsys.data.batches` makes it."""
-    train, n_queries, n_parts = config.train, config.train.batch_size, mesh.shape[0]
+    """Returns the arrays of a batch, as `recsys.data` makes it."""
+    train, n_parts = config.train, mesh.shape[0]
+    n_rows, n_new = packing(config.model, train, n_parts)
+    is_packed = config.model.over_positions
+    n_queries = n_rows * n_new if is_packed else train.batch_size
     n_negatives = train.uniform_negatives + train.hard_negatives.count
     if train.loss.negatives == "catalogue":
         n_negatives = -(-rows.rows["items"] // n_parts) * n_parts
@@ -161,6 +165,9 @@ def _batch(
         x.name: array(n_queries if x.side == "user" else n_candidates, *x.shape)
         for x in model.inputs_of_sides
     }
+    if is_packed:
+        histories = array(n_rows, config.model.history)
+        batch |= {"history": histories, "segment": histories, "at": array(n_rows, n_new)}
     batch |= {"item_row": array(n_candidates), "log_q": array(n_candidates, dtype="float32")}
     if train.user_balance or config.data.interactions.columns.weight:
         batch["weight"] = array(n_queries, dtype="float32")

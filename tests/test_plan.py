@@ -9,6 +9,7 @@ import pytest
 import recsys
 from recsys.config import MeshConfig
 from recsys.config.load import default_config_path, load_config
+from recsys.data.sequences import packing
 from recsys.data.table_rows import TableRows
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.errors import RecsysError, UsageError
@@ -49,8 +50,13 @@ def trained(config):
         exclude_vectors(optimizer, model)
         model.compile(optimizer=optimizer, jit_compile=True)
         optimizer.build(model.trainable_variables)
-        n, m = train.batch_size, train.batch_size + train.uniform_negatives
+        rows, new = packing(config.model, train, mesh.shape[0])
+        n = rows * new if config.model.over_positions else train.batch_size
+        m = n + train.uniform_negatives
         sizes = {x.name: (n if x.side == "user" else m, *x.shape) for x in model.inputs_of_sides}
+        if config.model.over_positions:
+            of_rows = (rows, config.model.history)
+            sizes |= {"history": of_rows, "segment": of_rows, "at": (rows, new)}
         sizes["item_row"] = (m,)
         batch = {name: np.zeros(size, np.int32) for name, size in sizes.items()}
         batch["log_q"] = np.zeros(m, np.float32)
@@ -75,7 +81,7 @@ def trained(config):
             "layout={query_tower/hidden_0/kernel: [null, model]}",
         ],
         pytest.param(
-            ["model.table_placement=replicated", "model.pooling=sequence", "train.clip_norm=1.0"],
+            ["model.table_placement=replicated", "model.pooling=hstu", "train.clip_norm=1.0"],
             marks=pytest.mark.thorough,
         ),
     ],
@@ -153,7 +159,7 @@ def test_advice_says_what_other_tables_would_hold():
     )
     assert words == ["--mesh data=4,model=2", row_wise, narrow, f"{row_wise} {narrow}"]
     assert all(change.fits for change in proposed)
-    wider = chosen.model_copy(update={"mesh": MeshConfig(data=4, model=2)})
+    wider = config.model_copy(update={"mesh": MeshConfig(data=4, model=2)})
     assert proposed[0].saved_bytes == total(plan) - total(make_plan(wider, ROWS, 8))
     floats = (1 + 1) * sum(t.padded_rows * t.dim for t in plan.tables)
     assert proposed[2].saved_bytes * 2 == floats * 4 / 2

@@ -82,7 +82,7 @@ def by_hand(world, data, queries):
             rows[n, place] = row if is_same else theirs
     ids = data.store.eval_users.ids.to_pylist()
     users = saved.users.rows([ids[user] for user in queries.user])
-    return np.asarray(saved.model.embed_query(saved.inputs.query(users, rows)))
+    return np.asarray(saved.model.embed_query(saved.inputs.query(users, rows, saved.model.config)))
 
 
 def test_a_folder_and_its_bundle_embed_queries_as_the_towers_do(world, measured):
@@ -139,7 +139,9 @@ def test_anybody_can_be_asked_for_and_a_bundle_says_how_far_it_is(world, opened,
     n = 375
     ids = pa.array(["u1", "nobody at all", "u39", "u1"] * n, pa.large_string())
     history = np.array([[9, 8, 0, 0], [7, 0, 0, 6], [0, 0, 0, 0], [0, 0, 0, 0]] * n, np.int32)
-    expected = saved.model.embed_query(saved.inputs.query(saved.users.rows(ids), history))
+    expected = saved.model.embed_query(
+        saved.inputs.query(saved.users.rows(ids), history, saved.model.config)
+    )
     for subject, path in zip(opened["data"][1], (world.model, world.bundle), strict=True):
         np.testing.assert_allclose(subject.embed(ids, history), np.asarray(expected), atol=1e-5)
         assert (subject.name, subject.history) == (str(path), HISTORY)

@@ -10,6 +10,7 @@ from on_tensorflow import run_on_tensorflow
 from tower_models import BARE, DROPPED, POOLINGS
 
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig
+from recsys.config.architecture import HstuConfig, LigrConfig, SasRecConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
@@ -33,15 +34,17 @@ _KINDS = {
     "dot": {"similarity": "dot", "learn_temperature": True, "widths": (6,)},
     "no-user-id": {"user_id": False, **POOLINGS["two blocks"], "activation": "relu"},
     "linear": {"widths": (), "user_id": False, "similarity": "dot"},
+    "ligr": {"pooling": LigrConfig(layers=2, heads=2), "widths": (6,), "history_tower": True},
+    "hstu": {"pooling": HstuConfig(layers=2, heads=2), "user_id": False},
 }
 _WITHOUT_FEATURES = {
     "no-layers": {"widths": None},
     # Dots as large as these differ in float32 by more than cosines do.
     "large": {"widths": None, "similarity": "dot"},
-    "sasrec": {**BARE, **POOLINGS["two blocks"]},
+    "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
 }
 
-_FIRST = ("sequence", "dot", "no-layers")
+_FIRST = ("sequence", "ligr", "dot", "no-layers")
 _ASKED = [
     pytest.param(kind, marks=() if kind in _FIRST else pytest.mark.thorough)
     for kind in (*_KINDS, *_WITHOUT_FEATURES)

@@ -148,7 +148,9 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
 @pytest.mark.parametrize(
     ("model", "train"),
     [
-        ({"pooling": "sequence", "learn_temperature": True}, {"compute_dtype": "bfloat16"}),
+        ({"pooling": "sasrec", "learn_temperature": True}, {"compute_dtype": "bfloat16"}),
+        pytest.param({"pooling": "hstu", "user_id": False}, {}, marks=pytest.mark.thorough),
+        pytest.param({"pooling": "sequence"}, {}, marks=pytest.mark.thorough),
         pytest.param(
             {"pooling": "attention", "similarity": "dot", "temperature": 1.0},
             {"loss": "bpr"},
@@ -159,7 +161,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
             {"loss": "full_softmax", "accumulate": 4},
         ),
     ],
-    ids=["sequence", "bpr", "full-softmax"],
+    ids=["sasrec", "hstu", "sequence", "bpr", "full-softmax"],
 )
 def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, train):
     run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 10}), devices=1)

@@ -43,7 +43,7 @@ from recsys.bundles.signatures import (
     popularity_shares,
 )
 from recsys.bundles.variables import constant
-from recsys.data.catalogue import FeatureBags
+from recsys.data.catalogue import FeatureBags, of_history
 from recsys.data.store import ServingHistories
 from recsys.data.vocabulary import Vocabulary
 from recsys.models.inputs import trained_rows
@@ -364,6 +364,7 @@ class RowEmbedder:
         self.history: int = saved.model.spec.config.history
         self._first_own_row = saved.users.first_own_row
         self._reads_user_row = saved.model.spec.config.user_id
+        self._reads_items = saved.model.spec.config.history_features
         # A model without layers reads none.
         self._user_features = [feature.name for feature in saved.model.spec.of_side("user")]
         self._user_is_trained = _is_trained(saved.users)
@@ -396,8 +397,10 @@ class RowEmbedder:
         # An untrained user reads row 0; one without a row of its own shares a smaller row.
         has_row = (rows["user_row"] >= self._first_own_row) & self._reads_user_row
         tokens = [tf.reduce_any(bags[name] > 0, axis=1) for name in self._user_features]
+        of_items = self.item_bags(rows["history"]) if self._reads_items else {}
+        of_items = {of_history(name): tokens for name, tokens in of_items.items()}
         return Query(
-            embedding=self._model.embed_query({**rows, **bags}),
+            embedding=self._model.embed_query({**rows, **bags, **of_items}),
             source=_source(
                 has_row,
                 tf.reduce_any(rows["history"] > 0, axis=1),

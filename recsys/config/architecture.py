@@ -104,6 +104,16 @@ class RetrievalConfig(Strict):
         """Whether the places of a history mean something to the model."""
         return False
 
+    @property
+    def over_positions(self) -> bool:
+        """Whether training packs whole sequences; see `RetrievalModel.query`."""
+        return False
+
+    @property
+    def history_features(self) -> bool:
+        """Whether the query reads the features of a history's items."""
+        return False
+
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""
         dumped = self.model_dump(mode="json")
@@ -118,17 +128,45 @@ class AttentionConfig(Strict):
     """The mean of a history, weighted by what the items are and by their places."""
 
 
-class SequenceConfig(Strict):
-    """The self-attention over a history (SASRec: Kang and McAuley, ICDM 2018)."""
+class SelfAttentionConfig(Strict):
+    """Blocks of self-attention over a history."""
 
     layers: PositiveInt = 2
     """Blocks of attention and a feed-forward layer, one after the other."""
     heads: PositiveInt = 2
     """Heads of the attention; must divide `model.dim`."""
-    width: PositiveInt | None = None
-    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
     dropout: Dropout = 0.2
     """Share of activations that training drops [0..1)."""
+
+
+class SequenceConfig(SelfAttentionConfig):
+    """The self-attention over a history (SASRec: Kang and McAuley, ICDM 2018)."""
+
+    width: PositiveInt | None = None
+    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
+
+
+class PositionConfig(SelfAttentionConfig):
+    """Self-attention that learns at every position of packed sequences."""
+
+    add_mean: bool = True
+    """Whether the mean of the items so far, each weighted by how far back it is, is added to
+    the state that self-attention gives; training then begins near `mean`."""
+
+
+class HstuConfig(PositionConfig):
+    """Attention without a softmax, gated (HSTU: Zhai et al., ICML 2024)."""
+
+
+class SasRecConfig(PositionConfig):
+    """Self-attention that learns at every position (SASRec: Kang and McAuley, ICDM 2018)."""
+
+    width: PositiveInt | None = None
+    """Width of the feed-forward layers; `null`: `model.dim` [floats]."""
+
+
+class LigrConfig(SasRecConfig):
+    """Self-attention whose blocks are gated (LiGR: Borisyuk et al., 2025)."""
 
 
 class TwoTowerConfig(RetrievalConfig):
@@ -143,13 +181,18 @@ class TwoTowerConfig(RetrievalConfig):
 
     pooling: Annotated[Any, Choice("encoder")] = MeanConfig()
     """How a history becomes one vector: `mean`, weighted by learned weights of its places;
-    `attention`, weighted by what the items are too; `sequence`, self-attention; or an
+    `attention`, weighted by what the items are too; self-attention that
+    learns at every position, `sasrec`, `ligr` and `hstu`, with options
+    `{type: sasrec, layers: 3}`; `sequence`, one that learns at the newest item alone; or an
     encoder of a plugin, `{type: name, …}`."""
     sequence: SequenceConfig = SequenceConfig()
     """The self-attention of `pooling: sequence`, where that has no options of its own."""
     widths: tuple[PositiveInt, ...] | None = (128,)
     """Hidden widths of both towers [floats]; `[]`: a linear layer; `null`: no layer, the
     vectors are the embeddings themselves, without features."""
+    history_tower: bool = False
+    """Whether the items of a history pass the candidate tower, and so bring their features; for
+    encoders that read items one by one."""
     activation: Literal["silu", "relu", "gelu", "tanh"] = "silu"
     """Activation of the hidden layers."""
     dropout: Dropout = 0.0
@@ -158,9 +201,10 @@ class TwoTowerConfig(RetrievalConfig):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         encoder = self.encoder
-        if isinstance(encoder, SequenceConfig) and self.dim % encoder.heads:
+        if isinstance(encoder, SelfAttentionConfig) and self.dim % encoder.heads:
             raise ValueError(
-                f"sequence.heads must divide dim; received {encoder.heads} and {self.dim}"
+                f"the heads of the attention must divide dim; received {encoder.heads} and"
+                f" {self.dim}"
             )
         return self
 
@@ -172,12 +216,23 @@ class TwoTowerConfig(RetrievalConfig):
     @property
     def needs_order(self) -> bool:
         """Whether the places of a history mean something: to self-attention."""
-        return isinstance(self.pooling, SequenceConfig)
+        return isinstance(self.pooling, SelfAttentionConfig)
+
+    @property
+    def over_positions(self) -> bool:
+        """Whether training learns at every position of a history."""
+        return isinstance(self.encoder, PositionConfig)
+
+    @property
+    def history_features(self) -> bool:
+        """Whether the query reads the features of a history's items: through a tower."""
+        return self.history_tower and self.widths is not None
 
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""
         options = {**super().architecture(), "pooling": Choice("encoder").write(self.encoder)}
+        if isinstance(self.encoder, SelfAttentionConfig):
+            del options["pooling"]["dropout"]
         if isinstance(self.encoder, SequenceConfig):
-            encoder = {key: x for key, x in options["pooling"].items() if key != "dropout"}
-            options["pooling"] = {**encoder, "width": encoder["width"] or self.dim}
+            options["pooling"]["width"] = self.encoder.width or self.dim
         return options

@@ -183,6 +183,9 @@ class TrainConfig(Strict):
     examples count alike, at 1 all users do."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
+    window_overlap: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.25
+    """Share of a row of sequences that repeats the end of the row before it, so that its first
+    examples have a history too; of encoders that learn at every position [0..1)."""
     table_optimizer: Annotated[RowOptimizerConfig, Choice("row_optimizer")] = AdagradConfig()
     """Optimizer of the tables' rows: `adagrad`, `row_wise_adagrad`, which keeps one number a
     row in place of `model.dim`, `lazy_adam`, `ftrl`, `sgd`, or one of a plugin; with options

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from typing import Self
 
 import grain
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
 from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
 from recsys.data.hold_out import Draw, draw_of, held_back
 from recsys.data.sampling import BatchCandidates, HardNegatives, Permutation
@@ -169,6 +168,16 @@ class KeptEvents:
         counts = self._counts("user_row")
         return np.pad(counts, (0, n_rows - len(counts)))
 
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns where the kept events `numbers` `[b]` lie in the log `[b]` int64."""
+        if not len(self.held):
+            return numbers
+        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
+
+    @functools.cached_property
+    def _kept_before(self) -> np.ndarray:
+        return self.held - np.arange(len(self.held))
+
     @functools.cached_property
     def n_users(self) -> int:
         """Users with a kept event."""
@@ -299,12 +308,15 @@ class BatchSource:
 
     def __post_init__(self) -> None:
         if len(self.events) < self.batch_size:
-            raise RecsysError(
-                "R320",
-                "A batch must not hold more examples than there are training positives.",
-                f"Lower train.batch_size to at most {len(self.events)}.",
-                {"train.batch_size": self.batch_size, "training positives": len(self.events)},
-            )
+            raise self._too_few()
+
+    def _too_few(self) -> RecsysError:
+        return RecsysError(
+            "R320",
+            "A batch must not hold more examples than there are training positives.",
+            f"Lower train.batch_size to at most {len(self.events)}.",
+            {"train.batch_size": self.batch_size, "training positives": len(self.events)},
+        )
 
     @property
     def batch_size(self) -> int:
@@ -371,32 +383,44 @@ class BatchSource:
 
     def _batch(self, step: int, examples: Batch) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
-        item_row = self._candidates.of_batch(examples["item_row"], random)
-        user_row = _drop(examples["user_row"], self.model.id_dropout, random)
-        history = _drop(examples["history"], self.model.history_dropout, random)
+        candidates = self._candidates_of(step // self.steps_per_epoch)
+        item_row = candidates.of_batch(examples["item_row"], random)
+        query = self._query(examples, random)
+        return {
+            **query,
+            "id_row": drop_rows(self._trained_row[item_row], self.model.id_dropout, random),
+            "item_row": item_row,
+            "log_q": candidates.log_q[item_row],
+            **{name: examples[name] for name in ("weight", "known") if name in examples},
+            **bags_of(self.catalogue.features, item_row),
+            # A user who is shown as a new one keeps its features: they are known.
+            **bags_of(self.user_features, examples["user_row"]),
+            **bags_of_histories(self.catalogue.features, query["history"], self.model),
+        }
+
+    def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
+        """Returns what the query reads of users and histories, some of it dropped."""
+        user_row = drop_rows(examples["user_row"], self.model.id_dropout, random)
+        history = drop_rows(examples["history"], self.model.history_dropout, random)
         if self.model.new_user_share:
             is_new = random.random(len(user_row), np.float32) < self.model.new_user_share
             user_row = np.where(is_new, UNKNOWN_ROW, user_row)
             history[is_new] = UNKNOWN_ROW
-        return {
-            "user_row": user_row,
-            "history": history,
-            "id_row": _drop(self._trained_row[item_row], self.model.id_dropout, random),
-            "item_row": item_row,
-            "log_q": self._candidates.log_q[item_row],
-            **{name: examples[name] for name in ("weight", "known") if name in examples},
-            **_bags(self.catalogue.features, item_row),
-            # A user who is shown as a new one keeps its features: they are known.
-            **_bags(self.user_features, examples["user_row"]),
-        }
+        return {"user_row": user_row, "history": history}
 
     def _permutation(self, epoch: int) -> Permutation:
         return Permutation(len(self.events), (self.train.seed, 0, epoch))
 
+    def _candidates_of(self, epoch: int) -> BatchCandidates:
+        """Returns what the candidates of an epoch's batches are drawn from."""
+        return self._candidates
+
     @functools.cached_property
     def _candidates(self) -> BatchCandidates:
-        is_item = self.catalogue.is_item
-        return BatchCandidates(self._counts, is_item, self.train, self.hard, self.multiple)
+        train = self.train.model_copy(update={"batch_size": self.batch_size})
+        return BatchCandidates(
+            self._counts, self.catalogue.is_item, train, self.hard, self.multiple
+        )
 
     @functools.cached_property
     def _counts(self) -> np.ndarray:
@@ -410,17 +434,12 @@ class BatchSource:
         return np.where(self._counts > 0, rows, np.int32(UNKNOWN_ROW))
 
 
-def _drop(rows: np.ndarray, share: float, random: np.random.Generator) -> np.ndarray:
-    """Returns `rows` `[...]` with a share of them read as unknown."""
+def drop_rows(rows: np.ndarray, share: float, random: np.random.Generator) -> np.ndarray:
+    """Returns `rows` `[...]` with a share of them read as unknown [0..1)."""
     if not share:
         return rows
     is_dropped = random.random(rows.shape, np.float32) < share
     return np.where(is_dropped, np.int32(UNKNOWN_ROW), rows)
-
-
-def _bags(features: Iterable[FeatureBags], rows: np.ndarray) -> Batch:
-    """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
-    return {feature.name: np.asarray(feature.bags[rows]) for feature in features}
 
 
 # --- threads that read ahead

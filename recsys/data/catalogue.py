@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recsys.config import RetrievalConfig
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.system.files import DAMAGE, read_json
@@ -46,6 +47,31 @@ class FeatureBags:
     rows: int
     bags: np.ndarray
     tokens: Sequence[str] | None = None
+
+
+def bags_of(features: Iterable[FeatureBags], rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
+    return {feature.name: np.asarray(feature.bags[rows]) for feature in features}
+
+
+def of_history(feature: str) -> str:
+    """Returns the name of a model's input: a feature of the items of histories."""
+    return f"history.{feature}"
+
+
+def bags_of_histories(
+    features: Iterable[FeatureBags], history: np.ndarray, model: RetrievalConfig
+) -> dict[str, np.ndarray]:
+    """Returns the token rows of histories' items `[b, history, width]`, by the model's input.
+
+    Args:
+        features: Features of the items.
+        history: Item rows `[b, history]`.
+        model: Says whether the query reads them.
+    """
+    if not model.history_features:
+        return {}
+    return {of_history(f.name): np.asarray(f.bags[history]) for f in features}
 
 
 @dataclasses.dataclass(frozen=True)

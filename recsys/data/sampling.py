@@ -229,6 +229,7 @@ class BatchCandidates:
         hard: The lists of the hard negatives; None: there are none yet, and as many
             items are drawn evenly, so that all batches of a run have one shape.
         multiple: The number of candidates must be a multiple of this (devices).
+        positives: How a batch's positives are drawn; None: one by one, by the counts.
     """
 
     counts: np.ndarray
@@ -236,6 +237,7 @@ class BatchCandidates:
     train: TrainConfig
     hard: HardNegatives | None = None
     multiple: int = 1
+    positives: Sampler | None = None
 
     def __len__(self) -> int:
         if self._is_full:
@@ -267,7 +269,7 @@ class BatchCandidates:
             return np.zeros(len(self.counts), np.float32)
         shares, n_hard = self.counts / self.counts.sum(), self.train.hard_negatives.count
         samplers = [
-            (shares, self.train.batch_size),
+            self.positives or (shares, self.train.batch_size),
             (self._sampler.probability, self.train.uniform_negatives),
         ]
         if n_hard:

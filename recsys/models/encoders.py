@@ -11,6 +11,7 @@ item becomes zeros, with finite gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
@@ -137,6 +138,28 @@ def masked_softmax(scores: keras.KerasTensor, mask: keras.KerasTensor) -> keras.
     return powers / ops.where(total > 0, total, 1.0)
 
 
+_BLOCK = 256
+"""Entries that attend at a time: no matrix is higher than that."""
+
+
+def in_blocks(
+    attend: Callable[[slice, slice], keras.KerasTensor], n: int, length: int
+) -> keras.KerasTensor:
+    """Returns what entries attend to `[batch, n, …]`, computed for blocks of them.
+
+    Args:
+        attend: Returns it for some of the entries, and some of all that they may see.
+        n: Entries.
+        length: All that they may see. Where they are as many they are the same, the newest
+            first, and none sees what is before it: half of the work is left out.
+    """
+    blocks = []
+    for first in range(0, n, _BLOCK):
+        seen = slice(first if n == length else 0, length)
+        blocks.append(attend(slice(first, min(first + _BLOCK, n)), seen))
+    return blocks[0] if len(blocks) == 1 else ops.concatenate(blocks, axis=1)
+
+
 @keras.saving.register_keras_serializable(package="recsys")
 class AttentionBlock(keras.layers.Layer):
     """Attention with several heads, then a feed-forward layer, each added to its input.
@@ -199,9 +222,14 @@ class AttentionBlock(keras.layers.Layer):
     ) -> keras.KerasTensor:
         query = self._in_heads(self.query(x))
         key, value = (self._in_heads(layer(seen)) for layer in (self.key, self.value))
-        scores = ops.einsum("bnhd,blhd->bhnl", query, key) * (self.dim // self.heads) ** -0.5
-        weights = self._drop(masked_softmax(scores, mask[:, None]), training)
-        attended = ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value)
+        scale = (self.dim // self.heads) ** -0.5
+
+        def attend(n: slice, seen: slice) -> keras.KerasTensor:
+            scores = ops.einsum("bnhd,blhd->bhnl", query[:, n], key[:, seen]) * scale
+            weights = self._drop(masked_softmax(scores, mask[:, None, n, seen]), training)
+            return ops.einsum("bhnl,blhd->bnhd", ops.cast(weights, x.dtype), value[:, seen])
+
+        attended = in_blocks(attend, x.shape[1], seen.shape[1])
         return ops.reshape(attended, (-1, x.shape[1], self.dim))
 
     def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:

@@ -38,7 +38,7 @@ class Inference:
         """
 
         def of_block(block: slice) -> dict[str, Any]:
-            return inputs.query(user_row[block], history[block])
+            return inputs.query(user_row[block], history[block], self._model.spec.config)
 
         return self._in_blocks(self._query, of_block, len(user_row))
 

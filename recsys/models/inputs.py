@@ -7,13 +7,19 @@ a one has no trained embedding, and its features all the same.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from recsys.data.catalogue import Catalogue, FeatureBags, open_user_features
+from recsys.config import RetrievalConfig
+from recsys.data.catalogue import (
+    Catalogue,
+    FeatureBags,
+    bags_of,
+    bags_of_histories,
+    open_user_features,
+)
 from recsys.data.vocabulary import UNKNOWN_ROW, Vocabulary
 
 
@@ -51,17 +57,21 @@ class ModelInputs:
         """Returns the features of `users`, or of `items`."""
         return self.user_features if side == "users" else tuple(self.catalogue.features)
 
-    def query(self, user_row: np.ndarray, history: np.ndarray) -> dict[str, Any]:
+    def query(
+        self, user_row: np.ndarray, history: np.ndarray, model: RetrievalConfig
+    ) -> dict[str, Any]:
         """Returns the query's inputs.
 
         Args:
             user_row: User rows `[b]`.
             history: Item rows `[b, history]`, the newest first, padded with 0.
+            model: What the query reads.
         """
         return {
             "user_row": trained_rows(user_row, self.users),
             "history": trained_rows(history, self.items),
             **bags_of(self.user_features, user_row),
+            **bags_of_histories(self.catalogue.features, history, model),
         }
 
     def candidate(self, item_row: np.ndarray) -> dict[str, Any]:
@@ -84,8 +94,3 @@ def trained_rows(rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
         vocabulary: Theirs, with training counts.
     """
     return np.where(vocabulary.row_counts[rows] > 0, rows, UNKNOWN_ROW).astype(np.int32)
-
-
-def bags_of(features: Iterable[FeatureBags], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the token rows `[b, width]` int32 of `rows` `[b]`, by feature."""
-    return {feature.name: np.asarray(feature.bags[rows]) for feature in features}

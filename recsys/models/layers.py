@@ -55,16 +55,22 @@ class Linear(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="recsys")
 class Norm(keras.layers.Layer):
-    """Layer normalisation of the last axis (Ba et al., 2016), computed in float32."""
+    """Layer normalisation of the last axis (Ba et al., 2016), computed in float32.
 
-    def __init__(self, **kwargs: Any) -> None:
+    Args:
+        scale: What all entries are scaled by at first.
+    """
+
+    def __init__(self, scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs, autocast=False)
         self._convert_input_args = False
+        self.scale = scale
 
     def build(self, input_shape: Any) -> None:
         """Creates the weights for inputs `[..., width]`."""
         width = input_shape[-1]
-        self.gamma = self.add_weight(name="gamma", shape=(width,), initializer="ones")
+        initial = keras.initializers.Constant(self.scale)
+        self.gamma = self.add_weight(name="gamma", shape=(width,), initializer=initial)
         self.beta = self.add_weight(name="beta", shape=(width,), initializer="zeros")
 
     def call(self, x: keras.KerasTensor) -> keras.KerasTensor:
@@ -75,6 +81,10 @@ class Norm(keras.layers.Layer):
         # The epsilon keeps a vector of equal entries, and its gradient, finite.
         out = off * ops.rsqrt(variance + _EPSILON) * self.gamma + self.beta
         return ops.cast(out, x.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "scale": self.scale}
 
 
 class Dropout:

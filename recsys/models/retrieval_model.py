@@ -26,6 +26,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.config.architecture import RetrievalConfig
+from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
@@ -173,8 +174,12 @@ class RetrievalModel(SparseModel):
         Args:
             features: `user_row` `[batch, dim]`, unless `config.user_id` is off; `history`
                 `[batch, history, dim]`, the newest first; each feature of the users
-                `[batch, feature_dim]`; all float32. `history_rows` `[batch, history]` int32
-                is 0 where a history has no item.
+                `[batch, feature_dim]`; where `config.history_features`, `history.<feature>`
+                `[batch, history, feature_dim]` of each feature of the items; all float32.
+                `history_rows` `[batch, history]` int32 is 0 where a history has no item. While a
+                model whose config is `over_positions` trains, histories are packed `[rows,
+                history, …]`, and `segment` `[rows, history]` and `at` `[rows, batch / rows]` say
+                which of them an example reads: see `recsys.data.sequences.SequenceSource`.
             training: Whether the model trains.
         """
         raise NotImplementedError
@@ -268,8 +273,14 @@ class RetrievalModel(SparseModel):
             side: [InputSpec(f.name, side, (f.width,)) for f in self.spec.of_side(side)]
             for side in ("user", "item")
         }
-        history = InputSpec("history", "user", (config.history,))
-        return (history, *own, *bags["user"], InputSpec("id_row", "item", ()), *bags["item"])
+        history = [InputSpec("history", "user", (config.history,))]
+        query = [*history, *own, *bags["user"]]
+        if config.history_features:
+            query += [
+                InputSpec(of_history(f.name), "user", (config.history, f.width))
+                for f in self.spec.of_side("item")
+            ]
+        return (*query, InputSpec("id_row", "item", ()), *bags["item"])
 
     def names_of_side(self, side: Side) -> tuple[str, ...]:
         """Returns the names of the inputs that the query, or the candidate, reads."""
@@ -298,6 +309,9 @@ class RetrievalModel(SparseModel):
             **biases,
             **{f.name: (f.name, (None, f.width)) for f in self.spec.features},
         }
+        if config.history_features:
+            of_items = self.spec.of_side("item")
+            shapes |= {of_history(f.name): (f.name, (None, f.width)) for f in of_items}
         return {
             name: FeatureConfig(name, tables[table], shape, (None, tables[table].embedding_dim))
             for name, (table, shape) in shapes.items()
@@ -326,10 +340,17 @@ class RetrievalModel(SparseModel):
             return {**self.embedding(ids, weights=weights), "history_rows": rows}
         # Single ids go to the device that has them, and not all of them to every device.
         ids["history"] = ops.reshape(rows, (-1,))
+        of_items = [of_history(f.name) for f in self.spec.of_side("item")]
+        of_items = [name for name in of_items if name in ids]
+        for name in of_items:
+            ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
+            weights[name] = ops.cast(ids[name] > 0, "float32")
         features = self.embedding(ids, weights=weights)
-        shape = (-1, self.spec.config.history, self.spec.config.dim)
-        items = ops.reshape(features["history"], shape)
-        return {**features, "history": items, "history_rows": rows}
+        for name in ("history", *of_items):
+            shape = (-1, self.spec.config.history, features[name].shape[-1])
+            features[name] = ops.reshape(features[name], shape)
+        packed = {name: inputs[name] for name in ("segment", "at") if name in inputs}
+        return {**features, "history_rows": rows, **packed}
 
     # --- the Keras model
 
@@ -429,9 +450,13 @@ class RetrievalModel(SparseModel):
     def _zeros(self, side: Side) -> Tensors:
         """Returns features of one query, or of one candidate, that are 0."""
         config, features = self.spec.config, {}
+        widths = {f.name: f.dim for f in self.spec.features}
         for name in self.names_of_side(side):
-            width = next((f.dim for f in self.spec.features if f.name == name), config.dim)
-            features[name] = ops.zeros((1, width))
+            features[name] = ops.zeros((1, widths.get(name, config.dim)))
+        if side == "user" and config.history_features:
+            for feature in self.spec.of_side("item"):
+                shape = (1, config.history, feature.dim)
+                features[of_history(feature.name)] = ops.zeros(shape)
         if side == "user":
             if not self.averages_history:
                 features["history"] = ops.zeros((1, config.history, config.dim))

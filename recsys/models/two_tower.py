@@ -13,6 +13,7 @@ from keras import ops
 
 from recsys import registry
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
+from recsys.data.catalogue import of_history
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower
 from recsys.models.retrieval_model import RetrievalModel, Tensors
@@ -56,6 +57,10 @@ class TwoTower(RetrievalModel):
         self.candidate_tower.build((None, config.dim + of_item))
 
     @property
+    def _user_features(self) -> list[str]:
+        return [feature.name for feature in self.spec.of_side("user")]
+
+    @property
     def _encoder_type(self) -> Any:
         encoder: type[HistoryEncoder]
         encoder = registry.get("encoder", registry.name_of("encoder", self.config.encoder))
@@ -75,19 +80,34 @@ class TwoTower(RetrievalModel):
 
     def query(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
         """Returns vectors `[batch, dim]` float32 of users, histories and users' features."""
-        rows = features["history_rows"]
-        pooled, *rest = (features[name] for name in self.names_of_side("user"))
-        if not self.averages_history:
+        rows, pooled = features["history_rows"], features["history"]
+        if self.config.history_features:
+            pooled = self._items(pooled, features, training)
+        rest = [features[name] for name in ("user_row", *self._user_features) if name in features]
+        at = features.get("at")
+        if at is not None:
+            segment = features["segment"]
+            pooled = self.encoder(pooled, rows, training=training, segment=segment, at=at)
+        elif not self.averages_history:
             pooled = self.encoder(pooled, rows, training=training)
         if self.config.user_id:
             # The user's own embedding is in the anchor too: without it a new user, with
             # an empty history, would start from a zero vector, whose direction is noise.
             anchor = pooled + rest[0]
         else:
-            has_any = ops.any(rows > 0, axis=1, keepdims=True)
+            has_any = ops.any(rows > 0, axis=1) if at is None else ops.reshape(at >= 0, (-1,))
+            has_any = has_any[:, None]
             anchor = pooled = ops.where(has_any, pooled, ops.convert_to_tensor(self.nobody))
         inputs = ops.concatenate([pooled, *rest], axis=-1)
         return self.query_tower(anchor, inputs, training=training)
+
+    def _items(
+        self, items: keras.KerasTensor, features: Tensors, training: bool
+    ) -> keras.KerasTensor:
+        """Returns the vectors of a history's items, features included, by the candidate tower."""
+        bags = [features[of_history(f.name)] for f in self.spec.of_side("item")]
+        inputs = ops.concatenate([items, *bags], axis=-1)
+        return self.candidate_tower(items, inputs, training=training)
 
     def candidate(self, features: Tensors, training: bool = False) -> keras.KerasTensor:
         """Returns vectors `[candidates, dim]` float32 of items and their features."""

@@ -24,6 +24,7 @@ from recsys.config import (
 )
 from recsys.data.batches import BatchSource, training_events
 from recsys.data.dataset import Data
+from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import tables_of
@@ -207,7 +208,8 @@ class _Fit:
         self._events = training_events(data.store.train, train, data.store.split)
         check_divides(train, self._mesh.shape[0])
         remarks = check_events(self._events, inputs.catalogue, self._stage.model.history_of)
-        if data.store.split.order == "none" and self._stage.model.needs_order:
+        config = self._stage.model
+        if data.store.split.order == "none" and config.needs_order and not config.over_positions:
             remarks.append(
                 "model.pooling is sequence, and the events have no order: its places say nothing,"
                 " so mean or attention learn as much for less."
@@ -216,7 +218,8 @@ class _Fit:
             note_once(sentence)
         self._all_inputs, self._inputs = inputs, trained_inputs(inputs, self._events)
         self._unknown_share = unknown_share(self._events, self._inputs)
-        self._source = BatchSource(
+        source = SequenceSource if self._stage.model.over_positions else BatchSource
+        self._source = source(
             self._events,
             inputs.catalogue,
             self._stage.model,

@@ -42,7 +42,7 @@ def export_and_ask(folder, model):
     stage = ExportStage(name="tiny", export=ExportConfig(k=100))
     saved = load_model(model)
     probe = np.load(model / "probe.npz")
-    query = saved.inputs.query(probe["user_row"], probe["history"])
+    query = saved.inputs.query(probe["user_row"], probe["history"], saved.model.config)
     candidate = saved.inputs.candidate(np.arange(saved.inputs.catalogue.n_rows))
     bundle = folder / f"bundle-{model.name}"
     exported = export(stage, Sources(model, folder / "data"), bundle)

@@ -193,7 +193,7 @@ def main(folder):
     given = tf.constant([["?"]] * n)
     answer = ask["embed_query"](user_id=tf.constant(asked), history=given, **columns)
     rows_of_users = np.arange(1, n + 1, dtype=np.int32)
-    inputs = saved.inputs.query(rows_of_users, np.zeros((n, 2), np.int32))
+    inputs = saved.inputs.query(rows_of_users, np.zeros((n, 2), np.int32), saved.model.config)
     trained = saved.model.embed_query(inputs).numpy()
     differences["user"] = float(np.abs(answer["embedding"].numpy() - trained).max())
     (folder / "skew.json").write_text(json.dumps({"rows": rows, "differences": differences}))

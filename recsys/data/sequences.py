@@ -1,0 +1,220 @@
+"""Training batches of sequences: each event of a row is predicted from those before it.
+
+The kept events of all users lie end to end, each user's in the order of time. Cut into rows of
+equal length they hold one user's long history or several users' short ones, and nothing is
+padded (packing without attention across examples: Krell et al., "Efficient Sequence Packing
+without Cross-contamination", 2021). A row repeats the end of the row before it as context, and
+each epoch cuts elsewhere. As everywhere, a batch is a function of (seed, step).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from recsys.config import RetrievalConfig, TrainConfig
+from recsys.data.batches import Batch, BatchSource, drop_rows, read_events
+from recsys.data.sampling import BatchCandidates, Permutation
+from recsys.errors import RecsysError
+
+NO_STATE = -1
+"""Column of an example that no item comes before."""
+
+
+def packing(model: RetrievalConfig, train: TrainConfig, multiple: int = 1) -> tuple[int, int]:
+    """Returns the rows of a batch, and the examples of a row.
+
+    Args:
+        model: The length of a history.
+        train: The size of a batch, and the overlap of rows.
+        multiple: The rows are a multiple of this (devices).
+    """
+    new = max(1, model.history - round(model.history * train.window_overlap))
+    return max(1, train.batch_size // new // multiple) * multiple, new
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SequenceSource(BatchSource):
+    """The batches of a run whose model learns at every position of a history.
+
+    A batch has `rows` histories, each `model.history` items of one or several users, and
+    `new` examples of each: the events from the last item's successor back. An example reads
+    the state of the newest item before it, of an earlier second. So a batch is
+
+        history  [rows, history]  item rows, the newest first; 0 is padding
+        segment  [rows, history]  whose items they are: equal numbers are one user's
+        at       [rows, new]      column of the history whose state an example reads;
+                                  `NO_STATE`: the user has done nothing yet
+
+    and all else as in `BatchSource`, its examples row by row, those of a row the newest first.
+
+    Raises:
+        RecsysError: There are fewer events than a batch has, or they have no order (R336).
+    """
+
+    def __post_init__(self) -> None:
+        if self.model.history_of == "others":
+            raise RecsysError(
+                "R336",
+                "A model that learns at every position of a history needs events that have an"
+                " order.",
+                "Name a column of times in data.interactions.columns, or choose mean or attention"
+                " as model.pooling.",
+                {"model.history_of": "others"},
+            )
+        if self.steps_per_epoch < 1:
+            raise self._too_few()
+
+    @property
+    def new(self) -> int:
+        """Examples of a row."""
+        return packing(self.model, self.train, self.multiple)[1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch, a multiple of the devices."""
+        return packing(self.model, self.train, self.multiple)[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Events of a batch: at most `train.batch_size`, unless one row has more."""
+        return self.rows * self.new
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches of an epoch, wherever its first row begins."""
+        return self._n_rows // self.rows
+
+    @property
+    def _n_rows(self) -> int:
+        return max(0, len(self.events) - self.new + 1) // self.new
+
+    def batches(self, first: int, end: int) -> list[Batch]:
+        """Returns the batches of the steps `first` … `end` - 1, of one epoch."""
+        epoch, position = divmod(first, self.steps_per_epoch)
+        places = np.arange(position * self.rows, (position + end - first) * self.rows)
+        row = Permutation(self._n_rows, (self.train.seed, 0, epoch))[places]
+        row_end = self._phase(epoch) + (row + 1) * self.new
+        newest_first = (row_end[:, None] - 1 - np.arange(self.new)).ravel()
+        model = self.model.model_copy(update={"history": 0})
+        train = self.train
+        examples = read_events(
+            self.events, newest_first, model, train.known_positives, train.user_balance
+        )
+        windows = self._windows(row_end)
+        sizes = dict.fromkeys(examples, self.batch_size) | dict.fromkeys(windows, self.rows)
+        examples |= windows
+        return [
+            self._batch(
+                first + i, {k: v[i * sizes[k] : (i + 1) * sizes[k]] for k, v in examples.items()}
+            )
+            for i in range(end - first)
+        ]
+
+    def _windows(self, end: np.ndarray) -> Batch:
+        """Reads the histories of rows.
+
+        Args:
+            end: End of each row's examples `[n]`, as a number of kept events, exclusive.
+
+        Returns:
+            `history`, `segment` `[n, history]` and `at` `[n, new]` int32.
+        """
+        width, log = self.model.history, self.events.log
+        # A column more than the history has: the newest example is no item of it.
+        numbers = end[:, None] - 1 - np.arange(width + 1)
+        places = self.events.places(np.maximum(numbers, 0).ravel())
+        user, time = (
+            x.reshape(numbers.shape) for x in (log.user_index(places), log.timestamp[places])
+        )
+        user = np.where(numbers >= 0, user, -1)
+        item = np.where(numbers >= 0, log.item_row[places].reshape(numbers.shape), 0)
+        return {
+            "history": item[:, 1:].astype(np.int32),
+            "segment": (user[:, 1:] - user.min(axis=1, keepdims=True)).astype(np.int32),
+            "at": _columns_before(user, time)[:, : self.new],
+        }
+
+    def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
+        model = self.model
+        user_row = drop_rows(examples["user_row"], model.id_dropout, random)
+        history = drop_rows(examples["history"], model.history_dropout, random)
+        at = _newest_left(history, examples["segment"], examples["at"])
+        if model.new_user_share:
+            is_new = random.random(len(user_row), np.float32) < model.new_user_share
+            user_row = np.where(is_new, np.int32(0), user_row)
+            at = np.where(is_new.reshape(at.shape), np.int32(NO_STATE), at)
+        return {"user_row": user_row, "history": history, "segment": examples["segment"], "at": at}
+
+    def _phase(self, epoch: int) -> int:
+        """Returns the event that the first row of an epoch begins with."""
+        return int(np.random.default_rng([self.train.seed, 2, epoch]).integers(self.new))
+
+    def _candidates_of(self, epoch: int) -> BatchCandidates:
+        if epoch not in self._by_epoch:
+            shares = self._row_shares(self._phase(epoch))
+            self._by_epoch.clear()
+            self._by_epoch[epoch] = dataclasses.replace(
+                self._candidates, positives=(shares, self.rows)
+            )
+        return self._by_epoch[epoch]
+
+    @functools.cached_property
+    def _by_epoch(self) -> dict[int, BatchCandidates]:
+        return {}
+
+    def _row_shares(self, phase: int) -> np.ndarray:
+        """Returns the share of an epoch's rows that each item is in `[item rows]` float64."""
+        n_items = self.catalogue.n_rows
+        counts = np.zeros(n_items, np.int64)
+        most = max(1, _EVENTS_AT_ONCE // self.new)
+        for first in range(0, self._n_rows, most):
+            n = min(most, self._n_rows - first)
+            numbers = phase + first * self.new + np.arange(n * self.new)
+            items = self.events.log.item_row[self.events.places(numbers)].reshape(n, self.new)
+            items = np.sort(items, axis=1)
+            is_first = np.ones(items.shape, bool)
+            is_first[:, 1:] = items[:, 1:] != items[:, :-1]
+            counts += np.bincount(items[is_first], minlength=n_items)
+        return counts / self._n_rows
+
+
+_EVENTS_AT_ONCE = 1 << 22
+
+
+def _columns_before(user: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """Returns the column of the newest event of the same user in an earlier second.
+
+    Args:
+        user: User of each event `[n, width + 1]`, the newest first; -1 is none.
+        time: Its time `[n, width + 1]`.
+
+    Returns:
+        Columns of the history, which begins at the second event `[n, width + 1]` int32;
+        `NO_STATE` where there is none.
+    """
+    n, width = user.shape
+    column = np.arange(width, dtype=np.int32)
+    is_other = np.ones((n, width), bool)  # Than the event before it in time, its right neighbour.
+    is_other[:, :-1] = (user[:, 1:] != user[:, :-1]) | (time[:, 1:] != time[:, :-1])
+    # The last event of each run of one user and second, by going from right to left.
+    last = np.where(is_other, column, np.int32(width))
+    before = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1] + 1
+    is_there = before < width
+    inside = np.minimum(before, width - 1)
+    same = np.take_along_axis(user, inside, axis=1) == user
+    return np.where(is_there & same & (user >= 0), before - 1, np.int32(NO_STATE)).astype(np.int32)
+
+
+def _newest_left(history: np.ndarray, segment: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Returns the first columns from `at` on, the same user's, whose items weren't dropped."""
+    width = history.shape[1]
+    column = np.where(history > 0, np.arange(width, dtype=np.int32), np.int32(width))
+    left = np.minimum.accumulate(column[:, ::-1], axis=1)[:, ::-1]
+    start = np.maximum(at, 0)
+    there = np.take_along_axis(left, start, axis=1)
+    inside = np.minimum(there, width - 1)
+    same = np.take_along_axis(segment, inside, axis=1) == np.take_along_axis(segment, start, axis=1)
+    return np.where((at >= 0) & (there < width) & same, there, np.int32(NO_STATE)).astype(np.int32)

@@ -1,0 +1,359 @@
+"""Encoders of sequences that learn at every position: SASRec, LiGR and HSTU.
+
+Training packs the sequences of several users into a row (`recsys.data.sequences`), and an
+example reads the state of the newest item before it: one pass over a row serves all of its
+examples. Everywhere else a row is one user's history, and the newest item's state is read.
+
+Rows `[rows, length]` are histories with the newest item first; 0 is padding, or an item that
+isn't known, and is seen by none. An item's place counts the items of its user that the row
+holds before it, so a history that is too long begins anew with the oldest item that is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks
+from recsys.models.layers import Dropout, Linear, Norm
+from recsys.registry import register_encoder
+
+_BESIDE_MEAN = 0.05
+"""What states are scaled by at first beside a mean: to the size of the items' first weights."""
+
+
+class PositionEncoder(HistoryEncoder):
+    """The stack that the encoders of sequences share; a subclass gives its blocks.
+
+    Args:
+        length: Items of a row; each place has a vector that is learned.
+        dim: Width of an item [floats].
+        layers: Blocks, one after the other.
+        heads: Heads of each; must divide `dim`.
+        dropout: Share of activations that training drops [0..1).
+        add_mean: Whether the mean of the items so far is added to a state, each weighted by
+            its distance: training then begins near the encoder `mean`.
+        seed: Seed of the initial weights and of the dropout.
+        training_dtype: What training computes in; all else computes in float32.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        dim: int,
+        layers: int = 2,
+        heads: int = 2,
+        dropout: float = 0.0,
+        add_mean: bool = True,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(length, dim, seed, **kwargs)
+        self.n_layers, self.heads, self.dropout = layers, heads, dropout
+        self.add_mean = add_mean
+        self.blocks = [self.make_block(seed + 10 * i, f"block_{i}") for i in range(layers)]
+        self.norm = Norm(scale=_BESIDE_MEAN if add_mean else 1.0, name="norm")
+
+    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
+        """Returns a block: a layer of `(x, seen, mask, training)`, as `AttentionBlock` is."""
+        raise NotImplementedError
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights."""
+        self._drop = Dropout(self.dropout, self.seed - 1)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        normal = keras.initializers.RandomNormal(stddev=0.05, seed=self.seed - 1)
+        self.place = self.add_weight(
+            name="place", shape=(self.length, self.dim), initializer=normal
+        )
+        if self.add_mean:
+            self.recency = self.add_weight(
+                name="recency", shape=(self.length,), initializer="zeros"
+            )
+        for block in self.blocks:
+            block.build()
+        self.norm.build((None, self.dim))
+
+    def call(
+        self,
+        items: keras.KerasTensor,
+        rows: keras.KerasTensor,
+        training: bool = False,
+        segment: keras.KerasTensor | None = None,
+        at: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns states float32, zeros where there is no item: `[rows * n, dim]`.
+
+        Args:
+            items: The items' embeddings `[rows, length, dim]`, the newest first.
+            rows: Their rows of the table `[rows, length]`; 0 for none.
+            training: Whether entries are dropped, and `training_dtype` counts.
+            segment: Whose items they are `[rows, length]`, equal numbers are one user's; None:
+                each row is one user's.
+            at: Columns whose states are asked for `[rows, n]`, -1 for none; None: that of the
+                newest item, `n` is 1.
+        """
+        is_item = rows > 0
+        column = ops.arange(self.length)
+        # The newest first: an item sees itself and what is behind it.
+        mask = ops.logical_and(is_item[:, None, :], column[:, None] <= column[None, :])
+        if segment is not None:
+            mask = ops.logical_and(mask, ops.equal(segment[:, :, None], segment[:, None, :]))
+        place = ops.sum(ops.cast(mask, "int32"), axis=-1) - 1
+        dtype = self.training_dtype if training else "float32"
+        x = items * self.dim**0.5 + ops.take(self.place, ops.maximum(place, 0), axis=0)
+        x = self._drop(ops.cast(x, dtype), training) * ops.cast(is_item, dtype)[..., None]
+        for block in self.blocks[:-1]:
+            x = block(x, x, mask, training=training)
+        # The last block computes no other states than those that are read.
+        chosen = (
+            _newest(is_item, dtype)[:, None] if at is None else _columns(at, self.length, dtype)
+        )
+        states = self.last_block(x, mask, chosen, training)
+        has_state = ops.sum(chosen, axis=-1, keepdims=True) > 0
+        states = ops.where(has_state, ops.cast(self.norm(states), "float32"), 0.0)
+        if self.add_mean:
+            states = states + self._mean(items, mask, chosen)
+        return ops.reshape(states, (-1, self.dim))
+
+    def _mean(
+        self, items: keras.KerasTensor, mask: keras.KerasTensor, chosen: keras.KerasTensor
+    ) -> keras.KerasTensor:
+        """Returns the weighted mean of what each chosen entry sees `[rows, n, dim]` float32."""
+        weight = ops.take(ops.softplus(self.recency), distances(self.length), axis=0)
+        weight = ops.where(mask, weight, 0.0)
+        total = ops.sum(weight, axis=-1, keepdims=True)
+        weight = ops.matmul(ops.cast(chosen, "float32"), weight / ops.maximum(total, 1e-9))
+        return ops.matmul(weight, items)
+
+    def last_block(
+        self,
+        x: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        chosen: keras.KerasTensor,
+        training: bool,
+    ) -> keras.KerasTensor:
+        """Returns the last block's states of chosen entries `[rows, n, dim]`.
+
+        Args:
+            x: All entries `[rows, length, dim]`.
+            mask: Which of them each sees `[rows, length, length]` bool.
+            chosen: 1 at the column of each chosen entry, else 0 `[rows, n, length]`.
+            training: Whether entries are dropped.
+        """
+        seen_by = ops.matmul(chosen, ops.cast(mask, chosen.dtype)) > 0
+        return self.blocks[-1](ops.matmul(chosen, x), x, seen_by, training=training)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        own = {name: getattr(self, name) for name in ("heads", "dropout", "add_mean")}
+        return {**super().get_config(), "layers": self.n_layers, **own}
+
+
+def distances(length: int) -> np.ndarray:
+    """Returns how far back of each column another one is `[length, length]`; 0 for newer ones."""
+    column = np.arange(length)
+    return np.maximum(column[None, :] - column[:, None], 0)
+
+
+def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTensor:
+    """Returns 1 at the column `at` `[rows, n]` says, else 0 `[rows, n, length]`.
+
+    Rows of a product with it are chosen exactly, and split over devices as the rows are.
+    """
+    return ops.cast(ops.equal(at[..., None], ops.arange(length, dtype="int32")), dtype)
+
+
+def _newest(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
+    """Returns 1 at the first item of each row `[rows, length]`, else 0."""
+    count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
+    return ops.cast(ops.logical_and(is_item, count == 1), dtype)
+
+
+@register_encoder("sasrec", config="recsys.config.architecture:SasRecConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class SasRec(PositionEncoder):
+    """Self-attention over the items so far (SASRec: Kang and McAuley, ICDM 2018).
+
+    Its layers are normalised before each part (pre-norm: Xiong et al., ICML 2020).
+
+    Args:
+        length: Items of a row.
+        dim: Width of an item [floats].
+        width: Width of the feed-forward layers; None for `dim` [floats].
+        **kwargs: As of `PositionEncoder`.
+    """
+
+    def __init__(self, length: int, dim: int, width: int | None = None, **kwargs: Any) -> None:
+        self._width = width  # Before Keras looks at attributes: the blocks are made in `super`.
+        super().__init__(length, dim, **kwargs)
+
+    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
+        """Returns attention, then a feed-forward layer, each added to its input."""
+        width = self._width or self.dim
+        return AttentionBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {**super().get_config(), "width": self._width}
+
+
+@register_encoder("ligr", config="recsys.config.architecture:LigrConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class Ligr(SasRec):
+    """Self-attention with gates (LiGR: Borisyuk et al., "From Features to Transformers", 2025).
+
+    What attention and feed-forward layer add is gated by the input, and the feed-forward layer
+    is a SwiGLU (Shazeer, 2020), as in eSASRec (Tikhonovich et al., RecSys 2025).
+    """
+
+    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
+        """Returns attention, then a feed-forward layer, each gated and added to its input."""
+        width = self._width or self.dim
+        return GatedBlock(self.dim, self.heads, width, self.dropout, seed, name=name)
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class GatedBlock(AttentionBlock):
+    """An `AttentionBlock` whose two parts are gated: `x + sigmoid(G x) * part(norm(x))`."""
+
+    def __init__(
+        self, dim: int, heads: int, width: int, dropout: float, seed: int = 0, **kwargs: Any
+    ):
+        super().__init__(dim, heads, width, dropout, seed, **kwargs)
+        self.gate = Linear(dim, seed=seed + 6, name="gate")
+        self.feed_gate = Linear(dim, seed=seed + 7, name="feed_gate")
+        self.swish = Linear(width, seed=seed + 8, name="swish")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights."""
+        super().build()
+        for layer in (self.gate, self.feed_gate, self.swish):
+            layer.build((None, self.dim))
+
+    def call(
+        self,
+        x: keras.KerasTensor,
+        seen: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        training: bool = False,
+    ) -> keras.KerasTensor:
+        """Returns the entries' new states; see `AttentionBlock.call`."""
+        attended = self.out(self._attended(self.norm(x), self.norm(seen), mask, training))
+        x = x + self._drop(ops.sigmoid(self.gate(x)) * attended, training)
+        normed = self.feed_norm(x)
+        inner = self._drop(ops.silu(self.swish(normed)) * self.widen(normed), training)
+        return x + self._drop(ops.sigmoid(self.feed_gate(x)) * self.narrow(inner), training)
+
+
+@register_encoder("hstu", config="recsys.config.architecture:HstuConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class Hstu(PositionEncoder):
+    """Attention without a softmax, gated (HSTU: Zhai et al., ICML 2024)."""
+
+    def make_block(self, seed: int, name: str) -> keras.layers.Layer:
+        """Returns one layer of gated attention, added to its input."""
+        return HstuBlock(self.length, self.dim, self.heads, self.dropout, seed, name=name)
+
+    def last_block(
+        self,
+        x: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        chosen: keras.KerasTensor,
+        training: bool,
+    ) -> keras.KerasTensor:
+        """Returns the last block's states; see `PositionEncoder.last_block`."""
+        seen_by = ops.matmul(chosen, ops.cast(mask, chosen.dtype)) > 0
+        own = ops.matmul(chosen, x)
+        return self.blocks[-1](own, x, seen_by, training=training, chosen=chosen)
+
+
+@keras.saving.register_keras_serializable(package="recsys")
+class HstuBlock(keras.layers.Layer):
+    """Gated attention with pointwise weights `silu(q k + b) / length` (Zhai et al., eq. 1–3).
+
+    `b` is learned for each distance between two columns of a row.
+
+    Args:
+        length: Items of a row.
+        dim: Width of an entry [floats].
+        heads: Heads; must divide `dim`.
+        dropout: Share of activations that training drops [0..1).
+        seed: Seed of the initial weights and of the dropout.
+    """
+
+    def __init__(
+        self, length: int, dim: int, heads: int, dropout: float, seed: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs, autocast=False)
+        self._convert_input_args = False
+        self.length, self.dim, self.heads = length, dim, heads
+        self.dropout, self.seed = dropout, seed
+        self.norm, self.inner_norm = Norm(name="norm"), Norm(name="inner_norm")
+        names = ("query", "key", "value", "gate", "out")
+        self.query, self.key, self.value, self.gate, self.out = (
+            Linear(dim, seed=seed + i, name=name) for i, name in enumerate(names)
+        )
+
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights; those of the distances are 0 at first."""
+        self._drop = Dropout(self.dropout, self.seed)
+        self._random = self._drop.generator  # Keras tracks attributes.
+        self.distance = self.add_weight(name="distance", shape=(self.length,), initializer="zeros")
+        for layer in (self.norm, self.inner_norm, self.query, self.key, self.value, self.gate):
+            layer.build((None, self.dim))
+        self.out.build((None, self.dim))
+
+    def call(
+        self,
+        x: keras.KerasTensor,
+        seen: keras.KerasTensor,
+        mask: keras.KerasTensor,
+        training: bool = False,
+        chosen: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor:
+        """Returns the entries' new states `[rows, n, dim]`, in the type of `x`.
+
+        Args:
+            x: The entries whose states are asked for `[rows, n, dim]`.
+            seen: All entries `[rows, length, dim]`.
+            mask: Which of them each sees `[rows, n, length]` bool.
+            training: Whether entries are dropped.
+            chosen: 1 at the column of each entry of `x`, else 0 `[rows, n, length]`; None: `x`
+                is `seen`.
+        """
+        normed, all_normed = self.norm(x), self.norm(seen)
+        query = self._in_heads(self.query(normed))
+        key, value = (self._in_heads(layer(all_normed)) for layer in (self.key, self.value))
+        bias = (
+            self._biases(x.dtype)[None]
+            if chosen is None
+            else ops.matmul(chosen, self._biases(x.dtype))
+        )
+
+        def attend(n: slice, past: slice) -> keras.KerasTensor:
+            scores = ops.einsum("bnhd,blhd->bhnl", query[:, n], key[:, past])
+            weights = ops.silu(scores + bias[:, None, n, past]) / self.length
+            weights = weights * ops.cast(mask[:, None, n, past], x.dtype)
+            return ops.einsum("bhnl,blhd->bnhd", weights, value[:, past])
+
+        attended = in_blocks(attend, x.shape[1], self.length)
+        attended = self.inner_norm(ops.reshape(attended, (-1, x.shape[1], self.dim)))
+        gated = attended * ops.silu(self.gate(normed))
+        return x + self.out(self._drop(gated, training))
+
+    def _biases(self, dtype: str) -> keras.KerasTensor:
+        """Returns the bias of each pair of columns `[length, length]`."""
+        return ops.cast(ops.take(self.distance, distances(self.length), axis=0), dtype)
+
+    def _in_heads(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        shape = (-1, x.shape[1], self.heads, self.dim // self.heads)
+        return ops.reshape(ops.silu(x), shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        names = ("length", "dim", "heads", "dropout", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}

@@ -1,0 +1,86 @@
+"""Training over whole sequences, as a process: what it learns, on several devices, resumed."""
+
+import numpy as np
+import pytest
+from training_runs import Run, assert_same_bits
+
+from benchmarks.public_splits import Csr, write_data_folder
+from recsys.errors import RecsysError
+from recsys.models import load_model
+from recsys.models.inference import embed_queries
+
+pytestmark = pytest.mark.slow
+
+ITEMS, USERS, HISTORY = 40, 120, 8
+
+
+def after(item):
+    return (7 * item + 3) % ITEMS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Users who walk over the items by one rule, from different places on."""
+    folder = tmp_path_factory.mktemp("walks")
+    draw, lists = np.random.default_rng(0), []
+    for _ in range(USERS):
+        walk = [int(draw.integers(ITEMS))]
+        while len(walk) < draw.integers(4, 16):
+            walk.append(after(walk[-1]))
+        lists.append(walk)
+    write_data_folder(Csr.of_lists(lists, ITEMS), folder)
+    return folder
+
+
+def stage(**model):
+    pooling = {"type": "sasrec", "layers": 1, "heads": 2, "dropout": 0.1}
+    options = {"dim": 16, "history": HISTORY, "user_id": False, "widths": None, "pooling": pooling}
+    train = {"batch_size": 48, "uniform_negatives": 32, "table_learning_rate": 0.2, "epochs": 20}
+    return {
+        "model": {**options, "table_placement": "row", "id_dropout": 0.0, **model},
+        "train": {**train, "tower_learning_rate": 0.005, "checkpoint": {"every_steps": 10}},
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("whole"), data, stage())
+    run.finish()
+    return run
+
+
+def test_the_rule_of_the_next_item_is_learned(whole):
+    saved = load_model(whole.model)
+    first = np.arange(ITEMS)
+    history = np.zeros((ITEMS, HISTORY), np.int32)
+    # Rows are one above the items; the newest item comes first.
+    history[:, 1], history[:, 0] = first + 1, after(first) + 1
+    query = embed_queries(saved.model, np.zeros(ITEMS, np.int32), history, saved.inputs)
+    scores = query @ np.load(whole.model / "candidates.npy")[1:].T
+    assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.9
+
+
+def test_one_and_two_devices_learn_alike(data, whole, tmp_path):
+    alone = Run(tmp_path / "alone", data, stage(), devices=1)
+    alone.finish()
+    curves = [[p["loss"] for p in run.summary()["curve"]] for run in (alone, whole)]
+    n = min(map(len, curves))
+    assert n > 30
+    # Two devices round sums in another order, which grows with the steps.
+    np.testing.assert_allclose(curves[0][: n // 4], curves[1][: n // 4], rtol=2e-3)
+    np.testing.assert_allclose(curves[0][-1], curves[1][-1], rtol=0.15)
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(data, whole, tmp_path):
+    stopped = Run(tmp_path / "stopped", data, stage())
+    code, _ = stopped.stop_at(33, 15)
+    assert code == 1
+    assert stopped.saved()
+    stopped.finish()
+    assert_same_bits(stopped, whole)
+
+
+def test_events_without_an_order_are_refused_before_training(data, tmp_path):
+    run = Run(tmp_path / "run", data, stage(history_of="others"), devices=1)
+    with pytest.raises(RecsysError, match="R336"):
+        run.finish()
