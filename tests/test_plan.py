@@ -159,7 +159,7 @@ def test_advice_says_what_other_tables_would_hold():
     )
     assert words == ["--mesh data=4,model=2", row_wise, narrow, f"{row_wise} {narrow}"]
     assert all(change.fits for change in proposed)
-    wider = config.model_copy(update={"mesh": MeshConfig(data=4, model=2)})
+    wider = chosen.model_copy(update={"mesh": MeshConfig(data=4, model=2)})
     assert proposed[0].saved_bytes == total(plan) - total(make_plan(wider, ROWS, 8))
     floats = (1 + 1) * sum(t.padded_rows * t.dim for t in plan.tables)
     assert proposed[2].saved_bytes * 2 == floats * 4 / 2

@@ -55,6 +55,16 @@ def norm(layer, name, x):
     return scaled * w(layer, f"{name}/gamma") + w(layer, f"{name}/beta")
 
 
+def mean(layer, items, columns):
+    """Of what each entry of a sequence sees, the oldest first, weighted by its distance."""
+    weights = np.log1p(np.exp(w(layer, "recency")))
+    rows = []
+    for i, column in enumerate(columns):
+        of_past = weights[columns[: i + 1] - column]
+        rows.append(of_past @ items[: i + 1].astype(np.float64) / of_past.sum())
+    return np.array(rows)
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
@@ -124,7 +134,7 @@ def test_states_are_those_of_the_papers_equations(kind):
             x = items[r, columns].astype(np.float64) * np.sqrt(DIM) + w(layer, "place")[place]
             for number in range(2):
                 x = block(layer, f"block_{number}", x, LENGTH - 1 - columns)
-            expected = norm(layer, "norm", x)
+            expected = norm(layer, "norm", x) + mean(layer, items[r, columns], columns)
             np.testing.assert_allclose(values[r, columns], expected, rtol=2e-4, atol=2e-4)
             n_compared += len(columns)
     assert n_compared > 15
