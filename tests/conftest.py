@@ -1,5 +1,6 @@
 """The tone of all tests: the backend, several devices, and warnings that count."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -58,6 +59,27 @@ def heard_signal(request):
     before = signal.signal(request.param, signal.SIG_DFL)
     yield request.param
     signal.signal(request.param, before)
+
+
+def pytest_collection_finish():
+    """Leaves its eight devices to this process: what tests start compiles less for one."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].devices()
+        os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("count=8", "count=1")
+
+
+@pytest.fixture(scope="session")
+def exported_world(tmp_path_factory):
+    """A small model in both its forms with its data, made once for all processes of a run."""
+    from system_worlds import make_world, world_in
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "world.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        world = world_in(folder / "world")
+        return world if world.bundle.exists() else make_world(folder / "world")
 
 
 def pytest_collection_modifyitems(items):

@@ -43,7 +43,7 @@ def whole(tmp_path_factory):
     return make_bundle(tmp_path_factory.mktemp("whole") / "bundle")
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_no_damage_brings_more_than_a_sentence(tmp_path_factory, whole, seed):
     folder = tmp_path_factory.mktemp("mutated")

@@ -80,13 +80,6 @@ def test_without_a_terminal_a_run_is_plain_lines():
     assert view.error is None
 
 
-def test_on_a_terminal_the_running_step_has_a_bar_with_its_text():
-    _, text = shown(EVENTS[:5], is_terminal=True)
-    assert "Trainer" in text
-    assert "loss 5.21 [1]" in text
-    assert "━" in text
-
-
 def test_a_long_step_speaks_without_a_terminal(monkeypatch):
     monkeypatch.setattr("recsys.cli.follow._QUIET_S", -1.0)
     _, text = shown(EVENTS[:5])
@@ -145,13 +138,6 @@ def test_a_blessed_model_that_was_not_pushed_is_not_said_to_be():
     assert "blessed and pushed" not in text
 
 
-def test_the_result_has_model_and_popularity_side_by_side():
-    lines = [line.replace(" ", "") for line in result_text().splitlines()]
-    assert "│recall@10│0.1200│0.0600│" in lines
-    assert "│mrr│0.0500│0.0000│" in lines
-    assert "│popularity│+100\N{NO-BREAK SPACE}%│–│" in lines
-
-
 def test_the_result_has_every_subject_and_how_far_it_is_within_80_columns(tmp_path):
     path = tmp_path / "evaluation.json"
     path.write_text(json.dumps(evaluation()))
@@ -166,26 +152,6 @@ def test_the_result_has_every_subject_and_how_far_it_is_within_80_columns(tmp_pa
     assert max(len(line) for line in tables.splitlines()) <= 80
     sentence = "+1.8 % recall@10 over the last blessed model, 95% interval −3.6 … +7.3 %; blessed"
     assert sentence in text.splitlines()
-
-
-def test_the_result_names_its_files():
-    lines = result_text().splitlines()
-    assert lines[-5:] == [
-        "bundle   /r/serving/m/1",
-        "report   /r/report.html",
-        "index    /r/index.html",
-        "log      /r/logs/x.log",
-        "seconds  12.3",
-    ]
-
-
-def test_the_result_has_the_sharding_table():
-    part = {
-        "table": "items", "placement": "row", "rows": 9743, "padded_rows": 11_520, "dim": 64,
-        "shards": 8, "bytes_per_device": 368_640, "slot_bytes_per_device": 5_760,
-    }  # fmt: skip
-    text = result_text(sharding=[part]).replace(" ", "")
-    assert "│items│9,743│11,520│64│row│8│368.6kB│5.8kB│" in text
 
 
 def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(tmp_path):
@@ -207,12 +173,6 @@ def test_recommendations_stand_beside_the_history_with_their_titles_as_they_are(
     assert ["[REC] (2007)", "★ [bold]Ran[/bold]"] in rows
     assert ["Heat", "Ikiru"] in rows
     assert "  because" in text.splitlines()
-
-
-def test_a_refused_model_is_said_in_words():
-    text = result_text(blessed=False, bundle=None)
-    assert "refused" in text
-    assert "\nbundle" not in text
 
 
 @pytest.fixture

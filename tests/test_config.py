@@ -237,17 +237,18 @@ def test_a_wrong_value_is_refused_and_its_key_named(small, override):
     assert override.partition("=")[0] in str(error)
 
 
-def number_keys(node=None, path=()):
+SCHEMA = Config.model_json_schema()
+
+
+def number_keys(node=SCHEMA, path=()):
     """Yields the dotted path of every key that takes a float."""
-    schema = Config.model_json_schema()
-    node = schema if node is None else node
     for name, value in node.get("properties", {}).items():
         for kind in (value, *value.get("anyOf", ())):
             if kind.get("type") == "number":
                 yield ".".join((*path, name))
             part = kind
             if "$ref" in kind:
-                part = schema["$defs"][kind["$ref"].rpartition("/")[2]]
+                part = SCHEMA["$defs"][kind["$ref"].rpartition("/")[2]]
             if not {"type"} & set(kind.get("required", ())):  # Else another type's options.
                 yield from number_keys(part, (*path, name))
 

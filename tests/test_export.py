@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from on_tensorflow import run_on_tensorflow
+from training_runs import train_here
 
 from recsys.bundles.bundle import verify
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.store import InteractionStore, ServingHistories, serving_histories, write_store
 from recsys.data.vocabulary import Vocabulary
-from recsys.system.process import run_stage
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]  # The token rows are TFT's.
 
@@ -238,7 +239,12 @@ class World:
 def run_script(name: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     finished = subprocess.run(
         [sys.executable, _SCRIPTS / f"{name}.py", folder],
-        env={**os.environ, "PYTHONPATH": str(_SCRIPTS.parent.parent), **environment},
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "",
+            "PYTHONPATH": str(_SCRIPTS.parent.parent),
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -253,16 +259,13 @@ def world(tmp_path_factory) -> World:
     items = make_items()
     (folder / "items.json").write_text(json.dumps(items))
     (folder / "users.json").write_text(json.dumps(make_users()))
-    run_script("transform", folder, KERAS_BACKEND="tensorflow")
+    run_on_tensorflow(_SCRIPTS / "transform.py", folder)
     write_data(folder / "data", items)
     model = {"dim": 8, "feature_dim": 6, "history": _HISTORY, "widths": [10]}
     stage = {"model": model, "train": {"batch_size": 64, "epochs": 3}}
-    (folder / "train.json").write_text(json.dumps(stage))
     (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": _K}}))
     (folder / "evaluation.json").write_text(json.dumps(_EVALUATION))
-    arguments = ["--config", "train.json", "--data", "data", "--out", "model"]
-    arguments = [str(folder / a) if not a.startswith("--") else a for a in arguments]
-    run_stage("recsys.train", arguments, {"KERAS_BACKEND": "jax"})
+    train_here(stage, folder / "data", folder / "model")
     return World(folder)
 
 
@@ -363,14 +366,14 @@ _QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def exported(world) -> Exported:
-    finished = run_script("export", world.folder, KERAS_BACKEND="tensorflow")
+    printed = run_on_tensorflow(_SCRIPTS / "export.py", world.folder)
     (world.folder / "questions.json").write_text(json.dumps(_QUESTIONS))
     # A client: no KERAS_BACKEND, and our packages can't be imported.
-    run_script("client", world.folder, KERAS_BACKEND="", PYTHONPATH="")
+    run_script("client", world.folder, PYTHONPATH="")
     answers = json.loads((world.folder / "answers.json").read_text())
     return Exported(
         world=world,
-        result=json.loads(finished.stdout.splitlines()[0]),
+        result=json.loads(printed.splitlines()[0]),
         refused=json.loads((world.folder / "refused.json").read_text()),
         answers=answers.pop("answers"),
         graph=answers,
@@ -532,7 +535,7 @@ def test_what_must_not_be_exported_is_refused(exported, what, code, named):
 
 @pytest.fixture(scope="module")
 def said(exported) -> dict[str, Any]:
-    finished = run_script("recommend", exported.world.folder, KERAS_BACKEND="")
+    finished = run_script("recommend", exported.world.folder)
     assert finished.stderr == ""
     result: dict[str, Any] = json.loads((exported.world.folder / "said.json").read_text())
     return result

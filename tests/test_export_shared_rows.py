@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from on_tensorflow import run_on_tensorflow
+from training_runs import train_here
 
 from recsys.config import VocabularyConfig
 from recsys.data.catalogue import Catalogue
@@ -14,7 +15,6 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import load_model
 from recsys.models.inference import embed_queries
-from recsys.system.process import run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -66,10 +66,7 @@ def write_data(folder):
 def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     write_data(folder / "data")
-    (folder / "stage.json").write_text(json.dumps(_STAGE))
-    arguments = ["--config", "stage.json", "--data", "data", "--out", "model"]
-    paths = [a if a.startswith("--") else str(folder / a) for a in arguments]
-    run_stage("recsys.train", paths, {"KERAS_BACKEND": "jax"})
+    train_here(_STAGE, folder / "data", folder / "model")
     ids = {
         "users": [*(f"u{n}" for n in range(40)), *(f"nobody {n}" for n in range(60)), ""],
         "items": [*(f"i{n}" for n in range(30)), *(f"nothing {n}" for n in range(30))],

@@ -531,9 +531,11 @@ print("agree")
 
 
 def test_eight_devices_at_once_each_get_their_own_result_and_none_waits_forever():
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(EIGHT_DEVICES)],
-        capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ),
+        capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, "XLA_FLAGS": flags},
     )  # fmt: skip
     assert done.stdout == "agree\n", done.stderr
 

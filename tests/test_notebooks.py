@@ -11,7 +11,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.pipeline]
 FOLDERS = ("/home/", "/tmp/", "/root/", "/work/")  # noqa: S108 what no output may name
 
 
-@pytest.mark.parametrize("name", execute.NAMES)
+# The quickstart calls on the shipped data what `examples.program` does on small ones.
+_THOROUGH = {"quickstart"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] * (name in _THOROUGH))
+        for name in execute.NAMES
+    ],
+)
 def test_each_notebook_runs_and_shows_what_is_stored(name):
     stored = nbformat.read(execute.FOLDER / f"{name}.ipynb", as_version=4)
     executed = execute.execute(name)

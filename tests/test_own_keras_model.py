@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_keras_model.py"
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 8])
+@pytest.mark.parametrize(
+    "devices", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 8))]
+)
 def test_the_dlrm_learns_and_its_step_is_checked(devices):
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -79,7 +78,7 @@ class Installed:
         roots = [str(ROOT), str(self.site)]
         return {**os.environ, "PYTHONPATH": os.pathsep.join(roots)}
 
-    def recsys(self, *words, check=True):
+    def recsys(self, *words):
         run = subprocess.run(
             [sys.executable, "-m", "recsys", *map(str, words)],
             cwd=self.folder,
@@ -88,7 +87,7 @@ class Installed:
             text=True,
             check=False,
         )
-        assert not check or run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
         return run
 
 
@@ -169,41 +168,71 @@ def digest(folder):
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def train(installed, out, *words, kill=False):
-    """Trains on the run's data; kills the training once it has a checkpoint, if `kill`."""
-    data = one(installed.folder, "store/store.json").parent.parent
-    words = ["train", "--data", data, "--out", out / "model", *words]
-    command = [sys.executable, "-m", "recsys", *map(str, words)]
-    process = subprocess.Popen(
-        command, env=installed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    while kill and process.poll() is None:
-        if [p for p in out.glob("checkpoints/*/last/*") if p.name.isdecimal()]:
-            process.send_signal(signal.SIGKILL)
-            break
+LATER = """
+import json, sys
+from recsys.cli import main
+from recsys.train import main as train
+*trainings, refused = json.loads(sys.argv[1])
+for words in trainings:
+    train(words)
+main(refused)
+"""
+
+
+@pytest.fixture(scope="module")
+def later(installed, run):
+    """The folders of two trainings after the run, and what a wrong option ended with.
+
+    `killed` is the run's training, killed once it has a checkpoint and started again; `warm`
+    goes on from the run's model.
+    """
+    base = one(installed.folder, "training.json").parent
+    changes = {"killed": {"checkpoint": {"every_steps": 5}}, "warm": {"epochs": 1}}
+    words = {}
+    for name, change in changes.items():
+        config = yaml.safe_load(installed.config.read_text())
+        config["train"].update(change)
+        path = installed.config.with_name(f"{name}.yaml")
+        path.write_text(yaml.safe_dump(config))
+        data = one(installed.folder, "store/store.json").parent.parent
+        out = installed.folder / name / "model"
+        words[name] = [str(x) for x in ("--config", path, "--data", data, "--out", out)]
+    words["warm"] += ["--base", str(base)]
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "recsys.train", *words["killed"]],
+        env=installed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    checkpoints = installed.folder / "killed" / "checkpoints"
+    while not any(path.name.isdecimal() for path in checkpoints.glob("*/last/*")):
+        assert killed.poll() is None
         time.sleep(0.02)
-    _, talk = process.communicate(timeout=300)
-    assert kill or process.returncode == 0, talk.decode()[-3000:]
-    return out / "model"
+    killed.kill()
+    killed.communicate()
+    refused = ["run", str(installed.config), "--set", "train.loss={type: margin, margin: -1.0}"]
+    ended = subprocess.run(
+        [sys.executable, "-c", LATER, json.dumps([*words.values(), refused])],
+        env=installed.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return {name: installed.folder / name / "model" for name in words}, ended
 
 
-def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run, tmp_path):
-    words = ["--config", installed.config, "--set", "train.checkpoint.every_steps=5"]
-    train(installed, tmp_path, *words, kill=True)
-    resumed = train(installed, tmp_path, *words)
+def test_a_killed_training_ends_with_the_bits_of_the_run(installed, later):
+    resumed = later[0]["killed"]
     assert json.loads((resumed / "training.json").read_text())["resumed_at"]
     assert digest(resumed) == digest(one(installed.folder, "training.json").parent)
 
 
-def test_a_model_of_the_package_is_gone_on_from(installed, run, tmp_path):
-    base = one(installed.folder, "training.json").parent
-    words = ["--config", installed.config, "--set", "train.epochs=1", "--base", base]
-    folder = train(installed, tmp_path, *words)
-    training = json.loads((folder / "training.json").read_text())
+def test_a_model_of_the_package_is_gone_on_from(installed, later):
+    training = json.loads((later[0]["warm"] / "training.json").read_text())
     carried = training["warm_start"]["carried"]
     assert carried["users"]["kept"] > 100
-    before = json.loads((base / "training.json").read_text())["curve"]
+    before = json.loads(one(installed.folder, "training.json").read_text())["curve"]
     assert training["curve"][0]["loss"] < before[0]["loss"]
+
+
+def test_options_of_the_package_are_checked_as_strictly_as_ours(later):
+    assert later[1].returncode == 2, later[1].stderr[-3000:]
+    assert "'train.loss.margin'" in later[1].stderr
 
 
 @pytest.mark.thorough
@@ -213,15 +242,10 @@ def test_an_encoder_of_the_package_trains_in_the_two_towers(installed, run, tmp_
     config["model"] = {"pooling": encoder, "dim": 8, "history": 6, "widths": [8]}
     path = installed.config.with_name("encoder.yaml")
     path.write_text(yaml.safe_dump(config))
-    folder = train(installed, tmp_path, "--config", path)
+    folder = tmp_path / "model"
+    data = one(installed.folder, "store/store.json").parent.parent
+    installed.recsys("train", "--data", data, "--out", folder, "--config", path)
     summary = json.loads((folder / "model.json").read_text())
     assert summary["spec"]["config"]["pooling"] == {"type": "decaying", "half_life": 2.0}
     assert "two_tower/history/scale" in [v["path"] for v in summary["variables"]]
     assert np.isfinite(np.load(folder / "candidates.npy")).all()
-
-
-def test_options_of_the_package_are_checked_as_strictly_as_ours(installed):
-    override = "train.loss={type: margin, margin: -1.0}"
-    refused = installed.recsys("run", installed.config, "--set", override, check=False)
-    assert refused.returncode == 2
-    assert "'train.loss.margin'" in refused.stderr

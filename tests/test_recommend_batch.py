@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from system_worlds import make_world
 
 from recsys.bundles.publishing import publish
 from recsys.cli import main
@@ -24,6 +23,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.serving import batch_file
 from recsys.serving.batch_file import ENCODED, SCHEMA, UsersFile, recommend_file
+from recsys.serving.retriever import Retriever
 
 _REPO = Path(__file__).resolve().parent.parent
 
@@ -197,7 +197,7 @@ def test_a_run_that_is_interrupted_leaves_what_was_there(tmp_path):
 
 _RUN = """
 import sys, time
-sys.path[:0] = [{tests!r}, {worlds!r}]
+sys.path.insert(0, {tests!r})
 from pathlib import Path
 from recsys.serving.batch_file import UsersFile
 from recsys.serving.batch_file import recommend_file
@@ -216,7 +216,7 @@ recommend_file(Slow().recommend, asked, folder / "out.parquet", 1, 10, quiet)
 
 def test_a_run_that_is_killed_leaves_nothing_half_and_does_not_block_the_next(tmp_path):
     tests = Path(__file__).parent
-    code = _RUN.format(tests=str(tests), worlds=str(tests / "test_systems_scripts"))
+    code = _RUN.format(tests=str(tests))
     (tmp_path / "users.txt").write_text("\n".join(f"u{n}" for n in range(2000)))
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, cwd=_REPO, stdout=subprocess.PIPE, text=True) as child:
@@ -249,25 +249,11 @@ def test_either_a_user_or_a_file_is_asked_for(words, capsys):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(exported_world, tmp_path_factory):
     """A root with one version of a small model, with rows that unknown users share."""
-    folder = tmp_path_factory.mktemp("served")
-    world = make_world(folder / "world")
-    publish(world.bundle, folder / "root" / "serving" / "tiny", keep=1)
-    return folder / "root"
-
-
-_ASK = """
-import json, sys
-from pathlib import Path
-from recsys.serving.retriever import Retriever
-retriever = Retriever.open(Path(sys.argv[1]))
-inputs = retriever.query_inputs(json.loads(sys.argv[2]), exclude_seen=True)
-found = retriever._graph.ask("recommend", inputs)
-print(json.dumps({"source": [s.decode() for s in found["source"]],
-                  "ids": [[i.decode() for i in ids] for ids in found["candidate_ids"].tolist()],
-                  "scores": found["scores"].tolist(), "known": found["known"].tolist()}))
-"""
+    root = tmp_path_factory.mktemp("served")
+    publish(exported_world.bundle, root / "serving" / "tiny", keep=1)
+    return root
 
 
 @pytest.mark.slow
@@ -282,17 +268,16 @@ def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, caps
     said = json.loads(capsys.readouterr().out)
     assert (said["users"], said["unknown"], said["rejected"]) == (76, 31, 0)
     bundle = served / "serving" / "tiny" / "1"
-    asked = subprocess.run(
-        [sys.executable, "-c", _ASK, bundle, json.dumps(users)],
-        cwd=_REPO, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    expected = json.loads(asked.stdout.splitlines()[-1])
+    retriever = Retriever.open(bundle)
+    inputs = retriever.query_inputs(users, exclude_seen=True)
+    expected = retriever._graph.ask("recommend", inputs)
+    sources = [source.decode() for source in expected["source"]]
     table = pq.read_table(out)
     assert table["user_id"].to_pylist() == users
-    assert table["known"].to_pylist() == expected["known"]
-    assert table["source"].to_pylist() == expected["source"]
-    assert set(expected["source"]) == {"user", "history", "features", "popularity"}
-    ids = [[id_ for id_ in ids[:4] if id_] for ids in expected["ids"]]
+    assert table["known"].to_pylist() == expected["known"].tolist()
+    assert table["source"].to_pylist() == sources
+    assert set(sources) == {"user", "history", "features", "popularity"}
+    ids = [[id_.decode() for id_ in ids[:4] if id_] for ids in expected["candidate_ids"].tolist()]
     assert table["item_ids"].to_pylist() == ids
     for found, scores, kept in zip(
         table["scores"].to_pylist(), expected["scores"], ids, strict=True
@@ -301,9 +286,9 @@ def test_the_answers_are_those_of_the_signature_recommend(served, tmp_path, caps
 
 
 @pytest.mark.slow
-def test_a_stranger_is_answered_by_popularity_and_told_apart(served, capsys):
+def test_a_stranger_is_answered_by_popularity_and_told_apart(exported_world, served, capsys):
     # In this world shared rows have features, too.
-    data = served.parent / "world" / "data"
+    data = exported_world.data
     users = Vocabulary.load(data / "vocabulary" / "users.parquet")
     plans = np.load(data / "user_features" / "plan.npy")
     names = (f"stranger {n}" for n in range(99))

@@ -216,40 +216,10 @@ def test_spans_and_how_the_training_began_are_shown(root: Root) -> None:
     assert "C: trained from the beginning" in text_of(page)
 
 
-def test_a_year_of_nights_stays_readable(root: Root) -> None:
-    for day in range(1, 71):
-        root.record(day, result(0.12), n_steps=0)
-    page = root.page()
-    assert page.count('class="cards runs"') == 2
-    assert len(rows(page)) == 60
-    assert "10 earlier runs" in text_of(page)
-    assert page.index("<details><summary>10") > page.index('class="cards runs"')
-    assert page.count('<th scope="row">') == 70
-
-
 def test_no_run_at_all_makes_a_page(root: Root) -> None:
     text = text_of(root.page())
     assert "No run has left a record here." in text
     assert "0 runs" in text
-
-
-def test_the_metrics_are_drawn_once_there_are_two(root: Root) -> None:
-    root.record(1, result(0.12))
-    assert "With the second model that is measured" in text_of(root.page())
-    root.record(2, None, n_steps=1)
-    root.record(3, result(0.13, blessed=False))
-    root.record(4, {"name": "movies", "error": "[R1] No.", "seconds": 1.0})
-    page = root.page()
-    pictures = re.findall(r'<svg class="picture.*?</svg>', page)
-    assert len(pictures) == 6  # recall, NDCG and MRR, each for a desktop and for a phone.
-    model = pictures[0].partition('class="series s0"')[2].partition("</g></g>")[0]
-    assert model.count("<circle") == 2
-    assert model.count('class="whisker"') == 2
-    assert "<polyline" not in model  # Between them a run was killed: there is a gap.
-    events = re.findall(r'<g class="event (.*?)">', pictures[0])
-    assert events == ["interrupted", "refused", "failed"]
-    assert "recall@10 of the last 4 runs: first 0.120, last 0.130, best 0.130." in text_of(page)
-    assert "I: interrupted" in text_of(page)
 
 
 @pytest.mark.parametrize(

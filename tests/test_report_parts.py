@@ -11,7 +11,6 @@ import pytest
 from recsys import formats
 from recsys.report import run_figures
 from recsys.report.charts import (
-    N_STYLES,
     Estimate,
     Scale,
     Series,
@@ -19,9 +18,6 @@ from recsys.report.charts import (
     draw_cloud,
     draw_curve,
     draw_lines,
-    draw_whisker,
-    key,
-    named,
     shared_range,
     thin_out,
     ticks,
@@ -125,12 +121,6 @@ def test_the_curve_stays_within_its_picture(n: int) -> None:
     assert all(0 <= float(x) <= 350 and 0 <= float(y) <= 210 for x, y in coordinates)
 
 
-def test_steps_are_labelled_in_whole_numbers() -> None:
-    picture = draw_curve([(1.0, 2.0), (3.0, 1.5)], (350, 210), "the loss")
-    labels = re.findall(r'text-anchor="middle">(.*?)<', picture)
-    assert labels == ["0", "1", "2", "step"]
-
-
 def test_no_points_make_no_picture() -> None:
     assert draw_curve([], (300, 200), "the loss") == ""
     assert draw_lines([Series(0, [(1.0, None)])], [], "none", (300, 200)) == ""
@@ -159,58 +149,6 @@ def test_decades_reach_the_highest(high: float, expected: list[float]) -> None:
     assert decades(high) == expected
 
 
-def test_ticks_are_named_with_as_many_decimals_each() -> None:
-    assert [text for _, text in named([0, 0.25, 0.5])] == ["0.00", "0.25", "0.50"]
-    assert [text for _, text in named([0, 5, 10])] == ["0", "5", "10"]
-
-
-def test_every_series_has_a_mark_of_its_own() -> None:
-    samples = {re.sub(r"s\d", "", key(style)) for style in range(N_STYLES)}
-    assert len(samples) == N_STYLES == 6
-
-
-def test_a_gap_breaks_a_line_and_whiskers_are_within() -> None:
-    points = [(1.0, 0.1), (2.0, 0.2), (3.0, None), (4.0, 0.3), (5.0, 0.4)]
-    series = Series(0, points, [(2.0, 0.05, 0.9)])
-    failed = [(3.0, "failed")]
-    picture = draw_lines([series], [(1.0, "1")], "a & b", (300, 200), events=failed)
-    assert picture.count("<polyline") == 2
-    assert picture.count("<circle") == 4
-    assert 'aria-label="a &amp; b"' in picture
-    assert '<g class="event failed">' in picture
-    assert ">F</text>" in picture
-    (top,) = re.findall(r'class="whisker" d="M[\d.]+ ([\d.]+)V', picture)
-    assert 0 <= float(top) <= 200
-
-
-def test_an_interval_is_drawn_on_its_scale() -> None:
-    scale = Scale(-1.0, 1.0, 0.0, 100.0)
-    picture = draw_whisker(Estimate(0.5, 0.0, 0.75), scale, "half", least=-0.5)
-    assert 'd="M50.0 9H87.5"' in picture
-    assert '<circle class="dot" cx="75"' in picture
-    assert '<line class="zero" x1="50.0"' in picture
-    assert '<line class="least" x1="25.0"' in picture
-    assert "arrow" not in picture
-
-
-@pytest.mark.parametrize(
-    ("estimate", "n_arrows", "n_dots"),
-    [
-        (Estimate(0.5, -3.0, 0.75), 1, 1),
-        (Estimate(0.5, -3.0, 3.0), 2, 1),
-        (Estimate(2.0, 0.5, 3.0), 1, 0),
-        (Estimate(5.0, 4.0, 6.0), 1, 0),
-        (Estimate(-5.0, -6.0, -4.0), 1, 0),
-    ],
-    ids=["low-end", "both-ends", "value", "all-above", "all-below"],
-)
-def test_what_lies_beyond_the_scale_is_an_arrow(
-    estimate: Estimate, n_arrows: int, n_dots: int
-) -> None:
-    picture = draw_whisker(estimate, Scale(-1.0, 1.0, 0.0, 100.0), "far")
-    assert (picture.count('class="arrow"'), picture.count('class="dot"')) == (n_arrows, n_dots)
-
-
 def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -> None:
     calm = [Estimate(0.1, 0.05, 0.15), Estimate(0.2, 0.15, 0.25), Estimate(0.3, 0.2, 0.4)]
     scale = shared_range(calm)
@@ -219,13 +157,6 @@ def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -
     assert wild.low == pytest.approx(-0.9)
     assert wild.high == pytest.approx(1.2)
     assert shared_range([]).low < shared_range([]).high
-
-
-def test_points_upon_each_other_are_one_larger_dot() -> None:
-    picture = draw_cloud([(5, 5)] * 50 + [(1000, 0), (0, 0)], (300, 200), ("x", "y"), "a cloud")
-    radii = sorted(float(r) for r in re.findall(r'<circle[^>]* r="(.*?)"', picture))
-    assert len(radii) == 3
-    assert radii[0] == radii[1] == 2.0 < radii[2]
 
 
 @pytest.mark.parametrize("block_rows", [3, 7, 1000])

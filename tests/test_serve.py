@@ -26,27 +26,25 @@ from recsys.bundles.bundle import write_manifest
 from recsys.bundles.publishing import publish, rollback
 from recsys.cli import main
 from recsys.config.serving import IndexConfig
+from recsys.data.vocabulary import Vocabulary
 from recsys.serving.index_build import build
 
 pytestmark = pytest.mark.slow
 
 _ROOT = Path(__file__).resolve().parent.parent
-_N_ITEMS, _K, _DIM = 60, 20, 8
+_K, _DIM = 5, 8
 _START_S = 240  # TensorFlow may start slowly where all cores are taken.
 
 
-@pytest.fixture(scope="session")
-def bundle(tmp_path_factory):
-    """A bundle of an untrained model: user `u3` is row 3, item `i7` is row 7."""
-    out = tmp_path_factory.mktemp("serve") / "bundle"
-    sizes = ["--users", "30", "--items", str(_N_ITEMS), "--dim", str(_DIM), "--k", str(_K)]
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.worlds", *sizes, "--out", str(out)],
-        cwd=_ROOT,
-        check=True,
-        capture_output=True,
-    )
-    return out
+@pytest.fixture(scope="module")
+def bundle(exported_world):
+    """A bundle of an untrained model, with rows that unknown users and items share."""
+    return exported_world.bundle
+
+
+def item_names(bundle):
+    """Returns the id of each item row; the empty one where no item has a row."""
+    return Vocabulary.load(bundle / "vocabulary" / "items.parquet").names_of_rows()
 
 
 def another(bundle, folder, note, change=lambda _: None):
@@ -64,8 +62,8 @@ def another(bundle, folder, note, change=lambda _: None):
 def add_index(bundle):
     """Gives a bundle an index of one list, which finds everything."""
     items = np.load(bundle / "item_embeddings.npy")
-    config = IndexConfig(kind="ann", lists=1)
-    build(bundle, items, np.arange(len(items)) > 0, items[:0], _K, config)
+    is_item = np.array([bool(name) for name in item_names(bundle)])
+    build(bundle, items, is_item, items[:0], _K, IndexConfig(kind="ann", lists=1))
 
 
 def cut(file):
@@ -148,19 +146,19 @@ def server(folder):
         yield process
 
 
-ASK = {"user_id": "u3", "history": [""], "exclude_seen": False}
+ASK = {"user_id": "u4", "history": [""], "exclude_seen": False}
 
 
 def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bundle):
-    items = np.load(bundle / "item_embeddings.npy")
-    asked = [{**ASK, "user_id": f"u{n}"} for n in range(1, 8)]
+    items, names = np.load(bundle / "item_embeddings.npy"), item_names(bundle)
+    asked = [{**ASK, "user_id": f"u{n}"} for n in range(4, 11)]
     embedded = [{key: row[key] for key in ("user_id", "history")} for row in asked]
     queries = np.array(server.predict("embed_query", instances=embedded).json()["predictions"])
-    scores = queries @ items.T
+    scores = np.where([bool(name) for name in names], queries @ items.T, -np.inf)
     found = server.predict("recommend", instances=asked).json()["predictions"]
     for mine, theirs in zip(scores, found, strict=True):
-        best = np.argsort(-mine[1:])[:_K] + 1
-        assert theirs["candidate_ids"] == [f"i{row}" for row in best]
+        best = np.argsort(-mine)[:_K]
+        assert theirs["candidate_ids"] == [names[row] for row in best]
         np.testing.assert_allclose(theirs["scores"], mine[best], atol=1e-6)
         assert theirs["known"] is True
     columns = {key: [row[key] for row in asked] for key in ASK}
@@ -170,10 +168,10 @@ def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bund
 
 
 def test_one_output_is_unnested_and_exclusions_hold(server):
-    history = server.predict("stored_history", inputs=["u3"]).json()["outputs"]["item_ids"][0]
+    history = server.predict("stored_history", inputs=["u4"]).json()["outputs"]["item_ids"][0]
     asked = {**ASK, "exclude_seen": True}
     [found] = server.predict("recommend", instances=[asked]).json()["predictions"]
-    assert not set(history) & set(found["candidate_ids"])
+    assert not set(history) & set(found["candidate_ids"]) - {""}
     query = {"user_id": ["u1", "u2"], "history": [[""], [""]]}
     embedding = server.predict("embed_query", inputs=query).json()["outputs"]
     assert np.shape(embedding) == (2, _DIM)
@@ -212,7 +210,7 @@ def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bu
     def ask():
         n, versions = 0, set()
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            while not is_over.is_set():
+            while not is_over.wait(0.005):  # The server needs the cores for what it loads.
                 body = {"signature_name": "recommend", "instances": [ASK]}
                 answer = client.post("/v1/models/world:predict", json=body)
                 assert answer.status_code == 200, answer.text
@@ -300,6 +298,14 @@ def test_what_cannot_be_served_is_said_in_a_sentence(bundle, capsys, words):
     with pytest.raises(SystemExit) as ended:
         main(["serve", *words.format(bundle=bundle).split()])
     assert (ended.value.code, "[R565]" in capsys.readouterr().err) == (2, True)
+
+
+def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "recsys.serving.server.service", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--model-dir", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert (ended.value.code, "[R550]" in said, "serve" in said) == (2, True, True)
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence(server, tmp_path):

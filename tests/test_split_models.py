@@ -200,6 +200,23 @@ def test_nights_are_not_simulated_of_what_has_none(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--nights", "9"], "R912"), (["--broken", "2"], "R913")]
+)
+def test_more_nights_or_broken_spans_than_the_data_have_are_refused(tmp_path, capsys, words, code):
+    rows = "".join(f"u{n % 7},i{n % 5},{10**9 + 86_400 * (n % 4)}\n" for n in range(80))
+    (tmp_path / "a.csv").write_text(f"user,item,time\n{rows}")
+    columns = "{user: user, item: item, timestamp: time}"
+    (tmp_path / "c.yaml").write_text(
+        f"{{name: t, root: r, data: {{interactions: {{files: a.csv, columns: {columns}}}}}}}"
+    )
+    command = ["simulate-nights", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--by", "day", *words])
+    assert caught.value.code == 2
+    assert f"[{code}]" in capsys.readouterr().err
+
+
 def test_the_last_event_is_asked_for_from_all_before_it(tmp_path):
     _, store = make(source(write(tmp_path / "a.csv", LIKED), "last_out", order="file"), tmp_path)
     assert protocol_of(store, None) == "each_moment"

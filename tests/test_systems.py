@@ -3,8 +3,6 @@
 import gc
 import json
 import shutil
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from system_worlds import HISTORY, make_world
+from system_worlds import HISTORY
 
 from recsys.bundles import bundle as bundles
 from recsys.bundles.publishing import publish
@@ -37,8 +35,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("subjects"))
+def world(exported_world):
+    return exported_world
 
 
 @pytest.fixture(scope="module")
@@ -328,9 +326,9 @@ def evaluated(world, configured, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated")
     words = ["evaluate", world.bundle, "--against", world.model, "--data", world.later]
     words += ["--out", out, "--config", configured]
-    subprocess.run(
-        [sys.executable, "-m", "recsys", *map(str, words)], check=True, stdout=subprocess.DEVNULL
-    )
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert not ended.value.code
     assert (out / "report.html").stat().st_size > 10_000
     return json.loads((out / "evaluation.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Training as a user starts it: a process, on one device and on eight."""
+"""Training as a user starts it, on one device and on eight."""
 
 import json
 import os
@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from training_runs import train_here
 
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags
@@ -17,7 +19,7 @@ from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError
 from recsys.evaluation.stage import evaluate
 from recsys.models import TwoTower, load_model
-from recsys.system.process import run_stage
+from recsys.system.process import last_json_line
 
 pytestmark = pytest.mark.slow
 
@@ -75,24 +77,34 @@ def data(tmp_path_factory):
     return folder
 
 
-def train(data, out, stage=STAGE, devices=1, options=()):
-    config = out.parent / f"{out.name}.json"
-    config.write_text(json.dumps(stage))
+WITHOUT_TENSORFLOW = """
+import json, sys
+sys.modules["tensorflow"] = sys.modules["tfx"] = None
+from recsys.train import main
+result = main(sys.argv[1:])
+imported = sorted({"tensorflow.python", "tfx.types", "apache_beam"} & set(sys.modules))
+print(json.dumps({**result, "imported": imported}))
+"""
+
+
+def start(data, out, devices):
+    """Trains in a process with so many devices, where TensorFlow can't be imported."""
+    config = out.with_suffix(".json")
+    config.write_text(json.dumps(STAGE))
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    # Of its own: the same training elsewhere must not find what this one saved.
+    # Checkpoints of its own: the same training elsewhere must not find what this one saved.
     words = ["--config", config, "--data", data, "--out", out, "--checkpoints", f"{out}.saved"]
-    words += options
-    return run_stage(
-        "recsys.train",
-        list(map(str, words)),
-        {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags},
-    )
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, *map(str, words)],
+        env={**os.environ, "XLA_FLAGS": flags}, check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return last_json_line(ended.stdout)
 
 
 @pytest.fixture(scope="module")
 def models(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    return {n: (folder / str(n), train(data, folder / str(n), devices=n)) for n in (1, 8)}
+    return {n: (folder / str(n), start(data, folder / str(n), n)) for n in (1, 8)}
 
 
 def curve(folder):
@@ -115,7 +127,7 @@ def test_one_and_eight_devices_have_the_same_loss_curve(models):
 def test_every_mesh_has_the_same_loss_curve(models, data, tmp_path, shape):
     stage = {**STAGE, "mesh": {"data": 8, "model": 2}}  # The command line overrides it.
     options = ["--mesh", f"data={shape[0]},model={shape[1]}"]
-    summary = train(data, tmp_path / "model", stage, 8, options)
+    summary = train_here(stage, data, tmp_path / "model", 8, options)
     assert {table["shards"] for table in summary["sharding"]} == {shape[1]}
     assert np.abs(curve(tmp_path / "model") - curve(models[1][0])).max() < 1e-4
 
@@ -183,7 +195,7 @@ def test_a_blessed_model_with_other_rows_is_measured_by_ids(models, data, tmp_pa
 
 
 def test_the_same_seed_gives_the_same_model_to_the_bit(models, data, tmp_path):
-    train(data, tmp_path / "again")
+    train_here(STAGE, data, tmp_path / "again")
     for name in ("candidates.npy", "probe.npz"):
         assert (tmp_path / "again" / name).read_bytes() == (models[1][0] / name).read_bytes()
 
@@ -193,7 +205,7 @@ def test_tables_and_towers_learn_at_their_own_rates_from_the_seeds_weights(data,
     model = {**STAGE["model"], "id_dropout": 0.5, "new_user_share": 0.0}
     rates = {"table_learning_rate": 0.2, "tower_learning_rate": 1e-12}
     stage = {"model": model, "train": {"batch_size": 64, "epochs": 1, "seed": 3, **rates}}
-    train(data, tmp_path / "model", stage)
+    train_here(stage, data, tmp_path / "model")
     after = load_model(tmp_path / "model").model
     before = TwoTower(after.spec, seed=3)
     before.build()
@@ -215,16 +227,8 @@ def test_the_probe_asks_for_the_unknown_user_and_for_one_without_a_history(model
         assert probe["history"][2:].any()
 
 
-def test_training_imports_no_tensorflow(data, tmp_path):
-    config = tmp_path / "stage.json"
-    config.write_text(json.dumps({**STAGE, "train": {"batch_size": 64, "epochs": 1}}))
-    script = (
-        "import sys; sys.modules['tensorflow'] = None; sys.modules['tfx'] = None;"
-        "from recsys.train import main; main(sys.argv[1:]);"
-        "assert not {'tensorflow.python', 'tfx.types', 'apache_beam'} & set(sys.modules)"
-    )
-    arguments = ["--config", config, "--data", data, "--out", tmp_path / "model"]
-    subprocess.run([sys.executable, "-c", script, *map(str, arguments)], check=True)
+def test_training_imports_no_tensorflow(models):
+    assert [summary["imported"] for _, summary in models.values()] == [[], []]
 
 
 def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
@@ -238,22 +242,17 @@ def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
         },
     }
     with pytest.raises(RecsysError, match=r"R322.*learning_rate"):
-        train(data, tmp_path / "model", stage)
+        train_here(stage, data, tmp_path / "model")
     assert not (tmp_path / "model" / "model.json").exists()
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_names_one_that_does(data, tmp_path):
     stage = {**STAGE, "train": {"batch_size": 60}}
     with pytest.raises(RecsysError, match=r"R321.*multiple of 8,.*Use 64"):
-        train(data, tmp_path / "model", stage, devices=8)
+        train_here(stage, data, tmp_path / "model", devices=8)
 
 
-def test_another_backend_is_refused(data, tmp_path):
-    config = tmp_path / "stage.json"
-    config.write_text(json.dumps(STAGE))
+def test_another_backend_is_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "numpy")
     with pytest.raises(RecsysError, match=r"R323.*KERAS_BACKEND=jax"):
-        run_stage(
-            "recsys.train",
-            ["--config", str(config), "--data", str(data), "--out", str(tmp_path / "m")],
-            {**os.environ, "KERAS_BACKEND": "numpy"},
-        )
+        train_here(STAGE, data, tmp_path / "model")

@@ -1,10 +1,9 @@
 """What features of users are for: people of whom nothing else is known."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pytest
+from training_runs import train_here
 
 from recsys.config import EvaluateStage
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
@@ -12,7 +11,6 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.evaluation.stage import evaluate
 from recsys.models import load_model
-from recsys.system.process import run_stage
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +67,7 @@ def results(tmp_path_factory):
     for has_features in (True, False):
         folder = tmp_path_factory.mktemp("features")
         write_data(folder / "data", has_features)
-        (folder / "stage.json").write_text(json.dumps(STAGE))
-        arguments = ["--config", "stage.json", "--data", "data", "--out", "model"]
-        paths = [a if a.startswith("--") else str(folder / a) for a in arguments]
-        run_stage("recsys.train", paths, {"KERAS_BACKEND": "jax"})
+        train_here(STAGE, folder / "data", folder / "model")
         result = evaluate(EvaluateStage(), folder / "model", folder / "data", folder / "out")
         found[has_features] = (folder / "model", result)
     return found

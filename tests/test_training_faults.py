@@ -25,7 +25,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory):
     run = Run(tmp_path_factory.mktemp("runs") / "undisturbed", data)
-    run.finish()
+    run.finish_here()
     return run
 
 

@@ -1,4 +1,4 @@
-"""Trainings with all that a config can ask for, as processes."""
+"""Trainings with all that a config can ask for; those that are stopped, as processes."""
 
 import json
 import shutil
@@ -104,14 +104,14 @@ def test_training_stops_when_validation_finds_nothing_better(data, tmp_path):
         table_learning_rate=1e-12,
         tower_learning_rate=1e-12,
     )
-    run = Run(tmp_path / "run", data, asked)
-    run.finish()
+    run = Run(tmp_path / "run", data, asked, devices=1)
+    run.finish_here()
     assert [look["step"] for look in run.summary()["validation"]] == [12, 24, 36]
     assert run.summary()["best_step"] == 12
     assert run.summary()["steps"] == 36
     # Started again it finds that there is nothing to do, nor to read.
     shutil.rmtree(next(run.folder.glob("checkpoints/*/negatives")))
-    run.finish()
+    run.finish_here()
     assert run.summary()["resumed_at"] == [36]
 
 
@@ -120,7 +120,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
     model = {"id_dropout": 0.0, "new_user_share": 0.0}
     asked = stage(model, validation={**VALIDATED, "share": 0.6, "every_epochs": 3}, epochs=4)
     run = Run(tmp_path / "run", data, asked, devices=1)
-    run.finish()
+    run.finish_here()
     steps_per_epoch = USERS * PER_USER * 4 // 10 // 64
     looks = run.summary()["validation"]
     # The last epoch is looked at too, whatever the interval.
@@ -165,7 +165,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
 )
 def test_every_kind_of_model_and_loss_learns_and_is_kept(data, tmp_path, model, train):
     run = Run(tmp_path / "run", data, stage(model, **{**train, "epochs": 10}), devices=1)
-    run.finish()
+    run.finish_here()
     losses = [point["loss"] for point in run.summary()["curve"]]
     assert np.mean(losses[-20:]) < np.mean(losses[:20])
     saved = load_model(run.model)

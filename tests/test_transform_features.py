@@ -2,14 +2,12 @@
 
 import datetime as dt
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from on_tensorflow import run_on_tensorflow
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 
@@ -76,14 +74,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     world = {"features": _FEATURES, "columns": _COLUMNS, "rows": _ROWS, "new": _NEW}
     (folder / "world.json").write_text(json.dumps({**world, "shapes": _SHAPES}))
-    finished = subprocess.run(
-        [sys.executable, _SCRIPT, folder],
-        env={**os.environ, "PYTHONPATH": str(_SCRIPT.parent.parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
+    run_on_tensorflow(_SCRIPT, folder)
     result = json.loads((folder / "result.json").read_text())
     by_id = {}
     for ids, bags in result["tokens"]:

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "jax"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 import keras

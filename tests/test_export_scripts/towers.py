@@ -8,26 +8,13 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
+from checked_here import CheckedHere
 
-from recsys.bundles import parity
 from recsys.bundles.export import Sources, export
-from recsys.bundles.parity_process import Reference
 from recsys.config import ExportConfig, ExportStage
 from recsys.models import load_model
 from recsys.serving.batch_file import as_batch
 from recsys.serving.retriever import Retriever
-from recsys.serving.saved_model import load_saved_model
-
-
-class CheckedHere(contextlib.nullcontext):
-    """Checks in this process: to start one for each model would take minutes."""
-
-    def __enter__(self):
-        return self
-
-    def check(self, bundle, reference):
-        model = load_saved_model(bundle)
-        return {"max_difference": parity.check(model, bundle, Reference.load(reference), print)}
 
 
 def main(folder):

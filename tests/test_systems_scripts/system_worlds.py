@@ -114,6 +114,11 @@ def make_world(folder):
     write_model(folder / "other", folder / "data", seed=9)
     (folder / "export.json").write_text(json.dumps({"name": "tiny", "export": {"k": 5}}))
     export(folder, folder / "model", folder / "bundle")
+    return world_in(folder)
+
+
+def world_in(folder):
+    """Returns the world that lies in a folder."""
     return World(*(folder / field.name for field in dataclasses.fields(World)))
 
 

@@ -1,17 +1,21 @@
-"""Trainings as a user starts them: processes that can be stopped, killed and started again."""
+"""Trainings: processes that can be stopped, killed and started again, or in this process."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 
+import keras
 import numpy as np
+import pytest
 
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys.errors import RecsysError
 from recsys.system.events import EventReader
 from recsys.system.process import last_json_line
+from recsys.train import main
 
 EVERY, EPOCHS, BATCH, USERS, PER_USER = 20, 25, 64, 80, 12
 STEPS = EPOCHS * (USERS * PER_USER // BATCH)
@@ -34,11 +38,34 @@ def write_data(folder):
     write_data_folder(Csr.of_lists(lists, 100), folder)
 
 
+@contextlib.contextmanager
+def on_devices(n):
+    """The first devices of this process alone: a training takes all that there are."""
+    names = keras.distribution.list_devices()[:n]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keras.distribution, "list_devices", lambda *_: names)
+        try:
+            yield
+        finally:
+            keras.distribution.set_distribution(None)
+
+
+def train_here(stage, data, out, devices=1, words=()):
+    """Runs the training's stage by its command line, in this process and on some devices."""
+    out.parent.mkdir(exist_ok=True)
+    config = out.parent / f"{out.name}.json"
+    config.write_text(json.dumps(stage))
+    words = ["--config", config, "--data", data, "--out", out, *words]
+    with on_devices(devices):
+        return main([str(word) for word in words])
+
+
 class Run:
     """A training that can be started again and again."""
 
     def __init__(self, folder, data, stage=STAGE, devices=2, processes=1, base=None):
         self.folder, self.devices, self.processes = folder, devices, processes
+        self._stage, self._data = stage, data
         folder.mkdir(exist_ok=True)
         (folder / "stage.json").write_text(json.dumps(stage))
         self._words = ["--config", folder / "stage.json", "--data", data, "--out", self.model]
@@ -75,6 +102,10 @@ class Run:
         if "error" in said:
             raise RecsysError.from_json(said["error"])
         return said
+
+    def finish_here(self):
+        """Trains in this process: where no signal is sent, that is what a process does."""
+        return train_here(self._stage, self._data, self.model, self.devices)
 
     def stop_at(self, step, signum):
         """Sends a signal once the run has told of `step`; returns its exit code and last words."""
