@@ -30,14 +30,12 @@ def main(
     dim: int = 64,
     batch_size: int = 4096,
     epochs: int = 4,
-    every: Annotated[
-        int, Option(help="Steps between checkpoints.")
-    ] = TrainConfig().checkpoint.every_steps,
     rounds: int = 2,
 ) -> None:
     """Runs pairs of trainings, and prints how long each took and their ratios."""
     model = {"dim": dim, "history": 5, "widths": [dim]}
     train = {"batch_size": batch_size, "epochs": epochs}
+    every = TrainConfig().checkpoint.every_steps
     seconds: dict[int, list[float]] = {_NEVER: [], every: []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

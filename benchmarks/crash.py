@@ -82,32 +82,28 @@ def main(
 def _print(case: str, results: Iterable[Result]) -> None:
     """Prints the results of a case; each on stderr as it comes."""
     ended = []
-    for result in results:
-        ended.append(result)
-        name, seconds, breaches = result
+    for name, seconds, breaches in results:
+        ended.append((seconds, float(not breaches)))
         log(f"{case} {len(ended)}: {name}: {seconds:.1f} s {breaches or 'ok'}")
         if breaches:
             print(json.dumps({"bench": "crash", "case": case, "point": name, "breaches": breaches}))
     if ended:
-        good = [float(not result.breaches) for result in ended]
+        seconds_of, good = zip(*ended, strict=True)
         print_line("crash", f"{case} that came out right", good, "1 if so")
-        print_line("crash", f"{case}, recovery", [result.seconds for result in ended], "s")
+        print_line("crash", f"{case}, recovery", seconds_of, "s")
 
 
 # --- Runs that are killed at named points, and the same command again.
 
 
-_MAIN = (
-    *("InteractionGen", "StatisticsGen.Interactions", "VocabularyGen", "InteractionEncoder"),
-    *("Trainer", "RetrievalEvaluator", "Exporter", "Pusher"),
-)
+_MAIN = """InteractionGen StatisticsGen.Interactions VocabularyGen InteractionEncoder Trainer
+RetrievalEvaluator Exporter Pusher""".split()  # noqa: SIM905
 _RESOLVERS = ("LatestBlessed", "EarlierStatistics", "PreviousVocabularies", "WarmBase")
 _STAGES = ("Trainer", "RetrievalEvaluator", "Exporter")
 
 
 def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
     """Returns all kills: first those of the main steps before, inside and after their work."""
-    seeds, victims = itertools.count(seed), itertools.cycle(("group", "runner"))
     main = [(step, moment) for moment in MOMENTS[:3] for step in _MAIN]
     rest = [
         (step, moment)
@@ -116,9 +112,11 @@ def kill_points(steps: list[str], seed: int = 0) -> list[Kill]:
         if not (step.split(".")[0] in _RESOLVERS and moment == "inside")
         and (step not in _MAIN or moment == "published")
     ]
-    points = [Kill(*point, next(victims), next(seeds)) for point in main]
-    points += [Kill(step, "inside", "stage", next(seeds)) for step in _STAGES]
-    return points + [Kill(*point, next(victims), next(seeds)) for point in rest]
+    victims = itertools.cycle(("group", "runner"))
+    plain = [(*point, next(victims)) for point in main + rest]
+    stages = [(step, "inside", "stage") for step in _STAGES]
+    points = [*plain[: len(main)], *stages, *plain[len(main) :]]
+    return [Kill(*point, seed=seed + n) for n, point in enumerate(points)]
 
 
 def chain_of_kills(world: World, n: int, seed: int) -> Iterator[Result]:
@@ -276,12 +274,8 @@ def _of_starved(world: World, starved: Ended) -> list[str]:
         last = starved.log.read_text(errors="replace").splitlines()[-1:]
         return [] if "[R603]" in str(last) else [f"ended with {starved.code}: {last}"]
     text = f"{error['rule']} {error['received']} {error['cure']}"
-    breaches = []
-    if error["code"] not in _FULL:
-        breaches.append(f"its code is {error['code']}: {text}")
-    if str(world.folder) not in text or "bytes are free" not in text:
-        breaches.append(f"no path or no free bytes: {text}")
-    return breaches
+    is_said = str(world.folder) in text and "bytes are free" in text
+    return [] if is_said and error["code"] in _FULL else [f"{error['code']}: {text}"]
 
 
 @contextlib.contextmanager
@@ -316,11 +310,8 @@ def _size(folder: Path) -> int:
 
 def stored(root: Path) -> dict[str, str]:
     """Returns the sha256 of every file of the live artifacts, and of what is served."""
-    folders = [
-        Path(artifact.uri)
-        for artifact in open_store(root).get_artifacts()
-        if artifact.state == proto.Artifact.LIVE
-    ]
+    artifacts = open_store(root).get_artifacts()
+    folders = [Path(a.uri) for a in artifacts if a.state == proto.Artifact.LIVE]
     files = {file for folder in [*folders, root / "serving"] for file in folder.rglob("*")}
     return {
         str(file): hashlib.sha256(file.read_bytes()).hexdigest()
@@ -334,19 +325,10 @@ def stored(root: Path) -> dict[str, str]:
 
 _EXECUTION = re.compile(r"/(\d+)$")
 _GOOD = (proto.Execution.COMPLETE, proto.Execution.CACHED)
-_DEBRIS = (
-    "artifacts/*/.system/stateful_working_dir/*",
-    "artifacts/*/.system/executor_execution/*/.temp",
-    "artifacts/*/*/.[0-9]*",
-    "artifacts/*/*/*/.*-*",
-    "artifacts/**/*beam-temp*",
-    ".index.html.*",
-    ".run.lock.*",
-    "runs/*/.run.json.*",
-    "serving/*/.publish-*",
-    "checkpoints/*/*/*.writing*",
-    "checkpoints/*/.*",
-)
+_DEBRIS = """artifacts/*/.system/stateful_working_dir/* artifacts/*/*/.[0-9]*
+artifacts/*/.system/executor_execution/*/.temp artifacts/*/*/*/.*-*
+artifacts/**/*beam-temp* .index.html.* .run.lock.* runs/*/.run.json.*
+serving/*/.publish-* checkpoints/*/*/*.writing* checkpoints/*/.*"""
 
 
 def open_store(root: Path) -> mlmd.MetadataStore:
@@ -364,7 +346,7 @@ def breaches(world: World, n_killed: int | None) -> list[str]:
         world: Whose root.
         n_killed: How many runs were killed in it; None: unknown.
     """
-    debris = [path for pattern in _DEBRIS for path in world.root.glob(pattern)]
+    debris = [path for pattern in _DEBRIS.split() for path in world.root.glob(pattern)]
     return [
         *_in_metadata(world.root),
         *(f"debris: {path}" for path in [*debris, *world.temporary.iterdir()]),
@@ -398,10 +380,9 @@ def _in_metadata(root: Path) -> Iterator[str]:
 def _in_records(root: Path, n_killed: int | None) -> Iterator[str]:
     results = [read_result(folder) or {} for folder in sorted((root / RUNS).iterdir())]
     states = [result.get("state") for result in results]
-    if None in states:
-        yield f"a record without a result: {states}"
     is_known = n_killed is not None
-    if is_known and (states.count("killed") != n_killed or states[-1:] != ["finished"]):
+    is_other = is_known and (states.count("killed"), states[-1:]) != (n_killed, ["finished"])
+    if None in states or is_other:
         yield f"the records are {states}"
     if "or still is" in (root / "index.html").read_text(encoding="utf-8"):
         yield "the page of all runs shows a dead run as running"
@@ -417,20 +398,18 @@ def watched(serving: Path, every_s: float = 1.0) -> Iterator[list[str]]:
     breaches: list[str] = []
     is_over = threading.Event()
 
-    def check() -> None:
-        newest = versions(serving)[-1:]
-        if not newest:
-            breaches.append("nothing is served")
-            return
-        try:
-            verify(newest[0])
-        except (RecsysError, OSError) as error:
-            if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
-                breaches.append(str(error))
-
     def watch() -> None:
-        while not is_over.wait(every_s):
-            check()
+        is_last = False
+        while not is_last:
+            is_last = is_over.wait(every_s)
+            newest = versions(serving)[-1:]
+            try:
+                verify(newest[0])
+            except IndexError:
+                breaches.append("nothing is served")
+            except (RecsysError, OSError) as error:
+                if newest[0].exists():  # Else it was pruned meanwhile, which only old ones are.
+                    breaches.append(str(error))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -439,7 +418,6 @@ def watched(serving: Path, every_s: float = 1.0) -> Iterator[list[str]]:
     finally:
         is_over.set()
         thread.join()
-        check()
 
 
 if __name__ == "__main__":

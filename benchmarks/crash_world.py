@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -19,10 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.measure import children_of
 from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
@@ -87,22 +85,20 @@ class Ended:
 class Run:
     """A run that has started, as a fork of a process that has imported TFX: that takes 15 s."""
 
-    def __init__(self, log: Path, **order: Any) -> None:
+    def __init__(self, log: Path, *order: Any) -> None:
         fork = multiprocessing.get_context("forkserver")
         fork.set_forkserver_preload(["pipelines.local_runner", "pipelines.retrieval_pipeline"])
         self._log, self._events = log, log.with_suffix(".jsonl")
         self._started = time.monotonic()
-        self._process = fork.Process(target=_run, args=(log, self._events), kwargs=order)
+        self._process = fork.Process(target=_run, args=(log, self._events, *order))
         self._process.start()
         self.pid = self._process.pid
 
     def end(self) -> Ended:
         """Waits for its end."""
         self._process.join()
-        seconds = time.monotonic() - self._started
-        return Ended(
-            self._process.exitcode or 0, seconds, list(EventReader(self._events)), self._log
-        )
+        code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
+        return Ended(code, seconds, list(EventReader(self._events)), self._log)
 
 
 class World:
@@ -120,8 +116,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.temporary = folder, folder / "root", folder / "tmp"
-        self.snapshots = folder / "snapshots"
-        self.serving = self.root / "serving" / NAME
+        self.snapshots, self.serving = folder / "snapshots", self.root / "serving" / NAME
         self.config = write_world(folder)
         self.temporary.mkdir(exist_ok=True)
         self.environment = {
@@ -132,11 +127,8 @@ class World:
             "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         }
-        self._n_runs = 0
-        self.steps: list[str] = []
-        self.ran: list[str] = []
-        self.seconds: dict[str, float] = {}
-        self.digest = ""
+        self._n_runs, self.digest = 0, ""
+        self.steps, self.ran, self.seconds = list[str](), list[str](), dict[str, float]()
 
     def prepare(self) -> float:
         """Runs the first night, and the second one undisturbed, with a copy before each step.
@@ -172,10 +164,9 @@ class World:
             snapshots: Folder for copies of the root before each step.
         """
         self._n_runs += 1
-        order = {"config": self.config, "environment": self.environment, "kill": kill}
-        order["seconds"] = self.seconds.get(kill.step, 0.0) if kill else 0.0
+        seconds = self.seconds.get(kill.step, 0.0) if kill else 0.0
         log = self.folder / f"{self._n_runs:03}.log"
-        return Run(log, **order, snapshots=snapshots, root=self.root)
+        return Run(log, self.config, self.environment, kill, seconds, snapshots, self.root)
 
     def run(self, kill: Kill | None = None) -> Ended:
         """Runs to its end, whatever that is."""
@@ -185,15 +176,12 @@ class World:
         """Returns the processes that work for the root: it is in their command line."""
         pids = []
         for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                # Another process may be at work at the same path, in a view of its own.
-                if (entry / "ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-                    continue
+            with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if f"{self.folder}/" in words and ("recsys." in words or "pipelines." in words):
-                pids.append(int(entry.name))
+                # Another process may be at work at the same path, in a view of its own.
+                is_here = (entry / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink()
+                is_ours = f"{self.folder}/" in words and re.search(r"(recsys|pipelines)\.", words)
+                pids += [int(entry.name)] if is_here and is_ours else []
         return pids
 
     def close(self) -> None:
@@ -216,20 +204,13 @@ data:
     files: {folder}/ratings-*.csv
     columns: {{user: user, item: item, timestamp: time, rating: rating}}
     positive_at_least: 4.0
-  items:
-    files: {folder}/films.csv
-    columns: {{item: id, title: name}}
+  items: {{files: "{folder}/films.csv", columns: {{item: id, title: name}}}}
   eval_share: 0.2
 model: {{dim: 8, feature_dim: 4, history: 5, widths: [16]}}
 train: {{batch_size: 32, epochs: 3, checkpoint: {{every_steps: 10}}}}
 evaluate: {{k: [5, 10], baselines: [], resamples: 100}}
-bless:
-  metric: auc
-  at_least: 0.01
-  over: {{}}
-  over_blessed: 0.0
-  over_strongest: 0.0
-  sure_loss: allow
+bless: {{metric: auc, at_least: 0.01, over: {{}}, over_blessed: 0.0, over_strongest: 0.0,
+  sure_loss: allow}}
 export: {{k: 10}}
 push: {{keep: 3}}
 """
@@ -286,8 +267,7 @@ def _run(
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor in (1, 2):
             os.dup2(out, descriptor)
-        os.environ.update(environment)
-        os.environ[ENVIRONMENT_VARIABLE] = str(events)
+        os.environ.update({**environment, ENVIRONMENT_VARIABLE: str(events)})
         tempfile.tempdir = None
         from pipelines import local_runner
 
@@ -392,48 +372,25 @@ def snapshot_before(folder: Path, root: Path) -> None:
 # --- Everything that a model folder computes with.
 
 
-_ARRAYS = ("weights/*.npy", "candidates.npy", "catalogue/*.npy", "user_features/*.npy")
-_TABLES = ("vocabulary/*.parquet", "catalogue/*.parquet", "user_features/*.parquet")
+_PARTS = (
+    "weights/*",
+    "candidates.npy",
+    "probe.npz",
+    "catalogue/*",
+    "user_features/*",
+    "vocabulary/*",
+)
 
 
 def model_digest(folder: Path) -> str:
     """Returns the sha256 of weights, candidates, probe, ids and features of a model folder.
 
-    It is the same wherever the values are the same, bit for bit.
-
     Args:
         folder: What `recsys.train` wrote.
-
-    Raises:
-        OSError: A file can't be read.
-        ValueError: One is damaged.
     """
-    digest = hashlib.sha256()
     summary = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    for part in ("spec", "variables"):
-        digest.update(json.dumps(summary[part], sort_keys=True).encode())
-    for pattern in _ARRAYS:
-        for path in sorted(folder.glob(pattern)):
-            _add(digest, path.relative_to(folder).as_posix(), np.load(path, allow_pickle=False))
-    with np.load(folder / "probe.npz", allow_pickle=False) as probe:
-        for name in sorted(probe):
-            _add(digest, name, probe[name])
-    for pattern in _TABLES:
-        for path in sorted(folder.glob(pattern)):
-            digest.update(path.relative_to(folder).as_posix().encode())
-            digest.update(_content(pq.read_table(path)))
+    parts = [summary["spec"], summary["variables"]]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    for path in sorted(path for part in _PARTS for path in folder.glob(part)):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def _add(digest: Any, name: str, array: np.ndarray) -> None:
-    digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).tobytes())
-
-
-def _content(table: pa.Table) -> bytes:
-    """Returns the rows of a table as Arrow writes them, in one batch whatever the file had."""
-    plain = table.replace_schema_metadata(None).combine_chunks()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, plain.schema) as writer:
-        writer.write_table(plain)
-    return sink.getvalue().to_pybytes()

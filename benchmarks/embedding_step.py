@@ -10,8 +10,6 @@ of its steps; a line has the median, the least and the most of the rounds. The l
 - `ours rows=R`, `torchrec rows=R`, …: ms a step, and the same as examples/s;
 - `torchrec/ours rows=R`, …: their time over ours, round by round (over 1: we are faster);
 - `ours devices=8/1 rows=R`: what the exchange costs on the same cores;
-- `ours devices=8 sent rows=R`: KiB that a device sends in a step; `… sent/least …`: the same
-  over the distinct rows that live elsewhere · dim · 4 bytes, both ways;
 - `ours rows=R2/R1`: whether a step is flat in the number of rows;
 - `ours peak/state rows=R2`: most memory over tables and slots; `… rows=R2-R1`: the same of
   the differences, in which the memory of program and batch cancels out.
@@ -21,7 +19,6 @@ Peers run under `uv run --script`, which builds their environments at the first 
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -29,7 +26,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from typer import Option
@@ -49,8 +46,8 @@ from recsys.system.process import stage_environment
 
 Peer = StrEnum("Peer", ["torchrec", "torch", "tfrs", "keras", "keras_rs", "all"])
 OURS = "ours"
-_CALM = 0.5  # Processes that run or wait, on average over the last minute.
-_KIB, _MIB = 1024, 1024 * 1024
+_MIB = 1024 * 1024
+_WARMUP = 10  # Steps that aren't measured, compilation among them.
 
 MALLOC = {k: v for k, v in stage_environment("jax").items() if k.startswith("MALLOC_")}
 """Settings of glibc's malloc that our launcher gives to training, and everyone gets here."""
@@ -81,20 +78,12 @@ def main(
     dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
     batch: int = 4096,
     devices: Annotated[list[int], Option(help="Simulated, ours only.")] = _ONE,
-    optimizer: Annotated[
-        Literal["rowwise_adagrad", "adagrad", "sgd", "lazy_adam", "ftrl"],
-        Option(help="Of our tables."),
-    ] = "rowwise_adagrad",
     peers: list[Peer] = _NO_PEERS,
     steps: Annotated[int, Option(help="Measured, of a round.")] = 60,
-    warmup: Annotated[int, Option(help="Steps before them, compilation among them.")] = 10,
     rounds: int = 3,
     seconds: Annotated[float, Option(help="A round's steps end after this time too.")] = 20.0,
-    seed: int = 0,
 ) -> None:
     """Measures all cases in turns and prints the lines; a peer that fails is left out."""
-    if os.getloadavg()[0] > _CALM:
-        log("This machine is busy: the figures will be noisy.")
     everyone = [*Peer][:-1] if "all" in peers else peers
     keys = [
         key
@@ -104,15 +93,15 @@ def main(
     figures = Figures()
     with tempfile.TemporaryDirectory() as folder:
         for n in rows:
-            np.save(f"{folder}/{n}.npy", zipf_batches(warmup + steps, batch, n, seed))
-        case = {"dim": dim, "warmup": warmup, "steps": steps, "seconds": seconds}
+            np.save(f"{folder}/{n}.npy", zipf_batches(_WARMUP + steps, batch, n, seed=0))
+        case = {"dim": dim, "warmup": _WARMUP, "steps": steps, "seconds": seconds}
         for key in keys * rounds:
-            figures.measure(key, Path(folder) / f"{key.rows}.npy", optimizer, case)
+            figures.measure(key, Path(folder) / f"{key.rows}.npy", case)
     figures.print_all(batch)
     sys.exit(int(bool(figures.failed)))
 
 
-def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[str, Any]:
+def measure(key: Key, ids: Path, case: dict[str, Any]) -> dict[str, Any]:
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
@@ -125,13 +114,11 @@ def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[s
     if key.who == OURS:
         from benchmarks.peers import two_tower_ours
 
-        arguments |= {"optimizer": optimizer, "devices": key.devices}
         environment = {**simulated(key.devices), **MALLOC}
-        return call(two_tower_ours.measure, environment, **arguments).result
+        return call(two_tower_ours.measure, environment, **arguments, devices=key.devices).result
     if key.who in ("keras", "keras_rs"):
-        command = peer("two_tower_keras", **arguments, library=key.who)
-    else:
-        command = peer(f"two_tower_{key.who}", **arguments)
+        arguments["library"] = key.who
+    command = peer(f"two_tower_{key.who.removesuffix('_rs')}", **arguments)
     return watch(command, {**simulated(1), **MALLOC}, memory=False).result
 
 
@@ -164,20 +151,20 @@ class Figures:
         for key in keys:
             self._line(str(key), self._times(key), "ms", key)
         for key in keys:
-            self._line(str(key), [batch / ms * 1000 for ms in self._times(key)], "examples/s", key)
+            rates = [batch / ms * 1000 for ms in self._times(key)]
+            self._line(str(key), rates, "examples/s", key)
         for key in keys:
             ours = Key(OURS, key.rows)
             if key != ours and ours in self.rounds:
                 is_ours = key.who == OURS
                 who = f"{OURS} devices={key.devices}/1" if is_ours else f"{key.who}/{OURS}"
-                self._line(f"{who} rows={key.rows}", self._ratios(key, ours), "ratio", key, ours)
-        for key in keys:
-            sent = self._all(key, "sent_bytes")
-            if any(sent):
-                kib = [n / _KIB for n in sent]
-                self._line(f"{key.name} sent rows={key.rows}", kib, "KiB", key)
-                shares = ratios(sent, self._all(key, "least_bytes"))
-                self._line(f"{key.name} sent/least rows={key.rows}", shares, "ratio", key)
+                self._line(
+                    f"{who} rows={key.rows}",
+                    ratios(self._times(key), self._times(ours)),
+                    "ratio",
+                    key,
+                    ours,
+                )
         for name in names:
             self._print_growth([key for key in self.rounds if key.name == name])
         log(str({key.name: self.rounds[key][0]["versions"] for key in keys}))
@@ -188,9 +175,6 @@ class Figures:
     def _times(self, key: Key) -> list[float]:
         return [statistics.median(of_round["step_ms"]) for of_round in self.rounds[key]]
 
-    def _ratios(self, above: Key, below: Key) -> list[float]:
-        return ratios(self._times(above), self._times(below))
-
     def _print_growth(self, keys: Sequence[Key]) -> None:
         """Prints how time and memory of one competitor grow from the fewest to the most rows."""
         less, more = min(keys), max(keys)
@@ -198,13 +182,13 @@ class Figures:
         self._line(f"{more.name} peak/state rows={more.rows}", peak * _MIB / state, "ratio", more)
         if less == more:
             return
-        name, rows = more.name, f"rows={more.rows}/{less.rows}"
-        self._line(f"{name} {rows}", self._ratios(more, less), "ratio", more, less)
+        rows, growth = f"rows={more.rows}/{less.rows}", ratios(self._times(more), self._times(less))
+        self._line(f"{more.name} {rows}", growth, "ratio", more, less)
         n = min(len(self.rounds[less]), len(peak))
         peak = peak[:n] - self._all(less, "peak_rss_mib")[:n]
         state = state[:n] - self._all(less, "state_bytes")[:n]
-        growth = peak * _MIB / state
-        self._line(f"{name} peak/state rows={more.rows}-{less.rows}", growth, "ratio", more)
+        rows = f"rows={more.rows}-{less.rows}"
+        self._line(f"{more.name} peak/state {rows}", peak * _MIB / state, "ratio", more)
 
     def _line(self, case: str, values: Iterable[float], unit: str, *keys: Key) -> None:
         peak = max(max(self._all(key, "peak_rss_mib")) for key in keys)

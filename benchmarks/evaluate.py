@@ -9,12 +9,11 @@ it, taking turns round after round:
 - `tfrs`: `FactorizedTopK` of TensorFlow Recommenders (hit rates alone), with candidates in
   batches of several sizes (128 is its tutorials') and all at once (`brute force`).
 
-Peers evaluate `--peer-users` of the users, and we `--turn-users` before and after each of
+Peers evaluate `--peer-users` of the users, and we 8,192 before and after each of
 them: neighbours on the cores come and go within a round. The lines: users/s of each, ours
 also as GFLOP/s; `ours/matmul`, the share of the plain product's rate; `ours/jax` and
 `ours/tfrs …`, how many times as many users/s; the memory that an evaluation of all users
-took beyond the embeddings, first to last; and with `--devices`, whether all figures have
-the bits of those on one device, by the kernel and by JAX alone, for `--peer-users`.
+took beyond the embeddings, first to last.
 """
 
 from __future__ import annotations
@@ -24,28 +23,18 @@ import os
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
 
 import functools
-import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from typer import Option
 
-from benchmarks.measure import (
-    call,
-    forget_peak,
-    peak_rss_mib,
-    peer,
-    print_line,
-    run,
-    simulated,
-    watch,
-)
+from benchmarks.measure import forget_peak, peak_rss_mib, peer, print_line, run, watch
 from benchmarks.peers.evaluate_case import KS, Data, draw
 from recsys.config import EvaluateConfig
 from recsys.evaluation import measurement
@@ -56,8 +45,8 @@ from recsys.ragged import RaggedRows
 
 Peer = StrEnum("Peer", ["jax", "tfrs"])
 _PEERS = [*Peer]
-_TFRS_BATCHES = [128, 4096, 65536, 0]
-_DEVICES = [8]
+_TFRS_BATCHES = (128, 4096, 65536, 0)  # 0: all at once.
+_SEEN, _TURN_USERS = 50, 8192
 _UNITS = {"ours rate": "GFLOP/s", "matmul": "GFLOP/s", "ours/matmul": "share"}
 _UNITS["ours memory beyond embeddings"] = "MiB"
 
@@ -67,30 +56,25 @@ def main(
     items: int = 1_000_000,
     dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
     positives: Annotated[int, Option(help="Of each user.")] = 1,
-    seen: Annotated[int, Option(help="Items left out of each user's list.")] = 50,
     runs: int = 3,
     peers: list[Peer] = _PEERS,
     peer_users: int = 512,
-    turn_users: Annotated[int, Option(help="Of ours, before and after each peer.")] = 8192,
-    tfrs_batches: Annotated[list[int], Option(help="0: all.")] = _TFRS_BATCHES,
-    devices: Annotated[list[int], Option(help="Simulated.")] = _DEVICES,
     matmul: Annotated[int, Option(help="Rows of the plain product.")] = 8192,
-    seed: int = 0,
 ) -> None:
     """Measures all rounds and prints the lines."""
     case = {"users": users, "items": items, "dim": dim, "positives": positives}
-    case |= {"seen": seen, "seed": seed, "evaluated": peer_users}
+    case |= {"seen": _SEEN, "seed": 0, "evaluated": peer_users}
     data = draw(**case)
-    some, ours_beside = data.first(peer_users), data.first(turn_users)
+    some, ours_beside = data.first(peer_users), data.first(_TURN_USERS)
     others: dict[str, Callable[[], float]] = {}
     if "jax" in peers:
         others["jax"] = functools.partial(jax_seconds, some)
-    for batch in tfrs_batches if "tfrs" in peers else ():
+    for batch in _TFRS_BATCHES if "tfrs" in peers else ():
         name = f"tfrs batch={batch}" if batch else "tfrs brute force"
         others[name] = functools.partial(tfrs_seconds, case, batch)
     rates: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
-        for name, rate in one_round(data, ours_beside, matmul):
+        for name, rate in one_round(data, matmul):
             rates[name].append(rate)
         before = users_per_second(ours_beside)
         for name, seconds in others.items():
@@ -104,56 +88,30 @@ def main(
         unit = _UNITS.get(name, "times" if name.startswith("ours/") else "users/s")
         whose = some if name in others else data
         print_line("evaluate", f"{name} {whose}", values, unit, memory)
-    for native, way in (("1", "kernel"), ("0", "jax alone")):
-        expected = None
-        for n in (1, *devices):
-            environment = {**simulated(n), "RECSYS_NATIVE": native}
-            digest = call(digest_of, environment, n_devices=n, **case).result
-            expected = expected or digest
-            if n > 1:
-                same = [float(digest == expected)]
-                print_line("evaluate", f"same bits devices={n}/1 {way} {some}", same, "share")
 
 
-def one_round(data: Data, beside: Data, n: int) -> Iterator[tuple[str, float]]:
+def one_round(data: Data, n: int) -> Iterator[tuple[str, float]]:
     """Yields our figures by name, next to a product of `n` × `n` before and after."""
     plain = matmul_gflops(n)
-    seconds, mib = our_run(data)
+    held = forget_peak()
+    rate = users_per_second(data)
+    yield "ours memory beyond embeddings", peak_rss_mib() - held
     plain = (plain + matmul_gflops(n)) / 2
-    gflops = 2.0 * len(data.query) * data.items * data.query.shape[1] / seconds / 1e9
-    yield "matmul", plain
-    yield "ours", len(data.query) / seconds
-    yield "ours rate", gflops
-    yield "ours/matmul", gflops / plain
-    yield "ours memory beyond embeddings", mib
+    gflops = 2.0 * rate * data.items * data.query.shape[1] / 1e9
+    yield from {"matmul": plain, "ours": rate}.items()
+    yield from {"ours rate": gflops, "ours/matmul": gflops / plain}.items()
 
 
 def matmul_gflops(n: int) -> float:
     """Returns the rate of a product of two `n` × `n` float32 matrices [GFLOP/s]."""
-    matrix = np.full((n, n), 0.5, np.float32)
-    started = time.perf_counter()
+    matrix, started = np.full((n, n), 0.5, np.float32), time.perf_counter()
     np.matmul(matrix, matrix)
     return 2.0 * n**3 / (time.perf_counter() - started) / 1e9
 
 
-# --- Ours.
-
-
-def our_run(data: Data) -> tuple[float, float]:
-    """Returns the time of an evaluation [s], and its memory beyond what was held [MiB]."""
-    before, started = forget_peak(), time.perf_counter()
-    evaluate(data)
-    return time.perf_counter() - started, peak_rss_mib() - before
-
-
 def users_per_second(data: Data) -> float:
-    """Returns our rate."""
-    return len(data.query) / our_run(data)[0]
-
-
-def evaluate(data: Data) -> measurement.Measured:
-    """Returns all metrics of `data` at all cut-offs."""
-    users = np.arange(len(data.query))
+    """Returns the rate at which we find all metrics of `data` at all cut-offs."""
+    started, users = time.perf_counter(), np.arange(len(data.query))
     positives, seen = (_ragged(rows) for rows in (data.positives, data.seen))
     is_item = np.arange(len(data.candidates)) > 0
     case = measurement.Case(
@@ -162,27 +120,13 @@ def evaluate(data: Data) -> measurement.Measured:
         ks=KS,
         metrics=EvaluateConfig().metrics,
     )
-    return measurement.measure(DotProducts(data.query, data.candidates), case)
+    measurement.measure(DotProducts(data.query, data.candidates), case)
+    return len(users) / (time.perf_counter() - started)
 
 
 def _ragged(rows: np.ndarray) -> RaggedRows:
     n, width = rows.shape
     return RaggedRows(rows.reshape(-1), np.arange(n + 1, dtype=np.int64) * width)
-
-
-def digest_of(n_devices: int, evaluated: int, **case: Any) -> str:
-    """Returns a hash of every rank, list, score and metric of the first users."""
-    if jax.device_count() != n_devices:
-        raise RuntimeError(f"{jax.device_count()} devices in place of {n_devices}")
-    measured = evaluate(draw(**case).first(evaluated))
-    ranking = measured.ranking
-    arrays = [ranking.ranks, ranking.n_ranked, ranking.top, ranking.top_scores]
-    arrays += [measured.per_query[name] for name in sorted(measured.per_query)]
-    arrays += [np.array([measured.totals[name]]) for name in sorted(measured.totals)]
-    sha = hashlib.sha256()
-    for array in arrays:
-        sha.update(np.ascontiguousarray(array).tobytes())
-    return sha.hexdigest()
 
 
 # --- The usual way in JAX: a block of users' scores by one matrix product, then `top_k`.
@@ -200,15 +144,12 @@ def jax_seconds(data: Data) -> float:
     top = jax.jit(_top, static_argnames="k")
     k = min(max(KS), data.items)
 
-    def run(start: int) -> np.ndarray:
-        part = slice(start, start + size)
-        return np.asarray(top(data.query[part], data.seen[part], candidates, k=k))
-
-    run(0)
-    started = time.perf_counter()
-    for start in blocks:
-        run(start)
-    return (time.perf_counter() - started) * len(data.query) / (len(blocks) * size)
+    seconds = []
+    for start in (0, *blocks):  # The first compiles.
+        part, started = slice(start, start + size), time.perf_counter()
+        np.asarray(top(data.query[part], data.seen[part], candidates, k=k))
+        seconds.append(time.perf_counter() - started)
+    return sum(seconds[1:]) * len(data.query) / (len(blocks) * size)
 
 
 def _top(query: jax.Array, seen: jax.Array, candidates: jax.Array, k: int) -> jax.Array:

@@ -17,36 +17,35 @@ All must be 0, else the exit code is 1. What was found is kept with its seed (`-
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import itertools
+import math
 import multiprocessing
 import os
-import re
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import hypothesis
 from typer import Option
 
-from benchmarks.fuzz_worker import (
-    CASES,
-    CRASH,
-    CURRENT,
-    HANG,
-    KINDS,
-    LIMIT_MIB,
-    LIMIT_S,
-    MEMORY,
-    work,
-)
-from benchmarks.measure import log, memory_mib, print_line, python_path, run
+from benchmarks import measure
+from benchmarks.fuzz_cases import CASES, CRASH, WRONG, Example, Finding
+from benchmarks.measure import ROOT, log, print_line, run
 
+HANG, MEMORY = "hangs", "memory"
+KINDS = (CRASH, HANG, MEMORY, WRONG)
+LIMIT_S, LIMIT_MIB = 20.0, 2048.0
+"""What one input may take: time, and memory of the whole process."""
 Case = StrEnum("Case", list(CASES))  # type: ignore[misc]
 _CASES = [case for case in Case if case != "planted"]
 _FOLDERS: list[Path] = []
@@ -54,9 +53,8 @@ _FOLDERS: list[Path] = []
 
 def main(
     minutes: Annotated[float, Option(help="For all cases together.")] = 10.0,
-    inputs: Annotated[int | None, Option(help="Most of each case.")] = None,
+    inputs: Annotated[int, Option(help="Most of each case.")] = sys.maxsize,
     cases: list[Case] = _CASES,
-    jobs: Annotated[int, Option(help="Cases at once.")] = os.cpu_count() or 1,
     seed: int = 0,
     hang_s: float = LIMIT_S,
     keep: Annotated[Path, Option(help="Folder of the findings.")] = Path("runs/fuzz"),
@@ -66,16 +64,16 @@ def main(
     replayed: dict[str, list[Path]] = {}
     for folder in replay:
         replayed.setdefault(folder.name.split("-")[0], []).append(folder.resolve())
-    names = list(replayed or cases)
-    os.environ.update(PYTHONPATH=python_path(), JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3")
+    names, jobs = list(replayed or cases), os.cpu_count() or 1
+    os.environ.update(
+        PYTHONPATH=measure.python_path(), JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="3"
+    )
     with tempfile.TemporaryDirectory(prefix="recsys-fuzz-") as scratch:
 
         def fuzz(case: str) -> Watch:
-            watch = Watch(case, seed, keep.resolve(), Path(scratch), hang_s)
-            if replayed:
-                watch.replay(replayed[case])
-            else:
-                watch.run(minutes * 60 * jobs / len(names), inputs or sys.maxsize)
+            watch = Watch(case, seed, keep.resolve(), Path(scratch) / case, hang_s)
+            seconds = math.inf if replayed else minutes * 60 * jobs / len(names)
+            watch.run(seconds, inputs, replayed.get(case))
             counts = ", ".join(f"{watch.counts[kind]} {kind}" for kind in KINDS)
             log(f"{case}: {watch.n_inputs} inputs, {counts}")
             return watch
@@ -83,7 +81,8 @@ def main(
         with ThreadPoolExecutor(jobs) as pool:
             watches = list(pool.map(fuzz, names))
     for watch in watches:
-        print_line("fuzz", watch.case, watch.rates or [0.0], "inputs/s", watch.peak_mib)
+        rates = [watch.n_inputs / max(watch.busy_s, 1e-9)]
+        print_line("fuzz", watch.case, rates, "inputs/s", watch.peak_mib)
     peak_mib = max(watch.peak_mib for watch in watches)
     for kind in KINDS:
         n_findings = float(sum(watch.counts[kind] for watch in watches))
@@ -94,11 +93,11 @@ def main(
 # --- Workers under watch: a crash, a hang or a process that grows is a finding, and not the end.
 
 
-_POLL_S = 0.05
-_START_S = 300.0
-_WINDOW_S = 5.0
-_KEPT_OF_ALIKE = 3
+_POLL_S, _START_S = 0.05, 300.0
+_MOST_KEPT = 20
+"""Findings of a kind that are kept of a case; further ones are counted."""
 _SPAWN = multiprocessing.get_context("spawn")
+_CURRENT = "current"
 
 
 class Watch:
@@ -108,122 +107,158 @@ class Watch:
         case: Its name.
         seed: The first seed.
         keep: Folder that inputs are kept in, that something was found of.
-        scratch: Folder to work in.
+        folder: Folder to work in.
         hang_s: What one input may take [s].
 
     Attributes:
         counts: Findings of each kind.
         n_inputs: Inputs that were taken.
-        rates: Inputs a second, of each window of time.
+        busy_s: Time that workers took, without their start [s].
         peak_mib: Most memory that a worker held for one input [MiB].
     """
 
-    def __init__(self, case: str, seed: int, keep: Path, scratch: Path, hang_s: float) -> None:
+    def __init__(self, case: str, seed: int, keep: Path, folder: Path, hang_s: float) -> None:
         self.case, self._seed, self._keep, self._hang_s = case, seed, keep, hang_s
-        self._folder = scratch / case
-        self.counts: Counter[str] = Counter()
-        self.n_inputs, self.peak_mib, self.rates = 0, 0.0, list[float]()
-        self._alike: Counter[tuple[str, str]] = Counter()
-        self._window: tuple[float, int] | None = None
-        self._n_begun = 0
-        self._is_done = False
+        self._folder, self.counts = folder, Counter[str]()
+        self.n_inputs, self.peak_mib, self.busy_s = 0, 0.0, 0.0
 
-    def run(self, seconds: float, most: int) -> None:
-        """Fuzzes for so long, or until so many inputs were taken."""
+    def run(self, seconds: float, most: int, replayed: list[Path] | None) -> None:
+        """Fuzzes for so long, or until so many inputs were taken; or replays what was kept."""
         end = time.monotonic() + seconds
+        while replayed != [] and time.monotonic() < end and self.n_inputs < most:
+            n_begun = self._follow(end, most, replayed)
+            # One that ended its worker isn't the last.
+            replayed, self._seed = replayed and replayed[n_begun:], self._seed + 1
 
-        def is_over() -> bool:
-            return time.monotonic() >= end or self.n_inputs >= most
-
-        while not is_over():
-            self._window = None
-            self._follow(None, is_over)
-            self._seed += 1
-
-    def replay(self, folders: list[Path]) -> None:
-        """Takes inputs that were kept; one that ends the worker isn't the last."""
-        while folders:
-            self._n_begun = 0
-            self._follow(folders, lambda: False)
-            folders = folders[self._n_begun :]
-
-    def _follow(self, folders: list[Path] | None, is_over: Callable[[], bool]) -> None:
-        """Starts a worker, and watches it until it ends or must be ended."""
+    def _follow(self, end: float, most: int, replayed: list[Path] | None) -> int:
+        """Starts a worker, and watches it until it ends or must; returns the inputs it began."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        self._is_done, self._since, self._is_at_work = False, time.monotonic(), False
         pipe, theirs = _SPAWN.Pipe(duplex=False)
-        words = (self.case, self._seed, self._folder, folders, theirs)
+        words = (self.case, self._seed, self._folder, replayed, theirs)
         process = _SPAWN.Process(target=work, args=words, daemon=True)
         process.start()
         theirs.close()
+        since, limit_s, n_begun, started = time.monotonic(), _START_S, 0, 0.0
         try:
-            while not is_over() and not self._is_done:
-                trouble = self._trouble(process)
+            while time.monotonic() < end and self.n_inputs < most:
+                trouble = self._trouble(process, since, limit_s)
                 with contextlib.suppress(EOFError):  # It has ended.
                     while pipe.poll(_POLL_S):
-                        self._hear(*pipe.recv())
-                if trouble and not self._is_done:
-                    process.kill()
-                    if not (self._folder / CURRENT).exists():
+                        event, *details = pipe.recv()
+                        since = time.monotonic()
+                        if event == "begin":
+                            n_begun, limit_s, started = n_begun + 1, self._hang_s, started or since
+                        elif event == "end":
+                            self.n_inputs, limit_s = self.n_inputs + 1, _START_S
+                            self.peak_mib = max(self.peak_mib, *details)
+                        elif event == "finding":
+                            self._find(*details)
+                        elif event == "seed":
+                            [self._seed] = details
+                        else:
+                            return n_begun
+                if trouble:
+                    if not n_begun:
                         raise RuntimeError(f"{self.case} has not begun: {trouble[1]}")
-                    self._find(*trouble, CURRENT)
-                    return
+                    self._find(*trouble, _CURRENT)
+                    return n_begun
         finally:
+            self.busy_s += time.monotonic() - (started or time.monotonic())
             process.kill()
             process.join()
             pipe.close()
+        return n_begun
 
-    def _trouble(self, process: Any) -> tuple[str, str] | None:
+    def _trouble(self, process: Any, since: float, limit_s: float) -> tuple[str, str] | None:
         """Returns the kind and the text of what is wrong with the process, if anything is."""
-        code = process.exitcode
+        code, waited = process.exitcode, time.monotonic() - since
         if code is not None:
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             errors = self._folder / "stderr.txt"
             text = errors.read_text(errors="replace") if errors.exists() else ""
             return CRASH, f"{text[-3000:]}\nthe process ended: {name}"
-        waited = time.monotonic() - self._since
-        if waited > (self._hang_s if self._is_at_work else _START_S):
+        if waited > limit_s:
             return HANG, f"no end after {waited:.0f} s"
-        held = memory_mib(f"{process.pid}/status", "VmRSS")
+        held = measure.memory_mib(f"{process.pid}/status", "VmRSS")
         return (MEMORY, f"it holds {held:.0f} MiB") if held > LIMIT_MIB else None
 
-    def _hear(self, event: str, *details: Any) -> None:
-        """Notes an event of the worker."""
-        now = time.monotonic()
-        if event in ("begin", "end"):
-            self._since, self._is_at_work = now, event == "begin"
-        if event == "begin":
-            self._n_begun += 1
-            # A rate is that of a window of time, in which no worker starts.
-            self._window = self._window or (now, self.n_inputs)
-        elif event == "end":
-            self.n_inputs += 1
-            self.peak_mib = max(self.peak_mib, details[0])
-            began, n_before = self._window or (now, 0)
-            if now - began >= _WINDOW_S:
-                self.rates.append((self.n_inputs - n_before) / (now - began))
-                self._window = None
-        elif event == "finding":
-            self._find(*details)
-        elif event == "seed":
-            self._seed = details[0]
-        else:
-            self._is_done = True
-
     def _find(self, kind: str, text: str, example: str) -> None:
-        """Counts a finding, and keeps its input unless there are enough like it."""
+        """Counts a finding, and keeps its input unless there are enough."""
         self.counts[kind] += 1
-        last = (text.strip().splitlines() or [""])[-1]
-        alike = (kind, re.sub(r"\d+|/\S+", "#", last)[:200])
-        self._alike[alike] += 1
-        if self._alike[alike] > _KEPT_OF_ALIKE:
-            return
-        folder = self._keep / f"{self.case}-{self._seed}-{sum(self.counts.values())}"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self._folder / example, folder)
-        (folder / "finding.txt").write_text(f"{kind}, seed {self._seed}\n{text}\n")
-        log(f"{self.case}: {kind}: {text.strip()[-600:]}\n  {folder}")
+        if self.counts[kind] <= _MOST_KEPT:
+            folder = self._keep / f"{self.case}-{self._seed}-{sum(self.counts.values())}"
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(self._folder / example, folder)
+            (folder / "finding.txt").write_text(f"{kind}, seed {self._seed}\n{text}\n")
+            log(f"{self.case}: {kind}: {text.strip()[-600:]}\n  {folder}")
+
+
+# --- In a worker, which takes one input after the other, and says when each begins and ends.
+
+
+_SCRIPTS = ("data", "hostile", "serve")
+_ADDRESSES_BYTES = 16 << 30
+"""No input may take the machine down, however fast it grows."""
+_SETTINGS = hypothesis.settings(
+    max_examples=200,
+    deadline=None,
+    database=None,
+    phases=[hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+def work(name: str, seed: int, folder: Path, replay: list[Path] | None, pipe: Any) -> None:
+    """Takes inputs until the process is ended.
+
+    Args:
+        name: Name of the case that takes them.
+        seed: Seed that they are made of.
+        folder: Folder to work in; the input that is taken is in `current`.
+        replay: Folders of inputs that are taken in place of made ones; then it ends.
+        pipe: Is told the events, a tuple each.
+    """
+    os.chdir(folder)
+    for file, descriptor in ((os.devnull, 1), ("stderr.txt", 2)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
+    faulthandler.enable()
+    sys.path.extend(str(ROOT / "tests" / f"test_{name}_scripts") for name in _SCRIPTS)
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
+    case, numbers = CASES[name](), itertools.count()
+
+    def find(example: Example, kind: str, text: str) -> None:
+        folder = f"found-{next(numbers)}"  # The next input doesn't overwrite it.
+        example.save(Path(folder))
+        pipe.send(("finding", kind, text, folder))
+
+    def take(example: Example) -> None:
+        """Takes an input; whatever it raises is told and goes no further."""
+        example.save(Path(_CURRENT))
+        pipe.send(("begin",))
+        measure.forget_peak()
+        try:
+            case.take(example, Path(_CURRENT) / example.name)
+        except Finding as finding:
+            find(example, *finding.args)
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            kind = MEMORY if isinstance(error, MemoryError) else CRASH
+            find(example, kind, traceback.format_exc())
+        peak_mib = measure.peak_rss_mib()
+        if peak_mib > LIMIT_MIB:
+            find(example, MEMORY, f"it held {peak_mib:.0f} MiB")
+        pipe.send(("end", peak_mib))
+
+    for kept in replay or ():
+        take(Example.load(kept))
+    if replay is not None:
+        pipe.send(("over",))
+        return
+    given: Any = hypothesis.given(case.strategy())
+    test = _SETTINGS(given(take))
+    for number in itertools.count(seed):
+        pipe.send(("seed", number))
+        hypothesis.seed(number)(test)()
 
 
 if __name__ == "__main__":

@@ -1,23 +1,32 @@
-"""Files of data: what is read of them is compared with what is known of them."""
+"""The cases of `benchmarks.fuzz`: what is made, and what must come of it.
+
+A case has `strategy()`, which returns the inputs, and `take(example, path)`, which gives an
+input to the program: the example, and its file, alone in a folder. It raises `Finding` where
+the program takes it wrongly.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import csv
+import dataclasses
 import functools
 import gzip
 import http.client
 import io
 import json
 import math
+import os
 import random
 import re
+import signal
 import socket
 import time
 import unicodedata
+import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +37,6 @@ import pyarrow.parquet as pq
 import yaml
 from hypothesis import strategies as st
 
-from benchmarks.fuzz_worker import CRASH, Example, Finding, broken, require, require_harmless
 from recsys.cli import main
 from recsys.config import Config, InteractionsConfig
 from recsys.config.load import default_config_path, load_config
@@ -36,6 +44,106 @@ from recsys.data.dead_letters import count_reasons
 from recsys.data.interactions import drop_duplicates, interaction_columns, parse_interactions
 from recsys.data.sources.pieces import plan_pieces, read_piece
 from recsys.errors import ConfigError, RecsysError
+
+CRASH, WRONG = "crashes", "wrong accepts"
+_FACTS = "facts.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One input.
+
+    Attributes:
+        name: Its file name.
+        content: Its bytes.
+        facts: How it is taken, and what is known to be good of it; plain JSON.
+        live: What takes its place where it is more than bytes; it isn't kept.
+    """
+
+    name: str
+    content: bytes
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    live: Any = dataclasses.field(default=None, compare=False)
+
+    def save(self, folder: Path) -> None:
+        """Writes the input into an own folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        (folder / self.name).write_bytes(self.content)
+        (folder / _FACTS).write_text(json.dumps(dict(self.facts), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Example:
+        """Returns the input that `save` wrote."""
+        [path] = [path for path in folder.iterdir() if path.name not in (_FACTS, "finding.txt")]
+        return cls(path.name, path.read_bytes(), json.loads((folder / _FACTS).read_text()))
+
+
+class Finding(Exception):
+    """An input was taken wrongly: the kind, and what came of it."""
+
+
+def require(holds: bool, text: str) -> None:
+    """Raises a finding where the program took what it must refuse, or says what isn't so."""
+    if not holds:
+        raise Finding(WRONG, text)
+
+
+_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
+
+
+def require_harmless(text: str) -> None:
+    """Raises a finding where a text would steer a terminal."""
+    match = _TERMINAL.search(text)
+    require(match is None, f"printed a control character: {match}")
+
+
+_TOKENS = [
+    b"", b"\0", b"\n", b"\r", b"\r\n", b'"', b'""', b",", b";", b"\t", b"|", b"\\", b"'",
+    b"\\u0000", b"\\ud800", b"\xff", b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\xc0\x80",
+    b"\xe2\x80\xae", b"\x1b[31m", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"[", b"]", b"{", b"}",
+    b"[" * 100, b"{" * 5000, b'{"a":' * 70, b"null", b"NaN", b"Infinity", b"-", b"1e999",
+    b"-0", b"9" * 400, b"0x10", b"1_000", b"2024-99-99", b": ", b"- ", b"&a [", b"*a", b"<<: *a",
+    b"!!int ", b"#",
+    b"!!python/name:os.system", b"---\n", b"|\n", b"\x1f\x8b\x08", b"BZh9", b"\xfd7zXZ\0",
+    b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"PAR1", b"\x7f\xff\xff\xff\xff\xff\xff\xff",
+]  # fmt: skip
+
+
+@st.composite
+def broken(draw: st.DrawFn, content: bytes) -> bytes:
+    """Returns a content with some of its bytes changed, cut, doubled or replaced."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 5))):
+        start = draw(st.integers(0, len(data)))
+        stop = min(len(data), start + draw(st.sampled_from([0, 1, 2, 7, 60, 1000])))
+        part = bytes(data[start:stop])
+        tokens = st.sampled_from(_TOKENS) | st.binary(max_size=8)
+        changed = [b"", part * 2, part * 40, bytes(byte ^ 0x80 for byte in part)]
+        data[start:stop] = draw(st.sampled_from(changed) | tokens | tokens)
+    return bytes(data)
+
+
+class Planted:
+    """Inputs of which some crash, hang, grow, or are taken wrongly: what watches must see it."""
+
+    def take(self, example: Example, path: Path) -> None:
+        """Goes wrong for some bytes."""
+        byte = path.read_bytes()[0]
+        if byte == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif byte == 2:
+            raise KeyError(byte)
+        elif byte == 3:
+            time.sleep(3600)
+        elif byte == 4:
+            bytearray(b"x") * (3 << 30)
+        require(byte != 5, "planted")
+
+
+# --- Files of data: what is read of them is compared with what is known of them.
+
 
 FORMATS = ("csv", "jsonl", "parquet", "tfrecord")
 _NOW = 1_700_000_000
@@ -65,8 +173,10 @@ class Files:
     def take(self, example: Example, path: Path) -> None:
         """Reads a file, and compares."""
         facts = example.facts
+        raw = {"files": str(path), "columns": facts["columns"], "csv": facts.get("csv", {})}
+        config = InteractionsConfig.model_validate_json(json.dumps(raw))
         try:
-            reading = Reading(path, config_of(path, facts), facts["piece_bytes"], _NOW)
+            reading = Reading(config, facts["piece_bytes"], _NOW)
         except RecsysError as error:
             require("good" not in facts, f"refused a good file: {error}")
             return
@@ -77,19 +187,11 @@ class Files:
             require(reading.n_good <= _n_objects(example.content), "a line that is no JSON is good")
 
 
-def config_of(path: Path, facts: Mapping[str, Any]) -> InteractionsConfig:
-    """Returns what reads a file of these facts."""
-    return InteractionsConfig.model_validate_json(
-        json.dumps({"files": str(path), "columns": facts["columns"], "csv": facts.get("csv", {})})
-    )
-
-
 class Reading:
     """What a run reads of a file.
 
     Args:
-        path: The file.
-        config: How it is written.
+        config: The file, and how it is written.
         piece_bytes: Bytes that one worker reads, about.
         now: The time [seconds since 1970].
 
@@ -97,44 +199,34 @@ class Reading:
         RecsysError: The file is refused.
     """
 
-    def __init__(self, path: Path, config: InteractionsConfig, piece_bytes: int, now: int) -> None:
-        self._path, self._now = path, now
-        self.n_read, self.letters = 0, Counter[str]()
-        tables = []
+    def __init__(self, config: InteractionsConfig, piece_bytes: int, now: int) -> None:
+        self._now, self.n_read, self.letters, tables = now, 0, Counter[str](), []
         for piece in plan_pieces(config, "interactions", interaction_columns(config), piece_bytes):
             for batch in read_piece(piece):
                 good, letters = parse_interactions(batch, config, now, 0)
                 tables.append(good)
                 self.letters.update(count_reasons(letters))
                 self.n_read += batch.n_read
-        self._table = pa.Table.from_batches(tables) if tables else None
-        self.n_good = self._table.num_rows if self._table else 0
-        self.n_distinct = drop_duplicates(self._table)[0].num_rows if self._table else 0
+        table = pa.Table.from_batches(tables) if tables else None
+        self._rows = table.to_pylist() if table else []
+        self.n_good = len(self._rows)
+        self.n_distinct = drop_duplicates(table)[0].num_rows if table else 0
 
     def require_sound(self) -> None:
         """Raises a finding where rows got lost, or where a good one breaks a rule."""
-        rejected = sum(self.letters.values())
-        require(
-            self.n_read == self.n_good + rejected,
-            f"read {self.n_read}, good {self.n_good}, rejected {rejected}",
-        )
-        for row in self._table.to_pylist() if self._table else ():
-            for name in ("user_id", "item_id"):
-                require(_is_id(row[name]), f"a good row has the {name} {row[name]!r:.80}")
-            require(31_536_000 <= row["timestamp"] <= self._now, f"a good row at {row!r:.200}")
-            for name in ("rating", "weight"):
-                value = row.get(name)
-                require(value is None or math.isfinite(value), f"a good row has {name} {value}")
+        counts = f"read {self.n_read}, good {self.n_good}, rejected {self.letters}"
+        require(self.n_read == self.n_good + sum(self.letters.values()), counts)
+        for row in self._rows:
+            numbers = (row.get(name) for name in ("rating", "weight"))
+            is_good = _is_id(row["user_id"]) and _is_id(row["item_id"])
+            is_good &= 31_536_000 <= row["timestamp"] <= self._now
+            is_good &= all(number is None or math.isfinite(number) for number in numbers)
+            require(is_good, f"this row is good: {row!r:.300}")
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
         """Raises a finding where the rows are other ones than are known."""
         good = Counter(tuple(row) for row in facts["good"])
-        names = ("user_id", "item_id", "timestamp")
-        rows = (
-            Counter(zip(*(self._table[name].to_pylist() for name in names), strict=True))
-            if self._table
-            else Counter()
-        )
+        rows = Counter((row["user_id"], row["item_id"], row["timestamp"]) for row in self._rows)
         require(rows == good, f"good rows differ: {rows - good} {good - rows}"[:400])
         require(dict(self.letters) == facts["letters"], f"rejected {dict(self.letters)}")
         require(self.n_distinct == len(good), f"{self.n_distinct} rows are distinct")
@@ -168,9 +260,7 @@ def _known(draw: st.DrawFn, format: str) -> Example:
     rows_of = import_module("damaged_rows")
     seed = draw(st.integers(0, 2**32))
     rows = rows_of.generate(draw(st.integers(1, 120)), seed)
-    path = Path(f"known.{format}")
-    csv_format: dict[str, Any] = {}
-    damaged: dict[str, int] = {}
+    path, csv_format, damaged = Path(f"known.{format}"), dict[str, Any](), dict[str, int]()
     if format == "csv" and draw(st.booleans()):
         csv_format = _write_dialect(path, rows, random.Random(seed))
     elif format == "csv":
@@ -206,9 +296,8 @@ def _corpus() -> list[Example]:
     """Returns the files of the tests that were made to break a reader."""
     hostile = import_module("hostile_files")
     examples = []
-    for at, file in enumerate(hostile.FILES.values()):
-        if _BOMBS.search(file.name):
-            continue
+    files = [file for file in hostile.FILES.values() if not _BOMBS.search(file.name)]
+    for at, file in enumerate(files):
         folder = Path("corpus") / str(at)
         folder.mkdir(parents=True)
         path = file.write(folder)
@@ -221,25 +310,18 @@ def _corpus() -> list[Example]:
 
 def _write_dialect(path: Path, rows: Any, chance: random.Random) -> dict[str, Any]:
     """Writes rows as other programs write CSV; returns how the config says so."""
-    delimiter = chance.choice(",;\t|")
-    decimal = "." if delimiter == "," else chance.choice(".,")
-    encoding = chance.choice(["utf-8", "utf-8-sig", "utf-16"])
-    dialect = chance.choice(["excel", "unix"])  # Quotes where needed, and everywhere.
-    skip_rows = chance.choice([0, 0, 3])
+    delimiter, encoding = chance.choice(",;\t|"), chance.choice(["utf-8", "utf-16"])
+    decimal, skip_rows = "." if delimiter == "," else chance.choice(".,"), chance.choice([0, 3])
     with path.open("w", encoding=encoding, newline="") as file:
         file.write("made by hand\n" * skip_rows)
         # A carriage return in a field is one only where lines end with both.
+        dialect = chance.choice(["excel", "unix"])  # Quotes where needed, and everywhere.
         writer = csv.writer(file, dialect, delimiter=delimiter, lineterminator="\r\n")
         writer.writerow("uitrw")
         for user, item, time, *numbers in rows:
             writer.writerow([user, item, time, *(text.replace(".", decimal) for text in numbers)])
-    is_utf16 = encoding == "utf-16"
-    return {
-        "delimiter": delimiter,
-        "decimal": decimal,
-        "encoding": encoding if is_utf16 else "utf-8",
-        "skip_rows": skip_rows,
-    }
+    names = {"delimiter": delimiter, "decimal": decimal, "encoding": encoding}
+    return {**names, "skip_rows": skip_rows}
 
 
 def _write_parquet(path: Path, rows: Any, seed: int) -> None:
@@ -251,16 +333,13 @@ def _write_parquet(path: Path, rows: Any, seed: int) -> None:
 def _write_tfrecord(path: Path, rows: Any, _: int) -> None:
     from tensorflow.core.example import example_pb2
 
-    framing = import_module("recsys.data.sources.tfrecord_source")
+    frame = import_module("hostile_files")._frame
     with path.open("wb") as file:
         for row in rows:
             example = example_pb2.Example()
             for name, text in zip("uitrw", row, strict=True):
                 example.features.feature[name].bytes_list.value.append(text.encode())
-            data = example.SerializeToString()
-            length = len(data).to_bytes(8, "little")
-            for part in (length, data):
-                file.write(part + framing.masked_crc(part).to_bytes(4, "little"))
+            file.write(frame(example.SerializeToString()))
 
 
 # --- `recsys check` on files: it promises what a run reads, and prints nothing that steers.
@@ -279,27 +358,21 @@ class Checks:
         words = ["check", str(path), "--out", str(config), "--force"]
         exit_code, output, errors = _run(words)
         require_harmless(output + errors)
-        require(exit_code in (0, 1, 2), f"exit code {exit_code}: {errors}")
-        require(bool(output or errors), "it said nothing")
-        require(config.exists() or exit_code != 0, "exit code 0 and no config")
-        if config.exists():
-            config.unlink()
-            _, output, _ = _run([*words, "--json"])
-            _compare(json.loads(output), path, config)
-
-
-def _compare(promised: dict[str, int], path: Path, config: Path) -> None:
-    """Compares what was promised with what a run reads."""
-    interactions = load_config(config).data.interactions
-    try:
-        reading = Reading(path, interactions, 64 << 20, int(time.time()))
-    except RecsysError as error:
-        require(False, f"a run refuses what `check` took: {error}")
-        return
-    read = {"rows": reading.n_read, "good": reading.n_distinct}
-    counts = {name: promised[name] for name in read}
-    require(counts == read, f"promised {counts}, a run reads {read} of them")
-    reading.require_sound()
+        is_said = bool(output or errors) and (config.exists() or exit_code != 0)
+        require(exit_code in (0, 1, 2) and is_said, f"exit code {exit_code}: {errors}")
+        if not config.exists():
+            return
+        config.unlink()
+        promised = json.loads(_run([*words, "--json"])[1])
+        interactions = load_config(config).data.interactions
+        try:
+            reading = Reading(interactions, 64 << 20, int(time.time()))
+        except RecsysError as error:
+            raise Finding(WRONG, f"a run refuses what `check` took: {error}") from None
+        read = {"rows": reading.n_read, "good": reading.n_distinct}
+        counts = {name: promised[name] for name in read}
+        require(counts == read, f"promised {counts}, a run reads {read} of them")
+        reading.require_sound()
 
 
 def _run(words: list[str]) -> tuple[int, str, str]:
@@ -323,15 +396,12 @@ _VALUES: list[Any] = [
     None, True, 0, 1, -1, 3, 0.5, 1e308, math.inf, -math.inf, math.nan, 2**63, 10**30, "", "x", "1",
     "time", "\x1b[31m", [], {}, [1], ["a", "a"], [[]], {"a": 1}, {"": None}, "*" * 2000,
 ]  # fmt: skip
-_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n"
-    for a, b in zip("abcdefghi", "bcdefghij", strict=True)
-)
-_TEXTS = [_BOMB, "[" * 5000, "{a: " * 2000, "a: !!int abc", "a: 2024-99-99", "name: &a [*a]", "\0"]
+_KEYS = ["unknown", "Name", "name ", "__class__", "\x1b[31m"]
+_TEXTS = ["[" * 5000, "{a: " * 2000, "a: !!int abc", "a: 2024-99-99", "name: &a [*a]", "\0"]
 
 
 class Configs:
-    """Configs with one known mistake, and broken texts."""
+    """Configs with known mistakes, and broken texts."""
 
     def __init__(self) -> None:
         self._whole = load_config(default_config_path()).model_dump(mode="json")
@@ -341,9 +411,15 @@ class Configs:
     def strategy(self) -> st.SearchStrategy[Example]:
         """Returns config files."""
         texts = st.sampled_from([self._text, yaml.safe_dump(self._whole), *_TEXTS])
-        return _edited(self._whole, self._schema) | texts.flatmap(
-            lambda text: broken(text.encode())
-        ).map(lambda content: Example("config.yaml", content))
+        content = texts.flatmap(lambda text: broken(text.encode()))
+        wrong = edited(self._whole, st.sampled_from(_VALUES), _KEYS).map(self._known)
+        return wrong | content.map(lambda content: Example("config.yaml", content))
+
+    def _known(self, values: Any) -> Example:
+        """Returns a config that the schema may refuse; what it takes may be wrong for all that."""
+        is_right = _is_finite(values) and self._schema.is_valid(json.loads(json.dumps(values)))
+        content = yaml.safe_dump(values, allow_unicode=True).encode()
+        return Example("config.yaml", content, {} if is_right else {"is_wrong": True})
 
     def take(self, example: Example, path: Path) -> None:
         """Loads a config; one that is taken must fit the schema, and its edits too."""
@@ -354,54 +430,39 @@ class Configs:
             return
         require("is_wrong" not in example.facts, "took a config that is wrong")
         values = config.model_dump(mode="json")
-        require(all(map(math.isfinite, _numbers(values))), "took a number that is not finite")
+        require(_is_finite(values), "took a number that is not finite")
         require(self._schema.is_valid(values), "took what the schema refuses")
 
 
 @st.composite
-def _edited(draw: st.DrawFn, whole: dict[str, Any], schema: Any) -> Example:
-    """Returns a config with values and keys that are other ones, and whether it is wrong."""
-    edited = copy.deepcopy(whole)
+def edited(draw: st.DrawFn, good: Any, values: st.SearchStrategy[Any], names: list[str]) -> Any:
+    """Returns maps and lists of which one to three values or keys are others, or gone."""
+    made = copy.deepcopy(good)
     for _ in range(draw(st.integers(1, 3))):
-        place: Any = draw(st.sampled_from(list(_places(edited))))
-        key = draw(st.sampled_from(_keys(place)))
-        if isinstance(place, dict) and draw(st.integers(0, 3)) == 0:
-            key = draw(st.sampled_from(["unknown", "Name", "name ", "__class__", "\x1b[31m"]))
+        place, key = draw(st.sampled_from(list(_places(made)) or [({}, "")]))
+        if isinstance(place, dict):
+            key = draw(st.sampled_from([key] * 4 + [draw(st.sampled_from(names))]))
         if isinstance(place, dict) and draw(st.integers(0, 5)) == 0:
             place.pop(key, None)
         else:
-            place[key] = copy.deepcopy(draw(st.sampled_from(_VALUES)))
-    # What the schema takes may break a rule between keys: only the other half is known.
-    facts = {} if _is_valid(schema, edited) else {"is_wrong": True}
-    return Example("config.yaml", yaml.safe_dump(edited, allow_unicode=True).encode(), facts)
+            place[key] = copy.deepcopy(draw(values))
+    return made
 
 
-def _is_valid(schema: Any, values: Any) -> bool:
-    if not all(map(math.isfinite, _numbers(values))):
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields every map or list with each of its keys or indices."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _places(value[key])
+
+
+def _is_finite(values: Any) -> bool:
+    try:
+        json.dumps(values, allow_nan=False)
+    except ValueError:
         return False
-    return bool(schema.is_valid(json.loads(json.dumps(values))))
-
-
-def _places(value: Any) -> Iterator[Any]:
-    """Yields every map and list that holds something."""
-    if isinstance(value, dict | list) and value:
-        yield value
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _places(inner)
-
-
-def _keys(place: Any) -> list[Any]:
-    return list(place) if isinstance(place, dict) else list(range(len(place)))
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for inner in value:
-            yield from _numbers(inner)
-    elif isinstance(value, float):
-        yield value
+    return True
 
 
 # --- Requests of a server whose models are stand-ins: as bytes, and by its OpenAPI page.
@@ -409,56 +470,51 @@ def _numbers(value: Any) -> Iterator[float]:
 
 _TIMEOUT_S = 60.0
 _RECOMMEND = "/api/recommend"
-_NAMES = [
-    "instances", "inputs", "signature_name", "x", "b64", "user_id", "history", "exclude_seen",
-    "exclude_ids", "only_genre", "country", "user", "items", "exclude", "only", "genre", "k",
-    "version", "self", "signature", "__class__", "", "\ud83d\ude00", "\0",
-]  # fmt: skip
-_TEXTS = ["", "u1", "i1", "noir", "recommend", "recommend_filtered", "serving_default", "total",
-          "named", "x" * 2000, "\x1b[31m", "AAAA", "\0", "%00"]  # fmt: skip
-_PATHS = [
-    "/v1/models/m:predict", "/v1/models/m/versions/1:predict", "/v1/models/m/versions/9:predict",
-    "/v1/models/x:predict", "/v1/models/m/versions/99999999999999999999:predict",
-    "/v1/models/m", "/v1/models/m/metadata", _RECOMMEND, "/api/about", "/healthz", "/metrics",
-    "/api/users", "/api/items", "/api/similar", "/api/tokens", "/", "/static/page.js",
-    "/openapi.json",
-]  # fmt: skip
+_STRINGS = ["", "u1", "noir", "recommend_filtered", "total", "x" * 2000, "\x1b[31m", "AAAA", "\0"]
+_NAMES = ["x", "b64", "inputs", "exclude_ids", "only_genre", "genre", "self", "signature", "", "\0"]
+_PREDICT = "/v1/models/m:predict"
+_PATHS = """/v1/models/m/versions/1:predict /v1/models/m/versions/9:predict /v1/models/x:predict /
+/v1/models/m/versions/99999999999999999999:predict /v1/models/m/metadata /api/about /healthz
+/metrics /api/users /api/items /api/similar /api/tokens /static/page.js /openapi.json"""
 _GOOD = [
-    (_PATHS[0], {"signature_name": "recommend", "instances": [
+    (_PREDICT, {"signature_name": "recommend", "instances": [
         {"user_id": "u1", "history": [""], "exclude_seen": True, "country": [""]}]}),
     (_RECOMMEND, {"user": "u1", "k": 3, "only": {"genre": ["noir"]}, "exclude": ["i1"]}),
     (_RECOMMEND, {"items": ["i1", "i2"], "exclude_seen": False, "version": 1}),
 ]  # fmt: skip
 
 
+def serve(kind: str) -> Any:
+    """Starts a server with two versions of a stand-in of `kind`; it ends with the process."""
+    serving = import_module("serving")
+    running = serving.Running(versions=(1, 2), kind=getattr(serving, kind))
+    _running.enter_context(running)
+    return running
+
+
+_running = contextlib.ExitStack()
+
+
 class Server:
     """Requests that are made by hand: names, bytes, depths and lengths that nobody expects."""
 
     def __init__(self) -> None:
-        serving = import_module("serving")
-        stack = contextlib.ExitStack()
-        running = [
-            stack.enter_context(serving.Running(versions=(1, 2), kind=kind))
-            for kind in (serving.FakeRecommender, serving.FakeModel)
-        ]
-        self._stack = stack
-        self._addresses = [server.address for server in running]
+        self._addresses = [serve(kind).address for kind in ("FakeRecommender", "FakeModel")]
         page = json.loads(self._ask(0, b"GET /openapi.json HTTP/1.1\r\n", b"")[1])
-        self._wish = jsonschema_rs.validator_for(_schema_of(page, _RECOMMEND))
+        content = page["paths"][_RECOMMEND]["post"]["requestBody"]["content"]["application/json"]
+        schema = {**content["schema"], "components": page["components"]}
+        self._wish = jsonschema_rs.validator_for(schema)
 
     def strategy(self) -> st.SearchStrategy[Example]:
         """Returns requests: the first line and headers, and the body."""
         values = st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(_TEXTS),
-            lambda inner: (
-                st.lists(inner, max_size=4)
-                | st.dictionaries(st.sampled_from(_NAMES), inner, max_size=4)
-            ),
+            st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(_STRINGS),
+            lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(_NAMES), inner),
             max_leaves=12,
         )
-        bodies = st.dictionaries(st.sampled_from(_NAMES), values, max_size=5)
-        made = st.tuples(st.sampled_from(_PATHS), bodies) | _near(values)
-        return made.flatmap(lambda pair: _request(*pair))
+        near = [st.tuples(st.just(path), edited(body, values, _NAMES)) for path, body in _GOOD]
+        anywhere = st.tuples(st.sampled_from(_PATHS.split()), values)
+        return (st.one_of(near) | anywhere).flatmap(lambda pair: _request(*pair))
 
     def take(self, example: Example, path: Path) -> None:
         """Sends a request, and judges the answer."""
@@ -482,44 +538,20 @@ class Server:
             return answer.status, answer.read()
 
 
-def _schema_of(page: dict[str, Any], path: str) -> dict[str, Any]:
-    content = page["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    return {**content["schema"], "components": page["components"]}
-
-
-@st.composite
-def _near(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> tuple[str, Any]:
-    """Returns a good request, one of whose values is another."""
-    path, body = draw(st.sampled_from(_GOOD))
-    body = json.loads(json.dumps(body))
-    inner = body["instances"][0] if "instances" in body else body
-    inner[draw(st.sampled_from([*inner, *_NAMES]))] = draw(values)
-    return path, body
-
-
 @st.composite
 def _request(draw: st.DrawFn, path: str, body: Any) -> Example:
-    content = json.dumps(body).encode()
-    if draw(st.integers(0, 2)) == 0:
-        content = draw(broken(content))
+    content = draw(st.just(json.dumps(body).encode()) | broken(json.dumps(body).encode()))
     method = draw(st.sampled_from(["POST"] * 4 + ["GET", "PUT", "HEAD", "OPTIONS"]))
     if method == "GET":
         names = st.sampled_from(["prefix", "words", "item", "filter", "version", "k", "limit"])
-        texts = st.text("aiu1%+&=é\0\x7f", max_size=8) | st.sampled_from(_TEXTS)
-        query = draw(st.dictionaries(names, texts, max_size=3))
-        path += "?" + "&".join(f"{name}={_quoted(text)}" for name, text in query.items())
-        content = b""
+        query = draw(st.dictionaries(names, st.text(max_size=8) | st.sampled_from(_STRINGS)))
+        path, content = f"{path}?{urllib.parse.urlencode(query)}", b""
     kinds = ["application/json"] * 4 + ["text/plain", "", "application/json; charset=utf-16", "é"]
-    head = f"{method} {path} HTTP/1.1\r\nContent-Type: {draw(st.sampled_from(kinds))}\r\n"
-    if draw(st.integers(0, 9)) == 0:
-        name = draw(st.sampled_from(["Content-Encoding", "Accept", "Origin", "X-A", "Range"]))
-        head += f"{name}: {draw(st.sampled_from(['gzip', 'x' * 500, 'é', '', 'bytes=0-1']))}\r\n"
+    more = ["", "", "Content-Encoding: gzip\r\n", "Range: bytes=0-1\r\n", f"X-A: {'x' * 500}\r\n"]
+    kind, header = draw(st.sampled_from(kinds)), draw(st.sampled_from(more))
+    head = f"{method} {path} HTTP/1.1\r\nContent-Type: {kind}\r\n{header}"
     server = 0 if "/api/" in path else draw(st.integers(0, 1))
     return Example("body", content, {"head": head, "server": server})
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"%{byte:02x}" for byte in text.encode())
 
 
 class Api:
@@ -529,12 +561,8 @@ class Api:
         import schemathesis
         from schemathesis.checks import CHECKS
 
-        serving = import_module("serving")
-        self._stack = contextlib.ExitStack()
-        running = self._stack.enter_context(
-            serving.Running(versions=(1, 2), kind=serving.FakeRecommender)
-        )
-        self._page = schemathesis.openapi.from_url(f"{running.url}/openapi.json")
+        url = serve("FakeRecommender").url
+        self._page = schemathesis.openapi.from_url(f"{url}/openapi.json")
         self._modes = list(schemathesis.GenerationMode)
         # The page can't say what a signature takes: valid requests may be refused.
         self._without = CHECKS.get_by_names(["positive_data_acceptance"])
@@ -545,7 +573,9 @@ class Api:
         cases: list[st.SearchStrategy[Any]] = [
             route.as_strategy(generation_mode=mode) for route in routes for mode in self._modes
         ]
-        return st.one_of(cases).map(lambda case: Example("request.txt", _curl(case), {}, case))
+        return st.one_of(cases).map(
+            lambda case: Example("request.txt", repr(case).encode("utf-8", "replace"), {}, case)
+        )
 
     def take(self, example: Example, path: Path) -> None:
         """Sends a request, and holds the answer to the page."""
@@ -556,14 +586,15 @@ class Api:
             example.live.validate_response(answer, excluded_checks=self._without)
         except (Failure, FailureGroup) as failure:
             failures = getattr(failure, "exceptions", [failure])
-            texts = [f"{failed.title}: {failed.message}" for failed in failures]
-            is_crash = any("server error" in text.lower() for text in texts)
-            require(is_crash, "; ".join(texts))
-            raise Finding(CRASH, "; ".join(texts)) from None
+            text = "; ".join(f"{failed.title}: {failed.message}" for failed in failures)
+            raise Finding(CRASH if "server error" in text.lower() else WRONG, text) from None
 
 
-def _curl(case: Any) -> bytes:
-    try:
-        return str(case.as_curl_command()).encode("utf-8", "replace")
-    except ValueError as error:
-        return f"{case!r} {error}".encode("utf-8", "replace")
+CASES: dict[str, Callable[[], Any]] = {
+    **{format: functools.partial(Files, format) for format in FORMATS},
+    "check": Checks,
+    "config": Configs,
+    "server": Server,
+    "api": Api,
+    "planted": Planted,
+}

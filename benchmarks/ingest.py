@@ -11,9 +11,8 @@ take turns, round after round. The lines:
 - `ours/polars csv rows=R`, …: our rows/s over theirs, round by round (over 1: we are faster);
 - `ours csv rows=R2/R1`: rows/s at the most rows over those at the fewest (1: linear).
 
-Who makes the same store (`polars`, `duckdb`) is held to it, digest by digest. `tfx` is
-CsvExampleGen and Transform, a round of which takes minutes. polars and DuckDB run under
-`uv run --script`, which builds their environments at the first run.
+All stores must be the same, digest by digest. Peers run under `uv run --script`, which
+builds their environments at the first run.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from typer import Option
 
 from benchmarks.measure import Watched, call, log, peer, print_line, ratios, run, watch
 
 Format = StrEnum("Format", ["csv", "parquet"])
-Peer = StrEnum("Peer", ["polars", "duckdb", "tfx", "all"])
+Peer = StrEnum("Peer", ["polars", "duckdb", "all"])
 OURS = "ours"
 _ROWS = [5_000_000]
 _FORMATS = [*Format]
@@ -50,21 +48,17 @@ def main(
     format: list[Format] = _FORMATS,
     peers: list[Peer] = _NO_PEERS,
     rounds: int = 3,
-    beam: Annotated[list[str], Option(help="Of Beam, ours and TFX's.")] = _DIRECT_RUNNER,
 ) -> None:
     """Runs all cases in turns and prints their lines."""
     everyone = [OURS, *([*Peer][:-1] if "all" in peers else peers)]
     runs: dict[tuple[str, str, int], list[Watched]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="recsys-ingest-") as name:
         folder = Path(name)
-        files = {
-            (kind, n): folder / f"events-{n}.{kind}" for kind, n in itertools.product(format, rows)
-        }
+        files = {case: folder / "{1}.{0}".format(*case) for case in itertools.product(format, rows)}
         for (kind, n), file in files.items():
             write_events(file, n, kind)
         for _, (kind, n) in itertools.product(range(rounds), files):
-            competitors = [who for who in everyone if (who, kind) != _NO_CSV]
-            for who, watched in _round(files[kind, n], competitors, beam).items():
+            for who, watched in _round(files[kind, n], everyone).items():
                 runs[who, kind, n].append(watched)
                 log(f"{who} {kind} {n}: {watched.result['seconds']:.1f} s")
     for (who, of_kind, n), of_case in runs.items():
@@ -77,37 +71,25 @@ def main(
         if who != OURS:
             ours = [watched.result["seconds"] for watched in runs[OURS, of_kind, n]]
             print_line("ingest", f"{OURS}/{who} {case}", ratios(seconds, ours), "ratio", peak)
-    if min(rows) == max(rows):
-        return
-    for kind in format:
-        most, least = runs[OURS, kind, max(rows)], runs[OURS, kind, min(rows)]
-        rates = [
-            [w.result["read"] / w.result["seconds"] for w in of_case] for of_case in (most, least)
-        ]
-        peak = max(watched.peak_rss_mib for watched in most)
-        case = f"{OURS} {kind} rows={max(rows)}/{min(rows)}"
-        print_line("ingest", case, ratios(*rates), "ratio", peak)
+    most, least = max(rows), min(rows)
+    for kind in format if most > least else ():
+        ends = [runs[OURS, kind, n] for n in (most, least)]
+        rates = [[w.result["read"] / w.result["seconds"] for w in of_case] for of_case in ends]
+        peak = max(watched.peak_rss_mib for watched in ends[0])
+        print_line("ingest", f"{OURS} {kind} rows={most}/{least}", ratios(*rates), "ratio", peak)
 
 
-_NO_CSV = ("tfx", "parquet")
-"""What TFX's CsvExampleGen doesn't read."""
-
-
-def _round(file: Path, everyone: list[str], beam: list[str]) -> dict[str, Watched]:
+def _round(file: Path, everyone: list[str]) -> dict[str, Watched]:
     """Runs everyone on one file, and compares what they made."""
     watched = {}
     for who in everyone:
         with tempfile.TemporaryDirectory(dir=file.parent) as name:
             arguments = {"file": str(file), "out": f"{name}/out"}
             if who == OURS:
-                watched[who] = call(ours, None, True, **arguments, beam=beam)
-            elif who == "tfx":
-                from benchmarks.peers import ingest_tfx
-
-                watched[who] = call(ingest_tfx.main, None, True, **arguments, beam=beam)
+                watched[who] = call(ours, None, True, **arguments, beam=_DIRECT_RUNNER)
             else:
                 watched[who] = watch(peer(f"ingest_{who}", **arguments))
-    digests = {who: w.result["digest"] for who, w in watched.items() if w.result["digest"]}
+    digests = {who: w.result["digest"] for who, w in watched.items()}
     if len(set(digests.values())) > 1:
         raise SystemExit(f"{file.name}: the stores differ: {digests}")
     return watched
@@ -169,15 +151,14 @@ def write_events(file: Path, rows: int, kind: Format) -> None:
     There are as many users as a 50th of the rows and as many items as a 200th, both
     drawn by a power law; one row of a thousand is the one before it once more.
     """
-    if kind == "parquet":
-        with pq.ParquetWriter(file, _SCHEMA) as writer:
-            for chunk in _chunks(rows):
-                writer.write_table(chunk, row_group_size=1 << 20)
-        return
     options = pa_csv.WriteOptions(quoting_style="none")
-    with pa_csv.CSVWriter(file, _SCHEMA, write_options=options) as writer:
+    with (
+        pq.ParquetWriter(file, _SCHEMA)
+        if kind == "parquet"
+        else pa_csv.CSVWriter(file, _SCHEMA, write_options=options)
+    ) as writer:
         for chunk in _chunks(rows):
-            writer.write_table(chunk)
+            writer.write_table(chunk, 1 << 20)
 
 
 def _chunks(rows: int) -> Iterator[pa.Table]:

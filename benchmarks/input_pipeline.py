@@ -45,10 +45,9 @@ def main(
     history: Annotated[int, Option(help="Items of a history.")] = 50,
     batch: Annotated[int, Option(help="Examples of a batch.")] = 4096,
     case: Annotated[list[Case], Option(help="Measure these alone.")] = _CASES,
-    tmp: Annotated[Path | None, Option(help="For the store, instead of /tmp.")] = None,
 ) -> None:
     """Measures each case in a process of its own, and prints its line."""
-    with tempfile.TemporaryDirectory(prefix="recsys-input-", dir=tmp) as folder:
+    with tempfile.TemporaryDirectory(prefix="recsys-input-") as folder:
         _make_store(Path(folder) / "store", rows)
         for name in case:
             label = f"{rows} rows, {name}" + ("" if name == "ids" else f" {history}")
@@ -76,14 +75,9 @@ def _events(rng: np.random.Generator, n: int, first_user: int, n_users: int) -> 
     ids = pa.array([f"u{first_user + number}" for number in range(n_users)])
     # Few items are taken often, as everywhere: density falls with the row.
     item = 1 + (_N_ITEMS * rng.random(n) ** 3).astype(np.int32)
-    return pa.table(
-        {
-            "user_id": ids.take(pa.array(user)),
-            "user_row": (1 + first_user + user).astype(np.int32),
-            "item_row": item,
-            "timestamp": rng.integers(1_400_000_000, 1_700_000_000, n),
-        }
-    )
+    time = rng.integers(1_400_000_000, 1_700_000_000, n)
+    columns = [ids.take(pa.array(user)), (1 + first_user + user).astype(np.int32), item, time]
+    return pa.table(columns, names=["user_id", "user_row", "item_row", "timestamp"])
 
 
 def speeds(folder: str, case: str, rows: int, history: int, batch: int) -> list[float]:
@@ -114,18 +108,13 @@ def _reader(source: BatchSource, case: str) -> Iterable[Any]:
 
 def _source(store: InteractionStore, case: str, rows: int, history: int, batch: int) -> BatchSource:
     is_model = case in ("model", "feed")
-    model = TwoTowerConfig(
-        history=history,
-        id_dropout=0.1 if is_model else 0.0,
-        new_user_share=0.1 if is_model else 0.0,
-    )
+    dropout, negatives = (0.1, 256) if is_model else (0.0, 0)
+    model = TwoTowerConfig(history=history, id_dropout=dropout, new_user_share=dropout)
     if case == "ids":  # No model has none.
         model = model.model_copy(update={"history": 0})
-    train = TrainConfig(
-        batch_size=batch, epochs=2 + _RUNS, uniform_negatives=256 if is_model else 0
-    )
+    train = TrainConfig(batch_size=batch, epochs=2 + _RUNS, uniform_negatives=negatives)
     features = (_bags("genres", 1 + _N_ITEMS),) if is_model else ()
-    of_users = (_bags("segment", 1 + rows),) if is_model else ()
+    of_users = (_bags("segment", 2 + rows // _EVENTS_OF_A_USER),) if is_model else ()
     names = ["", *(str(row) for row in range(_N_ITEMS))]
     catalogue = Catalogue(names, names, features)
     return BatchSource(
@@ -134,8 +123,7 @@ def _source(store: InteractionStore, case: str, rows: int, history: int, batch: 
 
 
 def _bags(name: str, n_rows: int) -> FeatureBags:
-    rows = max(n_rows // _EVENTS_OF_A_USER, 1 + _N_ITEMS) if name == "segment" else n_rows
-    bags = np.random.default_rng(0).integers(0, 1000, (rows + 1, _TOKENS), np.int32)
+    bags = np.random.default_rng(0).integers(0, 1000, (n_rows, _TOKENS), np.int32)
     return FeatureBags(name, 1000, bags)
 
 

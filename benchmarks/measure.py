@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +80,11 @@ class Watched:
         seconds: Wall time [s].
         peak_rss_mib: Most memory that it and its descendants held at once, shared pages
             counted once (PSS) [MiB].
-        peak_mib: Most resident memory of each process by its id, as the kernel keeps it
-            (`VmHWM`): shared pages count for each process [MiB].
     """
 
     result: Any = None
     seconds: float = 0.0
     peak_rss_mib: float = 0.0
-    peak_mib: dict[int, float] = field(default_factory=dict)
-
-    def sample(self, pids: Sequence[int]) -> None:
-        """Notes the memory of a process and its descendants."""
-        for pid in pids:
-            peak = memory_mib(f"{pid}/status", "VmHWM")
-            self.peak_mib[pid] = max(self.peak_mib.get(pid, 0.0), peak)
-        together = sum(memory_mib(f"{pid}/smaps_rollup", "Pss") for pid in pids)
-        self.peak_rss_mib = max(self.peak_rss_mib, together)
 
 
 def watch(
@@ -114,7 +103,9 @@ def watch(
 
     def sample() -> None:
         while memory and process.poll() is None:
-            watched.sample([process.pid, *children_of(process.pid)])
+            pids = [process.pid, *children_of(process.pid)]
+            held = sum(memory_mib(f"{pid}/smaps_rollup", "Pss") for pid in pids)
+            watched.peak_rss_mib = max(watched.peak_rss_mib, held)
             time.sleep(_SAMPLE_EVERY_S)
 
     sampler = threading.Thread(target=sample, daemon=True)
@@ -180,14 +171,9 @@ def python_path() -> str:
 
 def simulated(devices: int) -> dict[str, str]:
     """Returns the environment of a process with so many simulated devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    return {
-        "KERAS_BACKEND": "jax",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": python_path(),
-        "XLA_FLAGS": flags,
-    }
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    own = {"PYTHONPATH": python_path(), "XLA_FLAGS": flags.strip()}
+    return {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", **own}
 
 
 def children_of(pid: int) -> list[int]:

@@ -4,7 +4,9 @@
 protocol says; `benchmarks/split_files.py` has the format. `--config FILE` has the keys `model`
 and `train`, or is a whole config; by default it is configs/quality/NAME.yaml, with the protocol's
 name, or else what recsys does where a config names nothing. `--dataset NAME --data DIR` takes
-configs/quality/NAME.yaml. docs/benchmarks.md has the figures beside the published ones.
+configs/quality/NAME.yaml. `--vectors FILE` keeps the vectors of the first seed, arrays `user`
+and `item` in the folder's numbering, and those of the further ones in FILE-1, …, as .npz.
+docs/benchmarks.md has the figures beside the published ones.
 
 Without `--data` it is a whole `recsys run` a seed on the data that ship with the project; the
 data steps are cached after the first.
@@ -52,21 +54,13 @@ _LINES_OF_A_TRAINING = 20
 
 
 def main(
-    dataset: Annotated[
-        str | None, Option(help="Name of a committed config, or movielens_small, which ships.")
-    ] = None,
+    dataset: Annotated[str | None, Option(help="Name of a committed config.")] = None,
     data: Annotated[Path | None, Option(help="Folder with protocol.json.")] = None,
     config: Annotated[Path | None, Option(help="Config; see above.")] = None,
     part: Annotated[Part, Option(help="Of the protocol.")] = "test",
     seeds: Annotated[int, Option(min=1, help="Runs, with the seeds 0, 1, ….")] = 3,
     set: Annotated[list[str], Option(help="Override of the config, key=value.")] = _NO_SETS,
-    vectors: Annotated[
-        Path | None,
-        Option(
-            help="Keep the vectors, arrays `user` and `item` in the folder's numbering, in this"
-            " .npz, those of further seeds in NAME-1.npz, …."
-        ),
-    ] = None,
+    vectors: Annotated[Path | None, Option(help="Keep the vectors in this .npz.")] = None,
 ) -> None:
     """Runs every seed and prints a line for each metric."""
     _check_backend()
@@ -86,8 +80,10 @@ def main(
     for note in split.notes:
         log(note)
     case = {"data": str(data), "part": part, "config": str(file), "overrides": set}
-    files = [str(_of_seed(vectors, seed)) if vectors else None for seed in range(seeds)]
-    print_runs([_run(case, seed, file) for seed, file in enumerate(files)])
+    files = [_of_seed(vectors, seed) if vectors else None for seed in range(seeds)]
+    runs = [_run(case, seed, file) for seed, file in enumerate(files)]
+    _print(runs, [run.result["metrics"] for run in runs], "share")
+    _print(runs, [{"seconds of training": run.result["seconds"]} for run in runs], "s")
 
 
 def _check_backend() -> None:
@@ -107,9 +103,10 @@ def _config_file(dataset: str | None, config: Path | None, name: str) -> Path:
     return config or committed.get(dataset or name, committed["default"])
 
 
-def _of_seed(vectors: Path, seed: int) -> Path:
-    vectors = vectors.with_suffix(".npz").absolute()
-    return vectors.with_stem(f"{vectors.stem}-{seed}") if seed else vectors
+def _of_seed(vectors: Path, seed: int) -> str:
+    vectors.parent.mkdir(parents=True, exist_ok=True)
+    name = f"{vectors.name.removesuffix('.npz')}{f'-{seed}' if seed else ''}.npz"
+    return str(vectors.with_name(name))
 
 
 def _run(case: dict[str, Any], seed: int, vectors: str | None) -> Watched:
@@ -120,31 +117,22 @@ def _run(case: dict[str, Any], seed: int, vectors: str | None) -> Watched:
         sys.exit(f"Seed {seed} failed; the reason is above.")
 
 
-def print_runs(runs: list[Watched]) -> None:
-    """Prints a line for each metric of some seeds, and one for the time."""
+def _print(runs: list[Watched], values: list[dict[str, float]], unit: str, who: str = "") -> None:
+    """Prints a line for each figure, whose values are those of the runs."""
     peak = max(run.peak_rss_mib for run in runs)
-    for name in runs[0].result["metrics"]:
-        values = [run.result["metrics"][name] for run in runs]
-        print_line("quality", name, values, "share", peak)
-    seconds = [run.result["seconds"] for run in runs]
-    print_line("quality", "seconds of training", seconds, "s", peak)
+    for name in values[0]:
+        print_line("quality", f"{who}{name}", [of_run[name] for of_run in values], unit, peak)
 
 
 def _shipped(config: Path, seeds: int, overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as root:
-        runs = []
-        for seed in range(seeds):
-            command = module("recsys", "run", config, "--json", "--set", f"root={root}")
-            runs.append(watch([*command, "--set", f"train.seed={seed}", *overrides]))
-    peak = max(run.peak_rss_mib for run in runs)
+        command = module("recsys", "run", config, "--json", "--set", f"root={root}", *overrides)
+        runs = [watch([*command, "--set", f"train.seed={seed}"]) for seed in range(seeds)]
     metrics = [run.result["metrics"] for run in runs]
-    names = [name for name in metrics[0] if name != "baselines"]
-    for name in names:
-        print_line("quality", name, [of_run[name] for of_run in metrics], "share", peak)
-    for baseline in metrics[0]["baselines"]:
-        for name in names:
-            values = [of_run["baselines"][baseline][name] for of_run in metrics]
-            print_line("quality", f"{baseline} {name}", values, "share", peak)
+    baselines = [of_run.pop("baselines") for of_run in metrics]
+    _print(runs, metrics, "share")
+    for who in baselines[0]:
+        _print(runs, [of_run[who] for of_run in baselines], "share", f"{who} ")
 
 
 # --- One seed of one data set, trained and measured.
@@ -243,28 +231,20 @@ def held_out_shares(train: Csr, held: Csr) -> list[dict[str, float]]:
         a random draw.
     """
     share = np.diff(held.offsets) / np.maximum(np.diff(held.offsets) + np.diff(train.offsets), 1)
-    items = np.concatenate([train.items, held.items])
-    p = np.concatenate([np.repeat(share, np.diff(part.offsets)) for part in (train, held)])
-    n_train, n_held = (np.bincount(c.items, minlength=c.n_items) for c in (train, held))
-    expected = np.bincount(items, p, train.n_items)
-    variance = np.bincount(items, p * (1 - p), train.n_items)
-    n = n_train + n_held
+    n_held = np.bincount(held.items, minlength=held.n_items)
+    n = n_held + np.bincount(train.items, minlength=held.n_items)
+    items, p = np.concatenate([[part.items, share[part.users]] for part in (train, held)], axis=1)
+    expected = np.bincount(items.astype(np.int64), p, held.n_items)
+    variance = np.bincount(items.astype(np.int64), p * (1 - p), held.n_items)
+    z = (n_held - expected) / np.sqrt(np.maximum(variance, 1e-12))
     lines = []
     for low, high in itertools.pairwise(_BORDERS):
         which = (n > 0) & (n >= low) & (n < high)
-        if not which.any():
-            continue
-        z = (n_held - expected)[which] / np.sqrt(np.maximum(variance[which], 1e-12))
-        lines.append(
-            {
-                "from": low,
-                "to": high,
-                "items": int(which.sum()),
-                "held_out": round(float(n_held[which].sum() / n[which].sum()), 4),
-                "expected": round(float(expected[which].sum() / n[which].sum()), 4),
-                "z_variance": round(float(z.var()), 2),
-            }
-        )
+        if which.any():
+            held_out, of_draw = (x[which].sum() / n[which].sum() for x in (n_held, expected))
+            line = {"held_out": held_out, "expected": of_draw, "z_variance": z[which].var()}
+            rounded = {name: round(float(value), 4) for name, value in line.items()}
+            lines.append({"from": low, "to": high, "items": int(which.sum()), **rounded})
     return lines
 
 

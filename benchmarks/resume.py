@@ -56,24 +56,24 @@ def main(
     train["hard_negatives"] = {"count": hard_negatives}
     if validation:
         train["validation"] = {"share": 0.02, "patience": None}
-    lost: list[float] = []
-    equal: list[float] = []
+    lost, equal = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_data_folder(Csr.drawn(2000, 3000, 30), root / "data")
         (root / "stage.json").write_text(json.dumps({"model": _MODEL, "train": train}))
         undisturbed = Training(root, "undisturbed", devices, processes)
         start_s = undisturbed.run_undisturbed()
+        n_steps = int(undisturbed.summary["steps"])
         while len(lost) < kills:
             # A process that is killed beside others is started again with them.
             most = min(1 if processes > 1 else kills_a_run, kills - len(lost))
             training = Training(root, f"killed_{len(equal)}", devices, processes)
-            lost += training.run_with_kills(most, draw, start_s, undisturbed.n_steps)
+            lost += training.run_with_kills(most, draw, start_s, n_steps)
             equal.append(float(training.is_same(undisturbed)))
             log(f"{len(lost)} kills, {equal}")
         for n in on:
             training = Training(root, f"moved_to_{n}", devices, processes)
-            training.run_half(undisturbed.n_steps // 2)
+            training.run_half(n_steps // 2)
             training.devices = n
             training.run_to_the_end()
             log(f"went on at {training.summary['resumed_at']}")
@@ -153,39 +153,28 @@ class Training:
     @property
     def summary(self) -> dict[str, Any]:
         """What the run says of itself."""
-        text = (self._folder / "model" / "training.json").read_text()
-        summary: dict[str, Any] = json.loads(text)
-        return summary
-
-    @property
-    def n_steps(self) -> int:
-        """Steps of the run."""
-        return int(self.summary["steps"])
-
-    @property
-    def weights(self) -> dict[str, bytes]:
-        """Content of each file of weights."""
-        folder = self._folder / "model" / "weights"
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
+        return dict(json.loads((self._folder / "model" / "training.json").read_text()))
 
     def is_same(self, other: Training) -> bool:
         """Returns whether two runs have the same curve, looks and weights, bit for bit."""
-        ours, theirs = self.summary, other.summary
-        keys = ("curve", "validation", "best_step")
-        return all(ours[key] == theirs[key] for key in keys) and self.weights == other.weights
+        (ours, our_weights), (theirs, their_weights) = self._result(), other._result()
+        return our_weights == their_weights and all(
+            ours[key] == theirs[key] for key in ("curve", "validation", "best_step")
+        )
+
+    def _result(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        weights = (self._folder / "model" / "weights").iterdir()
+        return self.summary, {path.name: path.read_bytes() for path in weights}
 
     def differences(self, other: Training) -> dict[str, float]:
         """Returns how far two runs are apart at the most: their losses, and their looks."""
         ours, theirs = self.summary, other.summary
-
-        def furthest(part: str, key: str) -> float:
-            pairs = zip(ours[part], theirs[part], strict=True)
-            return max(abs(a[key] - b[key]) for a, b in pairs)
-
-        looks = ("recall@10", "ndcg@10", "mrr") if ours["validation"] else ()
+        keys = {"loss": "curve"}
+        if ours["validation"]:
+            keys |= dict.fromkeys(("recall@10", "ndcg@10", "mrr"), "validation")
         return {
-            "loss": furthest("curve", "loss"),
-            **{name: furthest("validation", name) for name in looks},
+            key: max(abs(a[key] - b[key]) for a, b in zip(ours[part], theirs[part], strict=True))
+            for key, part in keys.items()
         }
 
     @contextlib.contextmanager
@@ -200,14 +189,10 @@ class Training:
         }
         words = words_of(config=self._root / "stage.json", data=self._root / "data")
         words += words_of(out=self._folder / "model", processes=self._n_processes)
+        command, own = module("recsys.train", *words), {**os.environ, **environment}
         with (
             (self._folder / "log.txt").open("ab") as file,
-            subprocess.Popen(
-                module("recsys.train", *words),
-                env={**os.environ, **environment},
-                stdout=file,
-                stderr=file,
-            ) as process,
+            subprocess.Popen(command, env=own, stdout=file, stderr=file) as process,
         ):
             yield process
 

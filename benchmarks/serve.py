@@ -3,10 +3,9 @@
 `recsys serve` and its clients share this machine. Users are drawn at random, and what
 they did is left out of their list. The lines of a round, for each `--items`:
 
-- `recall`: share of the exact best items that are among the answers of 200 users;
 - `p50`, `p99`: time of an answer where one client asks one user at a time [ms];
-- `rate`: answers of one user a second, of `--clients` that ask at once; and in rows/s,
-  with `--batch` users a request;
+- `rate`: answers of one user a second, of eight clients that ask at once; and in rows/s,
+  of two, with 64 users a request;
 - `swap`: requests that failed while another version was swapped in `--swaps` times, and
   requests in all;
 - `overload`: at five times the rate for `--overload-s`: answers other than 200, 429 and
@@ -34,16 +33,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
-import numpy as np
-import pyarrow.parquet as pq
 from typer import Option
 
 from benchmarks.measure import call, memory_mib, module, print_line, run, words_of
 
 ITEMS = [100_000]
-Bundle = Annotated[
-    Path | None, Option(help="One that is there, made for --users and one of --items.")
-]
+_CLIENTS, _BATCH = 8, 64
 _OVER = 5
 _ALLOWED = {"200", "429", "503"}
 _START_S = 600.0
@@ -52,29 +47,22 @@ _START_S = 600.0
 def main(
     items: list[int] = ITEMS,
     users: int = 10_000,
-    dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
-    k: Annotated[int, Option(help="Candidates of an answer.")] = 100,
     clusters: Annotated[int, Option(help="Of the items; 0: embeddings as drawn.")] = 0,
-    clients: int = 8,
-    batch: int = 64,
     seconds: Annotated[float, Option(help="Of each case.")] = 20.0,
     runs: int = 3,
     swaps: int = 0,
     swap_requests: Annotated[float, Option(help="At the least while swapping.")] = 0.0,
     overload_s: float = 0.0,
-    bundle: Bundle = None,
 ) -> None:
     """Measures each size."""
     for n_items in items:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "serving" / "world"
-            sizes = {"users": users, "items": n_items, "dim": dim, "k": k, "clusters": clusters}
-            made = bundle or make_bundle(Path(name) / "bundle", **sizes)
-            shutil.copytree(made, folder / "1")
-            with running(folder, users, f"items={n_items} dim={dim} k={k}") as server:
+            sizes = {"users": users, "items": n_items, "clusters": clusters}
+            shutil.move(make_bundle(Path(name) / "bundle", **sizes), folder / "1")
+            with running(folder, users, f"items={n_items} dim=64 k=100") as server:
                 server.wait_for(1)
-                server.print("recall", [server.recall()], "share")
-                rate = measure_answers(server, clients, batch, seconds, runs)
+                rate = measure_answers(server, seconds, runs)
                 if swaps:
                     measure_swaps(server, swaps, swap_requests)
                 if overload_s:
@@ -89,31 +77,26 @@ def make_bundle(out: Path, **sizes: int) -> Path:
     return out
 
 
-def measure_answers(server: Server, clients: int, batch: int, seconds: float, runs: int) -> float:
+def measure_answers(server: Server, seconds: float, runs: int) -> float:
     """Prints times and rates; returns the requests of one user that are answered [1/s]."""
     server.ask(seconds=3)  # The first answers are slow.
 
-    def answered(**load: int) -> list[dict[str, Any]]:
-        rounds = [server.ask(seconds=seconds, **load) for _ in range(runs)]
-        for answers in rounds:
-            if set(answers["statuses"]) != {"200"} or answers["errors"]:
-                raise RuntimeError(
-                    f"not all was answered: {answers['statuses']} {answers['errors']}"
-                )
+    def answered(clients: int, batch: int = 1) -> list[dict[str, Any]]:
+        load = {"seconds": seconds, "clients": clients, "batch": batch}
+        rounds = [server.ask(**load) for _ in range(runs)]
+        wrong = [a for a in rounds if set(a["statuses"]) != {"200"} or a["errors"]]
+        if wrong:
+            raise RuntimeError(f"not all was answered: {wrong[0]['statuses']} {wrong[0]['errors']}")
         return rounds
 
-    single = answered()
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        values = [_quantile(answers["times_ms"], share) for answers in single]
-        server.print(f"{name} batch=1 clients=1", values, "ms")
-    many = answered(clients=clients)
+    single, many, large = answered(1), answered(_CLIENTS), answered(2, _BATCH)
+    for rounds, n, percent in ((single, 1, 50), (single, 1, 99), (many, _CLIENTS, 99)):
+        values = [_quantile(answers["times_ms"], percent / 100) for answers in rounds]
+        server.print(f"p{percent} batch=1 clients={n}", values, "ms")
     rates = [len(answers["times_ms"]) / answers["seconds"] for answers in many]
-    server.print(f"rate batch=1 clients={clients}", rates, "requests/s")
-    values = [_quantile(answers["times_ms"], 0.99) for answers in many]
-    server.print(f"p99 batch=1 clients={clients}", values, "ms")
-    many = answered(clients=2, batch=batch)
-    rows = [len(answers["times_ms"]) * batch / answers["seconds"] for answers in many]
-    server.print(f"rate batch={batch} clients=2", rows, "rows/s")
+    server.print(f"rate batch=1 clients={_CLIENTS}", rates, "requests/s")
+    rows = [len(answers["times_ms"]) * _BATCH / answers["seconds"] for answers in large]
+    server.print(f"rate batch={_BATCH} clients=2", rows, "rows/s")
     return statistics.median(rates)
 
 
@@ -169,9 +152,6 @@ def _quantile(values: list[float], share: float) -> float:
 # --- A `recsys serve` as a process, and requests to it.
 
 
-_USERS = 200
-
-
 class Server:
     """A server that runs.
 
@@ -219,37 +199,6 @@ class Server:
         """Runs a client to its end; returns what `ask_server` does."""
         return self.start(**load).result()
 
-    def recall(self) -> float:
-        """Returns the share of the exact best items that are among the answers [0..1].
-
-        The exact ones are computed here, from the embeddings that the server gives of its
-        queries and those of the bundle's items, without what the users did.
-        """
-        bundle = self.folder / "1"
-        users = [f"u{n}" for n in range(1, min(self._n_users, _USERS) + 1)]
-        stored = {"user_id": users, "history": [[""]] * len(users)}
-        queries = np.array(self._predict("embed_query", stored), np.float32)
-        unseen = {**stored, "exclude_seen": [True] * len(users)}
-        answers = self._predict("recommend", unseen)["candidate_ids"]
-        histories = self._predict("stored_history", {"user_id": users})["item_ids"]
-        items = np.load(bundle / "item_embeddings.npy", mmap_mode="r")
-        ids = ["", *pq.read_table(bundle / "titles.parquet", columns=["id"])["id"].to_pylist()]
-        row_of = {id_: row for row, id_ in enumerate(ids) if id_}
-        hits, n = 0, 0
-        for query, answer, history in zip(queries, answers, histories, strict=True):
-            scores = items @ query
-            scores[[0, *(row_of[id_] for id_ in history if id_)]] = -np.inf
-            least = np.partition(scores, -len(answer))[-len(answer)]
-            # By their scores: of items that have the same one, any is as good.
-            hits += int((scores[[row_of[id_] for id_ in set(answer)]] >= least).sum())
-            n += len(answer)
-        return hits / n
-
-    def _predict(self, signature: str, inputs: dict[str, Any]) -> Any:
-        body = {"signature_name": signature, "inputs": inputs}
-        answer = httpx.post(f"{self._url}/v1/models/world:predict", json=body, timeout=120)
-        return answer.raise_for_status().json()["outputs"]
-
 
 @contextlib.contextmanager
 def running(folder: Path, n_users: int, case: str) -> Iterator[Server]:
@@ -270,7 +219,8 @@ def running(folder: Path, n_users: int, case: str) -> Iterator[Server]:
 # --- A client, in a process of its own.
 
 
-_HEADERS = "POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {size}\r\n\r\n"
+_PATH = "/v1/models/world:predict"
+_HEADERS = f"POST {_PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {{size}}\r\n\r\n"
 
 
 def ask_server(
@@ -315,8 +265,7 @@ class Connection:
         self._port, self._n_users, self._batch = port, n_users, batch
         self._random = random.Random(0)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self.statuses: collections.Counter[str] = collections.Counter()
-        self.errors: collections.Counter[str] = collections.Counter()
+        self.statuses, self.errors = collections.Counter[str](), collections.Counter[str]()
         self.times_ms: list[float] = []
 
     async def ask(self) -> None:
@@ -344,18 +293,15 @@ class Connection:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
-        writer.write(self._request())
+        users = [f"u{self._random.randrange(1, self._n_users)}" for _ in range(self._batch)]
+        rows = [{"user_id": user, "history": [""], "exclude_seen": True} for user in users]
+        body = json.dumps({"signature_name": "recommend", "instances": rows})
+        writer.write((_HEADERS.format(size=len(body)) + body).encode())
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
         if b"connection: close" in head:
             await self.close()
         return head.split()[1].decode()
-
-    def _request(self) -> bytes:
-        users = [f"u{self._random.randrange(1, self._n_users)}" for _ in range(self._batch)]
-        rows = [{"user_id": user, "history": [""], "exclude_seen": True} for user in users]
-        body = json.dumps({"signature_name": "recommend", "instances": rows})
-        return (_HEADERS.format(path="/v1/models/world:predict", size=len(body)) + body).encode()
 
 
 async def _closed(connections: list[Connection], seconds: float, requests: float) -> None:

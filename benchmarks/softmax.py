@@ -25,7 +25,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from unittest import mock
 
 os.environ["KERAS_BACKEND"] = "jax"  # Before anything imports Keras.
@@ -40,10 +40,8 @@ from recsys import kernels, registry
 from recsys.losses import Loss
 
 TEMPERATURE = 0.05
-_ITEMS = 100_000
+_ITEMS, _DIM = 100_000, 64
 _PLAIN_BYTES = 2**30
-_SECONDS = 60.0
-_FEWEST = 3
 _BATCHES = [4096, 16384, 65536]
 _KNOWN = [0, 50]
 _LOSSES = ["sampled_softmax"]
@@ -54,27 +52,24 @@ Run = Callable[[], Any]
 
 def main(
     batch: list[int] = _BATCHES,
-    dim: int = 64,
     negatives: Annotated[int, Option(help="Candidates beside the batch's own.")] = 0,
     known: list[int] = _KNOWN,
     loss: Annotated[list[str], Option(help="Names of losses, or JSON with options.")] = _LOSSES,
-    runs: Annotated[int, Option(help="Of each; fewer if they take minutes.")] = 15,
-    seed: int = 0,
+    runs: int = 15,
 ) -> None:
     """Measures all ways of each case, and prints the lines."""
     losses = {_title(text): _read(text) for text in loss}
     for n, n_known in itertools.product(batch, known):
-        case = f"batch={n} dim={dim}"
+        case = f"batch={n} dim={_DIM}"
         case += f" negatives={negatives}" if negatives else ""
         case += f" known={n_known}" if n_known else ""
-        flop = 3 * 2 * n * (n + negatives) * dim
-        compare(case, flop, batch_of(n, dim, n_known, seed, negatives), runs, losses)
+        flop = 3 * 2 * n * (n + negatives) * _DIM
+        compare(case, flop, batch_of(n, n_known, negatives), runs, losses)
 
 
 def _read(text: str) -> Loss:
     value = json.loads(text) if text.startswith("{") else text
-    loss: Loss = registry.Choice("loss").read(value)
-    return loss
+    return cast(Loss, registry.Choice("loss").read(value))
 
 
 def _title(text: str) -> str:
@@ -84,16 +79,16 @@ def _title(text: str) -> str:
     return "-".join([options.pop("type"), *(f"{k}={v}" for k, v in options.items())])
 
 
-def batch_of(batch: int, dim: int, n_known: int, seed: int, negatives: int = 0) -> Arrays:
+def batch_of(batch: int, n_known: int, negatives: int) -> Arrays:
     """Returns query, candidate, item_row, log_q and known, as losses take them."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n_candidates = batch + negatives
-    unit = rng.normal(size=(batch + n_candidates, dim)).astype(np.float32)
+    unit = rng.normal(size=(batch + n_candidates, _DIM)).astype(np.float32)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     log_q = np.log(rng.uniform(1e-6, 1e-2, n_candidates)).astype(np.float32)
     drawn = rng.integers(1, _ITEMS, negatives).astype(np.int32)
-    item_row = np.concatenate([_zipf(batch, seed), drawn])
-    known = _zipf(batch * n_known, seed + 1).reshape(batch, n_known)
+    item_row = np.concatenate([_zipf(batch, 0), drawn])
+    known = _zipf(batch * n_known, 1).reshape(batch, n_known)
     arrays = (unit[:batch], unit[batch:], item_row, log_q, known)
     return tuple(jnp.asarray(x) for x in arrays)
 
@@ -141,10 +136,7 @@ def compare(case: str, flop: int, arrays: Arrays, runs: int, losses: dict[str, L
         way()
         memory[name] = peak_rss_mib() - before
     times: dict[str, list[float]] = {name: [] for name in compiled}
-    began = time.perf_counter()
-    for done in range(runs):
-        if done >= _FEWEST and time.perf_counter() - began > _SECONDS:
-            break
+    for _ in range(runs):
         for name, way in compiled.items():
             started = time.perf_counter()
             way()

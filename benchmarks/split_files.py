@@ -32,7 +32,7 @@ import itertools
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,7 +44,15 @@ from recsys.config import RESERVED_FEATURE_NAMES, Order
 MOST_TOKENS = 64
 ANSWERS = {"fullrank": "test", "loo_neg": "candidates", "loo_full": "target"}
 """What a part of each type names beside `train`."""
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    zipfile.BadZipFile,
+)
 _FEWEST_OF_A_TOKEN = 2.0
 T = TypeVar("T")
 
@@ -293,21 +301,15 @@ def _attributes(path: Path) -> dict[str, dict[int, list[str]]]:
 
 
 def _columns(path: Path, key: str) -> dict[str, dict[int, list[str]]]:
-    if not path.exists():
-        return {}
+    """Returns the tokens of each column but `key`, by the number that `key` holds."""
 
-    def read() -> tuple[Iterable[str], list[dict[str, str]]]:
+    def read() -> dict[str, dict[int, list[str]]]:
         with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            return reader.fieldnames or (), list(reader)
+            rows = list(csv.DictReader(file))
+        return {
+            name: {int(row[key]): [t for t in row[name].split("|") if t] for row in rows}
+            for name in rows[0]
+            if name != key
+        }
 
-    names, rows = _read(path, read)
-    return {
-        name: _read(path, lambda: {int(row[key]): _bag(row[name]) for row in rows})  # noqa: B023
-        for name in names
-        if name != key
-    }
-
-
-def _bag(text: str) -> list[str]:
-    return [token for token in text.split("|") if token]
+    return _read(path, read) if path.exists() else {}

@@ -50,18 +50,16 @@ def main(
     dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
     k: Annotated[int, Option(help="Candidates of an answer.")] = 100,
     clusters: Annotated[int, Option(help="Of the items; 0: weights as drawn.")] = 0,
-    name: str = "world",
-    seed: int = 0,
 ) -> None:
     """Writes the bundle, and beside it what it was made of."""
     work = out.parent / f"{out.name}.work"
     inputs = write_data(work / "data", users, items)
     config = TwoTowerConfig(dim=dim, history=8, widths=() if clusters else (dim,))
-    write_model(work, TrainStage(model=config), inputs, seed, clusters)
+    write_model(work, TrainStage(model=config), inputs, clusters)
     # Imports TensorFlow.
     from recsys.bundles.export import Sources, export
 
-    stage = ExportStage(name=name, export=ExportConfig(k=k))
+    stage = ExportStage(name="world", export=ExportConfig(k=k))
     print(json.dumps(export(stage, Sources(work / "model", work / "data"), out)))
 
 
@@ -73,14 +71,12 @@ def write_data(folder: Path, n_users: int, n_items: int) -> ModelInputs:
     return ModelInputs.open(folder)
 
 
-def write_model(
-    work: Path, stage: TrainStage, inputs: ModelInputs, seed: int, clusters: int = 0
-) -> None:
+def write_model(work: Path, stage: TrainStage, inputs: ModelInputs, clusters: int = 0) -> None:
     """Writes a model folder whose towers were never trained."""
     spec = ModelSpec.for_data(stage.model, inputs.users.n_rows, inputs.catalogue)
     model = TwoTower(spec)
     model.build()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for variable in model.weights:  # As drawn, whatever the layers begin with.
         variable.assign(0.1 * rng.standard_normal(variable.shape, np.float32))
     if clusters:
@@ -131,16 +127,15 @@ def wide(
     rows: Annotated[int, Option(help="Of the users' table.")],
     items: int = 1000,
     dim: Annotated[int, Option(help="Width of the embeddings [floats].")] = 64,
-    seed: int = 0,
 ) -> None:
     """Writes `data/`, `model/` and `export.json`."""
     inputs = write_data(out / "data", min(_USERS, rows - 1), items)
     config = TwoTowerConfig(dim=dim, history=8, widths=(dim,))
-    write_model(out, TrainStage(model=config), inputs, seed)
+    write_model(out, TrainStage(model=config), inputs)
     file = out / "model" / "vocabulary" / "users.parquet"
     widened(Vocabulary.load(file), rows).save(file)
     shutil.copy(file, out / "data" / "vocabulary")
-    widen(out / "model", rows, seed)
+    widen(out / "model", rows)
     (out / "export.json").write_text(json.dumps({"name": "wide", "export": {"k": 100}}))
 
 
@@ -154,14 +149,14 @@ def widened(users: Vocabulary, rows: int) -> Vocabulary:
     return Vocabulary(ids, counts)
 
 
-def widen(model: Path, rows: int, seed: int) -> None:
+def widen(model: Path, rows: int) -> None:
     """Makes the users' table of a model folder `rows` long; its first rows stay."""
     summary = json.loads((model / "model.json").read_text())
     paths = [variable["path"] for variable in summary["variables"]]
     (number,) = [n for n, path in enumerate(paths) if path.endswith(_TABLE)]
     path = model / "weights" / f"{number}.npy"
     first = np.load(path)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     block = rng.standard_normal((_BLOCK_ROWS, first.shape[1]), np.float32)
     with path.open("wb") as file:
         shape = (rows, first.shape[1])

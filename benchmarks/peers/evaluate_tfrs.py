@@ -31,23 +31,18 @@ USERS = 128
 """Users of a block; of 32 to 512 the fastest, or as fast."""
 
 
-def metric(candidates: tf.Tensor, batch: int) -> tfrs.metrics.FactorizedTopK:
-    """Returns the metric over batches of candidates; 0: over all at once."""
-    if batch:
-        source = tf.data.Dataset.from_tensor_slices(candidates).batch(batch)
-    else:
-        source = tfrs.layers.factorized_top_k.BruteForce(k=max(KS)).index(candidates)
-    return tfrs.metrics.FactorizedTopK(candidates=source, ks=KS)
-
-
 def main(batch: int, **case: Any) -> dict[str, float]:
-    """Returns the time of all users, with so many candidates of a batch."""
+    """Returns the time of all users, with so many candidates of a batch; 0: all at once."""
     data = draw(**case)
     candidates = tf.constant(data.candidates[1:])
     # A query for each positive.
     query = tf.repeat(tf.constant(data.query), data.positives.shape[1], axis=0)
     positive = tf.constant(data.positives.reshape(-1) - 1)
-    topk = metric(candidates, batch)
+    if batch:
+        source = tf.data.Dataset.from_tensor_slices(candidates).batch(batch)
+    else:
+        source = tfrs.layers.factorized_top_k.BruteForce(k=max(KS)).index(candidates)
+    topk = tfrs.metrics.FactorizedTopK(candidates=source, ks=KS)
 
     @tf.function(reduce_retracing=True)
     def update(query: tf.Tensor, positive: tf.Tensor) -> None:

@@ -79,15 +79,12 @@ class StepClock:
         measured = self._ends[(self._n_warm or 1) - 1 :][: self._steps + 1]
         return [float(ms) for ms in np.diff(measured) * 1000]
 
-    def report(
-        self, state_bytes: int, packages: Sequence[str], sent: tuple[float, float] = (0.0, 0.0)
-    ) -> dict[str, Any]:
+    def report(self, state_bytes: int, packages: Sequence[str]) -> dict[str, Any]:
         """Returns the figures of this process.
 
         Args:
             state_bytes: Bytes of the tables and of their slots.
             packages: Distributions whose versions belong to the figures.
-            sent: Bytes that a device sends to others in a step, and the least it could.
         """
         return {
             "step_ms": self.step_ms,
@@ -95,8 +92,6 @@ class StepClock:
             "state_bytes": state_bytes,
             "peak_rss_mib": peak_rss_mib(),
             "versions": {name: importlib.metadata.version(name) for name in packages},
-            "sent_bytes": sent[0],
-            "least_bytes": sent[1],
         }
 
     def adagrad_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 FAISS's IVF with 8 bits a number (Jégou, Douze and Schmid, "Product quantization for
 nearest neighbor search", 2011, section 4, each number rounded for itself). The caller
-computes the exact scores of what it finds. Chosen by `python -m benchmarks.index`.
+computes the exact scores of what it finds. docs/serving.md says why FAISS.
 
 What is kept of it is three plain arrays, and not FAISS's own file: that is read by C++
 that trusts it, while a bundle may be hostile. The rounded vectors are made
