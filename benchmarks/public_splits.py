@@ -141,6 +141,12 @@ class Split:
     user_tokens: Bags = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def rule(self) -> SplitRule:
+        """How the rest was held out, as a store says it, so that validation can draw alike."""
+        is_last = self.protocol != "fullrank" and self.order != "none"
+        return SplitRule("last_out" if is_last else "random", self.order)
+
     def __str__(self) -> str:
         order = {"none": "without an order", "file": "in order", "time": "with times"}[self.order]
         return (
@@ -158,7 +164,7 @@ def write_data_folder(
     user_tokens: Bags | None = None,
     titles: Sequence[str] | None = None,
     first_id: int = 0,
-    order: Order = "time",
+    rule: SplitRule = BY_TIME,
     times: np.ndarray | None = None,
 ) -> None:
     """Writes store, vocabularies, catalogue and features into `folder`.
@@ -172,7 +178,7 @@ def write_data_folder(
         user_tokens: Tokens of each user, by feature.
         titles: Title of each item; its id by default.
         first_id: Number in the id of the first user and of the first item.
-        order: What orders the events, as the store says it.
+        rule: How the held-out events were split off, and what orders the events.
         times: Time of each event `[entries]` [seconds since 1970]; by default its place
             among its user's.
     """
@@ -184,8 +190,7 @@ def write_data_folder(
     if times is None:
         times = np.arange(len(train.items)) - train.offsets[train.users]
     events = _events(train, pa.array(ids["users"]), times.astype(np.int64))
-    rule = BY_TIME if order == "time" else SplitRule(split="given", order=order)
-    cut = int(times.max(initial=0)) + 1 if order == "time" else 0
+    cut = int(times.max(initial=0)) + 1 if rule.order == "time" else 0
     write_store(folder / "store", cut, events, events.slice(0, 0), rule)
     (folder / "vocabulary").mkdir()
     counts = np.diff(train.offsets), np.bincount(train.items, minlength=n_items)

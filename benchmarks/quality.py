@@ -178,7 +178,7 @@ def _trained(split: Split, stage: TrainStage, folder: Path) -> tuple[TrainedMode
     has_towers = getattr(stage.model, "widths", ()) is not None  # They read the features.
     of_items, of_users = (split.item_tokens, split.user_tokens) if has_towers else ({}, {})
     data = folder / "data"
-    write_data_folder(split.train, data, of_items, of_users, order=split.order, times=split.times)
+    write_data_folder(split.train, data, of_items, of_users, rule=split.rule, times=split.times)
     config = folder / "stage.json"
     config.write_text(stage.model_dump_json())
     words = words_of(config=config, data=data, out=folder / "model")

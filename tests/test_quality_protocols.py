@@ -203,9 +203,25 @@ def test_times_order_events_and_go_into_the_store(tmp_path):
     write_fullrank(tmp_path, times="times.npy")
     split = read_split(tmp_path, "test")
     assert (lists_of(split.train), split.order) == ([[2, 0], [1, 3], [3]], "time")
-    write_data_folder(split.train, tmp_path / "data", order=split.order, times=split.times)
+    write_data_folder(split.train, tmp_path / "data", rule=split.rule, times=split.times)
     log = InteractionStore.open(tmp_path / "data" / "store").train
     assert np.asarray(log.timestamp).tolist() == [60, 70, 50, 90, 5]
+
+
+def test_a_store_says_how_the_test_part_was_drawn_so_that_validation_draws_alike(tmp_path):
+    drawn = {}
+    for write in (write_fullrank, write_loo_neg, write_loo_full):
+        write(tmp_path)
+        split = read_split(tmp_path, "test")
+        folder = tmp_path / write.__name__
+        write_data_folder(split.train, folder, rule=split.rule)
+        rule = InteractionStore.open(folder / "store").split
+        drawn[split.protocol] = (rule.split, rule.order)
+    assert drawn == {
+        "fullrank": ("random", "none"),
+        "loo_neg": ("random", "none"),
+        "loo_full": ("last_out", "file"),
+    }
 
 
 def test_features_are_read_from_the_files_that_are_there(tmp_path):
