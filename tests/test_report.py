@@ -18,9 +18,7 @@ from report_evaluation import TITLES, evaluation, metrics
 from report_run import CONFIG, GROWTH, VALIDATION, Run, Text, text_of
 
 from recsys.data.catalogue import FeatureBags, save_features
-from recsys.data.vocabulary import Vocabulary
 from recsys.report.run_report import write_report
-from recsys.report.span_words import spans_in_words, spans_of
 
 SCRIPT = "<script>alert('pwned')</script>"
 
@@ -90,14 +88,6 @@ def test_a_loss_is_shown_as_a_loss_in_words_and_in_colours_of_both_schemes(run: 
     assert style.partition("prefers-color-scheme: dark")[2].partition("}")[0].count("--bad:") == 1
 
 
-def test_a_rule_without_an_interval_is_words_alone(run: Run) -> None:
-    rule = {"metric": "auc", "against": "ials", "passed": False, "text": "iALS was not measured"}
-    run.evaluate(verdict={"blessed": False, "sentence": "no", "rules": [rule]})
-    page = run.report(pushed=None)
-    assert "✗ failed iALS was not measured" in text_of(page)
-    assert "<svg" not in page.partition('class="rules"')[2].partition("</ul>")[0]
-
-
 def test_figures_stand_beside_every_baseline(run: Run) -> None:
     page = run.report()
     text = text_of(page)
@@ -164,36 +154,6 @@ def test_slices_stand_by_kind_and_those_of_few_users_are_flagged(run: Run) -> No
     assert "items of the head 79 3,476 events 0.241" in text
     assert "fewer than 50" in text
     assert section(page, "slices").count('<svg class="interval"') == 11
-
-
-def test_popularity_is_drawn_against_what_is_recommended(run: Run) -> None:
-    exposure = {
-        "k": 10,
-        "points": [[0, 0], [0, 5], [10, 0], [1000, 100]],
-        "bins": [
-            {"from": 0, "to": 0, "items": 2, "training_share": 0.0, "recommended_share": 0.05},
-            {"from": 8, "to": 15, "items": 1, "training_share": 0.01, "recommended_share": 0.0},
-            {"from": 512, "to": 1023, "items": 1, "training_share": 0.99,
-             "recommended_share": 0.95},
-        ],
-    }  # fmt: skip
-    run.evaluate(exposure=exposure)
-    part = section(run.report(), "exposure")
-    wide = re.findall(r"<svg.*?</svg>", part)[0]
-    assert wide.count("<circle") == 4
-    assert 'class="even"' in wide
-    text = plain(text_of(f"<div>{part}</div>"))
-    assert "4 items, each by its training events" in text
-    assert "2 (50.0 %) are in none" in text
-    assert "0 training events 2 items 0.0 % 5.0 %" in text
-    assert "512 to 1,023 training events 1 item 99.0 % 95.0 %" in text
-    # Of a part of the items nobody knows the slope.
-    exposure["bins"][0]["items"] = 300
-    run.evaluate(exposure=exposure)
-    part = section(run.report(), "exposure")
-    assert 'class="even"' not in part
-    assert "4 of 302 items, the most shown and some others, each by" in part
-    assert "in none" not in part
 
 
 def test_sampled_figures_are_marked(run: Run) -> None:
@@ -306,12 +266,6 @@ def test_damaged_spans_are_said_in_words(run: Run, content: str) -> None:
     assert "Spans This part can't be shown" in text_of(run.report())
 
 
-def test_many_spans_of_a_kind_are_counted() -> None:
-    spans = [span(day, "read", new=True, late=day < 5) for day in range(1, 8)]
-    assert spans_in_words(spans_of(spans)) == ["7 new", "late: 2026-01-01, 2026-01-02 and 2 more"]
-    assert spans_in_words(None) == []
-
-
 def test_what_was_carried_over_is_shown_by_table(run: Run) -> None:
     rows = {"rows": 100, "kept": 90, "new": 8, "reset": 2, "neighbours": 6, "dropped": 1}
     warm_start = {
@@ -367,15 +321,6 @@ def test_the_old_model_stands_beside_the_new(run: Run) -> None:
     assert part.count('class="new-mark">new<') == 1 + 3 * 2  # In the text, and two a user.
 
 
-def test_without_an_old_model_nothing_is_new(run: Run) -> None:
-    examples = [{**one, "blessed_recommended": None} for one in evaluation()["examples"]]
-    run.evaluate(examples=examples)
-    part = section(run.report(), "users")
-    assert "new-mark" not in part
-    assert "last blessed" not in part
-    assert part.count('class="hit"') == 3
-
-
 def test_neighbours_are_the_nearest_by_cosine(run: Run) -> None:
     part = run.report().partition('id="neighbours"')[2].partition("</section>")[0]
     cards = [
@@ -389,16 +334,6 @@ def test_neighbours_are_the_nearest_by_cosine(run: Run) -> None:
     assert set(named[0][1:4]) == set(TITLES[1:4])
     assert not {card[0] for card in named[1:]} & set(TITLES[:4])
     assert all(len(card) == 6 for card in named)
-
-
-def test_versions_fingerprints_and_config_are_there(run: Run) -> None:
-    text = text_of(run.report())
-    assert "keras 3.15.1 tensorflow 2.21.0" in text
-    assert "name: movielens-small" in text
-    fingerprint = Vocabulary.load(run.model / "vocabulary" / "items.parquet").fingerprint()
-    assert fingerprint in text
-    assert "code " + "0123abcd" * 8 in text
-    assert "files 2 size 3.8 MB largest difference from the trainer 8.3e-08" in text
 
 
 def test_the_page_needs_nothing_from_outside(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,6 @@ from recsys import formats
 from recsys.report import run_figures
 from recsys.report.charts import (
     Estimate,
-    Scale,
-    Series,
-    decades,
-    draw_cloud,
-    draw_curve,
-    draw_lines,
     shared_range,
     thin_out,
     ticks,
@@ -107,46 +100,6 @@ def test_thinning_keeps_the_ends_and_means_the_rest() -> None:
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
     assert thinned[1] == (50.5, 0.5)
     assert thin_out(points, 2000) == points
-
-
-@pytest.mark.parametrize("n", [1, 2, 5000])
-def test_the_curve_stays_within_its_picture(n: int) -> None:
-    points = [(float(i + 1), 5.0 / (i + 1)) for i in range(n)]
-    picture = draw_curve(points, (350, 210), "the loss", best=1.0)
-    coordinates = re.findall(
-        r"([\d.-]+),([\d.-]+)", "".join(re.findall(r'points="(.*?)"', picture))
-    )
-    coordinates += re.findall(r'cx="(.*?)" cy="(.*?)"', picture)
-    assert coordinates
-    assert all(0 <= float(x) <= 350 and 0 <= float(y) <= 210 for x, y in coordinates)
-
-
-def test_no_points_make_no_picture() -> None:
-    assert draw_curve([], (300, 200), "the loss") == ""
-    assert draw_lines([Series(0, [(1.0, None)])], [], "none", (300, 200)) == ""
-    assert draw_cloud([], (300, 200), ("x", "y"), "none") == ""
-
-
-@pytest.mark.parametrize(
-    ("scale", "value", "place"),
-    [
-        (Scale(0, 10, 0, 100), 2.5, 25.0),
-        (Scale(0, 10, 100, 0), 2.5, 75.0),
-        (Scale(1, 100, 0, 100, is_log=True), 10, 50.0),
-        (Scale(-1, 1, 20, 40), 0, 30.0),
-    ],
-    ids=["linear", "up", "log", "around-zero"],
-)
-def test_a_scale_turns_numbers_into_places(scale: Scale, value: float, place: float) -> None:
-    assert scale.at(value) == place
-
-
-@pytest.mark.parametrize(
-    ("high", "expected"),
-    [(0, [1, 10]), (1, [1, 10]), (10, [1, 10]), (11, [1, 10, 100]), (1000, [1, 10, 100, 1000])],
-)
-def test_decades_reach_the_highest(high: float, expected: list[float]) -> None:
-    assert decades(high) == expected
 
 
 def test_one_scale_holds_all_figures_and_zero_but_no_interval_without_bounds() -> None:
