@@ -17,7 +17,10 @@ SYNC = "uv sync --all-extras"
 INSTALL_TFX = "python -m recsys.distribution | pip install --no-deps -r /dev/stdin"
 """Installs the TFX packages beside a wheel that was installed with its extra `all`."""
 
-_BY_PIP = ("serve",)  # The others need the overrides of pyproject.toml, which pip doesn't read.
+_BY_PIP = (
+    "serve",
+    "tune",
+)  # The others need the overrides of pyproject.toml, which pip doesn't read.
 _OF_EVERY_PYTHON = {
     "tfx": "1.21.0",
     "ml-pipelines-sdk": "1.21.0",
@@ -39,7 +42,7 @@ def tfx_requirements(python: tuple[int, int] = sys.version_info[:2]) -> list[str
 def install_extra(extra: str) -> str:
     """Returns the sentence that helps where packages of `extra` are missing."""
     if not _is_clone():
-        tfx = "" if extra == "serve" else f", then: {INSTALL_TFX}"
+        tfx = "" if extra in _BY_PIP else f", then: {INSTALL_TFX}"
         return f"Install the wheel with its extras: pip install 'WHEEL[all]'{tfx}."
     by_pip = f", or: pip install '{NAME}[{extra}] @ file:///path/to/clone'"
     return f"Install the extra {extra}, in your clone: {SYNC}{by_pip if extra in _BY_PIP else ''}."

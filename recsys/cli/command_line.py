@@ -233,6 +233,55 @@ def train(
 
 
 @app.command()
+def tune(
+    data: Data,
+    config: ConfigArgument = None,
+    minutes: Annotated[
+        float, Option(min=0.01, help="What all trials may take, those of earlier calls too.")
+    ] = 60.0,
+    vary: Annotated[
+        list[str] | None,
+        Option(
+            metavar="KEY=RANGE",
+            help="Vary a key: log:0.001..0.1, 16..256, 64..512/64 or mean|attention; repeatable.",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None, Option(metavar="FILE", help="YAML that maps keys to ranges.")
+    ] = None,
+    study: Annotated[str, Option(metavar="NAME", help="Name of the study.")] = "study",
+    trials: Annotated[int | None, Option(min=1, help="Number of trials, at the most.")] = None,
+    pruner: Annotated[
+        Literal["median", "hyperband", "none"], Option(help="What ends poor trials early.")
+    ] = "median",
+    seed: Annotated[int, Option(min=0, help="Random seed of the trials' settings.")] = 0,
+    sets: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Try settings of model and training within a time budget, and write the best config.
+
+    Trials are compared on validation alone; the held-out part of the data is never read.
+    A study that was stopped or killed goes on when the same command is started again.
+    Without --vary and --space the usual settings of the two towers are varied.
+    """
+    from recsys.cli import tune as command
+
+    command.tune(
+        config,
+        sets or [],
+        data,
+        study,
+        minutes,
+        vary or [],
+        space,
+        trials,
+        pruner,
+        seed,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def evaluate(
     data: Data,
     out: Out,

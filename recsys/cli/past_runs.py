@@ -14,6 +14,7 @@ from rich.text import Text
 from recsys.bundles.bundle import manifest_digest, read_manifest
 from recsys.cli.stages import call_pipeline
 from recsys.cli.terminal import Console, fitted_console, plain_size, titled_table
+from recsys.cli.tune import settings
 from recsys.config.load import load_config
 from recsys.formats import (
     change,
@@ -29,9 +30,16 @@ from recsys.formats import (
 from recsys.report.span_words import spans_in_words
 from recsys.runs.summary import read_summaries
 from recsys.system.source_version import version_text
+from recsys.tuning.study_records import read_records
 
 _WIDTH = 130  # Where there is no terminal.
-_COLOURS = {"blessed": "green", "refused": "yellow", "failed": "red", "interrupted": "red"}
+_COLOURS = {
+    "blessed": "green",
+    "best": "green",
+    "refused": "yellow",
+    "failed": "red",
+    "interrupted": "red",
+}
 _DATABASE = "metadata.sqlite"
 _SHOWN_FILES = 10
 _GONE = "no longer there"
@@ -51,9 +59,11 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
     """
     folder = root or Path(load_config(config).root)
     nights, damaged = read_summaries(folder, most)
+    studies = read_records(folder)
     if as_json:
         listed = [{"record": record, "why": why} for record, why in damaged]
-        print(json.dumps({"root": str(folder), "runs": nights, "damaged": listed}))
+        content = {"root": str(folder), "runs": nights, "damaged": listed, "studies": studies}
+        print(json.dumps(content))
         return
     console = fitted_console(_WIDTH)
     if nights:
@@ -62,6 +72,23 @@ def runs(config: Path | None, root: Path | None, most: int, *, as_json: bool) ->
         console.write_line(f"No run has left a record in {folder}.")
     for record, why in damaged:
         console.write_line(f"{record} can't be read: {why}", "yellow")
+    for study in studies:
+        console.print(_trials_table(study, most))
+
+
+def _trials_table(study: Mapping[str, Any], most: int) -> Table:
+    """Returns the newest trials of a study."""
+    title = f"Trials of the study {study['name']}"
+    table = titled_table(title, "trial", "took", "state", study["metric"], "settings")
+    for trial in study["trials"][::-1][:most]:
+        state = "best" if trial["number"] == study["best"] else trial["state"]
+        measured = "" if trial["value"] is None else figure(trial["value"])
+        cells = [str(trial["number"]), duration(trial["seconds"]), state, measured]
+        cells.append(settings(trial["parameters"]))
+        row = [Text(cell) for cell in cells]
+        row[2].stylize(_COLOURS.get(state, ""))
+        table.add_row(*row)
+    return table
 
 
 def _runs_table(folder: Path, nights: list[dict[str, Any]]) -> Table:

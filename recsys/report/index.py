@@ -17,6 +17,7 @@ from recsys.report.run_artifacts import MissingError
 from recsys.report.runs import RUNS, read_result, read_steps, state_of
 from recsys.report.span_words import spans_in_words, spans_of
 from recsys.system.commit import commit_text
+from recsys.tuning.study_records import FOLDER, PAGE, read_records
 
 INDEX = "index.html"
 _MOST_OPEN = 60
@@ -131,10 +132,25 @@ def write_index(root: Path) -> Path:
         n_runs=len(runs),
         damaged=damaged,
         histories=read_part(draw_histories, runs),
+        studies=read_part(_studies, root).content or [],
     )
     path = root / INDEX
     commit_text(page.encode("utf-8", "replace").decode("utf-8"), path)
     return path
+
+
+def _studies(root: Path) -> list[dict[str, Any]]:
+    """Returns the studies of settings under a root, with their best figures."""
+    return [
+        {
+            **record,
+            "value": next(
+                (t["value"] for t in record["trials"] if t["number"] == record["best"]), None
+            ),
+            "address": quote(f"{FOLDER}/{record['name']}/{PAGE}"),
+        }
+        for record in read_records(root)
+    ]
 
 
 def _row(run: RecordedRun, earlier: Sequence[RecordedRun]) -> dict[str, Any]:

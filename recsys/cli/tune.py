@@ -1,0 +1,183 @@
+"""`recsys tune`: settings of model and training that validation finds best, in a time budget."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from recsys.cli.failure import print_error
+from recsys.cli.terminal import Console
+from recsys.config.load import load_config
+from recsys.distribution import install_extra
+from recsys.errors import RecsysError, UsageError, visible
+from recsys.formats import duration, figure
+from recsys.runs.lock import run_lock
+from recsys.system import events
+from recsys.system.signals import StoppedError, signals_raised
+from recsys.tuning.search_space import read_space
+from recsys.tuning.study_records import FOLDER
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def tune(
+    path: Path | None,
+    overrides: Sequence[str],
+    data: Path,
+    name: str,
+    minutes: float,
+    varied: Sequence[str],
+    space: Path | None,
+    trials: int | None,
+    pruner: Literal["median", "hyperband", "none"],
+    seed: int,
+    *,
+    as_json: bool,
+) -> None:
+    """Runs a study, or goes on with it, and shows what came of it.
+
+    The arguments are the options of the command.
+
+    Raises:
+        RecsysError: Optuna is missing, a range or the folder is wrong, or nothing can be
+            trained.
+    """
+    if not _NAME.fullmatch(name):
+        rule = "The name of a study must be letters, digits, `_`, `.` and `-`."
+        raise UsageError("R921", rule, "Name another with --study.", name)
+    written = read_space(space, varied)
+    try:
+        from recsys.tuning.tuning_study import TuneOptions, TuningStudy
+    except ImportError as error:
+        rule = "`recsys tune` needs Optuna, of the extra `tune`."
+        raise UsageError("R922", rule, install_extra("tune"), error.name) from None
+    folder = Path(load_config(path, overrides).root) / FOLDER / name
+    options = TuneOptions(minutes=minutes, trials=trials, pruner=pruner, seed=seed)
+    console = Console(stderr=True)
+    with (
+        run_lock(folder),
+        tempfile.NamedTemporaryFile(prefix="recsys-tune-", suffix=".log", delete=False) as log,
+    ):
+        try:
+            with signals_raised():
+                study = TuningStudy(path, overrides, data, folder, written, options)
+                with TuneView(console, study.metric, minutes, study.seconds) as view:
+                    _announce(console, study.folder, len(study.records()), study.seconds)
+                    with events.shown_events(view.show):
+                        study.run(log.file, view.tell)
+        except StoppedError as stopped:
+            print_error(f"Stopped by {stopped.name}; the same command goes on from here.")
+            sys.exit(stopped.exit_code)
+        except RecsysError:
+            print(f"Log: {visible(log.name)}", file=sys.stderr)
+            raise
+    Path(log.name).unlink()
+    best = study.best()
+    if best is None:
+        raise RecsysError(
+            "R923",
+            "A trial must come as far as its first look at validation within the budget.",
+            "Raise --minutes, and start the same command again: it goes on.",
+            duration(study.seconds),
+        )
+    summary = {
+        "folder": str(folder),
+        "config": str(folder / "best.yaml"),
+        "page": str(folder / "index.html"),
+        "metric": study.metric,
+        "best": best,
+        "trials": len(study.records()),
+        "seconds": round(study.seconds, 1),
+    }
+    if as_json:
+        print(json.dumps(summary))
+        return
+    console.write_line(
+        f"Best: {study.metric} {figure(best['value'])}, trial {best['number']}:"
+        f" {settings(best['parameters'])}",
+        "bold",
+    )
+    console.write_line(f"Wrote {summary['config']}; every trial: {summary['page']}")
+
+
+def settings(parameters: dict[str, Any]) -> str:
+    """Returns the settings of a trial on one line."""
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {value:.4g}"
+        if isinstance(value, float)
+        else f"{key.rpartition('.')[2]} {value}"
+        for key, value in parameters.items()
+    )
+
+
+class TuneView:
+    """Shows a study: a line for each trial that ended, and a bar for the time and the trial.
+
+    Args:
+        console: Where it goes.
+        metric: The metric that validation watches.
+        minutes: The budget [min].
+        seconds: What earlier calls took of it [s].
+    """
+
+    def __init__(self, console: Console, metric: str, minutes: float, seconds: float) -> None:
+        self._console, self._metric, self._best = console, metric, float("-inf")
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._whole = self._bar.add_task(
+            "budget", total=60 * minutes, completed=round(seconds), text=""
+        )
+        self._trial = self._bar.add_task("trial", total=None, text="")
+
+    def __enter__(self) -> TuneView:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._bar.disable:  # Else it would print an empty line.
+            self._bar.stop()
+
+    def tell(self, record: dict[str, Any]) -> None:
+        """Shows a trial that begins or has ended, as its record says."""
+        number, state = record["number"], record["state"]
+        if state == "running":
+            self._bar.reset(self._trial, description=f"trial {number}", total=None, text="")
+            return
+        self._bar.advance(self._whole, record["seconds"])
+        value = record["value"]
+        mark = "★" if value is not None and value > self._best else " "
+        self._best = max(self._best, -1.0 if value is None else value)
+        measured = "" if value is None else f"{self._metric} {figure(value)} "
+        outcome = "" if state == "complete" else f"({record['error'] or state}) "
+        self._console.write_line(
+            f"{mark} trial {number:>3}  {measured}{outcome}· {duration(record['seconds'])}"
+            f" · {settings(record['parameters'])}"
+        )
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Shows how far the training of a trial is."""
+        if event["kind"] == "progress":
+            text = event.get("text") or ""
+            done, total = event.get("done"), event.get("total")
+            self._bar.update(self._trial, completed=done, total=total, text=text)
+
+
+def _announce(console: Console, folder: Path, n_trials: int, seconds: float) -> None:
+    if n_trials:
+        console.write_line(f"Goes on after {n_trials} trials and {duration(seconds)}: {folder}")
+    else:
+        console.write_line(f"Begins in {folder}")

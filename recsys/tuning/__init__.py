@@ -1,0 +1,1 @@
+"""Tuning: settings of model and training that validation finds best."""

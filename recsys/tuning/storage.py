@@ -1,0 +1,69 @@
+"""The study of Optuna that a folder holds: SQLite, which a kill at any moment leaves whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import optuna
+
+Pruner = Literal["median", "hyperband", "none"]
+SECONDS = "seconds"
+"""Attribute of a trial: the time that its processes took so far [s]."""
+
+_NAME, _FILE = "study", "study.db"
+_PRUNER = "pruner"
+_WAIT_S = 60.0
+_STARTUP_TRIALS = 5
+_SEEDS = 2**32
+
+
+def create_study(folder: Path, pruner: Pruner) -> optuna.Study:
+    """Returns the study of a folder, made where there is none.
+
+    Args:
+        folder: The folder.
+        pruner: What ends a trial that does worse than others: the median of their looks, or
+            Hyperband.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name=_NAME, storage=_storage(folder), direction="maximize", load_if_exists=True
+    )
+    study.set_user_attr(_PRUNER, pruner)
+    return study
+
+
+def open_study(folder: Path) -> optuna.Study:
+    """Returns the study that `create_study` made, with its pruner."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.load_study(study_name=_NAME, storage=_storage(folder))
+    study.pruner = _pruner(study.user_attrs[_PRUNER])
+    return study
+
+
+def trial_of(study: optuna.Study, number: int) -> optuna.Trial:
+    """Returns a trial of a study, as `ask` returned it in a process that is gone."""
+    return optuna.Trial(study, study.trials[number]._trial_id)
+
+
+def seed_sampler(study: optuna.Study, seed: int) -> None:
+    """Lets a study draw its next trial as any process with the same trials before it would.
+
+    Tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
+    """
+    of_trial = (seed * 1_000_003 + len(study.trials)) % _SEEDS
+    study.sampler = optuna.samplers.TPESampler(seed=of_trial, n_startup_trials=_STARTUP_TRIALS)
+
+
+def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
+    if name == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=2)
+    if name == "hyperband":
+        return optuna.pruners.HyperbandPruner()
+    return optuna.pruners.NopPruner()
+
+
+def _storage(folder: Path) -> optuna.storages.RDBStorage:
+    wait = {"connect_args": {"timeout": _WAIT_S}}
+    return optuna.storages.RDBStorage(f"sqlite:///{folder / _FILE}", engine_kwargs=wait)

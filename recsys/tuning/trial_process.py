@@ -1,0 +1,131 @@
+"""`python -m recsys.tuning.trial_process`: trains one trial of a study, and reports its looks.
+
+A process of its own: JAX keeps what it compiled and its memory until the process ends, and
+a trial that runs out of memory takes nothing else with it. Training reads the training
+events alone; the held-out part of the data is never looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import optuna
+
+from recsys import registry
+from recsys.config import TrainStage
+from recsys.config.load import load_stage
+from recsys.data.dataset import open_data
+from recsys.errors import RecsysError
+from recsys.models import RetrievalModel
+from recsys.system.process import stage_main
+from recsys.system.signals import StoppedError, signals_raised
+from recsys.training.trainer import Trainer, check_backend
+from recsys.tuning.storage import SECONDS, open_study, trial_of
+
+_STOPPED = "R375"
+
+
+class LookReporter(keras.callbacks.Callback):
+    """Tells a study what validation says after each epoch, and stops where it says so.
+
+    Args:
+        trial: The trial.
+        metric: The metric that validation watches.
+    """
+
+    def __init__(self, trial: optuna.Trial, metric: str) -> None:
+        super().__init__()
+        self._trial, self._metric = trial, metric
+        self._before, self._started = trial.user_attrs.get(SECONDS, 0.0), time.monotonic()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Reports the look, if this epoch ended with one."""
+        self._trial.set_user_attr(SECONDS, self._before + time.monotonic() - self._started)
+        value = (logs or {}).get(f"val_{self._metric}")
+        step = epoch + 1
+        # An epoch that a killed run had reported already is trained again, to the same bit.
+        known = self._trial.study.trials[self._trial.number].intermediate_values
+        if value is None or step in known:
+            return
+        self._trial.report(value, step)
+        if self._trial.should_prune():
+            self.model.stop_training = True
+
+
+def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dict[str, Any]:
+    """Trains a trial, or goes on where an earlier process stopped.
+
+    Args:
+        stage: Model and training, with a validation.
+        data: Data folder.
+        folder: Folder of the study.
+        number: Number of the trial.
+
+    Returns:
+        `state`: `complete`, or `pruned`; `value`, the best look's; `best_step`, `steps`, and
+        `seconds` of the steps.
+    """
+    validation = stage.train.validation
+    if validation is None:
+        raise ValueError("A trial needs a validation.")
+    dataset = open_data(data)
+    reporter = LookReporter(trial_of(open_study(folder), number), validation.metric)
+    trainer = Trainer.of_stage(
+        stage, trial_folder(folder, number) / "checkpoints", callbacks=[reporter], verbose=0
+    )
+    kind: type[RetrievalModel] = registry.get("model", registry.name_of("model", stage.model))
+    progress = trainer.fit(kind.from_config(stage, dataset), dataset).progress
+    return {
+        "state": "pruned" if progress.is_stopped else "complete",
+        "value": max(look[validation.metric] for look in progress.looks),
+        "best_step": progress.best_step,
+        "steps": progress.step,
+        "seconds": round(progress.seconds, 3),
+    }
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Returns the folder of a trial of the study in `folder`."""
+    return folder / "trials" / f"{number:04d}"
+
+
+def _stop_after(seconds: float) -> None:
+    """Asks this process to stop in a while, as its parent would: a training saves first."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Runs the trial from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m recsys.tuning.trial_process")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--study", type=Path, required=True)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="what is left of the budget")
+    options = parser.parse_args(arguments)
+    check_backend()
+    try:
+        with signals_raised():
+            _stop_after(options.seconds)
+            stage = load_stage(options.config, TrainStage)
+            return train_trial(stage, options.data, options.study, options.number)
+    except StoppedError:
+        return {"state": "interrupted"}
+    except RecsysError as error:
+        if error.code != _STOPPED:
+            raise
+        return {"state": "interrupted"}
+
+
+if __name__ == "__main__":
+    stage_main(main)

@@ -1,0 +1,294 @@
+"""A study: trials of a config's settings, one after the other, until the budget is spent.
+
+    <root>/tuning/<name>/study.db       Optuna's trials, looks and prunings
+    <root>/tuning/<name>/identity.json  what the study is of
+    <root>/tuning/<name>/trials/0007/   a trial that is on its way: its checkpoints
+    <root>/tuning/<name>/trials.json    the trials, for `recsys runs`
+    <root>/tuning/<name>/best.yaml      the best config so far, to run on
+    <root>/tuning/<name>/index.html     the trials, drawn
+
+A study that was killed goes on with the trial that it was at, from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from recsys.config import Config, TrainStage, canonical_json
+from recsys.config.load import load_config
+from recsys.config.run_config import stage_of
+from recsys.data.store import MANIFEST
+from recsys.errors import RecsysError, UsageError
+from recsys.system.commit import commit_text
+from recsys.system.files import read_json
+from recsys.system.process import run_stage_with_config
+from recsys.tuning.search_space import Choices, base_parameters, default_space, parse_space
+from recsys.tuning.storage import SECONDS, Pruner, create_study, seed_sampler, trial_of
+from recsys.tuning.study_records import write_record
+from recsys.tuning.tuning_page import write_tuning_page
+
+_IDENTITY = "identity.json"
+_ERROR = "error"
+_FIRST_FEW = 3
+_STATES = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+_TOLD = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneOptions:
+    """How a study is run.
+
+    Attributes:
+        minutes: What its trials may take in all, those of earlier calls too [min].
+        trials: How many there may be; None: as many as fit.
+        pruner: What ends a trial that does worse than others.
+        seed: Seed of the draws.
+    """
+
+    minutes: float
+    trials: int | None = None
+    pruner: Pruner = "median"
+    seed: int = 0
+
+
+class TuningStudy:
+    """A study in a folder, begun or gone on with.
+
+    Args:
+        path: Config file; None: the default one.
+        overrides: `a.b=value` each.
+        data: Data folder.
+        folder: Folder of the study.
+        written: Ranges, as `read_space` returns them; empty: those of the two towers.
+        options: How it is run.
+
+    Raises:
+        ConfigError: A range is wrong.
+        UsageError: The folder holds another study.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        overrides: Sequence[str],
+        data: Path,
+        folder: Path,
+        written: Mapping[str, Any],
+        options: TuneOptions,
+    ) -> None:
+        self._path, self._overrides = path, list(overrides)
+        if load_config(path, overrides).train.validation is None:
+            self._overrides.append("train.validation={}")
+        self.config = self._load({})
+        self._space = parse_space(written or default_space(self.config), self._load)
+        self._data, self.folder, self._options = data.absolute(), folder, options
+        validation = self.config.train.validation
+        self.metric = "" if validation is None else validation.metric
+        folder.mkdir(parents=True, exist_ok=True)
+        self._check_identity(dict(written or default_space(self.config)))
+        self._study = create_study(folder, options.pruner)
+        self._clear_ended()
+
+    def run(self, log: IO[bytes] | None, tell: Callable[[dict[str, Any]], object]) -> None:
+        """Runs trials until the budget is spent.
+
+        Args:
+            log: File for what the trials' processes write.
+            tell: Called with the record of each trial that begins, and of each that ended.
+
+        Raises:
+            RecsysError: The config itself can't be trained.
+            StoppedError: This process was asked to stop; the trial has saved where it is.
+        """
+        while (left := 60 * self._options.minutes - self.seconds) > 0:
+            trial = self._next()
+            if trial is None:
+                break
+            self._save()
+            tell(self.record(trial.number))
+            if not self._run_trial(trial, left, log):
+                break
+            self._clear_ended()
+            self._save()
+            tell(self.record(trial.number))
+        self._save()
+
+    @property
+    def seconds(self) -> float:
+        """What the trials took so far [s]."""
+        return float(sum(trial.user_attrs.get(SECONDS, 0.0) for trial in self._study.trials))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns what is known of each trial, fit for JSON."""
+        return [self._described(trial) for trial in self._study.trials if self._is_begun(trial)]
+
+    def record(self, number: int) -> dict[str, Any]:
+        """Returns what is known of a trial, fit for JSON."""
+        return self._described(self._study.trials[number])
+
+    def best(self) -> dict[str, Any] | None:
+        """Returns the record of the best trial: of those that ended, else of all; None of none."""
+        records = [record for record in self.records() if record["value"] is not None]
+        ended = [record for record in records if record["state"] == "complete"]
+        return max(ended or records, key=lambda record: record["value"], default=None)
+
+    # --- trials
+
+    def _next(self) -> optuna.Trial | None:
+        """Returns the trial that a killed process left, else a new one; None: there are enough."""
+        trials = self._study.trials
+        for trial in trials:
+            if trial.state == TrialState.RUNNING:
+                return self._suggested(trial_of(self._study, trial.number))
+        if self._options.trials is not None and len(self.records()) >= self._options.trials:
+            return None
+        if not trials:
+            # Nothing is called better than what one had without having tried that.
+            self._study.enqueue_trial(base_parameters(self.config, self._space, self._load))
+        seed_sampler(self._study, self._options.seed)
+        return self._suggested(self._study.ask())
+
+    def _suggested(self, trial: optuna.Trial) -> optuna.Trial:
+        for key, interval in self._space.items():
+            interval.suggest(trial, key)
+        return trial
+
+    def _run_trial(self, trial: optuna.Trial, left: float, log: IO[bytes] | None) -> bool:
+        """Trains a trial; returns whether it ended, and not the budget before it."""
+        started, before = time.monotonic(), float(trial.user_attrs.get(SECONDS, 0.0))
+        words = ["--data", str(self._data), "--study", str(self.folder)]
+        words += ["--number", str(trial.number), "--seconds", str(left)]
+        result, failure = {"state": "failed"}, None
+        try:
+            stage = stage_of(self._load(self._parameters(trial.number)), TrainStage)
+            module = "recsys.tuning.trial_process"
+            result = run_stage_with_config(module, canonical_json(stage), words, "jax", log)
+        except RecsysError as error:
+            failure = error
+        finally:
+            trial.set_user_attr(SECONDS, before + time.monotonic() - started)
+        if failure is not None:
+            self._failed(trial, failure)
+        if result["state"] in _TOLD:
+            trial.set_user_attr("best_step", result["best_step"])
+            state = _TOLD[result["state"]]
+            value = result["value"] if state == TrialState.COMPLETE else None
+            self._study.tell(trial.number, value, state=state)
+        return result["state"] != "interrupted"
+
+    def _failed(self, trial: optuna.Trial, error: RecsysError) -> None:
+        """Notes why a trial failed.
+
+        Raises:
+            RecsysError: It is the config itself, or the first few all failed.
+        """
+        trial.set_user_attr(_ERROR, str(error))
+        self._study.tell(trial.number, state=TrialState.FAIL)
+        states = [other.state for other in self._study.trials]
+        none_ended = not {TrialState.COMPLETE, TrialState.PRUNED}.intersection(states)
+        if none_ended and (len(states) == 1 or len(states) >= _FIRST_FEW):
+            self._save()
+            raise error
+
+    def _load(self, values: Mapping[str, Any]) -> Config:
+        """Returns the config with some keys set."""
+        changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        return load_config(self._path, [*self._overrides, *changes])
+
+    def _parameters(self, number: int) -> dict[str, Any]:
+        """Returns the values of a trial, by key, as a config has them."""
+        return {
+            key: json.loads(value) if isinstance(self._space[key], Choices) else value
+            for key, value in self._study.trials[number].params.items()
+        }
+
+    # --- files
+
+    def _is_begun(self, trial: FrozenTrial) -> bool:
+        return trial.state != TrialState.WAITING
+
+    def _described(self, trial: FrozenTrial) -> dict[str, Any]:
+        looks = sorted(trial.intermediate_values.items())
+        values = [value for _, value in looks]
+        return {
+            "number": trial.number,
+            "state": _STATES.get(trial.state, "running"),
+            "value": max(values, default=trial.value),
+            "parameters": self._parameters(trial.number),
+            "seconds": round(float(trial.user_attrs.get(SECONDS, 0.0)), 1),
+            "looks": [{"epoch": epoch, "value": value} for epoch, value in looks],
+            "best_step": trial.user_attrs.get("best_step"),
+            "error": trial.user_attrs.get(_ERROR),
+        }
+
+    def _save(self) -> None:
+        """Writes the record, the best config and the page."""
+        best = self.best()
+        record = {
+            "name": self.folder.name,
+            "metric": self.metric,
+            "data": str(self._data),
+            "minutes": self._options.minutes,
+            "seconds": round(self.seconds, 1),
+            "best": None if best is None else best["number"],
+            "trials": self.records(),
+        }
+        write_record(self.folder, record)
+        write_tuning_page(self.folder, record)
+        if best is not None:
+            head = f"# {self.metric} {best['value']:.4f} on validation, trial {best['number']}.\n"
+            config = self._load(best["parameters"])
+            content = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+            commit_text(head + content, self.folder / "best.yaml")
+
+    def _clear_ended(self) -> None:
+        """Removes the checkpoints of trials that have ended: they are as large as the tables."""
+        for trial in self._study.trials:
+            if trial.state in _STATES:
+                shutil.rmtree(self.folder / "trials" / f"{trial.number:04d}", ignore_errors=True)
+
+    def _check_identity(self, space: dict[str, Any]) -> None:
+        """Makes sure that the folder holds this study, or none.
+
+        Raises:
+            UsageError: It holds another one.
+        """
+        manifest = self._data / "store" / MANIFEST
+        digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else ""
+        stage = canonical_json(stage_of(self.config, TrainStage))
+        parts = {
+            "config": hashlib.sha256(stage.encode()).hexdigest(),
+            "ranges": space,
+            "data": digest,
+            "pruner": self._options.pruner,
+            "seed": self._options.seed,
+        }
+        file = self.folder / _IDENTITY
+        if not file.exists():
+            commit_text(json.dumps(parts, indent=1) + "\n", file)
+            return
+        before = read_json(file)
+        changed = [name for name, part in parts.items() if before.get(name) != part]
+        if changed:
+            raise UsageError(
+                "R921",
+                f"The study in {str(self.folder)!r} goes on with what it began with;"
+                f" changed: {', '.join(changed)}.",
+                "Change that back, or name a new study with --study.",
+            )
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """Returns a config as a file has it: without what is as by default."""
+    return config.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,152 @@
+"""Ranges of settings: read, tried on a config, and drawn from."""
+
+import json
+
+import optuna
+import pytest
+
+from recsys.config.load import load_config
+from recsys.errors import ConfigError
+from recsys.tuning.search_space import (
+    Choices,
+    Interval,
+    base_parameters,
+    default_space,
+    parse_space,
+    read_space,
+)
+
+TEXT = (
+    "{name: t, root: r, data: {split: random,"
+    " interactions: {files: a.csv, columns: {user: u, item: i}}}}"
+)
+
+
+@pytest.fixture
+def load(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT)
+    return lambda values: load_config(path, [f"{k}={json.dumps(v)}" for k, v in values.items()])
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "expected"),
+    [
+        ("train.table_learning_rate", "log:0.001..0.1", Interval(0.001, 0.1, True)),
+        ("train.table_learning_rate", "1e-3..0.1", Interval(0.001, 0.1)),
+        ("model.dim", "16..256", Interval(16, 256, is_whole=True)),
+        ("model.dim", "log:16..256", Interval(16, 256, True, is_whole=True)),
+        ("model.dim", "64..256/64", Interval(64, 256, step=64, is_whole=True)),
+        ("model.dim", {"low": 16, "high": 64, "step": 16}, Interval(16, 64, False, 16, True)),
+        # Whole ends of a number that needn't be whole.
+        ("model.temperature", "1..2", Interval(1, 2)),
+        ("model.pooling", "mean|attention", Choices(("mean", "attention"))),
+        ("model.widths", [None, [64]], Choices((None, [64]))),
+        ("model.dim", "[8, 16]", Choices((8, 16))),
+        ("train.ema", "null|0.9", Choices((None, 0.9))),
+    ],
+)
+def test_a_range_is_read_as_it_is_meant(load, key, written, expected):
+    assert parse_space({key: written}, load) == {key: expected}
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "code", "named"),
+    [
+        ("train.table_learning_rat", "log:0.001..0.1", "R105", "table_learning_rate"),
+        ("train.table_learning_rate", "log:0..0.1", "R920", "above 0"),
+        ("train.table_learning_rate", "0.1..0.01", "R920", "go up"),
+        ("train.table_learning_rate", "a..b", "R920", "numbers"),
+        ("train.table_learning_rate", "0.1", "R920", "two values"),
+        ("train.table_learning_rate", "-1.0..1.0", "R107", "greater than 0"),
+        ("train.epochs", "1.5..3.5", "R107", "integer"),
+        ("model.pooling", "mean|mode", "R107", "mode"),
+        ("model.dim", "64..32/8", "R920", "go up"),
+        ("data.eval_share", "0.1..0.2", "R920", "Keys of `model` and `train` alone"),
+        ("train", "0.1..0.2", "R920", "Keys of `model` and `train` alone"),
+        ("train.seed", "0..9", "R920", "lucky"),
+        ("train.validation.share", "0.1..0.2", "R920", "compared by"),
+    ],
+)
+def test_a_range_that_cannot_be_is_refused(load, key, written, code, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        parse_space({key: written}, load)
+    assert caught.value.code == code
+
+
+def test_a_file_has_ranges_and_the_command_line_has_the_last_word(tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("model.dim: [8, 16]\ntrain.epochs: 2..4\n")
+    space = read_space(file, ["train.epochs=3..9", "model.history = 5..50"])
+    assert space == {
+        "model.dim": [8, 16],
+        "train.epochs": "3..9",
+        "model.history": "5..50",
+    }
+    file.write_text("- 1\n")
+    with pytest.raises(ConfigError, match="R920"):
+        read_space(file, [])
+    with pytest.raises(ConfigError, match="R920"):
+        read_space(None, ["model.dim"])
+
+
+@pytest.mark.parametrize(
+    ("sets", "absent"),
+    [
+        ({}, set()),
+        ({"model.widths": None}, {"train.tower_learning_rate"}),
+        ({"train.loss": "full_softmax"}, {"train.uniform_negatives"}),
+        ({"model.similarity": "dot"}, {"model.temperature"}),
+    ],
+)
+def test_without_ranges_the_usual_settings_that_matter_are_varied(load, sets, absent):
+    config = load(sets)
+
+    def load_more(values):
+        return load({**sets, **values})
+
+    space = parse_space(default_space(config), load_more)
+    every = {
+        "train.table_learning_rate",
+        "train.tower_learning_rate",
+        "train.epochs",
+        "train.uniform_negatives",
+        "model.dim",
+        "model.history_dropout",
+        "model.temperature",
+    }
+    assert set(space) == every - absent
+    assert base_parameters(config, space, load_more)["model.dim"] == json.dumps(64)
+
+
+def test_a_config_lies_in_the_space_where_its_values_do_however_they_are_written(load):
+    written = {
+        "train.table_optimizer": ["sgd", {"type": "adagrad"}],
+        "model.widths": [None, [128]],
+        "train.table_learning_rate": "0.01..0.02",
+        "train.epochs": "10..20",
+    }
+    space = parse_space(written, load)
+    assert base_parameters(load({}), space, load) == {
+        "train.table_optimizer": '{"type": "adagrad"}',
+        "model.widths": "[128]",
+        "train.epochs": 12,
+    }
+
+
+def test_what_is_drawn_lies_in_the_range_and_the_config_takes_it(load):
+    written = {
+        "train.table_learning_rate": "log:0.001..0.1",
+        "model.dim": "64..256/64",
+        "model.widths": [None, [64]],
+    }
+    space = parse_space(written, load)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        trial = study.ask()
+        drawn = {key: interval.suggest(trial, key) for key, interval in space.items()}
+        assert 0.001 <= drawn["train.table_learning_rate"] <= 0.1
+        assert drawn["model.dim"] in (64, 128, 192, 256)
+        config = load(drawn)
+        assert config.model.widths in (None, (64,))
+        study.tell(trial, 0.0)

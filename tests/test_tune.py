@@ -1,0 +1,215 @@
+"""`recsys tune`: real studies of small trainings, killed and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from benchmarks.public_splits import Csr, write_data_folder
+from recsys.cli import main
+from recsys.config import TrainStage
+from recsys.config.load import load_config, load_stage
+from recsys.report.index import write_index
+from recsys.train import train
+from recsys.tuning.storage import create_study, open_study, seed_sampler, trial_of
+from recsys.tuning.trial_process import LookReporter
+
+CONFIG = """
+name: tuned
+root: root
+data: {interactions: {files: none.csv, columns: {user: u, item: i, timestamp: t}}}
+model: {dim: 8, history: 5, widths: null}
+train:
+  batch_size: 32
+  uniform_negatives: 16
+  epochs: 3
+  validation: {like: last, metric: recall@10}
+  checkpoint: {every_steps: 5}
+"""
+RANGES = ["train.table_learning_rate=log:0.001..0.5", "model.dim=[4, 8]"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A config, and data of 60 users who take neighbouring items."""
+    here = tmp_path_factory.mktemp("tune")
+    rng = np.random.default_rng(0)
+    lists = [((rng.integers(0, 40) + rng.permutation(8)) % 40).tolist() for _ in range(60)]
+    write_data_folder(Csr.of_lists(lists, 40), here / "data")
+    (here / "config.yaml").write_text(CONFIG)
+    return here
+
+
+def words(world, *more, root="root"):
+    ranges = [word for text in RANGES for word in ("--vary", text)]
+    here = ["--data", str(world / "data"), "--set", f"root={world / root}"]
+    return ["tune", str(world / "config.yaml"), *here, *ranges, "--json", *more]
+
+
+@pytest.fixture(scope="module")
+def study(world):
+    """A study of two trials that nobody disturbed."""
+    command = [sys.executable, "-m", "recsys", *words(world, "--trials", "2")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def record(world, root="root"):
+    return json.loads((world / root / "tuning" / "study" / "trials.json").read_text())
+
+
+def test_every_trial_is_recorded_the_config_itself_first(world, study):
+    summary, shown = study
+    content = record(world)
+    trials = content["trials"]
+    assert [trial["number"] for trial in trials] == [0, 1]
+    assert {trial["state"] for trial in trials} == {"complete"}
+    assert trials[0]["parameters"] == {"train.table_learning_rate": 0.05, "model.dim": 8}
+    assert all(len(trial["looks"]) == 3 for trial in trials)
+    values = [trial["value"] for trial in trials]
+    assert values == [max(look["value"] for look in trial["looks"]) for trial in trials]
+    assert summary["best"] == max(trials, key=lambda trial: trial["value"])
+    assert summary["seconds"] == content["seconds"] > 0
+    assert [f"trial   {n}" in shown for n in range(2)] == [True] * 2
+    # What has ended leaves no checkpoints.
+    assert not list((world / "root" / "tuning" / "study" / "trials").iterdir())
+
+
+def test_the_best_config_is_one_to_run_on_and_reaches_what_is_said(world, study, tmp_path):
+    best = study[0]["best"]
+    sets = [f"{key}={json.dumps(value)}" for key, value in best["parameters"].items()]
+    root = f"root={world / 'root'}"
+    config = load_config(study[0]["config"])
+    assert config == load_config(world / "config.yaml", [*sets, root])
+    stage = load_stage(world / "root" / "tuning" / "study" / "best.yaml", TrainStage)
+    looks = train(stage, world / "data", tmp_path / "model")["validation"]
+    assert max(look["recall@10"] for look in looks) == best["value"]
+
+
+def test_the_index_of_the_runs_has_the_trials(world, study, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["runs", "--root", str(world / "root"), "--json"])
+    assert not ended.value.code
+    listed = json.loads(capsys.readouterr().out)["studies"]
+    assert listed == [record(world)]
+    with pytest.raises(SystemExit):
+        main(["runs", "--root", str(world / "root")])
+    assert "Trials of the study study" in capsys.readouterr().out
+    page = write_index(world / "root").read_text()
+    assert "tuning/study/index.html" in page
+    drawn = (world / "root" / "tuning" / "study" / "index.html").read_text()
+    assert drawn.count("<svg") > 2
+    assert "<script" not in drawn
+
+
+def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsys):
+    root = "killed"
+    command = [sys.executable, "-m", "recsys", *words(world, "--trials", "2", root=root)]
+    folder = world / root / "tuning" / "study"
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not list(folder.glob("trials/0001/checkpoints/*/last/*")):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert record(world, root)["trials"][1]["state"] == "running"
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--trials", "2", root=root))
+    assert not ended.value.code
+    resumed = json.loads(capsys.readouterr().out)
+    ours, theirs = (record(world, r)["trials"] for r in (root, "root"))
+    for one in (*ours, *theirs):
+        del one["seconds"]
+    assert ours == theirs
+    assert resumed["best"]["value"] == study[0]["best"]["value"]
+
+
+@pytest.mark.thorough  # Stopped, it goes on as when it is killed.
+def test_a_budget_ends_in_the_middle_of_a_trial_which_goes_on_with_more(world, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--minutes", "0.01", root="short"))
+    assert ended.value.code == 1
+    assert "R923" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--trials", "1", root="short"))
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out)["best"]["number"] == 0
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--seed", "1", root="short"))
+    assert ended.value.code == 2
+    assert "R921" in capsys.readouterr().err
+
+
+def test_a_config_that_cannot_be_trained_is_an_error_and_a_trial_that_cannot_is_none(world, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words(world, "--set", "train.batch_size=4096", root="large"))
+    assert ended.value.code == 1
+    assert "R320" in capsys.readouterr().err
+    sizes = ["--vary", "train.batch_size=[32, 4096]", "--seed", "1", "--trials", "2"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words(world, root="sizes"), *sizes])
+    assert not ended.value.code
+    capsys.readouterr()
+    good, bad = record(world, "sizes")["trials"]
+    assert (good["state"], good["parameters"]["train.batch_size"]) == ("complete", 32)
+    assert (bad["state"], bad["parameters"]["train.batch_size"]) == ("failed", 4096)
+    assert "R320" in bad["error"]
+
+
+# --- pruning
+
+
+class Stoppable:
+    stop_training = False
+
+
+@pytest.mark.parametrize(("pruner", "stops"), [("median", True), ("none", False)])
+def test_a_trial_below_the_median_is_ended_at_its_second_look(tmp_path, pruner, stops):
+    study = create_study(tmp_path, pruner)
+    for _ in range(6):
+        trial = study.ask()
+        for step in (1, 2, 3):
+            trial.report(0.5, step)
+        study.tell(trial, 0.5)
+    number = study.ask().number
+    reporter = LookReporter(trial_of(open_study(tmp_path), number), "recall@10")
+    reporter.set_model(Stoppable())
+    reporter.on_epoch_end(0, {"loss": 1.0, "val_recall@10": 0.1})
+    assert not reporter.model.stop_training
+    reporter.on_epoch_end(1, {"loss": 1.0, "val_recall@10": 0.2})
+    assert reporter.model.stop_training == stops
+    # An epoch that is trained again says nothing new; one without a look nothing at all.
+    again = LookReporter(trial_of(open_study(tmp_path), number), "recall@10")
+    again.set_model(Stoppable())
+    again.on_epoch_end(1, {"val_recall@10": 0.3})
+    again.on_epoch_end(2, {"loss": 1.0})
+    assert open_study(tmp_path).trials[number].intermediate_values == {1: 0.1, 2: 0.2}
+    assert open_study(tmp_path).trials[number].user_attrs["seconds"] >= 0
+
+
+def test_the_next_trial_is_a_function_of_the_seed_and_the_trials_before(tmp_path):
+    drawn = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        study = create_study(tmp_path / place, "median")
+        for _ in range(8):
+            study = open_study(tmp_path / place)  # As another process.
+            seed_sampler(study, 7)
+            trial = study.ask()
+            x = trial.suggest_float("x", 0.0, 1.0)
+            study.tell(trial, -((x - 0.3) ** 2))
+        assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+        drawn.append([trial.params["x"] for trial in open_study(tmp_path / place).trials])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 8
+    assert isinstance(study.sampler, optuna.samplers.TPESampler)
