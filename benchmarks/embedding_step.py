@@ -78,6 +78,7 @@ def main(
     dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
     batch: int = 4096,
     devices: Annotated[list[int], Option(help="Simulated, ours only.")] = _ONE,
+    optimizer: Annotated[str, Option(help="Of our tables.")] = "rowwise_adagrad",
     peers: list[Peer] = _NO_PEERS,
     steps: Annotated[int, Option(help="Measured, of a round.")] = 60,
     rounds: int = 3,
@@ -96,12 +97,12 @@ def main(
             np.save(f"{folder}/{n}.npy", zipf_batches(_WARMUP + steps, batch, n, seed=0))
         case = {"dim": dim, "warmup": _WARMUP, "steps": steps, "seconds": seconds}
         for key in keys * rounds:
-            figures.measure(key, Path(folder) / f"{key.rows}.npy", case)
+            figures.measure(key, Path(folder) / f"{key.rows}.npy", optimizer, case)
     figures.print_all(batch)
     sys.exit(int(bool(figures.failed)))
 
 
-def measure(key: Key, ids: Path, case: dict[str, Any]) -> dict[str, Any]:
+def measure(key: Key, ids: Path, optimizer: str, case: dict[str, Any]) -> dict[str, Any]:
     """Runs a case to its end in a process of its own: ours, or a peer's in its environment.
 
     Returns:
@@ -115,7 +116,8 @@ def measure(key: Key, ids: Path, case: dict[str, Any]) -> dict[str, Any]:
         from benchmarks.peers import two_tower_ours
 
         environment = {**simulated(key.devices), **MALLOC}
-        return call(two_tower_ours.measure, environment, **arguments, devices=key.devices).result
+        arguments |= {"optimizer": optimizer, "devices": key.devices}
+        return call(two_tower_ours.measure, environment, **arguments).result
     if key.who in ("keras", "keras_rs"):
         arguments["library"] = key.who
     command = peer(f"two_tower_{key.who.removesuffix('_rs')}", **arguments)

@@ -176,7 +176,7 @@ def test_our_step_is_measured_in_a_process_of_its_own(tmp_path, devices):
     ids = tmp_path / "ids.npy"
     np.save(ids, zipf_batches(4, 16, 100, seed=0))
     case = {"dim": 8, "warmup": 2, "steps": 3, "seconds": 60.0}
-    measured = measure(Key(OURS, 100, devices), ids, case)
+    measured = measure(Key(OURS, 100, devices), ids, "rowwise_adagrad", case)
     assert len(measured["step_ms"]) == 3
     # Without training every candidate is as likely as any other.
     assert measured["losses"][0] == pytest.approx(np.log(16), abs=0.4)

@@ -9,7 +9,7 @@ from keras import ops
 
 from benchmarks.peers import two_tower_dense as dense_keras
 from benchmarks.peers.two_tower_case import LEARNING_RATE, StepClock
-from recsys import embedding
+from recsys import embedding, registry
 from recsys.losses import sampled_softmax
 
 
@@ -33,16 +33,17 @@ class TwoTower(embedding.SparseModel):
         return sampled_softmax(y_pred["query"], y_pred["candidate"], item, log_q, temperature=1.0)
 
 
-def build(clock: StepClock, devices: int) -> TwoTower:
+def build(clock: StepClock, optimizer: str, devices: int) -> TwoTower:
     """Returns the model, on as many devices as the case has."""
     assert keras.distribution.get_device_count() == devices  # noqa: S101
+    row_optimizer: Any = registry.get("row_optimizer", optimizer.replace("rowwise", "row_wise"))
     configs = {
         side: embedding.TableConfig(
             side,
             clock.rows,
             clock.dim,
             initializer=dense_keras.initial(),
-            optimizer=embedding.RowWiseAdagrad(LEARNING_RATE),
+            optimizer=row_optimizer(LEARNING_RATE),
             placement="row",
         )
         for side in ("user", "item")
@@ -57,10 +58,10 @@ def build(clock: StepClock, devices: int) -> TwoTower:
     return TwoTower(embedding.ShardedEmbedding(features))
 
 
-def measure(devices: int, **case: Any) -> dict[str, Any]:
+def measure(optimizer: str, devices: int, **case: Any) -> dict[str, Any]:
     """Returns the figures of a case, whose other fields `StepClock` takes."""
     clock = StepClock(**case)
-    model = build(clock, devices)
+    model = build(clock, optimizer, devices)
     dense_keras.fit(model, clock)
     variables = [v for table in model.embed.tables for v in table.variables_by_row]
     state_bytes = sum(int(v.value.nbytes) for v in variables)
