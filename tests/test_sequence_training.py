@@ -33,9 +33,9 @@ def data(tmp_path_factory):
 
 
 def stage(**model):
-    pooling = {"type": "sasrec", "layers": 1, "heads": 2, "dropout": 0.1}
+    pooling = {"type": "sasrec", "layers": 1, "heads": 2, "dropout": 0.1, "add_mean": False}
     options = {"dim": 16, "history": HISTORY, "user_id": False, "widths": None, "pooling": pooling}
-    train = {"batch_size": 48, "uniform_negatives": 32, "table_learning_rate": 0.2, "epochs": 20}
+    train = {"batch_size": 48, "uniform_negatives": 32, "table_learning_rate": 0.2, "epochs": 30}
     return {
         "model": {**options, "table_placement": "row", "id_dropout": 0.0, **model},
         "train": {**train, "tower_learning_rate": 0.005, "checkpoint": {"every_steps": 10}},
@@ -45,7 +45,7 @@ def stage(**model):
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
     run = Run(tmp_path_factory.mktemp("whole"), data, stage())
-    run.finish()
+    run.finish_here()
     return run
 
 
@@ -57,12 +57,12 @@ def test_the_rule_of_the_next_item_is_learned(whole):
     history[:, 1], history[:, 0] = first + 1, after(first) + 1
     query = embed_queries(saved.model, np.zeros(ITEMS, np.int32), history, saved.inputs)
     scores = query @ np.load(whole.model / "candidates.npy")[1:].T
-    assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.9
+    assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.85
 
 
 def test_one_and_two_devices_learn_alike(data, whole, tmp_path):
     alone = Run(tmp_path / "alone", data, stage(), devices=1)
-    alone.finish()
+    alone.finish_here()
     curves = [[p["loss"] for p in run.summary()["curve"]] for run in (alone, whole)]
     n = min(map(len, curves))
     assert n > 30
@@ -83,4 +83,4 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(data, whole, tmp_path):
 def test_events_without_an_order_are_refused_before_training(data, tmp_path):
     run = Run(tmp_path / "run", data, stage(history_of="others"), devices=1)
     with pytest.raises(RecsysError, match="R336"):
-        run.finish()
+        run.finish_here()

@@ -20,11 +20,14 @@ from tower_models import (
     weights,
 )
 
+import recsys
 from recsys.config import TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.errors import UsageError
 from recsys.models import ModelSpec
+from recsys.models.encoders import PlaceWeights
 from recsys.models.spec import FeatureSpec
+from recsys.strict import Strict
 
 GENRES = FeatureSpec(name="genres", rows=4, width=2, dim=3)
 PLAN = FeatureSpec(name="plan", side="user", rows=3, width=1, dim=3)
@@ -256,3 +259,37 @@ def test_features_that_nothing_would_read_are_refused():
     with pytest.raises(UsageError, match="R345"):
         build((GENRES,), widths=None)
     ModelSpec.for_data(TwoTowerConfig(widths=()), USERS, catalogue)
+
+
+def test_a_history_that_passes_the_candidate_tower_brings_its_features():
+    options = {"user_id": False, "widths": (), "similarity": "dot", "pooling": "attention"}
+    model = build((GENRES,), history_tower=True, **options)
+    w = weights(model)
+    bags = np.random.default_rng(3).integers(0, 4, (ITEMS, 2)).astype(np.int32)
+    rows = {"user_row": np.zeros(len(HISTORIES), np.int32), "history": HISTORIES}
+    vectors = run(model, "embed_query", {**rows, "history.genres": bags[HISTORIES]})
+    items = []
+    for row in range(ITEMS):
+        tokens = [w["genres"][token] for token in bags[row] if token]
+        genres = np.mean(tokens, axis=0) if tokens else np.zeros(3)
+        read = np.concatenate([w["items"][row], genres])
+        items.append(w["items"][row] + read @ w["candidate_tower/out/kernel"])
+    pooled = np.stack([attention({**w, "items": np.stack(items)}, h) for h in HISTORIES])
+    expected = pooled + pooled @ w["query_tower/out/kernel"]
+    np.testing.assert_allclose(vectors, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("options", [{"widths": None, "pooling": "attention"}, {"widths": ()}])
+def test_a_history_needs_layers_and_an_encoder_of_items_to_pass_a_tower(options):
+    with pytest.raises(ValueError, match="history_tower needs layers"):
+        TwoTowerConfig(history_tower=True, **options)
+
+
+def test_an_encoder_of_ones_own_that_only_weighs_passes_no_tower():
+    @recsys.register_encoder("weighs_alone")
+    class WeighsAlone(PlaceWeights):
+        class Config(Strict):
+            pass
+
+    with pytest.raises(UsageError, match="R348"):
+        build(history_tower=True, widths=(), pooling=WeighsAlone.Config())

@@ -150,6 +150,7 @@ def test_a_budget_ends_in_the_middle_of_a_trial_which_goes_on_with_more(world, c
     assert "R921" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_config_that_cannot_be_trained_is_an_error_and_a_trial_that_cannot_is_none(world, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words(world, "--set", "train.batch_size=4096", root="large"))

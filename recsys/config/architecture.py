@@ -208,6 +208,16 @@ class TwoTowerConfig(RetrievalConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _history_passes_a_tower(self) -> Self:
+        if self.history_tower and (self.widths is None or isinstance(self.encoder, MeanConfig)):
+            raise ValueError(
+                "history_tower needs layers, and an encoder that reads items one by one: set"
+                " widths to [] and pooling to attention or sasrec; received widths"
+                f" {self.widths} and pooling {Choice('encoder').write(self.pooling)}"
+            )
+        return self
+
     @property
     def encoder(self) -> Any:
         """The config of the encoder, with the options of `sequence` where it is meant."""
@@ -226,7 +236,7 @@ class TwoTowerConfig(RetrievalConfig):
     @property
     def history_features(self) -> bool:
         """Whether the query reads the features of a history's items: through a tower."""
-        return self.history_tower and self.widths is not None
+        return self.history_tower
 
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""

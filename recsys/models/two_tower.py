@@ -14,6 +14,7 @@ from keras import ops
 from recsys import registry
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import of_history
+from recsys.errors import UsageError
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower
 from recsys.models.retrieval_model import RetrievalModel, Tensors
@@ -37,6 +38,13 @@ class TwoTower(RetrievalModel):
     def build_layers(self) -> None:
         """Makes encoder and towers, and their variables."""
         config, spec, dtype = self.config, self.spec, self.compute_dtype_of_training
+        if config.history_tower and self.averages_history:
+            raise UsageError(
+                "R348",
+                "model.history_tower must go with an encoder that reads items one by one.",
+                "Set model.history_tower to false, or only_weighs of the encoder to False.",
+                self._encoder_type.__qualname__,
+            )
         self.encoder = self._encoder_type(
             **config.encoder.model_dump(),
             length=config.history,
