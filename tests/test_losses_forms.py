@@ -285,7 +285,7 @@ def eight_devices():
 
 
 @each_loss
-@pytest.mark.parametrize("known", [0, 5])
+@pytest.mark.parametrize("known", [pytest.param(0, marks=pytest.mark.thorough), 5])
 def test_eight_devices_find_what_one_finds(kernels, eight_devices, loss, exact, known):
     batch = batch_of(64, 88, 16, items=40, known=known)
 

@@ -110,6 +110,7 @@ def test_the_index_of_the_runs_has_the_trials(world, study, capsys):
     assert "<script" not in drawn
 
 
+@pytest.mark.faults
 def test_a_study_that_was_killed_goes_on_as_one_that_was_not(world, study, capsys):
     root = "killed"
     command = [sys.executable, "-m", "recsys", *words(world, "--trials", "2", root=root)]
