@@ -1,5 +1,8 @@
 """Packed sequences: what each example reads, with which probabilities, and in which order."""
 
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from batch_sources import N_ITEMS, N_USERS, PLAIN, make_log
@@ -134,6 +137,25 @@ def test_batches_are_the_same_read_alone_in_blocks_and_ahead():
     assert not np.array_equal(source[0]["item_row"], changed[0]["item_row"])
 
 
+def test_readers_in_two_epochs_count_the_items_of_each_once(monkeypatch):
+    source = make(*some_events(), history=6, uniform_negatives=4, epochs=2)
+    steps = [0, source.steps_per_epoch]
+    alone = [source[step]["log_q"] for step in steps]
+    counted = []
+    count = SequenceSource._row_shares
+    monkeypatch.setattr(
+        SequenceSource,
+        "_row_shares",
+        lambda self, phase: counted.append(phase) or count(self, phase),
+    )
+    fresh = dataclasses.replace(source)
+    with ThreadPoolExecutor(2) as threads:
+        batches = list(threads.map(fresh.__getitem__, steps * 50))
+    for number, batch in enumerate(batches):
+        np.testing.assert_array_equal(batch["log_q"], alone[number % 2])
+    assert len(counted) <= 4  # Both may begin with the same one.
+
+
 def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates():
     user, _, time = some_events(400, seconds=10**6)
     item = np.minimum(np.random.default_rng(1).zipf(1.6, 400), N_ITEMS - 1)
@@ -142,8 +164,7 @@ def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates():
     steps = range(0, len(source), source.steps_per_epoch)
     for step in steps:
         hits[np.unique(source[step]["item_row"])] += 1
-        candidates = source._candidates_of(step // source.steps_per_epoch)
-        expected += np.exp(candidates.log_q)
+        expected += np.exp(source._log_q(step // source.steps_per_epoch))
     n = len(steps)
     p = expected[1:] / n
     # Rows are drawn without replacement, a share of them too small to matter here.

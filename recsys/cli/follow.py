@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn
 from rich.text import Text
 
 from recsys.cli.failure import print_error
-from recsys.cli.terminal import Console
+from recsys.cli.terminal import Console, progress_bar
 from recsys.errors import RecsysError, UsageError, visible
 from recsys.system import events
 from recsys.system.disk_space import free_bytes
@@ -55,16 +55,7 @@ class RunView:
         self.error: RecsysError | None = None
         self.run_id: str | None = None
         self._console = console
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = progress_bar(console, SpinnerColumn())
         self._steps: list[str] = []
         self._n_finished = 0
         self._spoke = time.monotonic()

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import rich.console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -51,6 +52,24 @@ def fitted_console(width: int, *, stderr: bool = False) -> Console:
     """
     is_known = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
     return Console(stderr=stderr, width=None if is_known else width)
+
+
+def progress_bar(console: Console, *first: ProgressColumn) -> Progress:
+    """Returns bars with a description, the time and the field `text`; none without a terminal.
+
+    Args:
+        console: Where they go.
+        *first: Columns before the description.
+    """
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    return Progress(
+        *first, *columns, console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def titled_table(title: str, *headings: str, numbers: Collection[str] = ()) -> Table:

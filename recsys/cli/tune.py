@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from recsys.cli.failure import print_error
-from recsys.cli.terminal import Console
+from recsys.cli.terminal import Console, progress_bar
 from recsys.config.load import load_config
 from recsys.distribution import install_extra
 from recsys.errors import RecsysError, UsageError, visible
@@ -129,15 +127,7 @@ class TuneView:
 
     def __init__(self, console: Console, metric: str, minutes: float, seconds: float) -> None:
         self._console, self._metric, self._best = console, metric, float("-inf")
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[text]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._bar = progress_bar(console)
         self._whole = self._bar.add_task(
             "budget", total=60 * minutes, completed=round(seconds), text=""
         )

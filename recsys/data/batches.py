@@ -32,8 +32,24 @@ Batch = dict[str, np.ndarray]
 # --- the events that training sees
 
 
+class _Kept:
+    """What is left of events of which those at the places `held` are held back."""
+
+    held: np.ndarray
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns where the kept events `numbers` `[b]` lie among all `[b]` int64."""
+        if not len(self.held):
+            return numbers
+        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
+
+    @functools.cached_property
+    def _kept_before(self) -> np.ndarray:
+        return self.held - np.arange(len(self.held))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class KeptShard:
+class KeptShard(_Kept):
     """The kept events of a shard.
 
     Attributes:
@@ -46,12 +62,6 @@ class KeptShard:
 
     def __len__(self) -> int:
         return len(self.shard) - len(self.held)
-
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where the kept events `numbers` `[b]` lie in the shard `[b]` int64."""
-        if not len(self.held):
-            return numbers
-        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
 
     def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Returns the newest kept items of the users of events, before or after them.
@@ -124,16 +134,12 @@ class KeptShard:
         newest, time = self.places(last_kept[has_kept]), self.shard.timestamp
         return bool((time[newest] <= time[first_held[has_kept]]).all())
 
-    @functools.cached_property
-    def _kept_before(self) -> np.ndarray:
-        return self.held - np.arange(len(self.held))
-
     def _user(self, numbers: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.offsets, numbers, side="right") - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class KeptEvents:
+class KeptEvents(_Kept):
     """The kept events of a log.
 
     Attributes:
@@ -167,16 +173,6 @@ class KeptEvents:
         """Returns the kept events of each user row `[n_rows]` int64."""
         counts = self._counts("user_row")
         return np.pad(counts, (0, n_rows - len(counts)))
-
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where the kept events `numbers` `[b]` lie in the log `[b]` int64."""
-        if not len(self.held):
-            return numbers
-        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
-
-    @functools.cached_property
-    def _kept_before(self) -> np.ndarray:
-        return self.held - np.arange(len(self.held))
 
     @functools.cached_property
     def n_users(self) -> int:
@@ -383,14 +379,13 @@ class BatchSource:
 
     def _batch(self, step: int, examples: Batch) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
-        candidates = self._candidates_of(step // self.steps_per_epoch)
-        item_row = candidates.of_batch(examples["item_row"], random)
+        item_row = self._candidates.of_batch(examples["item_row"], random)
         query = self._query(examples, random)
         return {
             **query,
             "id_row": drop_rows(self._trained_row[item_row], self.model.id_dropout, random),
             "item_row": item_row,
-            "log_q": candidates.log_q[item_row],
+            "log_q": self._log_q(step // self.steps_per_epoch)[item_row],
             **{name: examples[name] for name in ("weight", "known") if name in examples},
             **bags_of(self.catalogue.features, item_row),
             # A user who is shown as a new one keeps its features: they are known.
@@ -411,9 +406,14 @@ class BatchSource:
     def _permutation(self, epoch: int) -> Permutation:
         return Permutation(len(self.events), (self.train.seed, 0, epoch))
 
-    def _candidates_of(self, epoch: int) -> BatchCandidates:
-        """Returns what the candidates of an epoch's batches are drawn from."""
-        return self._candidates
+    def _log_q(self, epoch: int) -> np.ndarray:
+        """Returns the correction of an epoch's scores, by item row `[item rows]` float32."""
+        return self._log_q_of_events
+
+    @functools.cached_property
+    def _log_q_of_events(self) -> np.ndarray:
+        candidates = self._candidates
+        return candidates.log_q((candidates.event_shares, self.batch_size))
 
     @functools.cached_property
     def _candidates(self) -> BatchCandidates:

@@ -229,7 +229,6 @@ class BatchCandidates:
         hard: The lists of the hard negatives; None: there are none yet, and as many
             items are drawn evenly, so that all batches of a run have one shape.
         multiple: The number of candidates must be a multiple of this (devices).
-        positives: How a batch's positives are drawn; None: one by one, by the counts.
     """
 
     counts: np.ndarray
@@ -237,7 +236,6 @@ class BatchCandidates:
     train: TrainConfig
     hard: HardNegatives | None = None
     multiple: int = 1
-    positives: Sampler | None = None
 
     def __len__(self) -> int:
         if self._is_full:
@@ -258,26 +256,30 @@ class BatchCandidates:
         hard = self._lists.draw(positives, self.train.hard_negatives.count, random)
         return np.concatenate([positives, drawn, hard])
 
-    @functools.cached_property
-    def log_q(self) -> np.ndarray:
-        """Correction of each item row's scores `[item rows]` float32.
+    def log_q(self, positives: Sampler) -> np.ndarray:
+        """Returns the correction of each item row's scores `[item rows]` float32.
 
         It is the log probability that the item is among a batch's candidates, times
         `train.log_q_correction`.
+
+        Args:
+            positives: How a batch's positives are drawn.
         """
         if self._is_full:
             return np.zeros(len(self.counts), np.float32)
-        shares, n_hard = self.counts / self.counts.sum(), self.train.hard_negatives.count
-        samplers = [
-            self.positives or (shares, self.train.batch_size),
-            (self._sampler.probability, self.train.uniform_negatives),
-        ]
+        n_hard = self.train.hard_negatives.count
+        samplers = [positives, (self._sampler.probability, self.train.uniform_negatives)]
         if n_hard:
-            samplers.append((self._lists.probability(shares), n_hard))
+            samplers.append((self._lists.probability(self.event_shares), n_hard))
         log_q = inclusion_log_probability(*samplers)
         # What is in no batch has no logarithm, and needs none.
         log_q = np.where(np.isfinite(log_q), log_q, 0.0)
         return (log_q * self.train.log_q_correction).astype(np.float32)
+
+    @property
+    def event_shares(self) -> np.ndarray:
+        """Share of each item row among the training events `[item rows]` float64."""
+        return self.counts / self.counts.sum()
 
     @functools.cached_property
     def _lists(self) -> HardNegatives:

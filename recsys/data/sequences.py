@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batches import Batch, BatchSource, drop_rows, read_events
-from recsys.data.sampling import BatchCandidates, Permutation
+from recsys.data.sampling import Permutation
 from recsys.errors import RecsysError
 
 NO_STATE = -1
@@ -152,18 +153,15 @@ class SequenceSource(BatchSource):
         """Returns the event that the first row of an epoch begins with."""
         return int(np.random.default_rng([self.train.seed, 2, epoch]).integers(self.new))
 
-    def _candidates_of(self, epoch: int) -> BatchCandidates:
-        if epoch not in self._by_epoch:
-            shares = self._row_shares(self._phase(epoch))
-            self._by_epoch.clear()
-            self._by_epoch[epoch] = dataclasses.replace(
-                self._candidates, positives=(shares, self.rows)
-            )
-        return self._by_epoch[epoch]
+    def _log_q(self, epoch: int) -> np.ndarray:
+        return self._log_q_of_phase(self._phase(epoch))
 
     @functools.cached_property
-    def _by_epoch(self) -> dict[int, BatchCandidates]:
-        return {}
+    def _log_q_of_phase(self) -> Callable[[int], np.ndarray]:
+        # Readers are in two epochs at a time.
+        return functools.lru_cache(maxsize=2)(
+            lambda phase: self._candidates.log_q((self._row_shares(phase), self.rows))
+        )
 
     def _row_shares(self, phase: int) -> np.ndarray:
         """Returns the share of an epoch's rows that each item is in `[item rows]` float64."""

@@ -307,7 +307,7 @@ class SequenceEncoder(HistoryEncoder):
         for block in self.blocks[:-1]:
             x = block(x, x, mask, training=training)
         # All that is left to know is the newest item's state; it sees all others.
-        newest = _newest(is_item, x.dtype)
+        newest = newest_item(is_item, x.dtype)
         own = ops.sum(x * newest[..., None], axis=1, keepdims=True)
         state = self.blocks[-1](own, x, is_item[:, None, :], training=training)[:, 0]
         has_any = ops.any(is_item, axis=1, keepdims=True)
@@ -322,7 +322,7 @@ class SequenceEncoder(HistoryEncoder):
         return {**super().get_config(), "layers": self.n_layers, **own}
 
 
-def _newest(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
-    """Returns 1 at the first item of each history `[batch, length]`, else 0."""
+def newest_item(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
+    """Returns 1 at the newest item of each history `[batch, length]`, else 0."""
     count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
     return ops.cast(ops.logical_and(is_item, count == 1), dtype)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks
+from recsys.models.encoders import AttentionBlock, HistoryEncoder, in_blocks, newest_item
 from recsys.models.layers import Dropout, Linear, Norm
 from recsys.registry import register_encoder
 
@@ -61,6 +61,10 @@ class PositionEncoder(HistoryEncoder):
         """Returns a block: a layer of `(x, seen, mask, training)`, as `AttentionBlock` is."""
         raise NotImplementedError
 
+    def options_of_chosen(self, chosen: keras.KerasTensor) -> dict[str, keras.KerasTensor]:
+        """Returns what else the last block is told of the columns chosen `[rows, n, length]`."""
+        return {}
+
     def build(self, input_shape: Any = None) -> None:
         """Creates the weights."""
         self._drop = Dropout(self.dropout, self.seed - 1)
@@ -94,7 +98,8 @@ class PositionEncoder(HistoryEncoder):
             segment: Whose items they are `[rows, length]`, equal numbers are one user's; None:
                 each row is one user's.
             at: Columns whose states are asked for `[rows, n]`, -1 for none; None: that of the
-                newest item, `n` is 1.
+                newest item, `n` is 1. Column `at[r, k]` is `k` or behind it: where `n` is
+                `length`, entry `k` isn't compared with newer columns.
         """
         is_item = rows > 0
         column = ops.arange(self.length)
@@ -110,9 +115,11 @@ class PositionEncoder(HistoryEncoder):
             x = block(x, x, mask, training=training)
         # The last block computes no other states than those that are read.
         chosen = (
-            _newest(is_item, dtype)[:, None] if at is None else _columns(at, self.length, dtype)
+            newest_item(is_item, dtype)[:, None] if at is None else _columns(at, self.length, dtype)
         )
-        states = self.last_block(x, mask, chosen, training)
+        own, seen = ops.matmul(chosen, x), ops.matmul(chosen, ops.cast(mask, dtype)) > 0
+        options = self.options_of_chosen(chosen)
+        states = self.blocks[-1](own, x, seen, training=training, **options)
         has_state = ops.sum(chosen, axis=-1, keepdims=True) > 0
         states = ops.where(has_state, ops.cast(self.norm(states), "float32"), 0.0)
         if self.add_mean:
@@ -128,24 +135,6 @@ class PositionEncoder(HistoryEncoder):
         total = ops.sum(weight, axis=-1, keepdims=True)
         weight = ops.matmul(ops.cast(chosen, "float32"), weight / ops.maximum(total, 1e-9))
         return ops.matmul(weight, items)
-
-    def last_block(
-        self,
-        x: keras.KerasTensor,
-        mask: keras.KerasTensor,
-        chosen: keras.KerasTensor,
-        training: bool,
-    ) -> keras.KerasTensor:
-        """Returns the last block's states of chosen entries `[rows, n, dim]`.
-
-        Args:
-            x: All entries `[rows, length, dim]`.
-            mask: Which of them each sees `[rows, length, length]` bool.
-            chosen: 1 at the column of each chosen entry, else 0 `[rows, n, length]`.
-            training: Whether entries are dropped.
-        """
-        seen_by = ops.matmul(chosen, ops.cast(mask, chosen.dtype)) > 0
-        return self.blocks[-1](ops.matmul(chosen, x), x, seen_by, training=training)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -165,12 +154,6 @@ def _columns(at: keras.KerasTensor, length: int, dtype: str) -> keras.KerasTenso
     Rows of a product with it are chosen exactly, and split over devices as the rows are.
     """
     return ops.cast(ops.equal(at[..., None], ops.arange(length, dtype="int32")), dtype)
-
-
-def _newest(is_item: keras.KerasTensor, dtype: str) -> keras.KerasTensor:
-    """Returns 1 at the first item of each row `[rows, length]`, else 0."""
-    count = ops.cumsum(ops.cast(is_item, "int32"), axis=1)
-    return ops.cast(ops.logical_and(is_item, count == 1), dtype)
 
 
 @register_encoder("sasrec", config="recsys.config.architecture:SasRecConfig")
@@ -258,17 +241,9 @@ class Hstu(PositionEncoder):
         """Returns one layer of gated attention, added to its input."""
         return HstuBlock(self.length, self.dim, self.heads, self.dropout, seed, name=name)
 
-    def last_block(
-        self,
-        x: keras.KerasTensor,
-        mask: keras.KerasTensor,
-        chosen: keras.KerasTensor,
-        training: bool,
-    ) -> keras.KerasTensor:
-        """Returns the last block's states; see `PositionEncoder.last_block`."""
-        seen_by = ops.matmul(chosen, ops.cast(mask, chosen.dtype)) > 0
-        own = ops.matmul(chosen, x)
-        return self.blocks[-1](own, x, seen_by, training=training, chosen=chosen)
+    def options_of_chosen(self, chosen: keras.KerasTensor) -> dict[str, keras.KerasTensor]:
+        """Returns the columns, since a bias depends on them."""
+        return {"chosen": chosen}
 
 
 @keras.saving.register_keras_serializable(package="recsys")

@@ -42,7 +42,11 @@ SMALL = {
 
 def recsys(*words, devices=1, cwd=None, check=True):
     """Runs a command of the command line on so many CPU devices."""
-    own = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    # Metrics of factors are frozen to the last digit: with the same kernels on every machine.
+    own = {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "OPENBLAS_CORETYPE": "Haswell",
+    }
     run = subprocess.run(
         [sys.executable, "-m", "recsys", *map(str, words)],
         cwd=cwd,
