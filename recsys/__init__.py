@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         load_model,
         save_model,
     )
+    from recsys.models.auto import for_data
     from recsys.registry import (
         register_baseline,
         register_encoder,
@@ -96,6 +97,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "for_data",
     "ingest",
     "layers",
     "load_bundle",

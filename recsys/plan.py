@@ -26,6 +26,7 @@ from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof
 from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.errors import UsageError
+from recsys.models.auto import DataShape, for_data
 from recsys.models.retrieval_model import RetrievalModel, Tables, model_class
 from recsys.models.spec import ModelSpec
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
@@ -107,6 +108,13 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(_step, config, rows, devices).result()
     return Plan(devices, n_batch, n_shards, tuple(_placements(config, rows, n_shards)), step)
+
+
+def with_model(config: Config, rows: TableRows) -> Config:
+    """Returns a config with the model that would be chosen for the data, if it names none."""
+    has_order = config.data.interactions.ordered_by != "none"
+    shape = DataShape(rows.events, rows.rows["users"], has_order, bool(rows.widths))
+    return for_data(config, shape)
 
 
 def model_spec(config: Config, rows: TableRows) -> ModelSpec:

@@ -20,17 +20,20 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainStage, parse_mesh
+from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_stage
 from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
+from recsys.models.auto import described, for_data
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.system.process import stage_main
 from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
+from recsys.training.training_log import note_once
 from recsys.training.training_result import TrainingResult
 from recsys.training.warm_start import (
     CHANGED,
@@ -38,6 +41,7 @@ from recsys.training.warm_start import (
     cold_start,
     drop_state,
     save_state,
+    stage_of_model,
     trained_until,
     updates_of,
     warm_start_of,
@@ -76,6 +80,9 @@ def train(
             `warm_start.changed` is `refuse`.
     """
     dataset = Data(data, verify=True)
+    if isinstance(stage.model, AutoConfig):
+        stage = for_data(stage, dataset, None if base is None else stage_of_model(base))
+        note_once(f"The config names no model, so the data choose: {described(stage)}.")
     checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
         result = _fit(stage, dataset, checkpoints, base)

@@ -63,8 +63,9 @@ def plan(
     devices = devices or (config.mesh.n_devices if config.mesh else 1)
     table_rows = find_rows(config, named_rows, data)
     _simulate(devices)
-    from recsys.plan import changes, make_plan
+    from recsys.plan import changes, make_plan, with_model
 
+    config = with_model(config, table_rows)
     planned = make_plan(config, table_rows, devices)
     advice: list[Change] = []
     errors: list[RecsysError] = []

@@ -246,3 +246,14 @@ class TwoTowerConfig(RetrievalConfig):
         if isinstance(self.encoder, SequenceConfig):
             options["pooling"]["width"] = self.encoder.width or self.dim
         return options
+
+
+class AutoConfig(RetrievalConfig):
+    """The model that suits the data, chosen when they are there (`recsys.models.auto`).
+
+    Keys of every model, where they differ from the default, replace what the rules say.
+    """
+
+    keep: tuple[str, ...] | None = None
+    """Keys of `train` that the rules leave as they are; `null`: those that the config
+    names."""

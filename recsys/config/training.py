@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
+from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.errors import UsageError
 from recsys.losses.loss import Loss
 from recsys.losses.softmax import SampledSoftmax
@@ -169,10 +169,11 @@ class TrainConfig(Strict):
     `negative_power` says; at 0 they are no negatives, of `full_softmax` neither: an item that
     is never a positive only learns to be in no list. Above 0 the logQ correction makes up for
     what is drawn less [0..1]."""
-    log_q_correction: Share = 1.0
+    log_q_correction: Annotated[float, Field(ge=0.0, le=2.0)] = 1.0
     """Strength of the logQ correction of the scores for how often an item is among the
     candidates: at 1 they learn how likely the item is for a query; at 0 that, divided by how
-    often it is drawn, which holds popular items down [0..1]."""
+    often it is drawn, which holds popular items down; above 1 popular items score higher than
+    the training data say, for a test part that asks for them more [0..2]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
     """Negatives that the model itself found close to the positives."""
     known_positives: NonNegativeInt = 0
@@ -287,8 +288,10 @@ class TrainStage(Strict):
     plugins: Plugins = ()
     """Modules that register models, losses, metrics and other classes which the other keys
     name; they are imported before the rest is read."""
-    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = TwoTowerConfig()
-    """The model: the two towers, or a model of a plugin, `{type: name, …}`."""
+    model: Annotated[RetrievalConfig, Choice("model", "two_tower")] = AutoConfig()
+    """The model: the two towers, as soon as one of their keys is named; a model of a plugin,
+    `{type: name, …}`; or `auto`, the one that suits the data, together with the keys of
+    `train` that aren't named."""
     train: TrainConfig = TrainConfig()
     """The training loop."""
     mesh: MeshConfig | None = None
@@ -306,3 +309,11 @@ class TrainStage(Strict):
     """What becomes of items that a user has seen. `exclude`: they are in no list of that
     user, and what is taken again is no answer of a query; `include`: they are items like
     others. Validation, evaluation and the defaults of what serves go by it."""
+
+    @model_validator(mode="after")
+    def _auto_keeps_what_is_named(self) -> Self:
+        model = self.model
+        if isinstance(model, AutoConfig) and model.keep is None:
+            keep = tuple(sorted(self.train.model_fields_set))
+            self.__dict__["model"] = model.model_copy(update={"keep": keep})  # It is frozen.
+        return self

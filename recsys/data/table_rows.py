@@ -43,12 +43,14 @@ class TableRows:
         widths: Most tokens of an item or a user, of each feature.
         source: Origin of the numbers, as text.
         of_users: Features that are the users'; the others are the items'.
+        events: Events of the users, where there is a data folder; else 0.
     """
 
     rows: Mapping[str, int]
     widths: Mapping[str, int]
     source: str
     of_users: frozenset[str] = frozenset()
+    events: int = 0
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
@@ -130,6 +132,7 @@ def _of_data(folder: Path) -> TableRows:
             pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
             for side in ("users", "items")
         )
+        counts = pq.read_table(folder / "vocabulary" / "users.parquet", columns=["count"])
     except (*DAMAGE, pa.ArrowException) as error:
         raise RecsysError(
             "R372",
@@ -139,7 +142,8 @@ def _of_data(folder: Path) -> TableRows:
         ) from None
     rows = {"users": users, "items": items, **{name: n for name, (n, _) in features.items()}}
     widths = {name: width for name, (_, width) in features.items()}
-    return TableRows(rows, widths, f"from {folder}", frozenset(of_users))
+    events = pc.sum(counts["count"]).as_py() or 0
+    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events)
 
 
 def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:

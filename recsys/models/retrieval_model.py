@@ -25,7 +25,7 @@ import keras
 from keras import ops
 
 from recsys import registry
-from recsys.config.architecture import RetrievalConfig
+from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
@@ -156,9 +156,16 @@ class RetrievalModel(SparseModel):
             }
             kwargs = {**of_train, **kwargs}
         sizes = data.spec if isinstance(data, Data) else data
-        spec = ModelSpec.of(
-            getattr(config, "model", config), sizes.user_rows, sizes.item_rows, sizes.features
-        )
+        own = getattr(config, "model", config)
+        if isinstance(own, AutoConfig):
+            raise UsageError(
+                "R349",
+                "A model must be chosen for the data before it is made.",
+                "config = recsys.for_data(config, data); then make it, and train with"
+                " config.train. Or name a key of model.",
+                "model: auto",
+            )
+        spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features)
         return cls(spec, **kwargs)
 
     @property

@@ -142,6 +142,14 @@ class EarlierModel:
         return None if file is None else np.load(file, mmap_mode="r", allow_pickle=False)
 
 
+def stage_of_model(folder: Path) -> TrainStage | None:
+    """Returns what the model in a folder was trained with; None: it can't be gone on from."""
+    try:
+        return EarlierModel.open(folder, verify=False).stage
+    except UnusableModelError:
+        return None
+
+
 def _files_by_path(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
     entries = enumerate(summary["variables"])
     return {entry["path"]: folder / f"{number}.npy" for number, entry in entries}

@@ -25,11 +25,15 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from recsys import registry
 from recsys.config import Config, TrainStage, canonical_json
+from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_config
 from recsys.config.run_config import stage_of
+from recsys.data.dataset import open_data
 from recsys.data.store import MANIFEST
 from recsys.errors import RecsysError, UsageError
+from recsys.models.auto import for_data
 from recsys.system.commit import commit_text
 from recsys.system.files import read_json
 from recsys.system.process import run_stage_with_config
@@ -88,7 +92,14 @@ class TuningStudy:
         options: TuneOptions,
     ) -> None:
         self._path, self._overrides = path, list(overrides)
-        if load_config(path, overrides).train.validation is None:
+        config = load_config(path, overrides)
+        if isinstance(config.model, AutoConfig):  # Ranges go out from what the data choose.
+            config = for_data(config, open_data(data))
+            self._overrides += [
+                f"model={json.dumps(registry.Choice('model').write(config.model))}",
+                f"train={config.train.model_dump_json()}",
+            ]
+        if config.train.validation is None:
             self._overrides.append("train.validation={}")
         self.config = self._load({})
         self._space = parse_space(written or default_space(self.config), self._load)

@@ -1,0 +1,173 @@
+"""The model that a config without `model` gets: one that suits the shape of its data.
+
+The rules are few, and each was measured on public data; docs/defaults.md has the figures.
+
+    events with an order      a user is the sequence of its items, which bring their features;
+                              training learns at every position
+    events without an order   a user is the mean of its other items, and a row of its own
+
+A key of `train` that the config names itself stays as it says, and so do the keys of
+`{type: auto, …}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+from recsys import registry
+from recsys.config import TrainConfig, TrainStage
+from recsys.config.architecture import AutoConfig, RetrievalConfig, SasRecConfig, TwoTowerConfig
+from recsys.config.training import LazyAdamConfig, ScheduleConfig
+from recsys.data.dataset import Data
+
+# What they may choose counts where a step's cache asks for the sources of a model.
+from recsys.models import encoders as encoders
+from recsys.models import sequences as sequences
+from recsys.registry import register_model
+
+StageT = TypeVar("StageT", bound=TrainStage)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataShape:
+    """What the choice of a model depends on.
+
+    Attributes:
+        events: Training events.
+        users: Users with one.
+        has_order: Whether the events of a user have an order.
+        has_features: Whether items or users have features.
+    """
+
+    events: int
+    users: int
+    has_order: bool
+    has_features: bool
+
+    @classmethod
+    def of(cls, data: Data) -> DataShape:
+        """Returns the shape of data."""
+        return cls(
+            events=len(data.train),
+            users=sum(
+                int((part.offsets[1:] > part.offsets[:-1]).sum()) for part in data.train.shards
+            ),
+            has_order=data.store.split.order != "none",
+            has_features=bool(data.catalogue.features or data.user_features),
+        )
+
+    @property
+    def events_per_user(self) -> float:
+        """Training events of a user in the mean."""
+        return self.events / max(self.users, 1)
+
+
+@register_model("auto", config="recsys.config.architecture:AutoConfig")
+class AutoModel:
+    """Stands in a config for the model that `for_data` chooses."""
+
+
+def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = None) -> StageT:
+    """Returns a config with the model that suits data, and the training that suits the model.
+
+    A config that names a model is returned as it is.
+
+    Args:
+        config: A whole `recsys.Config`, or its part `TrainStage`.
+        data: The data, or their shape.
+        base: What an earlier model was trained with that a training goes on from: its choice
+            stays, though the data may have grown into another shape.
+    """
+    auto = config.model
+    if not isinstance(auto, AutoConfig):
+        return config
+    shape = data if isinstance(data, DataShape) else DataShape.of(data)
+    model, train = _sequence_model(shape) if shape.has_order else _set_model(shape)
+    default = AutoConfig()
+    own = {key: value for key, value in auto if key != "keep" and value != getattr(default, key)}
+    chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
+    if base is not None:
+        chosen = base.model
+        train = {key: getattr(base.train, key) for key in train}
+    keep = config.train.model_fields_set if auto.keep is None else auto.keep
+    now = {key: value for key, value in train.items() if key not in keep}
+    return config.model_copy(
+        update={"model": chosen, "train": TrainConfig(**{**dict(config.train), **now})}
+    )
+
+
+def described(stage: TrainStage) -> str:
+    """Returns the model of a stage and its training in a few words."""
+    model, train = stage.model, stage.train
+    pooling = (
+        registry.name_of("encoder", model.encoder) if isinstance(model, TwoTowerConfig) else ""
+    )
+    return (
+        f"{registry.name_of('model', model)} {pooling}, {model.dim} floats, histories of"
+        f" {model.history} ({model.history_of or 'past'}), {train.epochs} epochs"
+    )
+
+
+def _sequence_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of model and training for events that have an order."""
+    return {
+        "dim": 128,
+        "feature_dim": 256,
+        "user_id": False,
+        "history": 50,
+        "pooling": SasRecConfig(dropout=0.5),
+        "history_tower": True,
+        "widths": (),
+        "temperature": 0.1,
+    }, {
+        "batch_size": _batch(shape, 512),
+        "uniform_negatives": 512,
+        "known_positives": 20,
+        "epochs": _epochs(shape, 10),
+        "table_optimizer": LazyAdamConfig(),
+        "table_learning_rate": 0.002,
+        "tower_learning_rate": 0.001,
+        "schedule": ScheduleConfig(kind="cosine", warmup_steps=30, end=0.02),
+    }
+
+
+def _set_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of model and training for events without an order."""
+    is_long = shape.events_per_user > _MANY
+    return {
+        "dim": 256,
+        "history": 200 if is_long else 100,
+        "history_of": "others",
+        "history_dropout": 0.5 if is_long else 0.0,
+        "widths": () if shape.has_features else None,
+        "temperature": 0.1,
+        "init_stddev": 0.0625,
+        "user_init_stddev": 0.005,
+    }, {
+        "batch_size": _batch(shape, 1024),
+        "uniform_negatives": 512,
+        "known_positives": 1000 if is_long else 100,
+        "user_balance": 0.5 if is_long else 0.0,
+        "epochs": _epochs(shape, 12),
+        "table_optimizer": LazyAdamConfig(),
+        "table_learning_rate": 0.01,
+        "user_learning_rate": 0.0005,
+        "schedule": ScheduleConfig(kind="linear", end=0.02),
+    }
+
+
+_MANY = 80
+"""Events of a user in the mean from which on users count as those with many."""
+_ENOUGH = 12_000_000
+"""Examples of a training, where two epochs have no more."""
+
+
+def _batch(shape: DataShape, most: int) -> int:
+    """Returns the size of a batch, a power of two: smaller where the data are small."""
+    return min(most, max(32, 1 << (max(shape.events, 1) // 64).bit_length()))
+
+
+def _epochs(shape: DataShape, most: int) -> int:
+    """Returns the epochs: fewer, but two at least, where the data are large."""
+    return max(2, min(most, _ENOUGH // max(shape.events, 1)))

@@ -1,0 +1,121 @@
+"""The model that a config without `model` gets."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_runs import train_here
+
+from benchmarks.public_splits import Csr, write_data_folder
+from recsys import Trainer, TwoTower, for_data, load_model, open_data
+from recsys.config import Config, TrainStage
+from recsys.config.architecture import AutoConfig, MeanConfig, SasRecConfig, TwoTowerConfig
+from recsys.config.load import load_stage
+from recsys.data.split import SplitRule
+from recsys.errors import UsageError
+from recsys.models.auto import DataShape
+
+ORDERED = DataShape(events=200_000, users=20_000, has_order=True, has_features=True)
+SETS = DataShape(events=800_000, users=30_000, has_order=False, has_features=False)
+
+
+def stage_of(tmp_path, text):
+    (tmp_path / "stage.yaml").write_text(text)
+    return load_stage(tmp_path / "stage.yaml", TrainStage)
+
+
+def write_world(folder, rule, n_users=60, n_items=40, of_a_user=12):
+    """Users take items of one of four tastes, one after the other."""
+    random = np.random.default_rng(0)
+    lists = [
+        (4 * random.permutation(n_items // 4)[:of_a_user] + user % 4).tolist()
+        for user in range(n_users)
+    ]
+    tokens = {"colour": [[f"c{i % 4}"] for i in range(n_items)]}
+    write_data_folder(Csr.of_lists(lists, n_items), folder, tokens, rule=rule)
+    return folder
+
+
+@pytest.mark.parametrize("text", ["{}", "model: auto", "model: {type: auto}"])
+def test_a_config_that_names_no_model_leaves_it_to_the_data(text, tmp_path):
+    stage = stage_of(tmp_path, text)
+    assert isinstance(stage.model, AutoConfig)
+    ordered, sets = for_data(stage, ORDERED), for_data(stage, SETS)
+    assert isinstance(ordered.model.encoder, SasRecConfig)
+    assert ordered.model.history_tower
+    assert isinstance(sets.model.encoder, MeanConfig)
+    assert sets.model.widths is None
+    assert for_data(ordered, SETS) == ordered
+
+
+@pytest.mark.parametrize("text", ["model: {}", "model: {dim: 32}", "model: two_tower"])
+def test_a_config_that_names_one_keeps_it(text, tmp_path):
+    stage = stage_of(tmp_path, text)
+    assert isinstance(stage.model, TwoTowerConfig)
+    assert for_data(stage, ORDERED) == stage == for_data(stage, SETS)
+
+
+def test_what_the_config_names_stays_also_when_it_was_written_and_read(tmp_path):
+    text = "model: {type: auto, table_placement: row, dim: 32}\ntrain: {batch_size: 256, epochs: 2}"
+    stage = stage_of(tmp_path, text)
+    again = TrainStage.model_validate_json(stage.model_dump_json())
+    assert again == stage
+    chosen = for_data(again, ORDERED)
+    assert (chosen.model.table_placement, chosen.model.dim) == ("row", 32)
+    # The default value too, once it is named.
+    assert (chosen.train.batch_size, chosen.train.epochs) == (256, 2)
+    assert (
+        chosen.train.table_learning_rate
+        == for_data(TrainStage(), ORDERED).train.table_learning_rate
+    )
+
+
+def test_features_are_read_wherever_there_are_any():
+    for has_order in (True, False):
+        shape = DataShape(10_000, 1_000, has_order, has_features=True)
+        assert for_data(TrainStage(), shape).model.widths is not None
+
+
+@given(st.integers(0, 10**11), st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_any_shape_gets_a_whole_config(events, users, has_order, has_features):
+    shape = DataShape(events, users, has_order, has_features)
+    chosen = for_data(TrainStage(), shape)
+    assert TrainStage.model_validate_json(chosen.model_dump_json()) == chosen
+    assert chosen.train.epochs >= 2
+    assert chosen.train.batch_size <= max(32, events)
+    assert chosen.train.batch_size & (chosen.train.batch_size - 1) == 0
+
+
+def test_a_whole_config_gets_one_too():
+    data = {"interactions": {"files": "x.csv", "columns": {"user": "u", "item": "i"}}}
+    config = Config.model_validate({"name": "x", "root": "r", "data": data | {"split": "random"}})
+    assert for_data(config, SETS).model.history_of == "others"
+
+
+def test_a_model_isnt_made_before_the_choice(tmp_path):
+    data = open_data(write_world(tmp_path / "data", SplitRule("last_out", "file")))
+    with pytest.raises(UsageError, match="R349"):
+        TwoTower.from_config(TrainStage(), data)
+    config = for_data(TrainStage(train={"epochs": 2}), data)
+    model = TwoTower.from_config(config, data)
+    result = Trainer(config.train, checkpoints=tmp_path / "checkpoints", verbose=0).fit(model, data)
+    assert len(result.history["loss"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["file", "none"])
+def test_the_defaults_learn_what_users_like(order, tmp_path):
+    rule = SplitRule("last_out" if order == "file" else "random", order)
+    folder = write_world(tmp_path / "data", rule)
+    train_here({}, folder, tmp_path / "model")
+    saved = load_model(tmp_path / "model")
+    stage = json.loads((tmp_path / "model" / "model.json").read_text())["stage"]
+    assert stage["model"]["type"] == "two_tower"
+    assert isinstance(saved.model.config.encoder, SasRecConfig if order == "file" else MeanConfig)
+    items = np.load(tmp_path / "model" / "candidates.npy")[1:]
+    taste = np.arange(len(items)) % 4
+    close = items @ items.T
+    same = taste[:, None] == taste
+    assert close[same].mean() > close[~same].mean() + 0.3
