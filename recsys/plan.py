@@ -27,7 +27,7 @@ from recsys.embedding.step_check import StepProof
 from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape, for_data
-from recsys.models.retrieval_model import RetrievalModel, Tables, model_class
+from recsys.models.retrieval_model import InputSpec, RetrievalModel, Tables, model_class
 from recsys.models.spec import ModelSpec
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, uneven
@@ -169,13 +169,14 @@ def _batch(
     def array(n: int, *shape: int, dtype: str = "int32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((n, *shape), dtype, sharding=place)
 
-    batch = {
-        x.name: array(n_queries if x.side == "user" else n_candidates, *x.shape)
-        for x in model.inputs_of_sides
-    }
+    def size_of(x: InputSpec) -> int:
+        if x.side == "item":
+            return n_candidates
+        return n_rows if is_packed and x.name.split(".")[0] == "history" else n_queries
+
+    batch = {x.name: array(size_of(x), *x.shape) for x in model.inputs_of_sides}
     if is_packed:
-        histories = array(n_rows, config.model.history)
-        batch |= {"history": histories, "segment": histories, "at": array(n_rows, n_new)}
+        batch |= {"segment": batch["history"], "at": array(n_rows, n_new)}
     batch |= {"item_row": array(n_candidates), "log_q": array(n_candidates, dtype="float32")}
     if train.user_balance or config.data.interactions.columns.weight:
         batch["weight"] = array(n_queries, dtype="float32")

@@ -60,9 +60,23 @@ def config(tmp_path):
         "    files: items.csv\n"
         "    columns: {item: i, title: name}\n"
         "    features: [{name: tags, column: tags, kind: categories, max_tokens: 4}]\n"
+        "model: {}\n"
         "train: {batch_size: 64, uniform_negatives: 64}\n"
     )
     return path
+
+
+def test_a_config_without_a_model_is_planned_with_that_of_its_data(config, tmp_path, capsys):
+    text = config.read_text().replace("model: {}\n", "")
+    config.write_text(text)
+    assert plan(str(config), "--json") == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    # With an order: no rows of users.
+    assert {table["table"] for table in tables} == {"items", "tags"}
+    config.write_text(text.replace(", timestamp: t", "") + "  # none\n")
+    assert plan(str(config), "--set", "data.split=random", "--json") == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert {table["table"] for table in tables} == {"users", "items", "tags"}
 
 
 def write_data(folder, users=3, items=5, name="tags", rows=7, width=4):

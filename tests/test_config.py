@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from recsys.config import (
     Config,
     EvaluateConfig,
-    TwoTowerConfig,
     canonical_json,
 )
 from recsys.config import load as config_file
+from recsys.config.architecture import AutoConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError
 from recsys.registry import choice_of
@@ -54,7 +54,7 @@ def refusal(path, *overrides):
 
 def test_the_shortest_config_has_every_default(small):
     config = load_config(small)
-    assert config.model == TwoTowerConfig()
+    assert config.model == AutoConfig(keep=())
     assert config.train.batch_size == 256
     assert config.bless.metric == "recall@10"
     assert config.data.items.features == ()

@@ -81,7 +81,12 @@ def trained(config):
             "layout={query_tower/hidden_0/kernel: [null, model]}",
         ],
         pytest.param(
-            ["model.table_placement=replicated", "model.pooling=hstu", "train.clip_norm=1.0"],
+            [
+                "model.table_placement=replicated",
+                "model.pooling=hstu",
+                "model.history_tower=true",
+                "train.clip_norm=1.0",
+            ],
             marks=pytest.mark.thorough,
         ),
     ],

@@ -169,11 +169,10 @@ class TrainConfig(Strict):
     `negative_power` says; at 0 they are no negatives, of `full_softmax` neither: an item that
     is never a positive only learns to be in no list. Above 0 the logQ correction makes up for
     what is drawn less [0..1]."""
-    log_q_correction: Annotated[float, Field(ge=0.0, le=2.0)] = 1.0
+    log_q_correction: Share = 1.0
     """Strength of the logQ correction of the scores for how often an item is among the
     candidates: at 1 they learn how likely the item is for a query; at 0 that, divided by how
-    often it is drawn, which holds popular items down; above 1 popular items score higher than
-    the training data say, for a test part that asks for them more [0..2]."""
+    often it is drawn, which holds popular items down [0..1]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
     """Negatives that the model itself found close to the positives."""
     known_positives: NonNegativeInt = 0
