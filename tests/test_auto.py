@@ -11,13 +11,20 @@ from training_runs import train_here
 from benchmarks.public_splits import Csr, write_data_folder
 from recsys import Trainer, TwoTower, for_data, load_model, open_data
 from recsys.config import Config, TrainStage
-from recsys.config.architecture import AutoConfig, MeanConfig, SasRecConfig, TwoTowerConfig
+from recsys.config.architecture import (
+    AttentionConfig,
+    AutoConfig,
+    MeanConfig,
+    SasRecConfig,
+    TwoTowerConfig,
+)
 from recsys.config.load import load_stage
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
 from recsys.models.auto import DataShape
 
 ORDERED = DataShape(events=200_000, users=20_000, has_order=True, has_features=True)
+LONG = DataShape(events=200_000, users=2_000, has_order=True, has_features=True)
 SETS = DataShape(events=800_000, users=30_000, has_order=False, has_features=False)
 
 
@@ -42,12 +49,14 @@ def write_world(folder, rule, n_users=60, n_items=40, of_a_user=12):
 def test_a_config_that_names_no_model_leaves_it_to_the_data(text, tmp_path):
     stage = stage_of(tmp_path, text)
     assert isinstance(stage.model, AutoConfig)
-    ordered, sets = for_data(stage, ORDERED), for_data(stage, SETS)
-    assert isinstance(ordered.model.encoder, SasRecConfig)
-    assert ordered.model.history_tower
+    short, long, sets = (for_data(stage, shape) for shape in (ORDERED, LONG, SETS))
+    assert isinstance(short.model.encoder, SasRecConfig)
+    assert isinstance(long.model.encoder, AttentionConfig)
+    assert short.model.history_tower
+    assert long.model.history_tower
     assert isinstance(sets.model.encoder, MeanConfig)
     assert sets.model.widths is None
-    assert for_data(ordered, SETS) == ordered
+    assert for_data(short, SETS) == short
 
 
 @pytest.mark.parametrize("text", ["model: {}", "model: {dim: 32}", "model: two_tower"])

@@ -226,7 +226,7 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
         raise ConfigError(
             "R106",
             f"Config {str(path)!r}: the key {where!r} is required{more}.",
-            "Add it; configs/movielens_small.yaml shows every key in use.",
+            "Add it; docs/config.md has every key.",
         )
     subject = f"{where!r}: " if where else ""
     raise ConfigError(

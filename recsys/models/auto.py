@@ -2,9 +2,12 @@
 
 The rules are few, and each was measured on public data; docs/defaults.md has the figures.
 
-    events with an order      a user is the sequence of its items, which bring their features;
-                              training learns at every position
-    events without an order   a user is the mean of its other items, and a row of its own
+    ordered, few a user    a user is the sequence of its items (SASRec), which bring their
+                           features; training learns at every position
+    ordered, many a user   a user is a row of its own and its newest items, by attention, which
+                           bring their features; items have a bias
+    no order               a user is the mean of its other items, and with many of them a row
+                           of its own too; items have a bias
 
 A key of `train` that the config names itself stays as it says, and so do the keys of
 `{type: auto, …}`.
@@ -17,7 +20,13 @@ from typing import Any, TypeVar
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage
-from recsys.config.architecture import AutoConfig, RetrievalConfig, SasRecConfig, TwoTowerConfig
+from recsys.config.architecture import (
+    AttentionConfig,
+    AutoConfig,
+    RetrievalConfig,
+    SasRecConfig,
+    TwoTowerConfig,
+)
 from recsys.config.training import LazyAdamConfig, ScheduleConfig
 from recsys.data.dataset import Data
 
@@ -83,7 +92,12 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     if not isinstance(auto, AutoConfig):
         return config
     shape = data if isinstance(data, DataShape) else DataShape.of(data)
-    model, train = _sequence_model(shape) if shape.has_order else _set_model(shape)
+    if not shape.has_order:
+        model, train = _sets(shape)
+    elif shape.events_per_user <= _FEW:
+        model, train = _short_sequences(shape)
+    else:
+        model, train = _long_sequences(shape)
     default = AutoConfig()
     own = {key: value for key, value in auto if key != "keep" and value != getattr(default, key)}
     chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
@@ -109,8 +123,8 @@ def described(stage: TrainStage) -> str:
     )
 
 
-def _sequence_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns settings of model and training for events that have an order."""
+def _short_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of model and training for ordered events, few of a user."""
     return {
         "dim": 128,
         "feature_dim": 256,
@@ -132,14 +146,29 @@ def _sequence_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def _set_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns settings of model and training for ordered events, many of a user."""
+    return {
+        "pooling": AttentionConfig(),
+        "history_tower": True,
+        "item_bias": True,
+        "new_user_share": 0.2,
+    }, {
+        "batch_size": _batch(shape, 256),
+        "epochs": _epochs(shape, 12),
+    }
+
+
+def _sets(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns settings of model and training for events without an order."""
     is_long = shape.events_per_user > _MANY
     return {
         "dim": 256,
+        "user_id": is_long,
         "history": 200 if is_long else 100,
         "history_of": "others",
         "history_dropout": 0.5 if is_long else 0.0,
+        "item_bias": True,
         "widths": () if shape.has_features else None,
         "temperature": 0.1,
         "init_stddev": 0.0625,
@@ -157,8 +186,8 @@ def _set_model(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-_MANY = 80
-"""Events of a user in the mean from which on users count as those with many."""
+_FEW, _MANY = 20, 80
+"""Events of a user in the mean: up to the first few, from the second on many."""
 _ENOUGH = 12_000_000
 """Examples of a training, where two epochs have no more."""
 

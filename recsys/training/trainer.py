@@ -79,6 +79,7 @@ class Trainer:
     Example:
         ```python
         data = recsys.open_data("data/")
+        config = recsys.for_data(config, data)
         model = recsys.TwoTower.from_config(config, data.spec)
         result = recsys.Trainer(config.train, checkpoints="ckpt/").fit(model, data)
         result.history["loss"]
