@@ -1,7 +1,9 @@
 """The tone of all tests: the backend, several devices, and warnings that count."""
 
 import fcntl
+import gc
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -41,7 +43,7 @@ os.environ.setdefault(
     str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "recsys-tests")),
 )
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.pop("RECSYS_EVENTS", None)
 
 import hypothesis
@@ -62,24 +64,53 @@ def heard_signal(request):
 
 
 def pytest_collection_finish():
-    """Leaves its eight devices to this process: what tests start compiles less for one."""
+    """Leaves its eight devices to this process: what tests start compiles less for one.
+
+    What was imported, TensorFlow and TFX too, is no garbage: no collection looks at it again.
+    """
     if "jax" in sys.modules:
         sys.modules["jax"].devices()
         os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("count=8", "count=1")
+    gc.collect()
+    gc.freeze()
+
+
+def made_once(tmp_path_factory, name, make):
+    """Returns a folder that `make` fills, once for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder, is_made = base / name, base / f"{name}.made"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            is_made.touch()
+    return folder
 
 
 @pytest.fixture(scope="session")
 def exported_world(tmp_path_factory):
-    """A small model in both its forms with its data, made once for all processes of a run."""
+    """A small model in both its forms with its data."""
     from system_worlds import make_world, world_in
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with (folder / "world.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        world = world_in(folder / "world")
-        return world if world.bundle.exists() else make_world(folder / "world")
+    return world_in(made_once(tmp_path_factory, "world", make_world))
+
+
+@pytest.fixture(scope="session")
+def part_run(tmp_path_factory):
+    """A first `recsys run`, to go on from in `first`; `copy` stays as it is."""
+    from golden_runs import make_run
+
+    def make(folder):
+        (folder / "first").mkdir()
+        make_run("part", folder / "first")
+        shutil.copytree(folder / "first", folder / "copy", symlinks=True)
+
+    pytest.importorskip("tfx", reason="needs the extra `pipeline`")
+    return made_once(tmp_path_factory, "part", make)
 
 
 def pytest_collection_modifyitems(items):

@@ -95,7 +95,7 @@ def check(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_no_file_outside_is_opened(tmp_path, whole):
-    check(run_script(200, "few", whole, tmp_path))
+    check(run_script(100, "few", whole, tmp_path))
 
 
 @pytest.mark.faults

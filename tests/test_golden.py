@@ -24,7 +24,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from golden_runs import WRITERS, GoldenRun, folder_digest, recsys
+from golden_runs import WRITERS, GoldenRun, folder_digest, make_run, recsys
+from on_tensorflow import run_on_tensorflow
 
 FROZEN = Path(__file__).parent / "golden"
 CPU = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text() + "model name : ?")[1]
@@ -40,14 +41,13 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, part_run):
     """Returns a function that runs a case once."""
-    pytest.importorskip("tfx", reason="needs the extra `pipeline`")
-    made = {}
+    made = {"part": GoldenRun("part", part_run / "copy")}
 
     def run(case):
         if case not in made:
-            made[case] = GoldenRun(case, tmp_path_factory.mktemp(case))
+            made[case] = make_run(case, tmp_path_factory.mktemp(case))
         return made[case]
 
     return run
@@ -99,19 +99,12 @@ def test_a_run_gives_what_is_frozen(case, runs):
         assert ids == known or (not is_same_cpu and len({*ids} & {*known}) >= 0.9 * len(known))
 
 
-INGEST = """
-import sys
-from recsys.data.ingest import ingest
-ingest(sys.argv[1], sys.argv[2], progress=False)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.pipeline
 @pytest.mark.parametrize("case", CASES)
 def test_ingest_makes_the_data_of_the_pipeline_byte_by_byte(case, runs, tmp_path):
     run, out = runs(case), tmp_path / "data"
-    subprocess.run([sys.executable, "-c", INGEST, run.config, out], check=True, cwd=run.folder)
+    run_on_tensorflow(FROZEN / "ingest_alone.py", tmp_path, run.config, out)
     parts = {path.name for path in run.data.iterdir() if path.is_dir()}
     assert {"store", "vocabulary", "catalogue"} <= parts
     for part in parts:
@@ -302,27 +295,43 @@ REFUSALS = [
     ("simulate-nights --out s --nights 0", 2, None),
     ("freeze-schema --out s --set root=nothing", 1, "R246"),
 ]
-STARTS_A_STAGE = {"train", "evaluate", "compare"}
+STARTS_A_PROCESS = {"train", "evaluate", "compare", "freeze-schema"}
+
+
+@pytest.fixture(scope="module")
+def commands():
+    """Returns a function that runs a command in a folder: its exit code and its stderr."""
+    script = FROZEN / "forked_commands.py"
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, script], **options) as process:
+
+        def run(words, folder):
+            process.stdin.write(json.dumps([words, str(folder)]) + "\n")
+            process.stdin.flush()
+            code = int(process.stdout.readline())
+            return code, (folder / "stderr.txt").read_text()
+
+        yield run
 
 
 @pytest.mark.parametrize(
     ("words", "exit_code", "code"),
     [
         pytest.param(
-            *case, marks=[pytest.mark.thorough] if case[0].split()[0] in STARTS_A_STAGE else []
+            *case, marks=[pytest.mark.thorough] if case[0].split()[0] in STARTS_A_PROCESS else []
         )
         for case in REFUSALS
     ],
 )
-def test_a_wrong_command_is_refused(words, exit_code, code, tmp_path):
+def test_a_wrong_command_is_refused(words, exit_code, code, tmp_path, commands):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "nothing").mkdir()
-    refused = recsys(*words.split(), cwd=tmp_path, check=False)
-    codes = re.findall(r"\[(R\d{3})\]", refused.stderr)
-    assert refused.returncode == exit_code, refused.stderr
-    assert codes[:1] == ([code] if code else []), refused.stderr
-    assert "Traceback" not in refused.stderr
+    found, stderr = commands(words.split(), tmp_path)
+    codes = re.findall(r"\[(R\d{3})\]", stderr)
+    assert found == exit_code, stderr
+    assert codes[:1] == ([code] if code else []), stderr
+    assert "Traceback" not in stderr
 
 
 def test_what_is_asked_for_is_printed_on_stdout(tmp_path):

@@ -17,7 +17,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "own_keras_model.py"
     "devices", [2, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 8))]
 )
 def test_the_dlrm_learns_and_its_step_is_checked(devices):
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    # Compiled as users do: it computes for longer than it compiles.
+    flags = f"--xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, EXAMPLE],
         env={**os.environ, "XLA_FLAGS": flags},

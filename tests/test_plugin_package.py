@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+
+import recsys
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = "my_recsys_plugin"
@@ -125,42 +127,11 @@ def test_the_model_is_trained_proven_measured_and_exported(installed, run):
     assert "found early" in Path(run["report"]).read_text()
 
 
-def post(url, body):
-    with urllib.request.urlopen(url, body, 60) as reply:  # noqa: S310
-        return json.load(reply)
-
-
-def wait_for(answer, timeout_s=120):
-    """Returns an answer as soon as the server has loaded the model."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return answer()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-
-def test_a_request_is_answered_from_the_bundle(installed, run):
-    words = ["serve", "--root", str(installed.folder / "run"), "--port", "0", "--json"]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "recsys", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # A bundle needs no plugin.
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        url = json.loads(server.stdout.readline())["url"].rstrip("/")
-        name = yaml.safe_load(installed.config.read_text())["name"]
-        instance = {"user_id": "1", "history": [""], "exclude_seen": True}
-        body = json.dumps({"signature_name": "recommend", "instances": [instance]}).encode()
-        reply = wait_for(lambda: post(f"{url}/v1/models/{name}:predict", body))
-        (answer,) = reply["predictions"]
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
-    assert len({*answer["candidate_ids"]} - {""}) > 10
+def test_the_bundle_answers_where_the_package_is_not_installed(run):
+    assert importlib.util.find_spec(PLUGIN) is None
+    bundle = recsys.load_bundle(Path(run["bundle"]))
+    answer = bundle.recommend("1", k=11)
+    assert len({item.id for item in answer.items}) == 11
 
 
 def digest(folder):
@@ -168,62 +139,59 @@ def digest(folder):
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-LATER = """
-import json, sys
-from recsys.cli import main
-from recsys.train import main as train
-*trainings, refused = json.loads(sys.argv[1])
-for words in trainings:
-    train(words)
-main(refused)
-"""
+def training_of(installed, name, **change):
+    """Returns a folder for a model, and the words of a training after the run."""
+    config = yaml.safe_load(installed.config.read_text())
+    config["train"].update(change)
+    path = installed.config.with_name(f"{name}.yaml")
+    path.write_text(yaml.safe_dump(config))
+    data = one(installed.folder, "store/store.json").parent.parent
+    out = installed.folder / name / "model"
+    return out, [str(word) for word in ("--config", path, "--data", data, "--out", out)]
 
 
-@pytest.fixture(scope="module")
-def later(installed, run):
-    """The folders of two trainings after the run, and what a wrong option ended with.
-
-    `killed` is the run's training, killed once it has a checkpoint and started again; `warm`
-    goes on from the run's model.
-    """
-    base = one(installed.folder, "training.json").parent
-    changes = {"killed": {"checkpoint": {"every_steps": 5}}, "warm": {"epochs": 1}}
-    words = {}
-    for name, change in changes.items():
-        config = yaml.safe_load(installed.config.read_text())
-        config["train"].update(change)
-        path = installed.config.with_name(f"{name}.yaml")
-        path.write_text(yaml.safe_dump(config))
-        data = one(installed.folder, "store/store.json").parent.parent
-        out = installed.folder / name / "model"
-        words[name] = [str(x) for x in ("--config", path, "--data", data, "--out", out)]
-    words["warm"] += ["--base", str(base)]
-    killed = subprocess.Popen(
-        [sys.executable, "-m", "recsys.train", *words["killed"]],
-        env=installed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+@pytest.mark.faults
+def test_a_killed_training_ends_with_the_bits_of_the_run(installed, run):
+    resumed, words = training_of(installed, "killed", checkpoint={"every_steps": 5})
+    command = [sys.executable, "-m", "recsys.train", *words]
+    options = {"env": installed.environment, "stdout": subprocess.DEVNULL}
+    killed = subprocess.Popen(command, stderr=subprocess.DEVNULL, **options)
     checkpoints = installed.folder / "killed" / "checkpoints"
     while not any(path.name.isdecimal() for path in checkpoints.glob("*/last/*")):
         assert killed.poll() is None
         time.sleep(0.02)
     killed.kill()
     killed.communicate()
-    refused = ["run", str(installed.config), "--set", "train.loss={type: margin, margin: -1.0}"]
-    ended = subprocess.run(
-        [sys.executable, "-c", LATER, json.dumps([*words.values(), refused])],
-        env=installed.environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return {name: installed.folder / name / "model" for name in words}, ended
-
-
-def test_a_killed_training_ends_with_the_bits_of_the_run(installed, later):
-    resumed = later[0]["killed"]
+    subprocess.run(command, check=True, **options)
     assert json.loads((resumed / "training.json").read_text())["resumed_at"]
     assert digest(resumed) == digest(one(installed.folder, "training.json").parent)
 
 
+LATER = """
+import json, sys
+from recsys.cli import main
+from recsys.train import main as train
+warm, refused = json.loads(sys.argv[1])
+train(warm)
+main(refused)
+"""
+
+
+@pytest.fixture(scope="module")
+def later(installed, run):
+    """A model that goes on from the run's, and what a wrong option ended with."""
+    warm, words = training_of(installed, "warm", epochs=1)
+    words += ["--base", str(one(installed.folder, "training.json").parent)]
+    refused = ["run", str(installed.config), "--set", "train.loss={type: margin, margin: -1.0}"]
+    ended = subprocess.run(
+        [sys.executable, "-c", LATER, json.dumps([words, refused])],
+        env=installed.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return warm, ended
+
+
 def test_a_model_of_the_package_is_gone_on_from(installed, later):
-    training = json.loads((later[0]["warm"] / "training.json").read_text())
+    training = json.loads((later[0] / "training.json").read_text())
     carried = training["warm_start"]["carried"]
     assert carried["users"]["kept"] > 100
     before = json.loads(one(installed.folder, "training.json").read_text())["curve"]

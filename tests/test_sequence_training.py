@@ -60,15 +60,17 @@ def test_the_rule_of_the_next_item_is_learned(whole):
     assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.85
 
 
-def test_one_and_two_devices_learn_alike(data, whole, tmp_path):
-    alone = Run(tmp_path / "alone", data, stage(), devices=1)
-    alone.finish_here()
-    curves = [[p["loss"] for p in run.summary()["curve"]] for run in (alone, whole)]
-    n = min(map(len, curves))
-    assert n > 30
+def test_one_and_two_devices_learn_alike(data, tmp_path):
+    few = stage()
+    few["train"]["epochs"] = 7
+    curves = []
+    for devices in (1, 2):
+        run = Run(tmp_path / f"{devices}", data, few, devices)
+        run.finish_here()
+        curves.append([point["loss"] for point in run.summary()["curve"]])
+    assert len(curves[0]) > 100
     # Two devices round sums in another order, which grows with the steps.
-    np.testing.assert_allclose(curves[0][: n // 4], curves[1][: n // 4], rtol=2e-3)
-    np.testing.assert_allclose(curves[0][-1], curves[1][-1], rtol=0.15)
+    np.testing.assert_allclose(*curves, rtol=2e-3)
 
 
 @pytest.mark.faults

@@ -133,20 +133,36 @@ def running(*arguments, **more):
 
 
 @pytest.fixture(scope="module")
-def folder(bundle, tmp_path_factory):
-    path = tmp_path_factory.mktemp("served") / "serving" / "world"
-    publish(bundle, path, 9)
-    return path
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("root") / "serving" / "world"
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with running("--model-dir", str(folder)) as process:
-        process.wait_for(process.version)
+def without_version(folder):
+    """A server of a folder that is not there yet."""
+    with running("--root", str(folder.parent.parent), "--name", "world") as process:
         yield process
 
 
+@pytest.fixture(scope="module")
+def answer_before(without_version):
+    """What it answers before anything was pushed."""
+    return without_version.predict("recommend", instances=[ASK])
+
+
+@pytest.fixture(scope="module")
+def server(without_version, answer_before, folder, bundle):
+    publish(bundle, folder, 9)
+    without_version.wait_for(without_version.version)
+    return without_version
+
+
 ASK = {"user_id": "u4", "history": [""], "exclude_seen": False}
+
+
+def test_nothing_is_served_until_something_is_pushed(answer_before, server):
+    assert (answer_before.status_code, "[R559]" in answer_before.json()["error"]) == (503, True)
+    assert server.version() == 1
 
 
 def test_answers_are_the_best_items_by_the_embeddings_of_the_bundle(server, bundle):
@@ -210,7 +226,7 @@ def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bu
     def ask():
         n, versions = 0, set()
         with httpx.Client(base_url=server.url, timeout=60) as client:
-            while not is_over.wait(0.005):  # The server needs the cores for what it loads.
+            while not is_over.wait(0.02):  # The server needs the cores for what it loads.
                 body = {"signature_name": "recommend", "instances": [ASK]}
                 answer = client.post("/v1/models/world:predict", json=body)
                 assert answer.status_code == 200, answer.text
@@ -218,8 +234,8 @@ def test_versions_come_and_go_under_load_and_no_request_fails(server, folder, bu
                 n += 1
         return n, versions
 
-    with concurrent.futures.ThreadPoolExecutor(4) as clients:
-        asking = [clients.submit(ask) for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(2) as clients:
+        asking = [clients.submit(ask) for _ in range(2)]
         try:
             publish(another(bundle, tmp_path, "two"), folder, 9)
             server.wait_for(lambda: server.version() == 2)
@@ -257,23 +273,6 @@ def test_the_index_of_a_bundle_answers_and_a_damaged_one_is_refused(
     publish(broken, folder, 9)
     server.wait_for(lambda: f"version {number + 1} refused: [R582]" in server.log)
     assert server.version() == number
-
-
-def test_nothing_is_served_until_something_is_pushed_and_sigterm_ends_in_peace(bundle, tmp_path):
-    root = tmp_path / "root"
-    with running("--root", str(root), "--name", "world") as server:
-        answer = server.predict("recommend", instances=[ASK])
-        assert (answer.status_code, "[R559]" in answer.json()["error"]) == (503, True)
-        publish(bundle, root / "serving" / "world", 1)
-        server.wait_for(server.version)
-        # A large batch is in flight when the signal comes.
-        rows = [{**ASK, "history": ["i1"] * 900}] * 1000
-        with concurrent.futures.ThreadPoolExecutor(1) as clients:
-            asked = clients.submit(server.predict, "recommend", instances=rows)
-            server.wait_for(lambda: _in_flight(server) > 1)
-            assert server.stop() == 0
-            assert len(asked.result().json()["predictions"]) == 1000
-    assert "Traceback" not in server.log
 
 
 def test_a_signal_while_nothing_was_pushed_ends_it_at_once(tmp_path):
@@ -323,3 +322,14 @@ def test_other_machines_are_warned_of(tmp_path):
     with running("--model-dir", str(tmp_path), "--host", "::") as server:
         assert "reached from other machines" in server.log
         assert server.stop() == 0
+
+
+def test_sigterm_ends_in_peace(server):
+    """The last test: a large batch is in flight when the signal comes."""
+    rows = [{**ASK, "history": ["i1"] * 900}] * 1000
+    with concurrent.futures.ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(server.predict, "recommend", instances=rows)
+        server.wait_for(lambda: _in_flight(server) > 1)
+        assert server.stop() == 0
+        assert len(asked.result().json()["predictions"]) == 1000
+    assert "Traceback" not in server.log

@@ -187,17 +187,24 @@ WRITERS = {
 # --- what is visible of a run
 
 
+def make_run(case, folder):
+    """Runs a case in an empty folder, which may be copied then."""
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(WRITERS[case](folder)))
+    printed = recsys("run", config, "--json", cwd=folder).stdout
+    (folder / "result.json").write_text(printed.splitlines()[-1])
+    return GoldenRun(case, folder)
+
+
 class GoldenRun:
     """A finished `recsys run`: its folders, and what its files hold."""
 
     def __init__(self, case, folder):
         self.case, self.folder = case, folder
         self.config = folder / "config.yaml"
-        self.config.write_text(yaml.safe_dump(WRITERS[case](folder)))
-        printed = recsys("run", self.config, "--json", cwd=folder).stdout
-        self.result = json.loads(printed.splitlines()[-1])
+        self.result = json.loads((folder / "result.json").read_text())
         self.root = folder / "run"
-        self.bundle = Path(self.result["bundle"])
+        (self.bundle,) = self.root.glob("serving/*/1")
 
     @property
     def data(self):

@@ -1,6 +1,5 @@
 """Loads models with Keras on TensorFlow, computes with them, and exports them."""
 
-import contextlib
 import sys
 from pathlib import Path
 from unittest import mock
@@ -17,12 +16,10 @@ from recsys.serving.batch_file import as_batch
 from recsys.serving.retriever import Retriever
 
 
-def main(folder):
-    for number, model in enumerate(sorted(folder.glob("model-*"))):
-        with contextlib.ExitStack() as stack:
-            if number:
-                stack.enter_context(mock.patch("recsys.bundles.export.ParityProcess", CheckedHere))
-            export_and_ask(folder, model)
+def main(folder, *kinds):
+    with mock.patch("recsys.bundles.export.ParityProcess", CheckedHere):
+        for kind in kinds:
+            export_and_ask(folder, folder / f"model-{kind}")
 
 
 def export_and_ask(folder, model):
@@ -70,4 +67,4 @@ def asked_of_retriever(bundle):
     }
 
 
-main(Path(sys.argv[1]))
+main(Path(sys.argv[1]), *sys.argv[2:])

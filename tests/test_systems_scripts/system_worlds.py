@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from on_tensorflow import run_on_tensorflow
 
 from recsys.config import TrainConfig, TrainStage, TwoTowerConfig, VocabularyConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
@@ -13,9 +14,9 @@ from recsys.data.store import write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.models import ModelInputs, ModelSpec, TwoTower, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
-from recsys.system.process import run_stage
 
 HISTORY, CUT = 4, 900
+_EXPORT = Path(__file__).parent.parent / "test_export_scripts" / "small_world.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,4 @@ def world_in(folder):
 
 def export(folder, model, out):
     """Exports a model of the world in `folder`."""
-    words = ["--config", folder / "export.json", "--model", model, "--data", folder / "data"]
-    words = [str(word) for word in (*words, "--out", out)]
-    run_stage("recsys.bundles.export", words, {"KERAS_BACKEND": "tensorflow"})
+    run_on_tensorflow(_EXPORT, folder, model, out)

@@ -46,7 +46,7 @@ def _forking() -> subprocess.Popen[str]:
 
 def _main() -> None:
     with contextlib.suppress(ImportError):
-        pass
+        import tensorflow_transform.beam  # noqa: F401
     import recsys.bundles.export  # noqa: F401
 
     for line in sys.stdin:
