@@ -81,6 +81,14 @@ def test_what_the_config_names_stays_also_when_it_was_written_and_read(tmp_path)
     )
 
 
+def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
+    earlier = for_data(TrainStage(train={"batch_size": 64}), ORDERED)
+    night = for_data(TrainStage(train={"epochs": 3}), LONG, base=earlier)
+    assert night.model == earlier.model
+    assert night.train.epochs == 3
+    assert night.train.table_learning_rate == earlier.train.table_learning_rate
+
+
 def test_features_are_read_wherever_there_are_any():
     for has_order in (True, False):
         shape = DataShape(10_000, 1_000, has_order, has_features=True)

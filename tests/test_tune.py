@@ -16,10 +16,13 @@ from benchmarks.public_splits import Csr, write_data_folder
 from recsys.cli import main
 from recsys.config import TrainStage
 from recsys.config.load import load_config, load_stage
+from recsys.data.dataset import open_data
+from recsys.models.auto import for_data
 from recsys.report.index import write_index
 from recsys.train import train
 from recsys.tuning.storage import create_study, open_study, seed_sampler, trial_of
 from recsys.tuning.trial_process import LookReporter
+from recsys.tuning.tuning_study import TuneOptions, TuningStudy
 
 CONFIG = """
 name: tuned
@@ -215,3 +218,14 @@ def test_the_next_trial_is_a_function_of_the_seed_and_the_trials_before(tmp_path
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 8
     assert isinstance(study.sampler, optuna.samplers.TPESampler)
+
+
+def test_a_study_of_a_config_without_a_model_begins_with_what_the_data_choose(world, tmp_path):
+    text = "".join(line for line in CONFIG.splitlines(True) if not line.startswith("model:"))
+    (tmp_path / "config.yaml").write_text(text)
+    data, options = world / "data", TuneOptions(minutes=1)
+    study = TuningStudy(tmp_path / "config.yaml", [], data, tmp_path / "study", {}, options)
+    chosen = for_data(load_config(tmp_path / "config.yaml"), open_data(data))
+    assert study.config.model == chosen.model
+    assert study.config.train == chosen.train
+    assert study.config.train.batch_size == 32  # As the config says.

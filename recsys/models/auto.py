@@ -103,7 +103,8 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
     if base is not None:
         chosen = base.model
-        train = {key: getattr(base.train, key) for key in train}
+        rules = (_short_sequences, _long_sequences, _sets)
+        train = {key: getattr(base.train, key) for rule in rules for key in rule(shape)[1]}
     keep = config.train.model_fields_set if auto.keep is None else auto.keep
     now = {key: value for key, value in train.items() if key not in keep}
     return config.model_copy(
