@@ -16,6 +16,8 @@ from recsys.data.catalogue import Catalogue
 from recsys.data.sequences import NO_STATE, SequenceSource
 from recsys.errors import RecsysError
 
+NO_DROPOUT = {"history_dropout": 0.0}
+
 
 def make(user, item, time, held=(), multiple=1, weight=None, **changes):
     options = {**PLAIN, **changes}
@@ -135,6 +137,50 @@ def test_batches_are_the_same_read_alone_in_blocks_and_ahead():
             np.testing.assert_array_equal(alone[name], batch[name])
     changed = make(*some_events(), history=6, uniform_negatives=4, id_dropout=0.2, seed=9)
     assert not np.array_equal(source[0]["item_row"], changed[0]["item_row"])
+
+
+def test_a_state_is_never_that_of_another_user_though_all_own_items_were_dropped():
+    n = 60
+    user = np.repeat(np.arange(1, 7), 10)
+    source = make(user, np.arange(n) % 19 + 1, np.arange(n), history=8, history_dropout=0.7)
+    n_dropped = 0
+    for step in range(len(source)):
+        batch = source[step]
+        at, segment = batch["at"], batch["segment"]
+        kept = dataclasses.replace(source, model=source.model.model_copy(update=NO_DROPOUT))
+        before = kept[step]["at"]
+        for row, column in zip(*np.nonzero(at != NO_STATE), strict=True):
+            own = segment[row, before[row, column]]
+            assert segment[row, at[row, column]] == own
+        n_dropped += int(((at == NO_STATE) & (before != NO_STATE)).sum())
+        assert (at >= before)[at != NO_STATE].all()
+    assert n_dropped > 0
+
+
+def test_each_epoch_cuts_its_rows_elsewhere():
+    user, item, _ = some_events()
+    source = make(user, item, np.arange(103), history=8, epochs=8, batch_size=48)
+    last_items = set()
+    for epoch in range(source.epochs):
+        steps = range(epoch * source.steps_per_epoch, (epoch + 1) * source.steps_per_epoch)
+        rows = [tuple(row) for step in steps for row in source[step]["history"]]
+        last_items.add(tuple(sorted(rows)))
+    assert len(last_items) > 2
+
+
+def test_an_item_that_fills_rows_counts_once_a_row():
+    # Each user takes one item all the time: rows hold it as often as they hold examples.
+    user = np.repeat(np.arange(1, N_USERS), 40)
+    source = make(user, user, np.arange(280), history=8, batch_size=32, epochs=2000)
+    hits = np.zeros(N_ITEMS)
+    steps = range(0, len(source), source.steps_per_epoch)
+    for step in steps:
+        hits[np.unique(source[step]["item_row"])] += 1
+    expected = np.mean([np.exp(source._log_q(epoch)) for epoch in range(20)], axis=0)
+    share = hits[1:N_USERS] / len(steps)
+    np.testing.assert_allclose(
+        expected[1:N_USERS], share, atol=5 * np.sqrt(0.25 / len(steps)) + 0.05
+    )
 
 
 def test_readers_in_two_epochs_count_the_items_of_each_once(monkeypatch):
