@@ -38,6 +38,9 @@ os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+# Each core has a worker of its own: threads of BLAS and TensorFlow would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 os.environ.setdefault(
     "JAX_COMPILATION_CACHE_DIR",
     str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "recsys-tests")),

@@ -137,7 +137,9 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("target", ["8", "4", "2×2", "1"])
+@pytest.mark.parametrize(
+    "target", ["4", "2×2", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("8", "1"))]
+)
 def test_an_orbax_checkpoint_comes_back_on_any_mesh_and_trains_on(checkpoint, target):
     folder, then, later = checkpoint
     with on_mesh(target, TABLES, STACKS):

@@ -358,6 +358,7 @@ def test_the_command_line_compares_two_models(world, configured, evaluated, capf
     assert found["sentence"] in said
 
 
+@pytest.mark.thorough
 def test_the_command_line_says_what_is_wrong_in_a_sentence(world, tmp_path, capfd):
     bundle = changed(world, tmp_path, without_numbers)
     words = ["--data", world.data, "--out", tmp_path / "out"]

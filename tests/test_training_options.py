@@ -148,7 +148,11 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
 @pytest.mark.parametrize(
     ("model", "train"),
     [
-        ({"pooling": "sasrec", "learn_temperature": True}, {"compute_dtype": "bfloat16"}),
+        pytest.param(
+            {"pooling": "sasrec", "learn_temperature": True},
+            {"compute_dtype": "bfloat16"},
+            marks=pytest.mark.thorough,
+        ),
         pytest.param({"pooling": "hstu", "user_id": False}, {}, marks=pytest.mark.thorough),
         pytest.param({"pooling": "sequence"}, {}, marks=pytest.mark.thorough),
         pytest.param(
@@ -157,7 +161,7 @@ def test_the_model_that_is_kept_is_the_one_that_validation_saw(data, tmp_path):
             marks=pytest.mark.thorough,
         ),
         (
-            {"user_id": False, "widths": None, "item_bias": True},
+            {"user_id": False, "widths": None, "item_bias": True, "learn_temperature": True},
             {"loss": "full_softmax", "accumulate": 4},
         ),
     ],
