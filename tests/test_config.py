@@ -18,7 +18,7 @@ from recsys.config import (
     canonical_json,
 )
 from recsys.config import load as config_file
-from recsys.config.architecture import AutoConfig
+from recsys.config.architecture import AutoConfig, TwoTowerConfig
 from recsys.config.load import default_config_path, load_config
 from recsys.errors import ConfigError
 from recsys.registry import choice_of
@@ -58,6 +58,13 @@ def test_the_shortest_config_has_every_default(small):
     assert config.train.batch_size == 256
     assert config.bless.metric == "recall@10"
     assert config.data.items.features == ()
+
+
+def test_a_key_that_the_data_choose_says_how_to_name_it(small):
+    with pytest.raises(ConfigError, match=r"R105.*'model\.pooling'.*model\.type=two_tower"):
+        load_config(small, ["model={type: auto}", "model.pooling=attention"])
+    config = load_config(small, ["model={type: auto}", "model.type=two_tower", "model.dim=8"])
+    assert config.model == TwoTowerConfig(dim=8)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.name)

@@ -17,7 +17,7 @@ from recsys.tuning.search_space import (
 )
 
 TEXT = (
-    "{name: t, root: r, data: {split: random,"
+    "{name: t, root: r, model: {}, data: {split: random,"
     " interactions: {files: a.csv, columns: {user: u, item: i}}}}"
 )
 

@@ -216,6 +216,8 @@ def _validated(kind: type[StrictT], raw: dict[str, Any], path: Path) -> StrictT:
         allowed = _allowed_keys(first["loc"][:-1], raw)
         near = difflib.get_close_matches(str(first["loc"][-1]), allowed, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
+        if where.startswith("model.") and raw["model"].get("type") == "auto":
+            hint = "With type: auto the data choose it; set model.type=two_tower to say it. "
         raise ConfigError(
             "R105",
             f"Config {str(path)!r}: there is no key {where!r}{more}.",

@@ -152,11 +152,15 @@ def _long_sequences(shape: DataShape) -> tuple[dict[str, Any], dict[str, Any]]:
     return {
         "pooling": AttentionConfig(),
         "history_tower": True,
+        "widths": (64,),
         "item_bias": True,
         "new_user_share": 0.2,
     }, {
-        "batch_size": _batch(shape, 256),
+        "batch_size": _batch(shape, 512),
+        "uniform_negatives": 512,
         "epochs": _epochs(shape, 12),
+        "table_learning_rate": 0.07,
+        "tower_learning_rate": 0.0015,
     }
 
 
