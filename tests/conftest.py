@@ -46,7 +46,8 @@ os.environ.setdefault(
     str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "recsys-tests")),
 )
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2 * 1024**3)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Less is cheaper to compile again than to look for: each write goes through all that is kept.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ.pop("RECSYS_EVENTS", None)
 
 import hypothesis

@@ -71,12 +71,12 @@ def test_a_config_without_a_model_is_planned_with_that_of_its_data(config, tmp_p
     config.write_text(text)
     assert plan(str(config), "--json") == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
-    # With an order: no rows of users.
+    # Few events a user: no rows of users.
     assert {table["table"] for table in tables} == {"items", "tags"}
     config.write_text(text.replace(", timestamp: t", "") + "  # none\n")
     assert plan(str(config), "--set", "data.split=random", "--json") == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
-    assert {table["table"] for table in tables} == {"users", "items", "tags"}
+    assert {table["table"] for table in tables} == {"items", "item_bias", "tags"}
 
 
 def write_data(folder, users=3, items=5, name="tags", rows=7, width=4):
@@ -144,12 +144,16 @@ def write_spans(config, tmp_path, **files):
 def test_empty_spans_hold_nothing_and_broken_ones_are_left_out_where_a_run_leaves_them(
     config, tmp_path
 ):
-    whole, _ = count_raw(load_config(config).data)
+    whole, n_rows, _ = count_raw(load_config(config).data)
     spans = write_spans(config, tmp_path, _01="whole", _02="empty", _03="a,b", _04="part")
     with pytest.raises(RecsysError, match=r"R203.*2026-01-03"):
         count_raw(load_config(config, spans).data)
     spans += ["data.interactions.bad_spans=set_aside"]
-    assert count_raw(load_config(config, spans).data) == (whole, ["2026-01-03"])
+    assert count_raw(load_config(config, spans).data) == (
+        whole,
+        n_rows + 1,  # That of the part is there twice.
+        ["2026-01-03"],
+    )
     assert (
         "the broken spans 2026-01-03 are left out"
         in find_rows(load_config(config, spans), {}).source

@@ -43,7 +43,7 @@ class TableRows:
         widths: Most tokens of an item or a user, of each feature.
         source: Origin of the numbers, as text.
         of_users: Features that are the users'; the others are the items'.
-        events: Events of the users, where there is a data folder; else 0.
+        events: Events of the users, near enough; 0 where the rows were given.
     """
 
     rows: Mapping[str, int]
@@ -162,20 +162,22 @@ def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:
 
 def _of_raw_files(config: Config, widths: Mapping[str, int], of_users: frozenset[str]) -> TableRows:
     try:
-        counts, left_out = count_raw(config.data)
+        counts, events, left_out = count_raw(config.data)
     except RecsysError as error:
         cure = f"{error.cure} Or say the rows of all tables: --rows users=N --rows items=N …"
         raise RecsysError.from_json({**error.to_json(), "cure": cure}) from None
     source = "counted in the raw files, of which training may use fewer"
     if left_out:
         source += f"; the broken spans {', '.join(left_out)} are left out"
-    return TableRows({name: n + 1 for name, n in counts.items()}, widths, source, of_users)
+    rows = {name: n + 1 for name, n in counts.items()}
+    return TableRows(rows, widths, source, of_users, events)
 
 
-def count_raw(data: DataConfig) -> tuple[dict[str, int], list[str]]:
+def count_raw(data: DataConfig) -> tuple[dict[str, int], int, list[str]]:
     """Returns how many users, items and tokens of each feature there are, by table.
 
-    Also returns the names of spans that are broken, which a run would set aside.
+    Also returns the rows of interactions, and the names of spans that are broken, which a run
+    would set aside.
 
     Raises:
         RecsysError: A file is missing, can't be read, is empty, is of another
@@ -196,15 +198,19 @@ def count_raw(data: DataConfig) -> tuple[dict[str, int], list[str]]:
     if data.users is not None:
         tokens |= _count_side(data.users, "users", HashCount())
 
+    events = 0
+
     def count_ids(files: InteractionsConfig) -> None:
+        nonlocal events
         for _, batch in read_all(files, "interactions", list(ids)):
+            events += batch.columns.num_rows
             for name, counted in ids.items():
                 counted.add_texts(to_ids(batch.columns.column(name)))
 
     left_out, last = read_spans(data.interactions, count_ids)
     if last is not None and not len(users):
         raise last
-    return {"users": len(users), "items": len(items), **tokens}, left_out
+    return {"users": len(users), "items": len(items), **tokens}, events, left_out
 
 
 def _count_side(config: EntityConfig, what: str, ids: HashCount) -> dict[str, int]:
