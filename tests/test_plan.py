@@ -27,7 +27,8 @@ ROWS = TableRows(
 
 
 def config(*overrides):
-    return load_config(default_config_path(), overrides)
+    towers = "model={type: two_tower, table_placement: row}"
+    return load_config(default_config_path(), [towers, *overrides])
 
 
 def rows(users, items):
@@ -57,6 +58,8 @@ def trained(config):
         if config.model.over_positions:
             of_rows = (rows, config.model.history)
             sizes |= {"history": of_rows, "segment": of_rows, "at": (rows, new)}
+            bags = [x for x in model.inputs_of_sides if x.name.startswith("history.")]
+            sizes |= {x.name: (rows, *x.shape) for x in bags}
         sizes["item_row"] = (m,)
         batch = {name: np.zeros(size, np.int32) for name, size in sizes.items()}
         batch["log_q"] = np.zeros(m, np.float32)
