@@ -85,6 +85,10 @@ def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
     earlier = for_data(TrainStage(train={"batch_size": 64}), ORDERED)
     night = for_data(TrainStage(train={"epochs": 3}), LONG, base=earlier)
     assert night.model == earlier.model
+    stage = TrainStage(model={"type": "auto", "table_placement": "row"})
+    assert for_data(stage, LONG, base=earlier).model == earlier.model.model_copy(
+        update={"table_placement": "row"}
+    )
     assert night.train.epochs == 3
     assert night.train.table_learning_rate == earlier.train.table_learning_rate
 

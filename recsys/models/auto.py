@@ -102,7 +102,7 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     own = {key: value for key, value in auto if key != "keep" and value != getattr(default, key)}
     chosen: RetrievalConfig = TwoTowerConfig(**{**model, **own})
     if base is not None:
-        chosen = base.model
+        chosen = type(base.model)(**{**dict(base.model), **own})
         rules = (_short_sequences, _long_sequences, _sets)
         train = {key: getattr(base.train, key) for rule in rules for key in rule(shape)[1]}
     keep = config.train.model_fields_set if auto.keep is None else auto.keep

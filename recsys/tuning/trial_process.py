@@ -25,7 +25,6 @@ from recsys.config.load import load_stage
 from recsys.data.dataset import open_data
 from recsys.errors import RecsysError
 from recsys.models import RetrievalModel
-from recsys.models.auto import for_data
 from recsys.system.process import stage_main
 from recsys.system.signals import StoppedError, signals_raised
 from recsys.training.trainer import Trainer, check_backend
@@ -78,7 +77,6 @@ def train_trial(stage: TrainStage, data: Path, folder: Path, number: int) -> dic
     if validation is None:
         raise ValueError("A trial needs a validation.")
     dataset = open_data(data)
-    stage = for_data(stage, dataset)
     reporter = LookReporter(trial_of(open_study(folder), number), validation.metric)
     trainer = Trainer.of_stage(
         stage, trial_folder(folder, number) / "checkpoints", callbacks=[reporter], verbose=0
