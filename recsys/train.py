@@ -82,7 +82,7 @@ def train(
     dataset = Data(data, verify=True)
     if isinstance(stage.model, AutoConfig):
         stage = for_data(stage, dataset, None if base is None else stage_of_model(base))
-        note_once(f"The config names no model, so the data choose: {described(stage)}.")
+        note_once(f"The config leaves the model to the data: {described(stage)}.")
     checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
         result = _fit(stage, dataset, checkpoints, base)
