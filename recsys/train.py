@@ -23,7 +23,7 @@ from recsys.config import TrainStage, parse_mesh
 from recsys.config.architecture import AutoConfig
 from recsys.config.load import load_stage
 from recsys.data.dataset import Data
-from recsys.data.store import InteractionStore
+from recsys.data.store import InteractionStore, verify_store
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
 from recsys.models.auto import described, for_data
@@ -79,7 +79,8 @@ def train(
         UsageError: The config asks for another model than `base` is, and
             `warm_start.changed` is `refuse`.
     """
-    dataset = Data(data, verify=True)
+    distributed.in_shares(lambda share, shares: verify_store(data / "store", share, shares))
+    dataset = Data(data)
     if isinstance(stage.model, AutoConfig):
         stage = for_data(stage, dataset, None if base is None else stage_of_model(base))
         note_once(f"The config leaves the model to the data: {described(stage)}.")

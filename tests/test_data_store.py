@@ -12,7 +12,13 @@ from hypothesis import given
 
 from recsys.data import store as store_module
 from recsys.data.event_log import EventLog, EventShard, newest_first
-from recsys.data.store import InteractionStore, write_manifest, write_shard, write_store
+from recsys.data.store import (
+    InteractionStore,
+    verify_store,
+    write_manifest,
+    write_shard,
+    write_store,
+)
 from recsys.errors import RecsysError
 
 TYPES = {
@@ -198,6 +204,28 @@ def test_a_flipped_bit_is_seen_by_a_reader_who_verifies(folder, name):
     InteractionStore.open(folder)
     with pytest.raises(RecsysError, match=rf"R221.*{name}.*other content"):
         InteractionStore.open(folder, verify=True)
+
+
+@pytest.mark.parametrize("shares", [1, 2, 4])
+def test_each_file_is_verified_in_one_share(folder, shares):
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in (".npy", ".parquet")]
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        wrong = []
+        for share in range(shares):
+            try:
+                verify_store(folder, share, shares)
+            except RecsysError as error:
+                wrong.append(str(error))
+        assert len(wrong) == 1
+        assert "R221" in wrong[0]
+        assert str(path) in wrong[0]
+        content[-1] ^= 1
+        path.write_bytes(content)
+    for share in range(shares):
+        verify_store(folder, share, shares)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tables over the devices of several processes, joined by jax.distributed."""
+"""Tables over the devices of several processes, joined by jax.distributed; errors of one."""
 
 import json
 import socket
@@ -35,5 +35,10 @@ def test_two_processes_train_the_table_that_one_process_trains():
     (alone,) = run(1)
     first, second = run(2)
     assert first == second
-    assert first == pytest.approx(alone, rel=1e-6)
+    for name in ("loss", "squares"):
+        assert first[name] == pytest.approx(alone[name], rel=1e-6)
     assert alone["loss"] < 1
+    # What the second one alone has seen, both say.
+    assert "R221" in first["error"]
+    assert "item_row.npy" in first["error"]
+    assert first["no_error"] is None

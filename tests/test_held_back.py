@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig, ValidationConfig
 from recsys.data import hold_out as module
-from recsys.data.batches import KeptEvents, training_events
 from recsys.data.event_log import EventLog, EventShard
 from recsys.data.hold_out import (
     given_part,
@@ -18,6 +17,7 @@ from recsys.data.hold_out import (
     popularity_power,
     random_share,
 )
+from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.training.validation import held_back_queries

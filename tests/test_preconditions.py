@@ -6,9 +6,9 @@ import pytest
 from batch_sources import N_ITEMS, make_log
 
 from recsys.config import HardNegativesConfig, TrainConfig, VocabularyConfig
-from recsys.data.batches import KeptEvents
 from recsys.data.catalogue import Catalogue
 from recsys.data.event_log import EventLog
+from recsys.data.kept_events import KeptEvents
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs

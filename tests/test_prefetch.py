@@ -21,7 +21,7 @@ from recsys.embedding import (
     device_mesh,
     table_layout,
 )
-from recsys.training.prefetch import BatchIterator, rows_of_process
+from recsys.training.prefetch import BatchIterator, held_part, part_of_process
 
 RANDOM = {"id_dropout": 0.3, "new_user_share": 0.3, "uniform_negatives": 6, "known_positives": 2}
 
@@ -142,7 +142,7 @@ def test_each_device_gets_its_rows(source, n_model):
         assert np.array_equal(batch[name], values)
 
 
-def test_the_rows_of_a_process_are_what_jax_makes_the_batch_of_again():
+def test_the_part_of_a_process_is_what_its_devices_hold():
     """As seen by the one of two processes whose devices lie second and fourth."""
     devices = jax.devices()
     mesh = jax.sharding.Mesh(np.array(devices[:4]), ("x",))
@@ -153,9 +153,13 @@ def test_the_rows_of_a_process_are_what_jax_makes_the_batch_of_again():
             every = sharding.addressable_devices_indices_map(shape)
             return {device: every[device] for device in (devices[3], devices[1])}
 
-    array = np.arange(24).reshape(12, 2)
-    assert rows_of_process(array, Half())[:, 0].tolist() == [6, 8, 10, 18, 20, 22]
-    assert np.array_equal(rows_of_process(array, sharding), array)
+    assert held_part(Half(), 4).rows(12).tolist() == [3, 4, 5, 9, 10, 11]
+    assert held_part(sharding, 4).is_whole
+
+
+@pytest.mark.parametrize("n_model", [None, 2], ids=["one axis", "two axes"])
+def test_one_process_builds_whole_batches(n_model):
+    assert part_of_process(device_mesh(model=n_model)).is_whole
 
 
 class Recorder(SparseModel):

@@ -20,8 +20,8 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.batches import training_events
 from recsys.data.catalogue import Catalogue
+from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore, write_store
 from recsys.data.vocabulary import Vocabulary
 from recsys.errors import RecsysError

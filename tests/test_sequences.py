@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from recsys.config import TrainConfig, TwoTowerConfig
 from recsys.config.architecture import SasRecConfig
-from recsys.data.batches import KeptEvents, read_ahead
+from recsys.data.batches import read_ahead
 from recsys.data.catalogue import Catalogue
+from recsys.data.kept_events import KeptEvents
 from recsys.data.sequences import NO_STATE, SequenceSource
 from recsys.errors import RecsysError
 

@@ -18,8 +18,9 @@ from recsys.config import (
     TwoTowerConfig,
     ValidationConfig,
 )
-from recsys.data.batches import BatchSource, training_events
+from recsys.data.batches import BatchSource
 from recsys.data.hold_out import newest_share
+from recsys.data.kept_events import training_events
 from recsys.data.split import SplitRule
 from recsys.data.store import serving_histories
 from recsys.data.vocabulary import Vocabulary

@@ -112,6 +112,12 @@ def started(run, step):
     return parent, [int(child) for child in children]
 
 
+def test_two_processes_train_what_one_does_on_as_many_devices(undisturbed, by_two):
+    """To the bit: each builds its half of every batch, and reads no other."""
+    assert by_two.summary()["processes"] == 2
+    assert_same_bits(by_two, undisturbed)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("victim", [0, 1])
 def test_one_of_two_processes_is_killed_and_both_go_on(victim, by_two, data, tmp_path):

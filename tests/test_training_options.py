@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_bit, write_data
 
-from recsys.data.batches import training_events
+from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.errors import RecsysError
 from recsys.models import ModelInputs, load_model

@@ -21,7 +21,7 @@ from warm_worlds import (
     table_of,
 )
 
-from recsys.data.batches import training_events
+from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError

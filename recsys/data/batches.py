@@ -1,12 +1,8 @@
 """Training batches, read from the memory-mapped store in a deterministic global shuffle.
 
-A batch is a function of (seed, step): nothing else decides what it holds, so a run
-can be repeated and resumed to the bit. Threads read them ahead, in blocks.
-
-Its events are those of a log, without the ones held back for validation. Numbers count the
-kept events, 0 … n - 1; places are where they lie in the log. Without a hold-out the two are
-the same, and nothing is copied. With one, the places held back take 8 bytes each, and the
-kept items, where they are read at all, 4 bytes an event.
+A batch is a function of (seed, step): nothing else decides what it holds, so a run can be
+repeated and resumed to the bit, and each of several processes builds its own part of one
+batch. Threads read them ahead, in blocks.
 """
 
 from __future__ import annotations
@@ -19,258 +15,14 @@ import grain
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
+from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
-from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
-from recsys.data.hold_out import Draw, draw_of, held_back
+from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.sampling import BatchCandidates, HardNegatives, Permutation
-from recsys.data.split import BY_TIME, SplitRule
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
 Batch = dict[str, np.ndarray]
-
-# --- the events that training sees
-
-
-class _Kept:
-    """What is left of events of which those at the places `held` are held back."""
-
-    held: np.ndarray
-
-    def places(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where the kept events `numbers` `[b]` lie among all `[b]` int64."""
-        if not len(self.held):
-            return numbers
-        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
-
-    @functools.cached_property
-    def _kept_before(self) -> np.ndarray:
-        return self.held - np.arange(len(self.held))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KeptShard(_Kept):
-    """The kept events of a shard.
-
-    Attributes:
-        shard: All of its events.
-        held: Places of those held back `[h]` int64, ascending.
-    """
-
-    shard: EventShard
-    held: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.shard) - len(self.held)
-
-    def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns the newest kept items of the users of events, before or after them.
-
-        Args:
-            numbers: Kept events of the shard `[b]`.
-            length: Items of a user at the most.
-
-        Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0; the event's
-            own item is among them.
-        """
-        user = self._user(numbers)
-        return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
-
-    def past(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns the newest kept items before events, without those of the same second.
-
-        Args:
-            numbers: Kept events of the shard `[b]`.
-            length: Items of a user at the most.
-
-        Returns:
-            Item rows `[b, length]` int32, the newest first, padded with 0.
-        """
-        places = self.places(numbers)
-        if self._is_past_whole:
-            return self.shard.histories(places, length)
-        ends = places - self.shard.tied[places]
-        ends = ends - np.searchsorted(self.held, ends)
-        return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
-
-    def others(self, numbers: np.ndarray, length: int) -> np.ndarray:
-        """Returns what `newest` does, without the events themselves (leave one out)."""
-        end = self.offsets[self._user(numbers) + 1]
-        rows = self.newest(numbers, length + 1)
-        # Places of a row count back from the user's last event.
-        is_before = np.arange(length) < (end - 1 - numbers)[:, None]
-        others = np.where(is_before, rows[:, :-1], rows[:, 1:])
-        # Where the user took the same item twice, the answer must not stand in the question.
-        own = self.item_row[numbers]
-        return np.where(others == own[:, None], 0, others)
-
-    def of_user(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns how many kept events the users of events `[b]` have `[b]` int64."""
-        user = self._user(numbers)
-        return self.offsets[user + 1] - self.offsets[user]
-
-    @functools.cached_property
-    def item_row(self) -> np.ndarray:
-        """Items of the kept events `[kept]` int32."""
-        return np.delete(self.shard.item_row, self.held) if len(self.held) else self.shard.item_row
-
-    @functools.cached_property
-    def offsets(self) -> np.ndarray:
-        """First kept event of each user, and the end `[users + 1]` int64."""
-        return self.shard.offsets - np.searchsorted(self.held, self.shard.offsets)
-
-    @functools.cached_property
-    def _is_past_whole(self) -> bool:
-        """Whether all that lies before a kept event in time is kept, as of the newest share.
-
-        The column is read as it is then: without a copy of the kept items.
-        """
-        user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
-        is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
-        user, first_held = user[is_first], self.held[is_first]
-        last_kept = self.offsets[user + 1] - 1
-        has_kept = last_kept >= self.offsets[user]
-        newest, time = self.places(last_kept[has_kept]), self.shard.timestamp
-        return bool((time[newest] <= time[first_held[has_kept]]).all())
-
-    def _user(self, numbers: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.offsets, numbers, side="right") - 1
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KeptEvents(_Kept):
-    """The kept events of a log.
-
-    Attributes:
-        log: All events.
-        held: Places of those held back `[h]` int64, ascending.
-        draw: How they were chosen.
-    """
-
-    log: EventLog
-    held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
-    draw: Draw = "newest"
-
-    def __len__(self) -> int:
-        return len(self.log) - len(self.held)
-
-    @functools.cached_property
-    def shards(self) -> tuple[KeptShard, ...]:
-        """The kept events of each shard."""
-        starts = self.log.item_row.starts
-        borders = np.searchsorted(self.held, starts)
-        return tuple(
-            KeptShard(shard, self.held[borders[i] : borders[i + 1]] - starts[i])
-            for i, shard in enumerate(self.log.shards)
-        )
-
-    def item_counts(self, n_rows: int) -> np.ndarray:
-        """Returns the kept events of each item row `[n_rows]` int64."""
-        return np.pad(self._item_counts, (0, n_rows - len(self._item_counts)))
-
-    def user_counts(self, n_rows: int) -> np.ndarray:
-        """Returns the kept events of each user row `[n_rows]` int64."""
-        counts = self._counts("user_row")
-        return np.pad(counts, (0, n_rows - len(counts)))
-
-    @functools.cached_property
-    def n_users(self) -> int:
-        """Users with a kept event."""
-        return sum(int((np.diff(part.offsets) > 0).sum()) for part in self.shards)
-
-    @functools.cached_property
-    def starts(self) -> np.ndarray:
-        """First kept event of each shard, and the end `[shards + 1]` int64."""
-        return np.cumsum([0, *(len(shard) for shard in self.shards)])
-
-    @functools.cached_property
-    def _item_counts(self) -> np.ndarray:
-        return self._counts("item_row")
-
-    def _counts(self, column: str) -> np.ndarray:
-        """Returns the kept events of each row, up to the highest that has one."""
-        counts = np.zeros(0, np.int64)
-        for part in self.shards:
-            rows = getattr(part.shard, column)
-            of_shard = np.bincount(rows, minlength=len(counts))
-            of_shard -= np.bincount(rows[part.held], minlength=len(of_shard))
-            of_shard[: len(counts)] += counts
-            counts = of_shard
-        return counts
-
-
-def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
-    """Returns what training sees of `events`: all, or all but what validation holds back.
-
-    Args:
-        events: The training positives.
-        train: Whether there is a validation, and how it draws.
-        split: How the positives were split, and what orders them.
-
-    Raises:
-        RecsysError: There are fewer than two events to divide.
-        UsageError: The draw needs what the data don't have.
-    """
-    if train.validation is None:
-        return KeptEvents(events)
-    draw = draw_of(events, train.validation, split)
-    return KeptEvents(events, held_back(events, train.validation, draw), draw)
-
-
-def read_events(
-    events: KeptEvents,
-    numbers: np.ndarray,
-    model: RetrievalConfig,
-    known: int,
-    user_balance: float = 0.0,
-) -> dict[str, np.ndarray]:
-    """Reads events at any places, with the histories of their users.
-
-    Sorted, they meet each shard once and its pages in order, which is several times
-    faster for many events than as they come.
-
-    Args:
-        events: The events that training sees.
-        numbers: Which of them `[n]` int64.
-        model: What a history is, and how long.
-        known: Newest items of each event's user.
-        user_balance: Power of its user's events that an event's weight is divided by:
-            at 1 all users weigh the same, whatever they did (Covington et al., "Deep
-            Neural Networks for YouTube Recommendations", RecSys 2016, section 3.3,
-            takes equally many examples of each).
-
-    Returns:
-        `user_row` and `item_row` `[n]` int32; `history` `[n, model.history]` int32, what the
-        user did before, or did else; where `known` is not 0, `known` `[n, known]` int32, the
-        newest items of the user, its own among them or not; and `weight` `[n]` float32 where
-        one is not 1. Items are the newest first, padded with 0.
-    """
-    n, order = len(numbers), np.argsort(numbers)
-    widths = {"history": model.history, **({"known": known} if known else {})}
-    read = {name: np.empty(n, np.int32) for name in ("user_row", "item_row")}
-    read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
-    if events.log.weight is not None or user_balance > 0:
-        read["weight"] = np.empty(n, np.float32)
-    for number, part in split_sorted(numbers[order], events.starts):
-        kept, to = events.shards[number], order[part]
-        ordered, shard = numbers[to] - events.starts[number], kept.shard
-        places = kept.places(ordered)
-        read["user_row"][to] = shard.user_row[places]
-        read["item_row"][to] = shard.item_row[places]
-        if model.history and model.history_of == "others":
-            read["history"][to] = kept.others(ordered, model.history)
-        elif model.history:
-            read["history"][to] = kept.past(ordered, model.history)
-        if known:
-            read["known"][to] = kept.newest(ordered, known)
-        if "weight" in read:
-            own = 1.0 if shard.weight is None else shard.weight[places]
-            read["weight"][to] = own * kept.of_user(ordered) ** -user_balance
-    return read
-
-
-# --- batches
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,6 +41,7 @@ class BatchSource:
         hard: The lists of the hard negatives; None: there are none yet, and as many
             items are drawn evenly.
         multiple: A full softmax fills the catalogue up to a multiple of this (devices).
+        part: The rows of each array that are read, and returned.
 
     Raises:
         RecsysError: There are fewer events than a batch has.
@@ -301,6 +54,7 @@ class BatchSource:
     user_features: tuple[FeatureBags, ...] = ()
     hard: HardNegatives | None = None
     multiple: int = 1
+    part: BatchPart = WHOLE
 
     def __post_init__(self) -> None:
         if len(self.events) < self.batch_size:
@@ -335,12 +89,13 @@ class BatchSource:
         return len(self._candidates)
 
     @property
-    def numbers_of_batch(self) -> int:
-        """Entries of all arrays of a batch, as near as matters for memory."""
+    def size_of_part(self) -> tuple[int, int, int]:
+        """Examples and candidates of the part, and the entries of all arrays, about."""
+        examples, candidates = (self.part.size(n) for n in (self.batch_size, self.n_candidates))
         of_user = sum(feature.bags.shape[1] for feature in self.user_features)
         of_item = sum(feature.bags.shape[1] for feature in self.catalogue.features)
         of_query = 2 + self.model.history + self.train.known_positives + of_user
-        return self.batch_size * of_query + self.n_candidates * (3 + of_item)
+        return examples, candidates, examples * of_query + candidates * (3 + of_item)
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
@@ -355,7 +110,7 @@ class BatchSource:
         The items are `n_candidates`, in the order of `BatchCandidates`: `id_row`, `item_row`,
         `log_q` and the items' features have an entry for each. `user_row`, `history`,
         the users' features, and, where there are any, `weight` and `known` have
-        `batch_size`.
+        `batch_size`. Of each array the rows of `part` are read, and returned.
         """
         return self.batches(step, step + 1)[0]
 
@@ -364,26 +119,62 @@ class BatchSource:
 
         Read together they come several times faster than one by one, and are the same.
         """
-        n, train = self.batch_size, self.train
         epoch, position = divmod(first, self.steps_per_epoch)
-        numbers = self._permutation(epoch)[np.arange(position * n, (position + end - first) * n)]
-        examples = read_events(
-            self.events, numbers, self.model, train.known_positives, train.user_balance
-        )
+        starts = np.arange(position, position + end - first) * self.batch_size
+        examples = self._examples(epoch, starts)
+        items = self._positives(epoch, starts, examples)
+        sizes = {name: len(column) // len(starts) for name, column in examples.items()}
         return [
             self._batch(
-                first + i, {k: column[i * n : (i + 1) * n] for k, column in examples.items()}
+                first + i,
+                {k: v[i * sizes[k] : (i + 1) * sizes[k]] for k, v in examples.items()},
+                items[i],
             )
-            for i in range(end - first)
+            for i in range(len(starts))
         ]
 
-    def _batch(self, step: int, examples: Batch) -> Batch:
+    def _examples(self, epoch: int, starts: np.ndarray) -> Batch:
+        """Reads the examples of the part, those of one batch after those of another.
+
+        Args:
+            epoch: The epoch.
+            starts: Place of each batch's first example in the epoch `[steps]`.
+        """
+        rows = self.part.rows(self.batch_size)
+        return read_events(
+            self.events,
+            self._numbers(epoch, (starts[:, None] + rows).ravel()),
+            self.model,
+            self.train.known_positives,
+            self.train.user_balance,
+            with_items=self.part.is_whole,
+        )
+
+    def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        """Returns the kept events `[n]` int64 at ascending places `[n]` of an epoch."""
+        return self._permutation(epoch)[places]
+
+    def _positives(self, epoch: int, starts: np.ndarray, examples: Batch) -> np.ndarray:
+        """Returns the items of all examples `[steps, batch]` int32.
+
+        Of a part those that its candidates need are read: they are other examples than its
+        own, for negatives come after the positives. The rest is 0.
+        """
+        if self.part.is_whole:
+            return examples["item_row"].reshape(len(starts), -1)
+        items = np.zeros((len(starts), self.batch_size), np.int32)
+        needed = self._candidates.examples_of(self._candidate_rows)
+        numbers = self._numbers(epoch, (starts[:, None] + needed).ravel())
+        items[:, needed] = self.events.items(numbers).reshape(len(starts), -1)
+        return items
+
+    def _batch(self, step: int, examples: Batch, positives: np.ndarray) -> Batch:
         random = np.random.default_rng([self.train.seed, 1, step])
-        item_row = self._candidates.of_batch(examples["item_row"], random)
-        query = self._query(examples, random)
+        item_row = self._candidates.of_batch(positives, random, self._candidate_rows)
+        query, id_row = self._query(examples, random), self._trained_row[item_row]
         return {
             **query,
-            "id_row": drop_rows(self._trained_row[item_row], self.model.id_dropout, random),
+            "id_row": drop_rows(id_row, self.model.id_dropout, random, self.part),
             "item_row": item_row,
             "log_q": self._log_q(step // self.steps_per_epoch)[item_row],
             **{name: examples[name] for name in ("weight", "known") if name in examples},
@@ -395,10 +186,11 @@ class BatchSource:
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
         """Returns what the query reads of users and histories, some of it dropped."""
-        user_row = drop_rows(examples["user_row"], self.model.id_dropout, random)
-        history = drop_rows(examples["history"], self.model.history_dropout, random)
-        if self.model.new_user_share:
-            is_new = random.random(len(user_row), np.float32) < self.model.new_user_share
+        model, part = self.model, self.part
+        user_row = drop_rows(examples["user_row"], model.id_dropout, random, part)
+        history = drop_rows(examples["history"], model.history_dropout, random, part)
+        if model.new_user_share:
+            is_new = part.uniform(user_row.shape, random) < model.new_user_share
             user_row = np.where(is_new, UNKNOWN_ROW, user_row)
             history[is_new] = UNKNOWN_ROW
         return {"user_row": user_row, "history": history}
@@ -414,6 +206,11 @@ class BatchSource:
     def _log_q_of_events(self) -> np.ndarray:
         candidates = self._candidates
         return candidates.log_q((candidates.event_shares, self.batch_size))
+
+    @functools.cached_property
+    def _candidate_rows(self) -> np.ndarray:
+        """Which candidates the part has `[candidates of the part]` int64, ascending."""
+        return self.part.rows(self.n_candidates)
 
     @functools.cached_property
     def _candidates(self) -> BatchCandidates:
@@ -434,12 +231,13 @@ class BatchSource:
         return np.where(self._counts > 0, rows, np.int32(UNKNOWN_ROW))
 
 
-def drop_rows(rows: np.ndarray, share: float, random: np.random.Generator) -> np.ndarray:
-    """Returns `rows` `[...]` with a share of them read as unknown [0..1)."""
+def drop_rows(
+    rows: np.ndarray, share: float, random: np.random.Generator, part: BatchPart
+) -> np.ndarray:
+    """Returns the part's `rows` `[n, …]` with a share of them read as unknown [0..1)."""
     if not share:
         return rows
-    is_dropped = random.random(rows.shape, np.float32) < share
-    return np.where(is_dropped, np.int32(UNKNOWN_ROW), rows)
+    return np.where(part.uniform(rows.shape, random) < share, np.int32(UNKNOWN_ROW), rows)
 
 
 # --- threads that read ahead
@@ -465,10 +263,9 @@ class _Blocks:
 
     def __init__(self, source: BatchSource, first_step: int, end_step: int) -> None:
         self._source, self._first, self._end = source, first_step, end_step
-        examples = _BLOCK_EXAMPLES // source.batch_size
-        candidates = _BLOCK_CANDIDATES // source.n_candidates
-        numbers = _BLOCK_NUMBERS // source.numbers_of_batch
-        self._size = max(1, min(examples, candidates, numbers))
+        most = (_BLOCK_EXAMPLES, _BLOCK_CANDIDATES, _BLOCK_NUMBERS)
+        sizes = zip(most, source.size_of_part, strict=True)
+        self._size = max(1, min(n // size for n, size in sizes))
         self._per_epoch = -(-source.steps_per_epoch // self._size)
         self._skipped = self._block_of(first_step)
 

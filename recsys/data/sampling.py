@@ -48,11 +48,13 @@ class ItemSampler:
         self._weights = (counts[self._items] + 1.0) ** power * np.where(is_cold, cold, 1.0)
         self._is_even = power == 0 and (cold == 1 or not is_cold.any())
 
-    def draw(self, n: int, random: np.random.Generator) -> np.ndarray:
-        """Returns `n` item rows `[n]` int32, drawn with replacement."""
+    def draw(
+        self, n: int, random: np.random.Generator, of: np.ndarray | slice = slice(None)
+    ) -> np.ndarray:
+        """Returns the draws `of` `[m]` of `n`, with replacement: item rows `[m]` int32."""
         if self._is_even or not len(self._items):
-            return self._items[random.integers(0, len(self._items), n)]
-        places = np.searchsorted(self._cumulated, random.random(n), side="right")
+            return self._items[random.integers(0, len(self._items), n)[of]]
+        places = np.searchsorted(self._cumulated, random.random(n)[of], side="right")
         # The last border is 1 but for rounding.
         return self._items[np.minimum(places, len(self._items) - 1)]
 
@@ -146,17 +148,24 @@ class HardNegatives:
         n_rows, items = len(is_item), np.flatnonzero(is_item).astype(np.int32)
         return cls(np.zeros((n_rows, 1), np.int32), np.zeros(n_rows, np.int32), items)
 
-    def draw(self, positives: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
-        """Returns an item of the lists of positives, one after the other `[n]` int32.
+    def draw(
+        self,
+        positives: np.ndarray,
+        n: int,
+        random: np.random.Generator,
+        of: np.ndarray | slice = slice(None),
+    ) -> np.ndarray:
+        """Returns an item of the lists of positives, one after the other `[m]` int32.
 
         Args:
             positives: Item rows of a batch's events `[batch]`.
             n: Draws; positives are taken again from the first on, if they are fewer.
             random: Source of randomness.
+            of: Which of the draws are returned `[m]`; all by default.
         """
-        of = positives[np.arange(n) % len(positives)]
-        chance, length = random.random(n), self.lengths[of]
-        close = self.rows[of, (chance * length).astype(np.int64)]
+        item = positives[np.arange(n)[of] % len(positives)]
+        chance, length = random.random(n)[of], self.lengths[item]
+        close = self.rows[item, (chance * length).astype(np.int64)]
         anything = self.items[(chance * len(self.items)).astype(np.int64)]
         return np.where(length > 0, close, anything)
 
@@ -243,18 +252,47 @@ class BatchCandidates:
         train = self.train
         return train.batch_size + train.uniform_negatives + train.hard_negatives.count
 
-    def of_batch(self, positives: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """Returns the candidates' item rows `[candidates]` int32.
+    def examples_of(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the examples whose items the candidates `rows` are, or are drawn close to.
 
         Args:
-            positives: Item rows of the batch's events `[batch]`.
-            random: Source of randomness of the batch.
+            rows: Some of the candidates `[m]`, ascending.
+
+        Returns:
+            Examples of the batch `[k]` int64, ascending.
         """
+        positives, _, hard = self._kinds(rows)
+        return np.union1d(positives, hard % self.train.batch_size)
+
+    def of_batch(
+        self, positives: np.ndarray, random: np.random.Generator, rows: np.ndarray
+    ) -> np.ndarray:
+        """Returns the item rows of some of the candidates `[m]` int32.
+
+        Args:
+            positives: Item rows of the batch's events `[batch]`; of those that aren't
+                among `examples_of(rows)` they may be any.
+            random: Source of randomness of the batch.
+            rows: Which of the candidates `[m]`, ascending.
+        """
+        own, drawn, hard = self._kinds(rows)
         if self._is_full:
-            return np.concatenate([positives, self._catalogue])
-        drawn = self._sampler.draw(self.train.uniform_negatives, random)
-        hard = self._lists.draw(positives, self.train.hard_negatives.count, random)
-        return np.concatenate([positives, drawn, hard])
+            return np.concatenate([positives[own], self._catalogue[drawn]])
+        n_drawn, n_hard = self.train.uniform_negatives, self.train.hard_negatives.count
+        return np.concatenate(
+            [
+                positives[own],
+                self._sampler.draw(n_drawn, random, drawn),
+                self._lists.draw(positives, n_hard, random, hard),
+            ]
+        )
+
+    def _kinds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns which positives, negatives and hard negatives the candidates `rows` are."""
+        n = self.train.batch_size
+        n_negatives = len(self._catalogue) if self._is_full else self.train.uniform_negatives
+        first, second = np.searchsorted(rows, [n, n + n_negatives])
+        return rows[:first], rows[first:second] - n, rows[second:] - n - n_negatives
 
     def log_q(self, positives: Sampler) -> np.ndarray:
         """Returns the correction of each item row's scores `[item rows]` float32.

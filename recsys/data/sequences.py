@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from recsys.config import RetrievalConfig, TrainConfig
-from recsys.data.batches import Batch, BatchSource, drop_rows, read_events
+from recsys.data.batches import Batch, BatchSource, drop_rows
+from recsys.data.kept_events import read_events
 from recsys.data.sampling import Permutation
 from recsys.errors import RecsysError
 
@@ -92,27 +93,29 @@ class SequenceSource(BatchSource):
     def _n_rows(self) -> int:
         return max(0, len(self.events) - self.new + 1) // self.new
 
-    def batches(self, first: int, end: int) -> list[Batch]:
-        """Returns the batches of the steps `first` … `end` - 1, of one epoch."""
-        epoch, position = divmod(first, self.steps_per_epoch)
-        places = np.arange(position * self.rows, (position + end - first) * self.rows)
-        row = Permutation(self._n_rows, (self.train.seed, 0, epoch))[places]
-        row_end = self._phase(epoch) + (row + 1) * self.new
-        newest_first = (row_end[:, None] - 1 - np.arange(self.new)).ravel()
-        model = self.model.model_copy(update={"history": 0})
-        train = self.train
-        examples = read_events(
-            self.events, newest_first, model, train.known_positives, train.user_balance
+    def _examples(self, epoch: int, starts: np.ndarray) -> Batch:
+        rows = (starts[:, None] // self.new + self.part.rows(self.rows)).ravel()
+        end = self._row_ends(epoch, rows)
+        numbers = (end[:, None] - 1 - np.arange(self.new)).ravel()
+        events = read_events(
+            self.events,
+            numbers,
+            self.model.model_copy(update={"history": 0}),
+            self.train.known_positives,
+            self.train.user_balance,
+            with_items=self.part.is_whole,
         )
-        windows = self._windows(row_end)
-        sizes = dict.fromkeys(examples, self.batch_size) | dict.fromkeys(windows, self.rows)
-        examples |= windows
-        return [
-            self._batch(
-                first + i, {k: v[i * sizes[k] : (i + 1) * sizes[k]] for k, v in examples.items()}
-            )
-            for i in range(end - first)
-        ]
+        return events | self._windows(end)
+
+    def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
+        row, place = np.divmod(places, self.new)
+        rows, lengths = np.unique(row, return_counts=True)
+        return np.repeat(self._row_ends(epoch, rows), lengths) - 1 - place
+
+    def _row_ends(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """Returns the ends, as numbers of kept events, of the rows at places of an epoch `[n]`."""
+        row = Permutation(self._n_rows, (self.train.seed, 0, epoch))[rows]
+        return self._phase(epoch) + (row + 1) * self.new
 
     def _windows(self, end: np.ndarray) -> Batch:
         """Reads the histories of rows.
@@ -139,12 +142,12 @@ class SequenceSource(BatchSource):
         }
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
-        model = self.model
-        user_row = drop_rows(examples["user_row"], model.id_dropout, random)
-        history = drop_rows(examples["history"], model.history_dropout, random)
+        model, part = self.model, self.part
+        user_row = drop_rows(examples["user_row"], model.id_dropout, random, part)
+        history = drop_rows(examples["history"], model.history_dropout, random, part)
         at = _newest_left(history, examples["segment"], examples["at"])
         if model.new_user_share:
-            is_new = random.random(len(user_row), np.float32) < model.new_user_share
+            is_new = part.uniform(user_row.shape, random) < model.new_user_share
             user_row = np.where(is_new, np.int32(0), user_row)
             at = np.where(is_new.reshape(at.shape), np.int32(NO_STATE), at)
         return {"user_row": user_row, "history": history, "segment": examples["segment"], "at": at}

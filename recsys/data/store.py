@@ -21,7 +21,8 @@ import functools
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,10 @@ class InteractionStore:
         Raises:
             RecsysError: The folder holds no store, or a damaged one.
         """
-        try:
-            facts = manifest.read_manifest(folder / MANIFEST)
-            if facts["format"] != _FORMAT:
-                raise ValueError(f"format {facts['format']} where {_FORMAT} is read")
+        with _explained(folder):
+            facts = _read_facts(folder)
             manifest.verify_files(folder, facts["files"], sizes_only=not verify)
             return cls(folder, facts)
-        except manifest.ChangedFileError as error:
-            raise _damaged(folder / error.name, error.reason) from None
-        except (*DAMAGE, manifest.ManifestError) as error:
-            raise RecsysError(
-                "R220",
-                f"{str(folder)!r} must hold an interaction store.",
-                "Name the folder that the InteractionEncoder wrote, or run again.",
-                f"{type(error).__name__}: {error}",
-            ) from None
 
     @functools.cached_property
     def train_users(self) -> LogUsers:
@@ -149,6 +139,52 @@ class InteractionStore:
         table = pa.concat_tables(tables).combine_chunks()
         ids = pa.chunked_array(table["id"].chunks, pa.large_string()).combine_chunks()
         return LogUsers(ids, table["user_row"].to_numpy())
+
+
+def verify_store(folder: Path, share: int = 0, shares: int = 1) -> None:
+    """Compares every byte of a store, or of a share of its files, with the manifest's sha256.
+
+    Args:
+        folder: Folder of the store.
+        share: Which of the shares is read; together they are all files.
+        shares: How many there are, of about as many bytes each.
+
+    Raises:
+        RecsysError: The folder holds no store, or a file of the share is damaged.
+    """
+    with _explained(folder):
+        files: manifest.Files = _read_facts(folder)["files"]
+        sizes = [0] * shares
+        own = {}
+        for name in sorted(files, key=lambda name: (-files[name]["size"], name)):
+            smallest = sizes.index(min(sizes))
+            sizes[smallest] += files[name]["size"]
+            if smallest == share:
+                own[name] = files[name]
+        manifest.verify_files(folder, own)
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    facts = manifest.read_manifest(folder / MANIFEST)
+    if facts["format"] != _FORMAT:
+        raise ValueError(f"format {facts['format']} where {_FORMAT} is read")
+    return facts
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Names the damaged file, or the folder that is no store, while it is open."""
+    try:
+        yield
+    except manifest.ChangedFileError as error:
+        raise _damaged(folder / error.name, error.reason) from None
+    except (*DAMAGE, manifest.ManifestError) as error:
+        raise RecsysError(
+            "R220",
+            f"{str(folder)!r} must hold an interaction store.",
+            "Name the folder that the InteractionEncoder wrote, or run again.",
+            f"{type(error).__name__}: {error}",
+        ) from None
 
 
 def _open_shard(

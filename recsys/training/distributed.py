@@ -78,18 +78,42 @@ def agreed(decide: Callable[[], Any]) -> Any:
     """Returns, or raises, on every process what `decide` does on the primary one: JSON."""
     if jax.process_count() == 1:
         return decide()
-    answer: dict[str, Any] = {}
-    if is_primary():
-        try:
-            answer = {"value": decide()}
-        except RecsysError as error:
-            answer = {"error": error.to_json()}
-        except OSError as error:
-            answer = {"error": storage_error(error).to_json()}
-    text = json.dumps(answer).encode()
+    text = json.dumps(_answer(decide) if is_primary() else {}).encode()
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
     letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
-    answer = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
+    return _value(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
+
+
+def in_shares(check: Callable[[int, int], None]) -> None:
+    """Runs `check` on every process; all raise the error of the first one that does.
+
+    Args:
+        check: Takes the index of a process, and how many there are: which share is its.
+    """
+    index, count = jax.process_index(), jax.process_count()
+    if count == 1:
+        check(0, 1)
+        return
+    text = json.dumps(_answer(lambda: check(index, count))).encode()
+    lengths = multihost_utils.process_allgather(np.int32(len(text)))
+    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
+    for own in multihost_utils.process_allgather(letters):
+        _value(bytes(own))
+
+
+def _answer(decide: Callable[[], Any]) -> dict[str, Any]:
+    """Returns the value of `decide`, or its error, as what another process can read."""
+    try:
+        return {"value": decide()}
+    except RecsysError as error:
+        return {"error": error.to_json()}
+    except OSError as error:
+        return {"error": storage_error(error).to_json()}
+
+
+def _value(text: bytes) -> Any:
+    """Returns or raises what `_answer` returned, as JSON, in some process."""
+    answer = json.loads(text)
     if "error" in answer:
         raise RecsysError.from_json(answer["error"])
     return answer["value"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from recsys.config import TrainConfig
-from recsys.data.batches import KeptEvents
 from recsys.data.catalogue import Catalogue
+from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs
 

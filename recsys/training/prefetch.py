@@ -15,9 +15,9 @@ from typing import Any, Self
 import grain
 import jax
 import keras
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from recsys.data.batch_part import BatchPart
 from recsys.data.batches import Batch, BatchSource, read_ahead
 
 # Keras passes on arrays of JAX as they are from its own `DataAdapter`s alone; those of a
@@ -131,35 +131,46 @@ Placer = Callable[[Batch], dict[str, Any]]
 
 
 def batch_placer() -> Placer:
-    """Returns what puts whole batches where Keras' trainer would.
+    """Returns what puts the batches of a process where Keras' trainer would.
 
     The active distribution is asked for now: Keras keeps it by thread, and batches are
     placed in another one. In one process the arrays are sent to the devices; the copy
-    goes on while the caller does. In several, each gets its rows of each array on the
-    host, for that is what `fit` takes there: all processes make the same whole batch,
-    so the model and the loss see one batch, in the order of a single process.
+    goes on while the caller does. In several, `fit` takes the rows of each on the host,
+    and makes one batch of them, in the order of a single process.
     """
     distribution = keras.distribution.distribution()
     if distribution is None:
         return lambda batch: {name: jax.device_put(x) for name, x in batch.items()}
+    if jax.process_count() > 1:
+        return lambda batch: batch
     mesh, axis = distribution.device_mesh.backend_mesh, distribution.batch_dim_name
-    place = jax.device_put if jax.process_count() == 1 else rows_of_process
 
     def placed(batch: Batch) -> dict[str, Any]:
         return {
             # Spelled as Keras spells it, so that it finds the array where it wants it.
-            name: place(x, NamedSharding(mesh, PartitionSpec(axis, *[None] * (x.ndim - 1))))
+            name: jax.device_put(
+                x, NamedSharding(mesh, PartitionSpec(axis, *[None] * (x.ndim - 1)))
+            )
             for name, x in batch.items()
         }
 
     return placed
 
 
-def rows_of_process(array: np.ndarray, sharding: Sharding) -> np.ndarray:
-    """Returns the rows of `array` that this process' devices hold, in order.
+def part_of_process(mesh: keras.distribution.DeviceMesh) -> BatchPart:
+    """Returns the part of a batch that this process' devices hold.
 
-    That is what `jax.make_array_from_process_local_data` makes the array of again.
+    `jax.make_array_from_process_local_data` makes the batch of the parts again.
+
+    Args:
+        mesh: The devices; its first axis splits batches.
     """
-    parts = sharding.addressable_devices_indices_map(array.shape).values()
-    rows = {index[0].indices(len(array))[:2] for index in parts if index is not None}
-    return np.concatenate([array[first:end] for first, end in sorted(rows)])
+    sharding = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
+    return held_part(sharding, mesh.shape[0])
+
+
+def held_part(sharding: Sharding, n_shards: int) -> BatchPart:
+    """Returns which of `n_shards` equal parts of an array this process' devices hold."""
+    held = sharding.addressable_devices_indices_map((n_shards,)).values()
+    starts = {index[0].indices(n_shards)[0] for index in held if index is not None}
+    return BatchPart(tuple(sorted(starts)), n_shards)

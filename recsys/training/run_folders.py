@@ -27,6 +27,7 @@ from recsys.errors import RecsysError
 from recsys.fingerprint import code_fingerprint
 from recsys.system.commit import commit_text
 from recsys.system.held_folder import HeldFolder
+from recsys.training.distributed import agreed
 from recsys.training.training_log import note
 
 _KEPT_OTHERS = 2
@@ -80,7 +81,7 @@ class RunFolders:
             del config["warm_start"]
         identity = {
             "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-            "data": _data_fingerprint(data),
+            "data": agreed(lambda: _data_fingerprint(data)),
             "code": code_fingerprint("recsys.train", config=[stage]),
             **({} if base is None else {"base": base}),
         }

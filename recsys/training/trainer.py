@@ -22,8 +22,9 @@ from recsys.config import (
     TrainStage,
     WarmStartConfig,
 )
-from recsys.data.batches import BatchSource, training_events
+from recsys.data.batches import BatchSource
 from recsys.data.dataset import Data
+from recsys.data.kept_events import training_events
 from recsys.data.sequences import SequenceSource
 from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
@@ -37,7 +38,7 @@ from recsys.training.hard_negatives import EpochTasks
 from recsys.training.loop import PrintEpochs, TrainingRun
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
 from recsys.training.preconditions import check_divides, check_events, unknown_share
-from recsys.training.prefetch import BatchIterator
+from recsys.training.prefetch import BatchIterator, part_of_process
 from recsys.training.run_folders import RunFolders
 from recsys.training.state_transfer import transfer_state
 from recsys.training.training_log import TensorBoardWriter, TrainingLog, note_once
@@ -227,6 +228,7 @@ class _Fit:
             batch_settings(train, base),
             inputs.user_features,
             multiple=self._mesh.shape[0],
+            part=part_of_process(self._mesh),
         )
 
     def run(self) -> TrainingResult:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.config import TrainStage
-from recsys.data.batches import KeptEvents
+from recsys.data.kept_events import KeptEvents
 from recsys.embedding import TablePlacement
 from recsys.models import ModelInputs, RetrievalModel
 

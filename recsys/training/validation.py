@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
-from recsys.data.batches import KeptEvents
 from recsys.data.hold_out import AT_ONCE
+from recsys.data.kept_events import KeptEvents
 from recsys.errors import RecsysError
 from recsys.evaluation.queries import Queries, of_some_users, repeated, without, without_twins
 from recsys.evaluation.ranking import rank

@@ -20,7 +20,7 @@ import numpy as np
 
 from recsys import registry
 from recsys.config import TrainConfig, TrainStage, WarmStartConfig
-from recsys.data.batches import KeptEvents, training_events
+from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table

@@ -3,9 +3,10 @@
 import numpy as np
 
 from recsys.config import TrainConfig, TwoTowerConfig
-from recsys.data.batches import BatchSource, KeptEvents
+from recsys.data.batches import BatchSource
 from recsys.data.catalogue import Catalogue, FeatureBags
 from recsys.data.event_log import EventLog, EventShard
+from recsys.data.kept_events import KeptEvents
 
 N_EVENTS, N_USERS, N_ITEMS = 103, 8, 20
 PLAIN = {

@@ -2,7 +2,8 @@
 
     processes.py PROCESS PROCESSES PORT
 
-The last line is JSON: the loss, and the sum of squares of all places of the table.
+The last line is JSON: the loss, the sum of squares of all places of the table, and the error
+that the last process had.
 """
 
 import json
@@ -32,6 +33,8 @@ from recsys.embedding import (  # noqa: E402
     activate,
     table_layout,
 )
+from recsys.errors import RecsysError  # noqa: E402
+from recsys.training.distributed import in_shares  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 3
 
@@ -73,6 +76,21 @@ model.compile(optimizer=keras.optimizers.SGD(0.3))
 history = model.fit(batches(), steps_per_epoch=STEPS, shuffle=False, verbose=0).history
 value = model.embed.tables[0].embeddings.value
 whole = np.asarray(multihost_utils.process_allgather(value, tiled=True), np.float64)
-sys.stdout.write(
-    json.dumps({"loss": history["loss"][0], "squares": float((whole**2).sum())}) + "\n"
-)
+
+
+def damaged(share, shares):
+    if share == shares - 1:
+        raise RecsysError("R221", "'item_row.npy' must be as it was.", "Run again.", share)
+
+
+def error_of(check):
+    try:
+        in_shares(check)
+    except RecsysError as error:
+        return str(error)
+    return None
+
+
+seen = {"loss": history["loss"][0], "squares": float((whole**2).sum())}
+errors = {"error": error_of(damaged), "no_error": error_of(lambda share, shares: None)}
+sys.stdout.write(json.dumps({**seen, **errors}) + "\n")

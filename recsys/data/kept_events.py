@@ -1,0 +1,265 @@
+"""The events that training sees: those of a log, without the ones held back for validation.
+
+Numbers count the kept events, 0 … n - 1; places are where they lie in the log. Without a
+hold-out the two are the same, and nothing is copied. With one, the places held back take 8
+bytes each, and the kept items, where they are read at all, 4 bytes an event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from recsys.config import RetrievalConfig, TrainConfig
+from recsys.data.event_log import EventLog, EventShard, newest_first, split_sorted
+from recsys.data.hold_out import Draw, draw_of, held_back
+from recsys.data.split import BY_TIME, SplitRule
+
+
+class _Kept:
+    """What is left of events of which those at the places `held` are held back."""
+
+    held: np.ndarray
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns where the kept events `numbers` `[b]` lie among all `[b]` int64."""
+        if not len(self.held):
+            return numbers
+        return numbers + np.searchsorted(self._kept_before, numbers, side="right")
+
+    @functools.cached_property
+    def _kept_before(self) -> np.ndarray:
+        return self.held - np.arange(len(self.held))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeptShard(_Kept):
+    """The kept events of a shard.
+
+    Attributes:
+        shard: All of its events.
+        held: Places of those held back `[h]` int64, ascending.
+    """
+
+    shard: EventShard
+    held: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.shard) - len(self.held)
+
+    def newest(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns the newest kept items of the users of events, before or after them.
+
+        Args:
+            numbers: Kept events of the shard `[b]`.
+            length: Items of a user at the most.
+
+        Returns:
+            Item rows `[b, length]` int32, the newest first, padded with 0; the event's
+            own item is among them.
+        """
+        user = self._user(numbers)
+        return newest_first(self.item_row, self.offsets[user], self.offsets[user + 1], length)
+
+    def past(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns the newest kept items before events, without those of the same second.
+
+        Args:
+            numbers: Kept events of the shard `[b]`.
+            length: Items of a user at the most.
+
+        Returns:
+            Item rows `[b, length]` int32, the newest first, padded with 0.
+        """
+        places = self.places(numbers)
+        if self._is_past_whole:
+            return self.shard.histories(places, length)
+        ends = places - self.shard.tied[places]
+        ends = ends - np.searchsorted(self.held, ends)
+        return newest_first(self.item_row, self.offsets[self._user(numbers)], ends, length)
+
+    def others(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Returns what `newest` does, without the events themselves (leave one out)."""
+        end = self.offsets[self._user(numbers) + 1]
+        rows = self.newest(numbers, length + 1)
+        # Places of a row count back from the user's last event.
+        is_before = np.arange(length) < (end - 1 - numbers)[:, None]
+        others = np.where(is_before, rows[:, :-1], rows[:, 1:])
+        # Where the user took the same item twice, the answer must not stand in the question.
+        own = self.item_row[numbers]
+        return np.where(others == own[:, None], 0, others)
+
+    def of_user(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns how many kept events the users of events `[b]` have `[b]` int64."""
+        user = self._user(numbers)
+        return self.offsets[user + 1] - self.offsets[user]
+
+    @functools.cached_property
+    def item_row(self) -> np.ndarray:
+        """Items of the kept events `[kept]` int32."""
+        return np.delete(self.shard.item_row, self.held) if len(self.held) else self.shard.item_row
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """First kept event of each user, and the end `[users + 1]` int64."""
+        return self.shard.offsets - np.searchsorted(self.held, self.shard.offsets)
+
+    @functools.cached_property
+    def _is_past_whole(self) -> bool:
+        """Whether all that lies before a kept event in time is kept, as of the newest share.
+
+        The column is read as it is then: without a copy of the kept items.
+        """
+        user = np.searchsorted(self.shard.offsets, self.held, side="right") - 1
+        is_first = np.append(True, user[1:] != user[:-1])[: len(user)]
+        user, first_held = user[is_first], self.held[is_first]
+        last_kept = self.offsets[user + 1] - 1
+        has_kept = last_kept >= self.offsets[user]
+        newest, time = self.places(last_kept[has_kept]), self.shard.timestamp
+        return bool((time[newest] <= time[first_held[has_kept]]).all())
+
+    def _user(self, numbers: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.offsets, numbers, side="right") - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeptEvents(_Kept):
+    """The kept events of a log.
+
+    Attributes:
+        log: All events.
+        held: Places of those held back `[h]` int64, ascending.
+        draw: How they were chosen.
+    """
+
+    log: EventLog
+    held: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    draw: Draw = "newest"
+
+    def __len__(self) -> int:
+        return len(self.log) - len(self.held)
+
+    @functools.cached_property
+    def shards(self) -> tuple[KeptShard, ...]:
+        """The kept events of each shard."""
+        starts = self.log.item_row.starts
+        borders = np.searchsorted(self.held, starts)
+        return tuple(
+            KeptShard(shard, self.held[borders[i] : borders[i + 1]] - starts[i])
+            for i, shard in enumerate(self.log.shards)
+        )
+
+    def items(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the items of kept events `numbers` `[n]`, in any order, `[n]` int32."""
+        order, items = np.argsort(numbers), np.empty(len(numbers), np.int32)
+        items[order] = self.log.item_row.gather_sorted(self.places(numbers[order]))
+        return items
+
+    def item_counts(self, n_rows: int) -> np.ndarray:
+        """Returns the kept events of each item row `[n_rows]` int64."""
+        return np.pad(self._item_counts, (0, n_rows - len(self._item_counts)))
+
+    def user_counts(self, n_rows: int) -> np.ndarray:
+        """Returns the kept events of each user row `[n_rows]` int64."""
+        counts = self._counts("user_row")
+        return np.pad(counts, (0, n_rows - len(counts)))
+
+    @functools.cached_property
+    def n_users(self) -> int:
+        """Users with a kept event."""
+        return sum(int((np.diff(part.offsets) > 0).sum()) for part in self.shards)
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """First kept event of each shard, and the end `[shards + 1]` int64."""
+        return np.cumsum([0, *(len(shard) for shard in self.shards)])
+
+    @functools.cached_property
+    def _item_counts(self) -> np.ndarray:
+        return self._counts("item_row")
+
+    def _counts(self, column: str) -> np.ndarray:
+        """Returns the kept events of each row, up to the highest that has one."""
+        counts = np.zeros(0, np.int64)
+        for part in self.shards:
+            rows = getattr(part.shard, column)
+            of_shard = np.bincount(rows, minlength=len(counts))
+            of_shard -= np.bincount(rows[part.held], minlength=len(of_shard))
+            of_shard[: len(counts)] += counts
+            counts = of_shard
+        return counts
+
+
+def training_events(events: EventLog, train: TrainConfig, split: SplitRule = BY_TIME) -> KeptEvents:
+    """Returns what training sees of `events`: all, or all but what validation holds back.
+
+    Args:
+        events: The training positives.
+        train: Whether there is a validation, and how it draws.
+        split: How the positives were split, and what orders them.
+
+    Raises:
+        RecsysError: There are fewer than two events to divide.
+        UsageError: The draw needs what the data don't have.
+    """
+    if train.validation is None:
+        return KeptEvents(events)
+    draw = draw_of(events, train.validation, split)
+    return KeptEvents(events, held_back(events, train.validation, draw), draw)
+
+
+def read_events(
+    events: KeptEvents,
+    numbers: np.ndarray,
+    model: RetrievalConfig,
+    known: int,
+    user_balance: float = 0.0,
+    with_items: bool = True,
+) -> dict[str, np.ndarray]:
+    """Reads events at any places, with the histories of their users.
+
+    Sorted, they meet each shard once and its pages in order, which is several times
+    faster for many events than as they come.
+
+    Args:
+        events: The events that training sees.
+        numbers: Which of them `[n]` int64.
+        model: What a history is, and how long.
+        known: Newest items of each event's user.
+        user_balance: Power of its user's events that an event's weight is divided by:
+            at 1 all users weigh the same, whatever they did (Covington et al., "Deep
+            Neural Networks for YouTube Recommendations", RecSys 2016, section 3.3,
+            takes equally many examples of each).
+        with_items: Whether their own items are read.
+
+    Returns:
+        `user_row` and, where wanted, `item_row` `[n]` int32; `history` `[n, model.history]`
+        int32, what the user did before, or did else; where `known` is not 0, `known`
+        `[n, known]` int32, the newest items of the user, its own among them or not; and
+        `weight` `[n]` float32 where one is not 1. Items are the newest first, padded with 0.
+    """
+    n, order = len(numbers), np.argsort(numbers)
+    widths = {"history": model.history, **({"known": known} if known else {})}
+    names = ("user_row", "item_row") if with_items else ("user_row",)
+    read = {name: np.empty(n, np.int32) for name in names}
+    read |= {name: np.empty((n, width), np.int32) for name, width in widths.items()}
+    if events.log.weight is not None or user_balance > 0:
+        read["weight"] = np.empty(n, np.float32)
+    for number, part in split_sorted(numbers[order], events.starts):
+        kept, to = events.shards[number], order[part]
+        ordered, shard = numbers[to] - events.starts[number], kept.shard
+        places = kept.places(ordered)
+        for name in names:
+            read[name][to] = getattr(shard, name)[places]
+        if model.history and model.history_of == "others":
+            read["history"][to] = kept.others(ordered, model.history)
+        elif model.history:
+            read["history"][to] = kept.past(ordered, model.history)
+        if known:
+            read["known"][to] = kept.newest(ordered, known)
+        if "weight" in read:
+            own = 1.0 if shard.weight is None else shard.weight[places]
+            read["weight"][to] = own * kept.of_user(ordered) ** -user_balance
+    return read
