@@ -11,10 +11,10 @@ def commit_folder(temporary: Path, final: Path) -> None:
     """Renames a complete folder to its name, after everything in it is on the disk."""
     for parent, _, names in os.walk(temporary, topdown=False):
         for name in names:
-            _sync(Path(parent) / name)
-        _sync(Path(parent))
+            sync_file(Path(parent) / name)
+        sync_file(Path(parent))
     os.rename(temporary, final)
-    _sync(final.parent)
+    sync_file(final.parent)
 
 
 def commit_text(text: str, final: Path) -> None:
@@ -33,12 +33,13 @@ def commit_text(text: str, final: Path) -> None:
 
 def commit_file(temporary: Path, final: Path) -> None:
     """Renames a complete file to its name beside it, over an older one, once it is on the disk."""
-    _sync(temporary)
+    sync_file(temporary)
     os.replace(temporary, final)
-    _sync(final.parent)
+    sync_file(final.parent)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Returns when what this host wrote into a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -156,6 +156,16 @@ def verify_folder(path: Path, manifest: Mapping[str, Any] | None = None) -> None
         ManifestError: A file is missing, changed, not listed, or no plain file.
     """
     files: Files = (manifest or read_manifest(path))["files"]
+    verify_names(path, files)
+    verify_files(path.parent, files)
+
+
+def verify_names(path: Path, files: Files) -> None:
+    """Checks that the folder of a manifest holds plain files of these names, and no others.
+
+    Raises:
+        ManifestError: A file is missing, not listed, or no plain file.
+    """
     try:
         names = file_names(path.parent, without=path.name)
     except OSError as error:
@@ -164,7 +174,6 @@ def verify_folder(path: Path, manifest: Mapping[str, Any] | None = None) -> None
         if name in files:
             raise ChangedFileError(name, "it is missing")
         raise UnlistedFileError(name, "the manifest doesn't list it")
-    verify_files(path.parent, files)
 
 
 def manifest_digest(path: Path) -> str | None:

@@ -3,7 +3,9 @@
 A folder of checkpoints holds `120/`, the checkpoint of step 120, and so on:
 
     120/contents.json   step, identity of the run, its state, and the form of each variable
-    120/manifest.json   size and CRC-32 of every other file, see `recsys.system.manifest`
+    120/manifest.json   size and CRC-32 of every other file, see `recsys.system.manifest`; of
+                        several processes each lists its own in `manifests/`, see
+                        `recsys.training.checkpoint_manifests`
     120/…               the arrays; Orbax writes them, every process the parts that it holds
 
 A checkpoint is written as `120.writing` and renamed when its manifest is there; one that is
@@ -19,10 +21,12 @@ and deletes the older one, before its checksums and what it names are on the dis
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,14 +45,17 @@ from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
-from recsys.training.distributed import agreed, is_primary
+from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part, share_of
+from recsys.training.distributed import agreed, is_primary, jointly
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
 _FAILURES = (OSError, ValueError, RuntimeError)
 DAMAGED = "R331"
 """Code of the error that no checkpoint is whole."""
 _FORMAT = "2"
-_MANIFEST, _CONTENTS = "manifest.json", "contents.json"
+_CONTENTS = "contents.json"
+_SEALS = itertools.count()  # A barrier is passed once; all processes count alike.
+_BARRIER_MS = 600_000  # As Orbax waits.
 _PARTIAL = re.compile(r"\d+\.(writing.*|old)")
 
 Form = list[Any]
@@ -176,7 +183,9 @@ class CheckpointStore:
         except _FAILURES as error:
             raise self._not_written(step, error) from error
         self._pending_step = step
-        self.pending = self._worker.submit(self._finish, writing, step, contents, after)
+        self.pending = self._worker.submit(
+            self._finish, writing, step, contents, f"sealed {next(_SEALS)}", after
+        )
 
     def wait(self) -> None:
         """Returns when the last checkpoint is whole on the disk.
@@ -212,19 +221,26 @@ class CheckpointStore:
             return False
         return True
 
-    def _finish(self, writing: Path, step: int, contents: str, after: Future[None] | None) -> None:
+    def _finish(
+        self, writing: Path, step: int, contents: str, barrier: str, after: Future[None] | None
+    ) -> None:
         """Makes what Orbax writes a whole checkpoint, and deletes those that are too old.
 
         Later ones go too: a run that saves `step` now was set back before them.
         """
         self._checkpointer.wait_until_finished()
+        n_processes = jax.process_count()
+        if n_processes > 1:
+            try:
+                seal_part(writing, jax.process_index(), n_processes)
+            finally:  # Whoever misses the part of another process says so.
+                ocp.multihost.get_barrier_sync_fn()(key=barrier, timeout_ms=_BARRIER_MS)
         if after is not None:
             after.result()
         if not is_primary():
             return
         (writing / _CONTENTS).write_text(contents, encoding="utf-8")
-        files = manifests.checksums(writing, manifests.file_names(writing), "crc32")
-        manifests.write_manifest(writing / _MANIFEST, {}, files)
+        seal(writing, {_CONTENTS}, n_processes)
         commit_folder(writing, self.folder / str(step))
         kept = [earlier for earlier in self.steps() if earlier <= step][: self._keep]
         for old in set(self.steps()) - set(kept):
@@ -280,7 +296,7 @@ class CheckpointStore:
         """
         self.wait()
         wanted = self._forms(variables)
-        chosen = agreed(lambda: self._choose(wanted, step))
+        chosen = self._choose(wanted, step)
         if chosen is None:
             return None
         folder = self.folder / str(chosen["step"])
@@ -296,27 +312,83 @@ class CheckpointStore:
         return Restored(chosen["step"], chosen["state"], tuple(chosen["damaged"]))
 
     def _choose(self, wanted: Mapping[str, Form], only: int | None) -> dict[str, Any] | None:
-        """Returns the contents of the newest whole checkpoint, and the damage of later ones."""
-        damaged: dict[int, str] = {}
-        for step in [step for step in self.steps() if only in (None, step)]:
+        """Returns the contents of the newest whole checkpoint, and the damage of later ones.
+
+        The same in every process; each reads its share of the files.
+        """
+        damaged: list[tuple[int, str]] = []
+        while True:
+            candidate = agreed(functools.partial(self._candidate, wanted, only, damaged))
+            if candidate is None:
+                return None
+            damaged = candidate["damaged"]
+            reasons = jointly(functools.partial(self._damage_in_share, candidate))
+            damage = next((reason for reason in reasons if reason is not None), None)
+            if damage is None:
+                agreed(functools.partial(self._set_aside, damaged))
+                return {**candidate["contents"], "damaged": [text for _, text in damaged]}
+            step = candidate["contents"]["step"]
+            damaged = [*damaged, (step, f"step {step}: {damage}")]
+
+    def _set_aside(self, damaged: Sequence[tuple[int, str]]) -> None:
+        for step, _ in damaged:
+            self._rename(step, "damaged")
+
+    def _candidate(
+        self, wanted: Mapping[str, Form], only: int | None, damaged: Sequence[tuple[int, str]]
+    ) -> dict[str, Any] | None:
+        """Returns the newest checkpoint that may be whole: its contents, files and digest.
+
+        Args:
+            wanted: What it must hold.
+            only: Its step; None: any.
+            damaged: Steps that aren't whole, and why; with others it is returned.
+
+        Raises:
+            RecsysError: No checkpoint is whole.
+        """
+        worse = list(damaged)
+        past = {step for step, _ in damaged}
+        for step in [step for step in self.steps() if only in (None, step) and step not in past]:
             folder = self.folder / str(step)
             try:
                 contents = self._contents(step)
                 _check_fit(folder, contents["forms"], wanted)
-                manifests.verify_folder(folder / _MANIFEST)
+                files = read_files(folder)
+                manifests.verify_names(folder / MANIFEST, files)
             except manifests.ManifestError as damage:
-                damaged[step] = f"step {step}: {damage}"
+                worse.append((step, f"step {step}: {damage}"))
                 continue
-            for other in damaged:
-                self._rename(other, "damaged")
-            return {**contents, "damaged": list(damaged.values())}
-        if damaged:
+            digest = manifests.manifest_digest(folder / MANIFEST)
+            return {"contents": contents, "files": files, "digest": digest, "damaged": worse}
+        if worse:
             raise RecsysError(
                 DAMAGED,
-                f"One of the {len(damaged)} checkpoints in {self.folder} must be whole"
-                f" ({'; '.join(damaged.values())}).",
+                f"One of the {len(worse)} checkpoints in {self.folder} must be whole"
+                f" ({'; '.join(text for _, text in worse)}).",
                 "Remove the folder to train anew.",
             )
+        return None
+
+    def _damage_in_share(self, candidate: Mapping[str, Any]) -> str | None:
+        """Returns what is wrong with a file that this process verifies; None: nothing.
+
+        Raises:
+            RecsysError: This process sees another folder than the primary one.
+        """
+        folder = self.folder / str(candidate["contents"]["step"])
+        if manifests.manifest_digest(folder / MANIFEST) != candidate["digest"]:
+            raise RecsysError(
+                "R338",
+                f"Every process of a training must see the same checkpoint {folder}.",
+                "Name a folder with --checkpoints that all hosts share.",
+                f"process {jax.process_index()} doesn't see what process 0 does",
+            )
+        own = share_of(candidate["files"], jax.process_index(), jax.process_count())
+        try:
+            manifests.verify_files(folder, own)
+        except manifests.ManifestError as damage:
+            return str(damage)
         return None
 
     def _contents(self, step: int) -> dict[str, Any]:
@@ -327,9 +399,9 @@ class CheckpointStore:
             RecsysError: It is of another run.
         """
         folder = self.folder / str(step)
-        files = manifests.read_manifest(folder / _MANIFEST)["files"]
+        files = manifests.read_manifest(folder / MANIFEST)["files"]
         if _CONTENTS not in files:
-            raise manifests.ManifestError(_MANIFEST, f"it doesn't list {_CONTENTS}")
+            raise manifests.ManifestError(MANIFEST, f"it doesn't list {_CONTENTS}")
         manifests.verify_files(folder, {_CONTENTS: files[_CONTENTS]})
         contents: dict[str, Any] = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))
         saved, own = contents["identity"], self._identity

@@ -119,6 +119,38 @@ def _value(text: bytes) -> Any:
     return answer["value"]
 
 
+def gathered(own: Any) -> list[Any]:
+    """Returns, on every process, what each of them gives, JSON, in their order."""
+    if jax.process_count() == 1:
+        return [own]
+    text = json.dumps(own).encode()
+    lengths = multihost_utils.process_allgather(np.int32(len(text)))
+    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
+    return [json.loads(bytes(row)) for row in multihost_utils.process_allgather(letters)]
+
+
+def jointly(do: Callable[[], Any]) -> list[Any]:
+    """Does something on every process; returns what it gives on each of them, JSON.
+
+    Raises:
+        RecsysError: What it raises on the first process where it fails, on every one.
+    """
+    if jax.process_count() == 1:
+        return [do()]
+    answer: dict[str, Any] = {}
+    try:
+        answer = {"value": do()}
+    except RecsysError as error:
+        answer = {"error": error.to_json()}
+    except OSError as error:
+        answer = {"error": storage_error(error).to_json()}
+    answers = gathered(answer)
+    for answer in answers:
+        if "error" in answer:
+            raise RecsysError.from_json(answer["error"])
+    return [answer["value"] for answer in answers]
+
+
 @contextmanager
 def failing_at_once() -> Iterator[None]:
     """Ends one of several processes as soon as it fails, after it has said why.
