@@ -26,6 +26,7 @@ from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof
 from recsys.embedding.table import Table, TablePlacement, planned
 from recsys.errors import UsageError
+from recsys.losses import CandidateSharing
 from recsys.models.auto import DataShape, for_data
 from recsys.models.retrieval_model import InputSpec, RetrievalModel, Tables, model_class
 from recsys.models.spec import ModelSpec
@@ -143,6 +144,7 @@ def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
     mesh = device_mesh(**axes, devices=devices)
     activate(table_layout(list(tables.values()), mesh=mesh, rules=config.layout))
     model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
+    model.sharing = CandidateSharing.of_config(train)
     optimizer = tower_optimizer(train, 1)
     with keras.StatelessScope(initialize_variables=False):
         model.build()

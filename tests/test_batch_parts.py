@@ -30,6 +30,12 @@ CASES = {
     "others": {**DROPPED, "history_of": "others", "known_positives": 5},
     "features of histories": {"history_tower": True, "widths": (), "pooling": SasRecConfig()},
     "hard": {**DROPPED, "uniform_negatives": 8, "hard_negatives": {"count": 24}},
+    "hard, in groups": {
+        **DROPPED,
+        "uniform_negatives": 24,
+        "hard_negatives": {"count": 8},
+        "negative_groups": 4,
+    },
 }
 
 
@@ -41,7 +47,7 @@ def a_log():
 
 def source_of(case):
     settings, lists = {**CASES[case], "batch_size": 16}, None
-    if case == "hard":
+    if "hard" in case:
         rng = np.random.default_rng(1)
         rows = rng.integers(1, N_ITEMS, (N_ITEMS, 5)).astype(np.int32)
         lengths = rng.integers(0, 6, N_ITEMS).astype(np.int32)
@@ -84,9 +90,9 @@ def test_the_parts_together_are_the_batch(case, processes, devices):
 
 
 @pytest.mark.parametrize(("processes", "devices"), SPLITS)
-@pytest.mark.parametrize("negatives", [0, 8])
-def test_the_parts_of_sequences_together_are_the_batch(processes, devices, negatives):
-    source = sequences(uniform_negatives=negatives, user_balance=0.5)
+@pytest.mark.parametrize(("negatives", "groups"), [(0, 1), (8, 1), (8, 2)])
+def test_the_parts_of_sequences_together_are_the_batch(processes, devices, negatives, groups):
+    source = sequences(uniform_negatives=negatives, user_balance=0.5, negative_groups=groups)
     assert_parts_are_the_batch(source, processes, devices)
 
 

@@ -115,6 +115,26 @@ def test_a_batch_ends_with_a_close_item_of_each_of_its_first_positives(source, l
     assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
 
 
+def test_in_groups_hard_negatives_are_close_to_the_positives_of_their_own(source, lists):
+    settings = {
+        "uniform_negatives": 4,
+        "hard_negatives": HardNegativesConfig(count=6),
+        "negative_groups": 2,
+    }
+    hard = make(source.events.log, source.catalogue, hard=lists, **settings)
+    for step in range(20):
+        batch = hard[step]
+        for group in np.split(batch["item_row"], 2):
+            for positive, drawn in zip(group[:3], group[7:], strict=True):
+                close = lists.rows[positive, : lists.lengths[positive]]
+                assert drawn in close or (not len(close) and drawn > 0)
+    counts = np.bincount(np.asarray(source.events.log.item_row), minlength=N_ITEMS)
+    shares = counts / counts.sum()
+    h = lists.probability(shares)
+    share = [included((shares[r], 5), (1 / 19, 2), (h[r], 3)) for r in batch["item_row"]]
+    assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
+
+
 def test_before_there_are_lists_as_many_items_are_drawn_evenly(source):
     settings = {"hard_negatives": HardNegativesConfig(count=30)}
     none_yet = make(source.events.log, source.catalogue, **settings)

@@ -195,7 +195,7 @@ def test_any_batch_is_right(loss, exact, n_queries, n_negatives, items, known, s
 @pytest.mark.parametrize("name", ["decoupled", "contrastive"])
 def test_the_plain_formula_is_the_same(name, monkeypatch):
     batch = batch_of(30, 44, 8, items=12, known=4)
-    monkeypatch.setattr("recsys.losses.softmax_jax.can_sweep", lambda *_: False)
+    monkeypatch.setattr("recsys.losses.sharing_jax.can_sweep", lambda *_: False)
     loss, exact = LOSSES[name]
     assert_right(loss, batch, exact(batch))
 

@@ -89,6 +89,43 @@ def test_log_q_is_how_often_an_item_is_in_a_batch(source):
     assert share.max() > 2 * share.min()
 
 
+def test_log_q_in_groups_is_how_often_an_item_is_among_the_candidates_of_one(source):
+    """By experiment, and in closed form: a group draws half of what the batch draws."""
+    settings = {"uniform_negatives": 6, "batch_size": 4, "epochs": 500, "negative_groups": 2}
+    many = make(source.events.log, source.catalogue, **settings)
+    n_steps, n_groups = 10_000, 2
+    hits, log_q = np.zeros(N_ITEMS), np.zeros(N_ITEMS)
+    for first in range(0, n_steps, 25):
+        epoch = first // 25 * many.steps_per_epoch
+        for batch in many.batches(epoch, epoch + 25):
+            for group in np.split(batch["item_row"], n_groups):
+                hits[np.unique(group)] += 1
+            log_q[batch["item_row"]] = batch["log_q"]
+    share, q = hits[1:] / (n_steps * n_groups), np.exp(log_q[1:])
+    deviation = np.sqrt(q * (1 - q) / (n_steps * n_groups))
+    # Events are drawn without replacement, which the formula leaves out: 4 of 103.
+    assert np.all(np.abs(share - q) < 5 * deviation + 2e-3)
+    counts = source.events.item_counts(N_ITEMS)[1:]
+    closed = included((counts / counts.sum(), 2), (np.full(N_ITEMS - 1, 1 / (N_ITEMS - 1)), 3))
+    np.testing.assert_allclose(q, closed, rtol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_groups_order_the_candidates_of_a_batch_anew(source, groups):
+    settings = {"uniform_negatives": 20, "negative_power": 0.5}
+    plain = make(source.events.log, source.catalogue, **settings)
+    grouped = make(source.events.log, source.catalogue, negative_groups=groups, **settings)
+    for step in (0, 7):
+        batch, expected = grouped[step], plain[step]["item_row"]
+        parts = batch["item_row"].reshape(groups, 30 // groups)
+        n = 10 // groups
+        assert parts[:, :n].ravel().tolist() == expected[:10].tolist()
+        assert parts[:, n:].ravel().tolist() == expected[10:].tolist()
+        np.testing.assert_array_equal(batch["id_row"], batch["item_row"])
+        genres = source.catalogue.features[0].bags
+        np.testing.assert_array_equal(batch["genres"], genres[batch["item_row"]])
+
+
 def test_a_popular_item_is_drawn_more_often_with_power(source):
     counts = source.events.item_counts(N_ITEMS)
     popular = int(counts.argmax())

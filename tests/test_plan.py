@@ -13,6 +13,7 @@ from recsys.data.sequences import packing
 from recsys.data.table_rows import TableRows
 from recsys.embedding import activate, device_mesh, table_layout, verify_placement
 from recsys.errors import RecsysError, UsageError
+from recsys.losses import CandidateSharing
 from recsys.models.retrieval_model import model_class
 from recsys.plan import changes, make_plan, model_spec
 from recsys.training.optimization import exclude_vectors, table_optimizers, tower_optimizer
@@ -45,6 +46,7 @@ def trained(config):
     activate(layout)
     try:
         model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
+        model.sharing = CandidateSharing.of_config(train)
         optimizer = tower_optimizer(train, 1)
         model.build()
         placements = verify_placement(model, layout)
@@ -81,6 +83,8 @@ def trained(config):
             "train.table_optimizer={type: row_wise_adagrad, clipnorm: 1.0}",
             "train.accumulate=2",
             "train.ema=0.9",
+            "train.negative_groups=2",
+            "train.negatives_dtype=bfloat16",
             "layout={query_tower/hidden_0/kernel: [null, model]}",
         ],
         pytest.param(

@@ -109,5 +109,23 @@ def test_what_does_not_divide_among_the_devices_names_the_setting_and_a_number(k
         check_divides(TrainConfig(**changes), 8)
 
 
+def test_numbers_must_divide_into_the_groups_of_negatives_too():
+    with pytest.raises(UsageError, match=r"R321.*batch_size.*16, the parts of train.negative_gr"):
+        check_divides(TrainConfig(batch_size=104, uniform_negatives=0, negative_groups=16), 8)
+
+
+@pytest.mark.parametrize(("groups", "n_parts", "fitting"), [(3, 8, 2), (12, 8, 8), (5, 4, 4)])
+def test_groups_that_devices_cant_share_evenly_name_fewer(groups, n_parts, fitting):
+    train = TrainConfig(batch_size=480, uniform_negatives=0, negative_groups=groups)
+    with pytest.raises(UsageError, match=rf"R321.*negative_groups must divide {n_parts},") as error:
+        check_divides(train, n_parts)
+    assert error.value.cure == f"Use {fitting}."
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8, 24])
+def test_groups_divide_the_devices_or_are_a_multiple(groups):
+    check_divides(TrainConfig(batch_size=480, uniform_negatives=96, negative_groups=groups), 8)
+
+
 def test_what_divides_is_taken():
     check_divides(TrainConfig(batch_size=104, uniform_negatives=0), 8)

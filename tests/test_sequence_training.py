@@ -60,9 +60,10 @@ def test_the_rule_of_the_next_item_is_learned(whole):
     assert (scores.argmax(axis=1) == after(after(first))).mean() > 0.85
 
 
-def test_one_and_two_devices_learn_alike(data, tmp_path):
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_one_and_two_devices_learn_alike(data, tmp_path, groups):
     few = stage()
-    few["train"]["epochs"] = 7
+    few["train"] |= {"epochs": 7, "negative_groups": groups}
     curves = []
     for devices in (1, 2):
         run = Run(tmp_path / f"{devices}", data, few, devices)

@@ -203,14 +203,18 @@ def test_readers_in_two_epochs_count_the_items_of_each_once(monkeypatch):
     assert len(counted) <= 4  # Both may begin with the same one.
 
 
-def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_log_q_is_the_log_of_how_often_an_item_is_among_the_candidates(groups):
     user, _, time = some_events(400, seconds=10**6)
     item = np.minimum(np.random.default_rng(1).zipf(1.6, 400), N_ITEMS - 1)
-    source = make(user, item, time, history=8, batch_size=16, uniform_negatives=2, epochs=4000)
+    settings = {"history": 8, "batch_size": 16, "uniform_negatives": 2, "epochs": 4000}
+    source = make(user, item, time, negative_groups=groups, **settings)
+    assert source.rows == 2
     hits, expected = np.zeros(N_ITEMS), np.zeros(N_ITEMS)
     steps = range(0, len(source), source.steps_per_epoch)
     for step in steps:
-        hits[np.unique(source[step]["item_row"])] += 1
+        for group in np.split(source[step]["item_row"], groups):
+            hits[np.unique(group)] += 1 / groups
         expected += np.exp(source._log_q(step // source.steps_per_epoch))
     n = len(steps)
     p = expected[1:] / n
@@ -233,8 +237,10 @@ def test_weights_and_known_items_are_those_of_the_examples():
         assert set(batch["known"][number].tolist()) - {0} <= of_user
 
 
-def test_rows_divide_among_the_devices():
-    source = make(*some_events(), history=6, batch_size=40, multiple=4)
+@pytest.mark.parametrize(("multiple", "groups"), [(4, 1), (1, 4), (2, 4), (4, 2)])
+def test_rows_divide_among_the_devices_and_the_groups(multiple, groups):
+    settings = {"history": 6, "batch_size": 40, "negative_groups": groups}
+    source = make(*some_events(), multiple=multiple, **settings)
     assert source.rows % 4 == 0
     assert source.batch_size == source.rows * source.new <= 40
 

@@ -175,6 +175,14 @@ class TrainConfig(Strict):
     often it is drawn, which holds popular items down [0..1]."""
     hard_negatives: HardNegativesConfig = HardNegativesConfig()
     """Negatives that the model itself found close to the positives."""
+    negative_groups: PositiveInt = 1
+    """Equal parts of a batch that share no negatives: an example is compared with the positives
+    and drawn negatives of its own part, and the logQ correction is that of a part. Devices send
+    candidates within a part alone, so that one part a node keeps them off the links between
+    nodes."""
+    negatives_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which devices send candidates and their gradients to each other for the loss,
+    which computes in float32."""
     known_positives: NonNegativeInt = 0
     """Newest training positives of a user that are never its negatives; 0: only the
     example's own item isn't [items]."""

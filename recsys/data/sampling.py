@@ -228,6 +228,8 @@ class BatchCandidates:
 
     For the full softmax every item of the catalogue follows the positives instead, some
     of them twice to fill up; an item counts once in the loss, however often it is there.
+    In several `train.negative_groups` the order is by group, and in each as said: the positives
+    of a part of the batch, then its own drawn negatives, then its own hard ones.
     Where `train.cold_negatives` is 0, items without events are no negatives in either case,
     unless a list of hard ones has them.
 
@@ -262,7 +264,7 @@ class BatchCandidates:
             Examples of the batch `[k]` int64, ascending.
         """
         positives, _, hard = self._kinds(rows)
-        return np.union1d(positives, hard % self.train.batch_size)
+        return np.union1d(positives, self._close_to[hard])
 
     def of_batch(
         self, positives: np.ndarray, random: np.random.Generator, rows: np.ndarray
@@ -279,29 +281,53 @@ class BatchCandidates:
         if self._is_full:
             return np.concatenate([positives[own], self._catalogue[drawn]])
         n_drawn, n_hard = self.train.uniform_negatives, self.train.hard_negatives.count
-        return np.concatenate(
+        items = np.concatenate(
             [
                 positives[own],
                 self._sampler.draw(n_drawn, random, drawn),
-                self._lists.draw(positives, n_hard, random, hard),
+                self._lists.draw(positives[self._close_to], n_hard, random, hard),
             ]
         )
+        if self.train.negative_groups == 1:
+            return items
+        by_group = np.empty_like(items)
+        by_group[np.argsort(self._by_kind[rows])] = items
+        return by_group
 
     def _kinds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns which positives, negatives and hard negatives the candidates `rows` are."""
+        if self.train.negative_groups > 1:
+            rows = np.sort(self._by_kind[rows])
         n = self.train.batch_size
         n_negatives = len(self._catalogue) if self._is_full else self.train.uniform_negatives
         first, second = np.searchsorted(rows, [n, n + n_negatives])
         return rows[:first], rows[first:second] - n, rows[second:] - n - n_negatives
 
+    @functools.cached_property
+    def _by_kind(self) -> np.ndarray:
+        """Place of each candidate where all positives come first, and all hard ones last."""
+        train = self.train
+        n, groups = train.batch_size, train.negative_groups
+        kinds = np.split(np.arange(len(self)), [n, n + train.uniform_negatives])
+        parts = [kind.reshape(groups, len(kind) // groups) for kind in kinds]
+        return np.concatenate(parts, axis=1).ravel()
+
+    @functools.cached_property
+    def _close_to(self) -> np.ndarray:
+        """Which positive each hard negative is drawn close to, one of its group `[hard]`."""
+        train = self.train
+        n, groups = train.batch_size // train.negative_groups, np.arange(train.negative_groups)
+        draws = np.arange(train.hard_negatives.count // len(groups))
+        return (groups[:, None] * n + draws % n).ravel()
+
     def log_q(self, positives: Sampler) -> np.ndarray:
         """Returns the correction of each item row's scores `[item rows]` float32.
 
-        It is the log probability that the item is among a batch's candidates, times
-        `train.log_q_correction`.
+        It is the log probability that the item is among the candidates of a query, those
+        of its group, times `train.log_q_correction`.
 
         Args:
-            positives: How a batch's positives are drawn.
+            positives: How the positives of a whole batch are drawn.
         """
         if self._is_full:
             return np.zeros(len(self.counts), np.float32)
@@ -309,7 +335,8 @@ class BatchCandidates:
         samplers = [positives, (self._sampler.probability, self.train.uniform_negatives)]
         if n_hard:
             samplers.append((self._lists.probability(self.event_shares), n_hard))
-        log_q = inclusion_log_probability(*samplers)
+        groups = self.train.negative_groups
+        log_q = inclusion_log_probability(*((share, n // groups) for share, n in samplers))
         # What is in no batch has no logarithm, and needs none.
         log_q = np.where(np.isfinite(log_q), log_q, 0.0)
         return (log_q * self.train.log_q_correction).astype(np.float32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,8 +32,9 @@ def packing(model: RetrievalConfig, train: TrainConfig, multiple: int = 1) -> tu
     Args:
         model: The length of a history.
         train: The size of a batch, and the overlap of rows.
-        multiple: The rows are a multiple of this (devices).
+        multiple: The rows are a multiple of this (devices), and of `train.negative_groups`.
     """
+    multiple = math.lcm(multiple, train.negative_groups)
     new = max(1, model.history - round(model.history * train.window_overlap))
     return max(1, train.batch_size // new // multiple) * multiple, new
 

@@ -41,7 +41,18 @@ _WRITES_ROWS = frozenset({"scatter", "dynamic-update-slice"})
 # What reads all of its operands, also where its result is small and XLA fuses it.
 _READS_ALL = frozenset({"reduce", "reduce-window", "dot", "convolution", "sort", "topk"})
 _TOP_K = 'custom_call_target="TopK"'
-_ITEMSIZE = {"pred": 1, "bf16": 2, "f16": 2, "f64": 8, "s64": 8, "u64": 8, "s8": 1, "u8": 1}
+_ITEMSIZE = {
+    "pred": 1,
+    "bf16": 2,
+    "f16": 2,
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+}
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=(%?[\w.\-]+)"

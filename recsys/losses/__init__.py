@@ -7,6 +7,8 @@
 - `CosineContrastive`: positives towards 1, negatives below a margin.
 - `Bpr`: Bayesian personalised ranking, against one drawn negative each.
 
+`CandidateSharing` says which candidates a query is compared with, and how devices send them.
+
 Each is a `Loss`, chosen by `train.loss`; `sampled_softmax`, `bilateral_softmax`,
 `cosine_contrastive` and `bpr` are their functions.
 """
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     from recsys.losses.contrastive import CosineContrastive, cosine_contrastive
     from recsys.losses.loss import Loss
     from recsys.losses.pairwise import Bpr, bpr
+    from recsys.losses.sharing import CandidateSharing
     from recsys.losses.softmax import FullSoftmax, SampledSoftmax, sampled_softmax
 
 __all__ = [
     "BilateralSoftmax",
     "Bpr",
+    "CandidateSharing",
     "CosineContrastive",
     "FullSoftmax",
     "Loss",

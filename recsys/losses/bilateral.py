@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveFloat
 
 from recsys.losses.loss import Loss
+from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
 from recsys.losses.softmax import mean_over_candidates
 from recsys.registry import register_loss
 
@@ -19,6 +20,7 @@ class BilateralSoftmax(Loss):
     """The bilateral softmax: a temperature for positives, another one for negatives."""
 
     title: ClassVar[str] = "Bilateral softmax with logQ correction"
+    takes_sharing: ClassVar[bool] = True
 
     positive_temperature: PositiveFloat | None = None
     """Divides the positive's similarity, the paper's τ₁; `null`: `model.temperature`, its τ₂,
@@ -48,6 +50,7 @@ def bilateral_softmax(
     positive_temperature: float | None = None,
     negative_weight: float = 1.0,
     decoupled: bool = True,
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the bilateral softmax loss (BSL) over the candidates of a batch.
 
@@ -76,6 +79,7 @@ def bilateral_softmax(
         positive_temperature: Divides the positive's dot product; None: `temperature`.
         negative_weight: The weight w.
         decoupled: Whether the sum is without the positive.
+        sharing: How candidates are shared among the queries and the devices.
 
     Returns:
         The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
@@ -83,7 +87,8 @@ def bilateral_softmax(
         NaN. A query without negatives costs 0 if decoupled.
 
     Raises:
-        RecsysError: There are fewer candidates than queries (R344).
+        RecsysError: There are fewer candidates than queries, or they don't divide into
+            the groups (R344).
     """
     from recsys.losses.batch import Form
 
@@ -98,4 +103,5 @@ def bilateral_softmax(
         known,
         form=Form(is_decoupled=decoupled),
         pull=ratio / negative_weight,
+        sharing=sharing,
     )

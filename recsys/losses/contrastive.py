@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, NonNegativeFloat
 
 from recsys.losses.loss import Loss
+from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing, positives_of
 from recsys.losses.softmax import mean_over_candidates
 from recsys.registry import register_loss
 
@@ -19,6 +20,7 @@ class CosineContrastive(Loss):
     """Positives towards 1, negatives below a margin (SimpleX); best with many negatives."""
 
     title: ClassVar[str] = "Cosine contrastive loss"
+    takes_sharing: ClassVar[bool] = True
 
     margin: Annotated[float, Field(ge=-1.0, lt=1.0)] = 0.9
     """Similarity up to which a negative costs nothing [-1..1)."""
@@ -46,6 +48,7 @@ def cosine_contrastive(
     known: keras.KerasTensor | None = None,
     margin: float = 0.9,
     negative_weight: float = 150.0,
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the cosine contrastive loss (CCL) against all candidates of a batch.
 
@@ -72,6 +75,7 @@ def cosine_contrastive(
             up with 0. None for none.
         margin: The margin m.
         negative_weight: The weight w.
+        sharing: How candidates are shared among the queries and the devices.
 
     Returns:
         The weighted mean over the queries, a scalar float32: 0, with gradients 0, if the
@@ -79,7 +83,8 @@ def cosine_contrastive(
         NaN. Of a query without negatives only the positive costs.
 
     Raises:
-        RecsysError: There are fewer candidates than queries (R344).
+        RecsysError: There are fewer candidates than queries, or they don't divide into
+            the groups (R344).
     """
     from keras import ops
 
@@ -95,9 +100,11 @@ def cosine_contrastive(
         sample_weight,
         known,
         form=Form(margin=margin),
+        sharing=sharing,
     )
     n_queries = query.shape[0]
     weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
-    query, positive = (ops.cast(x, "float32") for x in (query, candidate[:n_queries]))
+    positive = positives_of(candidate, n_queries, sharing.groups)
+    query, positive = (ops.cast(x, "float32") for x in (query, positive))
     missing = ops.relu(1.0 - ops.sum(query * positive, axis=-1))
     return nan_unless_finite(ops.sum(weight * missing) + negative_weight * negatives, log_q)

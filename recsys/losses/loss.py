@@ -37,12 +37,15 @@ class Loss(Strict):
             positives, then all items.
         takes_hard_negatives: Whether hard negatives may be among the candidates.
         needs_drawn_negatives: Whether `train.uniform_negatives` must be positive.
+        takes_sharing: Whether it takes `sharing`, a `recsys.losses.CandidateSharing`, which
+            is given where `train.negative_groups` or `train.negatives_dtype` ask for it.
     """
 
     title: ClassVar[str] = ""
     negatives: ClassVar[Literal["drawn", "catalogue"]] = "drawn"
     takes_hard_negatives: ClassVar[bool] = True
     needs_drawn_negatives: ClassVar[bool] = False
+    takes_sharing: ClassVar[bool] = False
 
     def __call__(
         self,
@@ -84,3 +87,9 @@ class Loss(Strict):
             )
         if train.hard_negatives.count and not self.takes_hard_negatives:
             raise ValueError(f"hard_negatives can't be used with loss: {name}")
+        if train.negative_groups > 1 and (not self.takes_sharing or self.negatives != "drawn"):
+            raise ValueError(
+                f"loss {name} doesn't compare within groups: negative_groups must be 1"
+            )
+        if train.negatives_dtype != "float32" and not self.takes_sharing:
+            raise ValueError(f"loss {name} sends no candidates: negatives_dtype must be float32")

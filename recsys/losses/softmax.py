@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recsys.errors import RecsysError
 from recsys.losses.loss import Loss
+from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
 from recsys.registry import register_loss
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class SampledSoftmax(Loss):
     """Against the batch's items and the negatives drawn, corrected for their sampling."""
 
     title: ClassVar[str] = "Sampled softmax with logQ correction"
+    takes_sharing: ClassVar[bool] = True
 
     decoupled: bool = False
     """Whether the softmax' sum leaves the positive out: one that is well above all others is
@@ -49,6 +51,7 @@ def sampled_softmax(
     sample_weight: keras.KerasTensor | None = None,
     known: keras.KerasTensor | None = None,
     decoupled: bool = False,
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the softmax loss over the candidates of a batch, corrected for their sampling.
 
@@ -94,6 +97,7 @@ def sampled_softmax(
             up with 0; its own positive may be one of them. None for none.
         decoupled: Whether the sum is over the other items alone, without the positive
             (Yeh et al., ECCV 2022). A query without any then costs 0.
+        sharing: How candidates are shared among the queries and the devices.
 
     Returns:
         The weighted mean of the negative log-likelihoods of the positives, a scalar
@@ -101,7 +105,8 @@ def sampled_softmax(
         `query`, `candidate` or `log_q` is infinite or NaN.
 
     Raises:
-        RecsysError: There are fewer candidates than queries (R344).
+        RecsysError: There are fewer candidates than queries, or they don't divide into
+            the groups (R344).
     """
     from recsys.losses.batch import Form
 
@@ -114,6 +119,7 @@ def sampled_softmax(
         sample_weight,
         known,
         form=Form(is_decoupled=decoupled),
+        sharing=sharing,
     )
 
 
@@ -127,6 +133,7 @@ def mean_over_candidates(
     known: keras.KerasTensor | None,
     form: Form,
     pull: float | keras.KerasTensor = 1.0,
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the weighted mean of losses over a set of candidates, as `sampled_softmax` does.
 
@@ -142,9 +149,11 @@ def mean_over_candidates(
         form: What the loss of a query is, of its scores.
         pull: What the positive's logit is multiplied by, where it stands outside of the
             softmax' sum; it has a gradient.
+        sharing: How candidates are shared.
 
     Raises:
-        RecsysError: There are fewer candidates than queries (R344).
+        RecsysError: There are fewer candidates than queries, or they don't divide into
+            the groups (R344).
     """
     import keras
     from keras import ops
@@ -160,14 +169,24 @@ def mean_over_candidates(
             "Give the loss the positives of all queries first, then other negatives.",
             f"{n_queries} queries, {n_candidates} candidates",
         )
+    if n_queries % sharing.groups or n_candidates % sharing.groups:
+        raise RecsysError(
+            "R344",
+            "Queries and candidates must divide into their groups.",
+            f"Give numbers of both that are multiples of {sharing.groups}, or fewer groups.",
+            f"{n_queries} queries, {n_candidates} candidates",
+        )
     weight = mean_weights(ops.ones((n_queries,)) if sample_weight is None else sample_weight)
     if known is None:
         known = ops.zeros((n_queries, 0), dtype="int32")
     weighted_sum: Any = plain_loss
     if keras.backend.backend() == "jax":
         # JAX is not there under other backends.
-        from recsys.losses.softmax_jax import can_sweep, sweep_loss
+        from recsys.losses.sharing_jax import can_sweep
+        from recsys.losses.softmax_jax import sweep_loss
 
-        weighted_sum = sweep_loss if can_sweep(n_queries, n_candidates) else plain_loss
-    loss = weighted_sum(query, candidate, item_row, log_q, temperature, weight, known, pull, form)
+        is_even = can_sweep(n_queries, n_candidates, sharing.groups)
+        weighted_sum = sweep_loss if is_even else plain_loss
+    arrays = (query, candidate, item_row, log_q, temperature, weight, known)
+    loss = weighted_sum(*arrays, pull, form, sharing)
     return nan_unless_finite(loss, query, candidate, log_q)

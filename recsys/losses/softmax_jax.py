@@ -4,7 +4,7 @@ They are the sampled softmax and, of the same scores, the mean of hinges: see `F
 
 The forward pass computes the gradients along with the losses, in one sweep over blocks
 of queries; the backward pass only scales them. Under a mesh each device sweeps its own
-queries over all candidates, and gets back the sum of its own candidates' gradients.
+queries: see `recsys.losses.sharing_jax`.
 
 A sweep is that of the C kernel where there is one, to the same bits for any number of
 threads, else of JAX alone; they agree to about 1e-6.
@@ -13,17 +13,16 @@ threads, else of JAX alone; they agree to about 1e-6.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
 
 from recsys import kernels
 from recsys.losses.batch import Form, is_first, known_positions
+from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing, positives_of
+from recsys.losses.sharing_jax import swept
 
 _SOFTMAX = Form()
 _MAX_KERNEL_DIM = 1024
@@ -58,13 +57,6 @@ class SoftmaxBatch(NamedTuple):
     pull: jax.Array | float = 1.0
 
 
-def can_sweep(n_queries: int, n_candidates: int) -> bool:
-    """Returns whether both sizes divide among the devices of the active distribution."""
-    mesh, axis = _batch_axis()
-    n_parts = mesh.shape[axis] if mesh is not None else 1
-    return n_queries % n_parts == 0 and n_candidates % n_parts == 0
-
-
 def sweep_loss(
     query: jax.Array,
     candidate: jax.Array,
@@ -75,6 +67,7 @@ def sweep_loss(
     known: jax.Array,
     pull: jax.Array | float = 1.0,
     form: Form = _SOFTMAX,
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> jax.Array:
     """Returns the weighted sum of the queries' losses, a scalar float32.
 
@@ -92,48 +85,58 @@ def sweep_loss(
         known: Item rows that are no negatives of a query `[batch, known]` int32; 0 is none.
         pull: What the positive's logit is multiplied by, but for that in the sum.
         form: What the loss of a query is.
+        sharing: How candidates are shared; with several groups their order is by group.
     """
     floats = (query, candidate, log_q, temperature, weight, pull)
     query, candidate, log_q, temperature, weight, pull = (
         jnp.asarray(x, jnp.float32) for x in floats
     )
     item_row, known = (jnp.asarray(x, jnp.int32) for x in (item_row, known))
-    return _sweep_loss(form, query, candidate, item_row, log_q, temperature, weight, known, pull)
+    arguments = (query, candidate, item_row, log_q, temperature, weight, known, pull)
+    return _sweep_loss(form, sharing, *arguments)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sweep_loss(form: Form, *arguments: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sweep_loss(form: Form, sharing: CandidateSharing, *arguments: jax.Array) -> jax.Array:
     batch = _batch(*arguments)
-    return jnp.sum(batch.weight * _swept(batch, lambda batch: [_losses(batch, form)])[0])
+    return jnp.sum(batch.weight * swept(batch, lambda batch: [_losses(batch, form)], sharing)[0])
 
 
-def _forward(form: Form, *primals: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+def _forward(
+    form: Form, sharing: CandidateSharing, *primals: Any
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     arguments = [primal.value for primal in primals]
     batch, temperature = _batch(*arguments), arguments[4]
     with_log_q = primals[3].perturbed and form.margin is None
-    loss, d_query, d_candidate, d_log_q = _swept(
-        batch, lambda batch: _losses_and_gradients(batch, with_log_q, form)
+    loss, d_query, d_candidate, d_log_q = swept(
+        batch, lambda batch: _losses_and_gradients(batch, with_log_q, form), sharing
     )
     if not with_log_q:
         d_log_q = jnp.zeros_like(batch.log_q)
     # Logits depend on query / temperature alone: one gradient follows from the other.
     d_temperature = -jnp.sum(batch.query * d_query) / temperature
-    d_pull = _pull_gradient(batch, loss, form) if primals[7].perturbed else jnp.zeros(())
+    is_pull_wanted = primals[7].perturbed
+    d_pull = _pull_gradient(batch, loss, form, sharing) if is_pull_wanted else jnp.zeros(())
     residuals = (d_query, d_candidate, d_log_q, d_temperature, loss, d_pull)
     return jnp.sum(batch.weight * loss), residuals
 
 
-def _pull_gradient(batch: SoftmaxBatch, loss: jax.Array, form: Form) -> jax.Array:
-    n = len(batch.query)
-    products = jnp.sum(batch.query * batch.candidate[:n], axis=1)
-    logits = products * batch.scale - batch.log_q[:n]
+def _pull_gradient(
+    batch: SoftmaxBatch, loss: jax.Array, form: Form, sharing: CandidateSharing
+) -> jax.Array:
+    arrays = batch.candidate, batch.log_q
+    positive, log_q = (positives_of(x, len(batch.query), sharing.groups) for x in arrays)
+    logits = jnp.sum(batch.query * positive, axis=1) * batch.scale - log_q
     if form.is_decoupled:  # Without negatives nothing is pulled.
         logits = jnp.where(loss == 0, 0.0, logits)
     return -jnp.sum(batch.weight * logits)
 
 
 def _backward(
-    form: Form, residuals: tuple[jax.Array, ...], cotangent: jax.Array
+    form: Form,
+    sharing: CandidateSharing,
+    residuals: tuple[jax.Array, ...],
+    cotangent: jax.Array,
 ) -> tuple[Any, ...]:
     d_query, d_candidate, d_log_q, d_temperature, d_weight, d_pull = (
         cotangent * x for x in residuals
@@ -156,47 +159,6 @@ def _batch(
 ) -> SoftmaxBatch:
     scale, first = 1 / temperature, jnp.int32(0)
     return SoftmaxBatch(query, candidate, item_row, log_q, weight, known, scale, first, pull)
-
-
-def _batch_axis() -> tuple[Mesh | None, str]:
-    """Returns the mesh and its axis that split the batch; no mesh if nothing does."""
-    distribution = keras.distribution.distribution()
-    if distribution is None or distribution.batch_dim_name is None:
-        return None, ""
-    mesh, axis = distribution.device_mesh.backend_mesh, distribution.batch_dim_name
-    return (None, "") if mesh.shape[axis] == 1 else (mesh, axis)
-
-
-def _swept(
-    batch: SoftmaxBatch, sweep: Callable[[SoftmaxBatch], Sequence[jax.Array]]
-) -> Sequence[jax.Array]:
-    """Returns what `sweep` returns; under a mesh each device sweeps its own queries.
-
-    Args:
-        batch: The whole batch.
-        sweep: Returns the losses, or these, the queries' gradients, and those of arrays with
-            an entry for each candidate, which are summed over the devices.
-    """
-    mesh, axis = _batch_axis()
-    if mesh is None:
-        return sweep(batch)
-
-    def part(batch: SoftmaxBatch) -> tuple[jax.Array, ...]:
-        of_all = {
-            name: jax.lax.all_gather(getattr(batch, name), axis, tiled=True)
-            for name in ("candidate", "item_row", "log_q")
-        }
-        first = jax.lax.axis_index(axis) * len(batch.query)
-        swept = sweep(batch._replace(**of_all, first=first))
-        sums = (jax.lax.psum_scatter(x, axis, tiled=True) for x in swept[2:])
-        return (*swept[:2], *sums)
-
-    own, whole = PartitionSpec(axis), PartitionSpec()
-    specs = SoftmaxBatch._make([own] * 6 + [whole] * 3)
-    # Along other axes of the mesh everything is repeated.
-    mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=own, check_vma=False)
-    swept: Sequence[jax.Array] = mapped(batch)
-    return swept
 
 
 # --- sweeps of one device

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from recsys.losses.batch import Form, is_first, known_positions
+from recsys.losses.sharing import SHARED_BY_ALL, CandidateSharing
 
 
 def plain_loss(
@@ -18,12 +19,20 @@ def plain_loss(
     known: keras.KerasTensor,
     pull: float | keras.KerasTensor = 1.0,
     form: Form = Form(),  # noqa: B008  It is a tuple.
+    sharing: CandidateSharing = SHARED_BY_ALL,
 ) -> keras.KerasTensor:
     """Returns the weighted sum of the queries' losses, with the matrix of logits in memory.
 
     For every backend, and for shapes that don't divide among the devices. Arguments are
     those of `recsys.losses.softmax_jax.sweep_loss`.
     """
+    if sharing.groups > 1:
+        arrays = (query, candidate, item_row, log_q, weight, known)
+        parts = zip(*(ops.split(x, sharing.groups) for x in arrays), strict=True)
+        losses = [
+            plain_loss(q, c, row, z, temperature, w, k, pull, form) for q, c, row, z, w, k in parts
+        ]
+        return ops.sum(ops.stack(losses))
     n_queries, n_candidates = query.shape[0], candidate.shape[0]
     query, candidate, log_q = (ops.cast(x, "float32") for x in (query, candidate, log_q))
     item_row = ops.cast(item_row, "int32")

@@ -31,7 +31,8 @@ from recsys.data.dataset import Data, DataSpec
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
-from recsys.losses import Loss
+from recsys.losses import CandidateSharing, Loss
+from recsys.losses.sharing import SHARED_BY_ALL
 from recsys.models.layers import Latest, LogTemperature
 from recsys.models.spec import ModelSpec, Side
 
@@ -92,6 +93,8 @@ class RetrievalModel(SparseModel):
         Config: Type of the model's config.
         spec: What the model is.
         tables: The tables by name; they may be set until the model is built.
+        sharing: How its loss shares the candidates of a batch; `from_config` and the trainer
+            set it.
 
     Raises:
         UsageError: The model can't be what its spec says.
@@ -118,6 +121,7 @@ class RetrievalModel(SparseModel):
         spec.check()
         self.spec, self.seed, self.compute_dtype_of_training = spec, seed, compute_dtype
         self.training_loss: Loss = registry.Choice("loss").read(loss)
+        self.sharing = SHARED_BY_ALL
         self.tables = self.make_tables(spec) if tables is None else tables
         self.temperature: LogTemperature | None = None
 
@@ -166,7 +170,10 @@ class RetrievalModel(SparseModel):
                 "model: auto",
             )
         spec = ModelSpec.of(own, sizes.user_rows, sizes.item_rows, sizes.features)
-        return cls(spec, **kwargs)
+        model = cls(spec, **kwargs)
+        if train is not None:
+            model.sharing = CandidateSharing.of_config(train)
+        return model
 
     @property
     def config(self) -> Any:
@@ -428,6 +435,7 @@ class RetrievalModel(SparseModel):
         """
         if x is None or y_pred is None:
             raise ValueError("The loss needs the inputs and the embeddings.")
+        is_plain = self.sharing == SHARED_BY_ALL
         return self.training_loss(
             y_pred["query"],
             y_pred["candidate"],
@@ -436,6 +444,7 @@ class RetrievalModel(SparseModel):
             temperature=self._temperature(),
             sample_weight=x.get("weight"),
             known=x.get("known"),
+            **({} if is_plain else {"sharing": self.sharing}),
         )
 
     def _temperature(self) -> Any:

@@ -15,23 +15,29 @@ _MANY = 0.02
 
 
 def check_divides(train: TrainConfig, n_parts: int) -> None:
-    """Checks that a batch divides into the parts that the devices take.
+    """Checks that a batch divides into the parts that devices take, and into its groups.
 
     Raises:
         UsageError: A number doesn't divide.
     """
+    groups = train.negative_groups
+    parts = f"{n_parts}, the parts that devices split a batch into"
     for key, value, fitting in uneven(train, n_parts):
-        raise UsageError(
-            "R321",
-            f"train.{key} must be a multiple of {n_parts}, the parts that devices split a batch"
-            " into.",
-            f"Use {fitting}.",
-            value,
-        )
+        rule = f"be a multiple of {parts}"
+        if key == "negative_groups":
+            rule = f"divide {parts}, or be a multiple of it"
+        elif groups > n_parts:
+            rule = f"be a multiple of {groups}, the parts of train.negative_groups"
+        raise UsageError("R321", f"train.{key} must {rule}.", f"Use {fitting}.", value)
 
 
 def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
-    """Returns key, value, and next fitting value of the numbers that don't divide."""
+    """Returns key, value, and a fitting value of the numbers that don't divide."""
+    groups = train.negative_groups
+    if groups % n_parts and n_parts % groups:
+        fewer = max(n for n in range(1, groups) if n_parts % n == 0)
+        return [("negative_groups", groups, fewer)]
+    multiple = max(n_parts, groups)
     numbers = {
         "batch_size": train.batch_size,
         "uniform_negatives": train.uniform_negatives,
@@ -40,9 +46,9 @@ def uneven(train: TrainConfig, n_parts: int) -> list[tuple[str, int, int]]:
     if train.loss.negatives == "catalogue":  # Draws none.
         del numbers["uniform_negatives"]
     return [
-        (key, value, -(-value // n_parts) * n_parts)
+        (key, value, -(-value // multiple) * multiple)
         for key, value in numbers.items()
-        if value % n_parts
+        if value % multiple
     ]
 
 

@@ -30,6 +30,7 @@ from recsys.data.store import InteractionStore
 from recsys.embedding import TablePlacement, activate, device_mesh, table_layout, verify_placement
 from recsys.embedding.layout import tables_of
 from recsys.errors import UsageError
+from recsys.losses import CandidateSharing
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
 from recsys.models.retrieval_model import model_class
 from recsys.training.checkpoint import CheckpointStore, interleaved_rows, saved_variables
@@ -143,7 +144,7 @@ class Trainer:
         return result
 
     def _stage(self, model: RetrievalModel, data: Data) -> TrainStage:
-        """Returns the configs of the run, and gives the model's the order of histories."""
+        """Returns the configs of the run; the model gets what they, and the data, say of it."""
         registered = model_class(model.spec)
         if f"{registered.__module__}:{registered.__qualname__}" != (
             f"{type(model).__module__}:{type(model).__qualname__}"
@@ -163,7 +164,7 @@ class Trainer:
                 "Make it by from_config(config, data.spec).",
                 f"{spec.user_rows} user rows, {spec.item_rows} item rows",
             )
-        model.spec = spec
+        model.spec, model.sharing = spec, CandidateSharing.of_config(self.stage.train)
         return self.stage.model_copy(update={"model": config})
 
 
