@@ -49,7 +49,7 @@ def main(
 ) -> None:
     """Measures each case in a process of its own, and prints its line."""
     with tempfile.TemporaryDirectory(prefix="recsys-input-") as folder:
-        _make_store(Path(folder) / "store", rows)
+        make_store(Path(folder) / "store", rows)
         for name in case:
             label = f"{rows} rows, {name}" + ("" if name == "ids" else f" {history}")
             sizes = {"folder": folder, "rows": rows, "history": history, "batch": batch}
@@ -58,7 +58,7 @@ def main(
             print_line("input_pipeline", label, watched.result, "examples/s", peak)
 
 
-def _make_store(folder: Path, n_rows: int) -> None:
+def make_store(folder: Path, n_rows: int) -> None:
     """Writes a store of `n_rows` events, a shard at a time."""
     shards = max(1, -(-n_rows // EVENTS_OF_A_SHARD))
     infos, first_user = [], 0
@@ -84,7 +84,7 @@ def _events(rng: np.random.Generator, n: int, first_user: int, n_users: int) -> 
 def speeds(folder: str, case: str, rows: int, history: int, batch: int) -> list[float]:
     """Returns the examples/s of each run of one case."""
     store = InteractionStore.open(Path(folder) / "store")
-    source = _source(store, case, rows, history, batch)
+    source = make_source(store, case, rows, history, batch)
     n_batches = max(1, min(_EXAMPLES_OF_A_RUN // batch, source.steps_per_epoch - 1))
     batches, rates = iter(_reader(source, case)), []
     next(batches)
@@ -107,7 +107,10 @@ def _reader(source: BatchSource, case: str) -> Iterable[Any]:
     return BatchIterator(source)
 
 
-def _source(store: InteractionStore, case: str, rows: int, history: int, batch: int) -> BatchSource:
+def make_source(
+    store: InteractionStore, case: str, rows: int, history: int, batch: int
+) -> BatchSource:
+    """Returns the batches of a case over a store that `make_store` wrote."""
     is_model = case in ("model", "feed")
     dropout, negatives = (0.1, 256) if is_model else (0.0, 0)
     model = TwoTowerConfig(history=history, id_dropout=dropout, new_user_share=dropout)

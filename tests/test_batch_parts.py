@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recsys.config import TrainConfig
 from recsys.config.architecture import SasRecConfig, TwoTowerConfig
 from recsys.data.batch_part import BatchPart
-from recsys.data.batches import read_ahead
+from recsys.data.batches import ReadCount, read_ahead
 from recsys.data.catalogue import FeatureBags
 from recsys.data.kept_events import KeptEvents
 from recsys.data.sampling import HardNegatives
@@ -29,6 +29,7 @@ CASES = {
     "whole catalogue": {**DROPPED, "loss": "full_softmax", "uniform_negatives": 0},
     "others": {**DROPPED, "history_of": "others", "known_positives": 5},
     "features of histories": {"history_tower": True, "widths": (), "pooling": SasRecConfig()},
+    "shard by shard": {**DROPPED, "shuffle": {"kind": "shards", "buffer": 40}},
     "hard": {**DROPPED, "uniform_negatives": 8, "hard_negatives": {"count": 24}},
     "hard, in groups": {
         **DROPPED,
@@ -94,6 +95,32 @@ def test_the_parts_together_are_the_batch(case, processes, devices):
 def test_the_parts_of_sequences_together_are_the_batch(processes, devices, negatives, groups):
     source = sequences(uniform_negatives=negatives, user_balance=0.5, negative_groups=groups)
     assert_parts_are_the_batch(source, processes, devices)
+
+
+def bytes_of(source):
+    own = dataclasses.replace(source, reads=ReadCount())
+    assert own.bytes_per_epoch == 0
+    own.batches(0, 2)
+    return own.bytes_per_epoch
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_processes_read_nothing_twice_but_items_of_hard_negatives(case):
+    source = source_of(case)
+    alone = bytes_of(source)
+    together = sum(bytes_of(part) for part in parts_of(source, 4, 1))
+    n_hard = source.train.hard_negatives.count
+    assert alone <= together <= alone + 4 * n_hard * source.steps_per_epoch
+    assert alone >= source.steps_per_epoch * source.batch_size * 4 * (2 + source.model.history)
+
+
+def test_processes_that_draw_negatives_count_the_items_of_all_sequences():
+    source = sequences(uniform_negatives=8)
+    counted = 4 * source.new * source._n_rows
+    together = sum(bytes_of(part) for part in parts_of(source, 4, 1))
+    assert together == bytes_of(source) + 3 * counted
+    whole = sequences(uniform_negatives=0, loss="full_softmax")
+    assert sum(bytes_of(part) for part in parts_of(whole, 4, 1)) == bytes_of(whole)
 
 
 def test_a_part_read_ahead_in_blocks_is_that_of_the_batch_alone():

@@ -196,6 +196,18 @@ def test_input_pipeline_prints_a_line_for_each_case():
     assert all(line["n_runs"] == 5 and line["median"] > 0 for line in lines)
 
 
+def test_hosts_input_says_how_what_is_read_divides():
+    command = [sys.executable, "-m", "benchmarks.hosts_input", "--rows", "20000"]
+    command += ["--batch", "256", "--history", "8", "--processes", "1", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    ratios = {line["case"].removeprefix("20000 rows, "): line["median"] for line in lines}
+    assert len(ratios) == 6
+    assert all(ratios[f"{case} 8, 1 processes"] == 1 for case in ("two towers", "sequences"))
+    assert ratios["two towers 8, 4 processes"] <= 1.1
+    assert ratios["full softmax 8, 4 processes"] <= 1.1
+
+
 def test_ingest_times_the_phases_of_a_file():
     command = [sys.executable, "-m", "benchmarks.ingest", "--rows", "2000", "4000"]
     command += ["--format", "csv", "--rounds", "1"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from recsys.data.sampling import Permutation
+from recsys.data.shuffle import Permutation
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**31), st.integers(0, 100))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
+from training_runs import EPOCHS, EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
 
 from recsys.errors import RecsysError
 from recsys.system.process import last_json_line
@@ -114,8 +114,14 @@ def started(run, step):
 
 def test_two_processes_train_what_one_does_on_as_many_devices(undisturbed, by_two):
     """To the bit: each builds its half of every batch, and reads no other."""
-    assert by_two.summary()["processes"] == 2
+    alone, first = undisturbed.summary(), by_two.summary()
+    assert (alone["processes"], first["processes"]) == (1, 2)
     assert_same_bits(by_two, undisturbed)
+    # Of a batch: users and histories of 4 items; and items, of which the first process has
+    # the positives up to the middle of 64 + 32 candidates.
+    steps_per_epoch = STEPS // EPOCHS
+    assert alone["input_bytes_per_epoch"] == 4 * (64 * (1 + 4) + 64) * steps_per_epoch
+    assert first["input_bytes_per_epoch"] == 4 * (32 * (1 + 4) + 48) * steps_per_epoch
 
 
 @pytest.mark.faults

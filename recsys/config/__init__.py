@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from recsys.config.training import HardNegativesConfig as HardNegativesConfig
     from recsys.config.training import LayoutRules as LayoutRules
     from recsys.config.training import MeshConfig as MeshConfig
+    from recsys.config.training import ShuffleConfig as ShuffleConfig
     from recsys.config.training import TrainConfig as TrainConfig
     from recsys.config.training import TrainStage as TrainStage
     from recsys.config.training import ValidationConfig as ValidationConfig

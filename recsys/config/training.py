@@ -102,6 +102,18 @@ class ScheduleConfig(Strict):
     """Share of the full rate that is left at the end of the run, unless `constant` [0..1]."""
 
 
+class ShuffleConfig(Strict):
+    """The order in which an epoch takes the training positives."""
+
+    kind: Literal["global", "shards"] = "global"
+    """`global`: an even shuffle of all; `shards`: the shards of the store one after the other,
+    in another order each epoch, shuffled within a buffer, so that a store that is larger than
+    memory is read in order."""
+    buffer: PositiveInt = 1_000_000
+    """Events that `shards` shuffles among each other: consecutive ones of a shard, all events
+    of some users."""
+
+
 class ValidationConfig(Strict):
     """Training positives that training doesn't see, to know when to stop."""
 
@@ -191,6 +203,8 @@ class TrainConfig(Strict):
     examples count alike, at 1 all users do."""
     epochs: PositiveInt = 12
     """Passes over the training positives."""
+    shuffle: ShuffleConfig = ShuffleConfig()
+    """The order in which each of them takes them."""
     window_overlap: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.25
     """Share of a row of sequences that repeats the end of the row before it, so that its first
     examples have a history too; of encoders that learn at every position [0..1)."""
@@ -234,6 +248,8 @@ class TrainConfig(Strict):
     @model_validator(mode="after")
     def _loss_has_its_negatives(self) -> Self:
         self.loss.check(self)
+        if self.shuffle.kind == "shards" and self.shuffle.buffer < self.batch_size:
+            raise ValueError("shuffle.buffer must not be smaller than batch_size")
         if self.hard_negatives.count and self.hard_negatives.after_epochs >= self.epochs:
             raise ValueError("hard_negatives.after_epochs must be fewer than epochs")
         return self

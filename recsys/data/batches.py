@@ -1,4 +1,4 @@
-"""Training batches, read from the memory-mapped store in a deterministic global shuffle.
+"""Training batches, read from the memory-mapped store in a deterministic shuffle.
 
 A batch is a function of (seed, step): nothing else decides what it holds, so a run can be
 repeated and resumed to the bit, and each of several processes builds its own part of one
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 from typing import Self
 
 import grain
@@ -18,18 +19,42 @@ from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
 from recsys.data.kept_events import KeptEvents, read_events
-from recsys.data.sampling import BatchCandidates, HardNegatives, Permutation
+from recsys.data.sampling import BatchCandidates, HardNegatives
+from recsys.data.shuffle import epoch_order
 from recsys.data.vocabulary import UNKNOWN_ROW
 from recsys.errors import RecsysError
 
 Batch = dict[str, np.ndarray]
 
 
+_DRAWN = ("item_row", "id_row", "log_q")
+"""Arrays of a batch that are drawn or looked up, not read; of them the positives are."""
+
+
+class ReadCount:
+    """How much was read for batches; threads add to it.
+
+    Attributes:
+        batches: Batches that were read, or parts of them.
+        bytes: What was read for them: ids, histories, weights, and features.
+    """
+
+    def __init__(self) -> None:
+        self.batches = self.bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, batches: int, n_bytes: int) -> None:
+        """Adds what was read for some batches."""
+        with self._lock:
+            self.batches += batches
+            self.bytes += n_bytes
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchSource:
     """The batches of a training run, in order, over all epochs.
 
-    Every epoch is another permutation of all events; its last, partial batch is
+    Every epoch takes all events in another order; its last, partial batch is
     left out (other events each time).
 
     Attributes:
@@ -42,6 +67,7 @@ class BatchSource:
             items are drawn evenly.
         multiple: A full softmax fills the catalogue up to a multiple of this (devices).
         part: The rows of each array that are read, and returned.
+        reads: Counts what is read for them.
 
     Raises:
         RecsysError: There are fewer events than a batch has.
@@ -55,6 +81,7 @@ class BatchSource:
     hard: HardNegatives | None = None
     multiple: int = 1
     part: BatchPart = WHOLE
+    reads: ReadCount = dataclasses.field(default_factory=ReadCount)
 
     def __post_init__(self) -> None:
         if len(self.events) < self.batch_size:
@@ -97,6 +124,18 @@ class BatchSource:
         of_query = 2 + self.model.history + self.train.known_positives + of_user
         return examples, candidates, examples * of_query + candidates * (3 + of_item)
 
+    @property
+    def bytes_per_epoch(self) -> int:
+        """What is read of store and features for an epoch's parts; 0 before the first batch."""
+        reads = self.reads
+        of_batches = reads.bytes * self.steps_per_epoch // max(1, reads.batches)
+        return of_batches + (self._bytes_counted if reads.batches else 0)
+
+    @property
+    def _bytes_counted(self) -> int:
+        """What is read for `log_q` in each epoch; counts of all epochs are made once."""
+        return 0
+
     def __len__(self) -> int:
         return self.steps_per_epoch * self.epochs
 
@@ -124,7 +163,7 @@ class BatchSource:
         examples = self._examples(epoch, starts)
         items = self._positives(epoch, starts, examples)
         sizes = {name: len(column) // len(starts) for name, column in examples.items()}
-        return [
+        batches = [
             self._batch(
                 first + i,
                 {k: v[i * sizes[k] : (i + 1) * sizes[k]] for k, v in examples.items()},
@@ -132,6 +171,10 @@ class BatchSource:
             )
             for i in range(len(starts))
         ]
+        arrays = [x.nbytes for batch in batches for name, x in batch.items() if name not in _DRAWN]
+        of_items = len(starts) * len(self._needed_examples) * items.itemsize
+        self.reads.add(len(starts), sum(arrays) + of_items)
+        return batches
 
     def _examples(self, epoch: int, starts: np.ndarray) -> Batch:
         """Reads the examples of the part, those of one batch after those of another.
@@ -152,7 +195,8 @@ class BatchSource:
 
     def _numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """Returns the kept events `[n]` int64 at ascending places `[n]` of an epoch."""
-        return self._permutation(epoch)[places]
+        train = self.train
+        return epoch_order(self.events.starts, train.shuffle, train.seed, epoch)[places]
 
     def _positives(self, epoch: int, starts: np.ndarray, examples: Batch) -> np.ndarray:
         """Returns the items of all examples `[steps, batch]` int32.
@@ -163,7 +207,7 @@ class BatchSource:
         if self.part.is_whole:
             return examples["item_row"].reshape(len(starts), -1)
         items = np.zeros((len(starts), self.batch_size), np.int32)
-        needed = self._candidates.examples_of(self._candidate_rows)
+        needed = self._needed_examples
         numbers = self._numbers(epoch, (starts[:, None] + needed).ravel())
         items[:, needed] = self.events.items(numbers).reshape(len(starts), -1)
         return items
@@ -195,9 +239,6 @@ class BatchSource:
             history[is_new] = UNKNOWN_ROW
         return {"user_row": user_row, "history": history}
 
-    def _permutation(self, epoch: int) -> Permutation:
-        return Permutation(len(self.events), (self.train.seed, 0, epoch))
-
     def _log_q(self, epoch: int) -> np.ndarray:
         """Returns the correction of an epoch's scores, by item row `[item rows]` float32."""
         return self._log_q_of_events
@@ -211,6 +252,11 @@ class BatchSource:
     def _candidate_rows(self) -> np.ndarray:
         """Which candidates the part has `[candidates of the part]` int64, ascending."""
         return self.part.rows(self.n_candidates)
+
+    @functools.cached_property
+    def _needed_examples(self) -> np.ndarray:
+        """Which examples of a batch have an item that the part's candidates need `[k]` int64."""
+        return self._candidates.examples_of(self._candidate_rows)
 
     @functools.cached_property
     def _candidates(self) -> BatchCandidates:

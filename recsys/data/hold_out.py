@@ -18,7 +18,7 @@ import numpy as np
 from recsys.config import ValidationConfig
 from recsys.data.event_log import EventLog, EventShard
 from recsys.data.event_times import mix
-from recsys.data.sampling import Permutation
+from recsys.data.shuffle import Permutation
 from recsys.data.split import SplitRule
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import ranges

@@ -1,6 +1,5 @@
-"""What a batch is drawn from: events in a computed shuffle, and items with their probabilities.
+"""The items of a batch: how they are drawn, and with which probabilities.
 
-Permutation       a pseudo-random permutation that needs no memory
 BatchCandidates   the items that the queries of a batch are compared with
 ItemSampler       items drawn by a power of their popularity
 HardNegatives     items drawn from lists of close ones
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import zipfile
 from pathlib import Path
 from typing import Self
@@ -249,7 +247,7 @@ class BatchCandidates:
     multiple: int = 1
 
     def __len__(self) -> int:
-        if self._is_full:
+        if self.is_full:
             return self.train.batch_size + len(self._catalogue)
         train = self.train
         return train.batch_size + train.uniform_negatives + train.hard_negatives.count
@@ -278,7 +276,7 @@ class BatchCandidates:
             rows: Which of the candidates `[m]`, ascending.
         """
         own, drawn, hard = self._kinds(rows)
-        if self._is_full:
+        if self.is_full:
             return np.concatenate([positives[own], self._catalogue[drawn]])
         n_drawn, n_hard = self.train.uniform_negatives, self.train.hard_negatives.count
         items = np.concatenate(
@@ -299,7 +297,7 @@ class BatchCandidates:
         if self.train.negative_groups > 1:
             rows = np.sort(self._by_kind[rows])
         n = self.train.batch_size
-        n_negatives = len(self._catalogue) if self._is_full else self.train.uniform_negatives
+        n_negatives = len(self._catalogue) if self.is_full else self.train.uniform_negatives
         first, second = np.searchsorted(rows, [n, n + n_negatives])
         return rows[:first], rows[first:second] - n, rows[second:] - n - n_negatives
 
@@ -329,7 +327,7 @@ class BatchCandidates:
         Args:
             positives: How the positives of a whole batch are drawn.
         """
-        if self._is_full:
+        if self.is_full:
             return np.zeros(len(self.counts), np.float32)
         n_hard = self.train.hard_negatives.count
         samplers = [positives, (self._sampler.probability, self.train.uniform_negatives)]
@@ -356,7 +354,8 @@ class BatchCandidates:
         return ItemSampler(self.counts, self.is_item, train.negative_power, train.cold_negatives)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether they are the whole catalogue, which needs no correction."""
         return self.train.loss.negatives == "catalogue"
 
     @functools.cached_property
@@ -365,67 +364,3 @@ class BatchCandidates:
         is_negative = self.is_item & ((self.counts > 0) | (self.train.cold_negatives > 0))
         items = np.flatnonzero(is_negative).astype(np.int32)
         return np.resize(items, -(-len(items) // self.multiple) * self.multiple)
-
-
-_ROUNDS = 8  # With six, pairs of a few numbers still go together.
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-class Permutation:
-    """A pseudo-random permutation of 0 … n - 1, for any n, that needs no memory.
-
-    It is the generalized Feistel cipher with cycle walking of Black and Rogaway, "Ciphers
-    with Arbitrary Finite Domains", CT-RSA 2002, sections 4 and 5. A number is a pair (left,
-    right) of a grid of a × b cells, a · b barely above n; each round adds to one half, modulo
-    its size, a hash of the other. A result outside of 0 … n - 1 is permuted again.
-
-    Args:
-        n: Numbers that are permuted.
-        seed: Selects the permutation.
-    """
-
-    def __init__(self, n: int, seed: tuple[int, ...]) -> None:
-        self._n = n
-        self._rows = max(1, math.isqrt(max(n - 1, 0)) + 1)
-        self._columns = max(1, -(-n // self._rows))
-        self._keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64)
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the images `[b]` int64 of `positions` `[b]` in 0 … n - 1."""
-        places = self._once(positions.astype(np.uint64))
-        outside = np.flatnonzero(places >= self._n)
-        while len(outside):
-            again = self._once(places[outside])
-            places[outside] = again
-            outside = outside[again >= self._n]
-        return places.astype(np.int64)
-
-    def _once(self, numbers: np.ndarray) -> np.ndarray:
-        sizes = np.uint64(self._rows), np.uint64(self._columns)
-        left = numbers // sizes[1]
-        halves = [left, numbers - left * sizes[1]]
-        for number, key in enumerate(self._keys):
-            turn = number % 2
-            _add(halves[turn], _hash_below(halves[1 - turn], key, sizes[turn]), sizes[turn])
-        return halves[0] * sizes[1] + halves[1]
-
-
-def _add(half: np.ndarray, more: np.ndarray, size: np.uint64) -> None:
-    half += more
-    half -= size * (half >= size)
-
-
-def _hash_below(half: np.ndarray, key: np.uint64, size: np.uint64) -> np.ndarray:
-    """Returns a hash below `size` of each number, which is below 2^32."""
-    mixed = half ^ key
-    mixed *= _MIX
-    mixed ^= mixed >> np.uint64(32)
-    mixed *= _MIX
-    mixed >>= np.uint64(32)
-    # The upper half of a product of 32 bits is as even as what it is made of.
-    mixed *= size
-    mixed >>= np.uint64(32)
-    return mixed

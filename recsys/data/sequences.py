@@ -19,7 +19,7 @@ import numpy as np
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batches import Batch, BatchSource, drop_rows
 from recsys.data.kept_events import read_events
-from recsys.data.sampling import Permutation
+from recsys.data.shuffle import epoch_order
 from recsys.errors import RecsysError
 
 NO_STATE = -1
@@ -116,8 +116,12 @@ class SequenceSource(BatchSource):
 
     def _row_ends(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         """Returns the ends, as numbers of kept events, of the rows at places of an epoch `[n]`."""
-        row = Permutation(self._n_rows, (self.train.seed, 0, epoch))[rows]
-        return self._phase(epoch) + (row + 1) * self.new
+        train, phase = self.train, self._phase(epoch)
+        # A row is of the shard that its first event is in.
+        starts = np.clip(-((phase - self.events.starts) // self.new), 0, self._n_rows)
+        starts[-1] = self._n_rows
+        row = epoch_order(starts, train.shuffle, train.seed, epoch, self.new)[rows]
+        return phase + (row + 1) * self.new
 
     def _windows(self, end: np.ndarray) -> Batch:
         """Reads the histories of rows.
@@ -165,8 +169,16 @@ class SequenceSource(BatchSource):
     def _log_q_of_phase(self) -> Callable[[int], np.ndarray]:
         # Readers are in two epochs at a time.
         return functools.lru_cache(maxsize=2)(
-            lambda phase: self._candidates.log_q((self._row_shares(phase), self.rows))
+            lambda phase: self._candidates.log_q(
+                (self._row_shares(phase) if self._bytes_counted else np.zeros(1), self.rows)
+            )
         )
+
+    @property
+    def _bytes_counted(self) -> int:
+        if self._candidates.is_full:
+            return 0
+        return self._n_rows * self.new * self.events.log.item_row.dtype.itemsize
 
     def _row_shares(self, phase: int) -> np.ndarray:
         """Returns the share of an epoch's rows that each item is in `[item rows]` float64."""

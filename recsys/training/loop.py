@@ -243,6 +243,7 @@ class TrainingRun(keras.callbacks.Callback):
         progress = self._progress
         if self.model.step_proof is not None:
             progress.machine["step"] = dataclasses.asdict(self.model.step_proof)
+        progress.machine["input_bytes_per_epoch"] = self._tasks.source.bytes_per_epoch
         arrays = self._finite(saved_variables(self.model))
         # What this checkpoint names as the best model must be there before it is.
         self._last.save(progress.step, arrays, dataclasses.asdict(progress), self._best.pending)

@@ -35,7 +35,8 @@ class Progress:
         looks: The validations, `{"step", metric: value, …}` each.
         best_step: Step of the best validation; None before the first.
         resumed_at: Steps that the run was resumed from.
-        machine: Devices, processes, platform, and what the compiled step holds.
+        machine: Devices, processes, platform, what the compiled step holds, and the bytes of
+            store and features that the first process reads in an epoch.
         warm_start: What was taken over from an earlier model; None for a cold start.
         epochs: Metrics of each epoch that ended, `{"epoch", "step", "loss", …}` with
             those of the validation as `val_…`.

@@ -1,0 +1,130 @@
+"""The order in which an epoch takes the events: computed, so that it needs no memory.
+
+Permutation    an even shuffle of all
+ShardShuffle   shard by shard, shuffled within a buffer, for stores larger than memory
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from recsys.config import ShuffleConfig
+
+_ROUNDS = 8  # With six, pairs of a few numbers still go together.
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Permutation:
+    """A pseudo-random permutation of 0 … n - 1, for any n, that needs no memory.
+
+    It is the generalized Feistel cipher with cycle walking of Black and Rogaway, "Ciphers
+    with Arbitrary Finite Domains", CT-RSA 2002, sections 4 and 5. A number is a pair (left,
+    right) of a grid of a × b cells, a · b barely above n; each round adds to one half, modulo
+    its size, a hash of the other. A result outside of 0 … n - 1 is permuted again.
+
+    Args:
+        n: Numbers that are permuted.
+        seed: Selects the permutation.
+    """
+
+    def __init__(self, n: int, seed: tuple[int, ...]) -> None:
+        self._n = n
+        self._rows = max(1, math.isqrt(max(n - 1, 0)) + 1)
+        self._columns = max(1, -(-n // self._rows))
+        self._keys = np.random.SeedSequence(seed).generate_state(_ROUNDS, np.uint64)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the images `[b]` int64 of `positions` `[b]` in 0 … n - 1."""
+        places = self._once(positions.astype(np.uint64))
+        outside = np.flatnonzero(places >= self._n)
+        while len(outside):
+            again = self._once(places[outside])
+            places[outside] = again
+            outside = outside[again >= self._n]
+        return places.astype(np.int64)
+
+    def _once(self, numbers: np.ndarray) -> np.ndarray:
+        sizes = np.uint64(self._rows), np.uint64(self._columns)
+        left = numbers // sizes[1]
+        halves = [left, numbers - left * sizes[1]]
+        for number, key in enumerate(self._keys):
+            turn = number % 2
+            _add(halves[turn], _hash_below(halves[1 - turn], key, sizes[turn]), sizes[turn])
+        return halves[0] * sizes[1] + halves[1]
+
+
+def _add(half: np.ndarray, more: np.ndarray, size: np.uint64) -> None:
+    half += more
+    half -= size * (half >= size)
+
+
+def _hash_below(half: np.ndarray, key: np.uint64, size: np.uint64) -> np.ndarray:
+    """Returns a hash below `size` of each number, which is below 2^32."""
+    mixed = half ^ key
+    mixed *= _MIX
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _MIX
+    mixed >>= np.uint64(32)
+    # The upper half of a product of 32 bits is as even as what it is made of.
+    mixed *= size
+    mixed >>= np.uint64(32)
+    return mixed
+
+
+class ShardShuffle:
+    """Takes entries shard by shard, shuffled within runs as long as a buffer.
+
+    The shards are laid end to end in a random order and turned round by a random part, so that
+    no entry is always first; each run of `buffer` entries is permuted. So consecutive places
+    lead to a piece of one or two shards, and pages of a memory map are met once an epoch.
+
+    Args:
+        starts: First entry of each shard, and the end `[shards + 1]` int64.
+        buffer: Entries that are shuffled among each other.
+        seed: Selects the order.
+    """
+
+    def __init__(self, starts: np.ndarray, buffer: int, seed: tuple[int, ...]) -> None:
+        random = np.random.default_rng(seed)
+        order = random.permutation(len(starts) - 1)
+        self._n, self._buffer, self._seed = int(starts[-1]), buffer, seed
+        self._ends = np.cumsum(np.diff(starts)[order])
+        # What an entry's number is above its place in this order.
+        self._shifts = starts[order + 1] - self._ends
+        self._turn = int(random.integers(max(1, self._n)))
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
+        """Returns the entries `[b]` int64 at `places` `[b]` in 0 … n - 1."""
+        laid = np.empty(len(places), np.int64)
+        runs = places // self._buffer
+        for run in np.unique(runs).tolist():
+            inside, first = runs == run, run * self._buffer
+            n = min(self._buffer, self._n - first)
+            laid[inside] = first + Permutation(n, (*self._seed, run))[places[inside] - first]
+        laid = (laid + self._turn) % self._n
+        return laid + self._shifts[np.searchsorted(self._ends, laid, side="right")]
+
+
+def epoch_order(
+    starts: np.ndarray, shuffle: ShuffleConfig, seed: int, epoch: int, size: int = 1
+) -> Permutation | ShardShuffle:
+    """Returns the order in which an epoch takes entries.
+
+    Args:
+        starts: First entry of each shard, and the end `[shards + 1]` int64.
+        shuffle: The kind of shuffle, and its buffer in events.
+        seed: The seed of the training.
+        epoch: The epoch.
+        size: Events of an entry.
+    """
+    if shuffle.kind == "global":
+        return Permutation(int(starts[-1]), (seed, 0, epoch))
+    return ShardShuffle(starts, max(1, shuffle.buffer // size), (seed, 3, epoch))
