@@ -1,5 +1,6 @@
 """The training step of a whole model: dense and sparse weights together, in float64 by hand."""
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -316,6 +317,25 @@ def test_counts_begin_again_with_each_epoch():
     logs = model.fit(x, y, batch_size=BATCH, epochs=3, validation_data=(x, y), verbose=0).history
     assert logs["unknown_ids"] == logs["val_unknown_ids"] == [5, 5, 5]
     assert logs["exchange_overflows"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mesh", ["one device", "1", "1×1", "8"])
+def test_a_step_is_compiled_once(mesh):
+    compiled_here = []
+
+    def listen(event, duration_s, **about):
+        if event.endswith("backend_compile_duration") and "train_step" in about["fun_name"]:
+            compiled_here.append(duration_s)
+
+    configs = tables()
+    with on_mesh(mesh, configs):
+        model, (x, y) = tower(configs=configs), next(batches(1))
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0)
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled_here) == 1
 
 
 def test_a_count_goes_on_past_what_float32_tells_apart():

@@ -114,6 +114,11 @@ class RetrievalConfig(Strict):
         """Whether the query reads the features of a history's items."""
         return False
 
+    @property
+    def distinct_history(self) -> bool:
+        """Whether `query` takes the items of a training batch's histories once each, too."""
+        return False
+
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""
         dumped = self.model_dump(mode="json")
@@ -237,6 +242,11 @@ class TwoTowerConfig(RetrievalConfig):
     def history_features(self) -> bool:
         """Whether the query reads the features of a history's items: through a tower."""
         return self.history_tower
+
+    @property
+    def distinct_history(self) -> bool:
+        """Whether an item of many histories may pass the tower once: where nothing is dropped."""
+        return self.history_tower and not self.dropout
 
     def architecture(self) -> dict[str, Any]:
         """Returns the options that weights and vectors depend on, by key, fit for JSON."""

@@ -18,6 +18,7 @@ import numpy as np
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
+from recsys.data.history_items import ITEM, each_once, items_for
 from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.sampling import BatchCandidates, HardNegatives
 from recsys.data.shuffle import epoch_order
@@ -29,6 +30,10 @@ Batch = dict[str, np.ndarray]
 
 _DRAWN = ("item_row", "id_row", "log_q")
 """Arrays of a batch that are drawn or looked up, not read; of them the positives are."""
+
+
+_LOOKED_AT = 8
+"""Batches whose histories say how many different items to expect."""
 
 
 class ReadCount:
@@ -121,7 +126,8 @@ class BatchSource:
         examples, candidates = (self.part.size(n) for n in (self.batch_size, self.n_candidates))
         of_user = sum(feature.bags.shape[1] for feature in self.user_features)
         of_item = sum(feature.bags.shape[1] for feature in self.catalogue.features)
-        of_query = 2 + self.model.history + self.train.known_positives + of_user
+        histories = self.model.history * (2 if self.history_items else 1)
+        of_query = 2 + histories + self.train.known_positives + of_user
         return examples, candidates, examples * of_query + candidates * (3 + of_item)
 
     @property
@@ -149,7 +155,9 @@ class BatchSource:
         The items are `n_candidates`, in the order of `BatchCandidates`: `id_row`, `item_row`,
         `log_q` and the items' features have an entry for each. `user_row`, `history`,
         the users' features, and, where there are any, `weight` and `known` have
-        `batch_size`. Of each array the rows of `part` are read, and returned.
+        `batch_size`. Of each array the rows of `part` are read, and returned. Where the query
+        reads the features of a history's items, they may be those of `history_item`, the items
+        once each, and `history_place` says which is where; see `recsys.data.history_items`.
         """
         return self.batches(step, step + 1)[0]
 
@@ -225,7 +233,7 @@ class BatchSource:
             **bags_of(self.catalogue.features, item_row),
             # A user who is shown as a new one keeps its features: they are known.
             **bags_of(self.user_features, examples["user_row"]),
-            **bags_of_histories(self.catalogue.features, query["history"], self.model),
+            **self._of_histories(query["history"]),
         }
 
     def _query(self, examples: Batch, random: np.random.Generator) -> Batch:
@@ -238,6 +246,25 @@ class BatchSource:
             user_row = np.where(is_new, UNKNOWN_ROW, user_row)
             history[is_new] = UNKNOWN_ROW
         return {"user_row": user_row, "history": history}
+
+    @functools.cached_property
+    def history_items(self) -> int:
+        """Items that are given once each for a batch's histories; 0: they are given in place."""
+        is_split = self.multiple > 1 or not self.part.is_whole
+        if not self.model.distinct_history or is_split or self.train.accumulate > 1:
+            return 0  # Each device has its own part; what is accumulated is of one length.
+        positions = np.linspace(0, self.steps_per_epoch - 1, _LOOKED_AT).astype(np.int64)
+        random = np.random.default_rng([self.train.seed, 4])
+        parts = [self._examples(0, np.array([n])) for n in np.unique(positions) * self.batch_size]
+        return items_for([self._query(examples, random)["history"] for examples in parts])
+
+    def _of_histories(self, history: np.ndarray) -> Batch:
+        """Returns what the query reads of the items of histories `[b, history]`."""
+        once = each_once(history, self.history_items) if self.history_items else None
+        if once is None:
+            return bags_of_histories(self.catalogue.features, history, self.model)
+        features = self.catalogue.features
+        return {**once, **bags_of_histories(features, once[ITEM], self.model)}
 
     def _log_q(self, epoch: int) -> np.ndarray:
         """Returns the correction of an epoch's scores, by item row `[item rows]` float32."""

@@ -62,11 +62,11 @@ def of_history(feature: str) -> str:
 def bags_of_histories(
     features: Iterable[FeatureBags], history: np.ndarray, model: RetrievalConfig
 ) -> dict[str, np.ndarray]:
-    """Returns the token rows of histories' items `[b, history, width]`, by the model's input.
+    """Returns the token rows of histories' items `[…, width]`, by the model's input.
 
     Args:
         features: Features of the items.
-        history: Item rows `[b, history]`.
+        history: Item rows `[…]`.
         model: Says whether the query reads them.
     """
     if not model.history_features:

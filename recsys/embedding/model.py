@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.sharding import NamedSharding
 from keras import ops
 
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
@@ -242,17 +243,18 @@ class SparseModel(keras.Model):
     def _proving(self) -> Callable[[Any, Any], Any]:
         """Returns the jitted step, which checks its own compiled form when called first."""
         step: Any = None
+        layouts: Any = None
 
         def proven(state: Any, data: Any) -> Any:
-            nonlocal step
+            nonlocal step, layouts
             if step is None:
                 try:
-                    state = self._with_buffers(state, data)
-                    step = self._proven_step(state, data)
+                    state = self._with_buffers(_on_mesh(state, self._layouts()), data)
+                    step, layouts = self._proven_step(state, data), self._layouts()
                 except BaseException:
                     restore(self, state)
                     raise
-            return step(state, data)
+            return step(_on_mesh(state, layouts), data)
 
         return proven
 
@@ -273,12 +275,7 @@ class SparseModel(keras.Model):
 
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
         """Returns the state that `train_step` takes, without values."""
-        parts = (
-            self.trainable_variables,
-            self.non_trainable_variables,
-            self.optimizer.variables,
-            self.metrics_variables,
-        )
+        parts = self._state_variables()
         return tuple([_place(variable) for variable in part] for part in parts)
 
     def _proven_step(self, state: Any, data: Any) -> Any:
@@ -298,6 +295,21 @@ class SparseModel(keras.Model):
                 path,
             )
         return step
+
+    def _layouts(self) -> Any:
+        """Returns where each value of the state lies; None without a distribution."""
+        if keras.distribution.distribution() is None:
+            return None
+        return [[v._layout.backend_layout for v in part] for part in self._state_variables()]
+
+    def _state_variables(self) -> tuple[list[Any], ...]:
+        """Returns the variables of the state that `train_step` takes."""
+        return (
+            self.trainable_variables,
+            self.non_trainable_variables,
+            self.optimizer.variables,
+            self.metrics_variables,
+        )
 
     def _with_buffers(self, state: Any, data: Any) -> Any:
         """Returns the state with buffers to accumulate in, made for batches like `data`."""
@@ -415,6 +427,24 @@ def _place(variable: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
 
 
+def _on_mesh(state: Any, layouts: Any) -> Any:
+    """Returns the state with every value said to lie on the mesh of the distribution.
+
+    On one device Keras leaves new values as they are, such as metrics that are reset. What a
+    step returns is said to lie on the mesh, which to JAX is another type: it would compile the
+    same step once more.
+    """
+    if layouts is None:
+        return state
+    return tuple(
+        [
+            value if isinstance(value.sharding, NamedSharding) else jax.device_put(value, layout)
+            for value, layout in zip(part, places, strict=True)
+        ]
+        for part, places in zip(state, layouts, strict=True)
+    )
+
+
 def _jitted(step: Any, state: Any) -> Any:
     """Returns `step` compiled to leave the state where it finds it."""
     distribution = keras.distribution.distribution()
@@ -470,19 +500,13 @@ def table_lines(tables: Iterable[Table]) -> Iterator[str]:
         yield f"{weights}; trained by {type(table.optimizer).__name__}, with slots of {slots}"
 
 
-def restore(model: keras.Model, state: Any) -> None:
+def restore(model: SparseModel, state: Any) -> None:
     """Puts the values of `state`, which its step was called with, back into the variables.
 
     `fit` of Keras on JAX takes the values out of all variables, hands them to the step,
     and puts back what the last good step returned. Where the first one fails while it is
     traced or checked there is none, and the model would be left without values.
     """
-    variables = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
-    )
-    for part, values in zip(variables, state, strict=True):
+    for part, values in zip(model._state_variables(), state, strict=True):
         for variable, value in zip(part, values, strict=True):
             variable.assign(value)

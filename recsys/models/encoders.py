@@ -39,9 +39,12 @@ class HistoryEncoder(keras.layers.Layer):
             `call(items, rows, training)` returns vectors `[batch, dim]` float32 of `items`
             `[batch, length, dim]`, the newest first, and their `rows` `[batch, length]`
             int32, 0 for none.
+        takes_places: Whether `call` also takes `place`, and then `items` `[n, dim]` once each;
+            see `AttentionPooling`. Others get the items in place.
     """
 
     only_weighs: ClassVar[bool] = False
+    takes_places: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -97,6 +100,8 @@ class AttentionPooling(HistoryEncoder):
         training_dtype: What training computes the scores in.
     """
 
+    takes_places: ClassVar[bool] = True
+
     def __init__(self, length: int, dim: int, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(length, dim, seed, **kwargs)
         self.inner = Linear(dim, use_bias=False, seed=seed, name="inner")
@@ -111,17 +116,26 @@ class AttentionPooling(HistoryEncoder):
         self.score.build((None, self.dim))
 
     def call(
-        self, items: keras.KerasTensor, rows: keras.KerasTensor, training: bool = False
+        self,
+        items: keras.KerasTensor,
+        rows: keras.KerasTensor,
+        training: bool = False,
+        place: keras.KerasTensor | None = None,
     ) -> keras.KerasTensor:
         """Returns the weighted sums `[batch, dim]` float32.
 
         Args:
-            items: The items' embeddings `[batch, length, dim]`.
+            items: The items' embeddings `[batch, length, dim]`; with `place` `[n, dim]`, those
+                of the batch once each.
             rows: Their rows `[batch, length]`; 0 for none.
             training: Whether `training_dtype` counts.
+            place: Which of `items` is where `[batch, length]`.
         """
         x = ops.cast(items, self.training_dtype if training else "float32")
-        inner = ops.tanh(self.inner(x) + ops.cast(self.place, x.dtype))
+        inner = self.inner(x)
+        if place is not None:
+            items, inner = (ops.take(of_item, place, axis=0) for of_item in (items, inner))
+        inner = ops.tanh(inner + ops.cast(self.place, x.dtype))
         weights = masked_softmax(ops.squeeze(self.score(inner), -1), rows > 0)
         return ops.sum(weights[..., None] * items, axis=1)
 

@@ -28,6 +28,7 @@ from recsys import registry
 from recsys.config.architecture import AutoConfig, RetrievalConfig
 from recsys.data.catalogue import of_history
 from recsys.data.dataset import Data, DataSpec
+from recsys.data.history_items import ITEM, PLACE
 from recsys.embedding import FeatureConfig, SparseModel, TableConfig, embedding_layer
 from recsys.embedding.optimizers import RowOptimizer
 from recsys.errors import UsageError
@@ -193,7 +194,10 @@ class RetrievalModel(SparseModel):
                 `history_rows` `[batch, history]` int32 is 0 where a history has no item. While a
                 model whose config is `over_positions` trains, histories are packed `[rows,
                 history, …]`, and `segment` `[rows, history]` and `at` `[rows, batch / rows]` say
-                which of them an example reads: see `recsys.data.sequences.SequenceSource`.
+                which of them an example reads: see `recsys.data.sequences.SequenceSource`. While a
+                model whose config has `distinct_history` trains, there may be `history_place`
+                `[batch, history]`: `history` `[n, dim]` and `history.<feature>` `[n, feature_dim]`
+                are then of the items once each, and it says which of them is where.
             training: Whether the model trains.
         """
         raise NotImplementedError
@@ -353,18 +357,19 @@ class RetrievalModel(SparseModel):
             weights["history"] = self.history_weights(rows)
             return {**self.embedding(ids, weights=weights), "history_rows": rows}
         # Single ids go to the device that has them, and not all of them to every device.
-        ids["history"] = ops.reshape(rows, (-1,))
+        ids["history"] = ops.reshape(inputs.get(ITEM, rows), (-1,))
         of_items = [of_history(f.name) for f in self.spec.of_side("item")]
         of_items = [name for name in of_items if name in ids]
         for name in of_items:
             ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
             weights[name] = ops.cast(ids[name] > 0, "float32")
         features = self.embedding(ids, weights=weights)
-        for name in ("history", *of_items):
-            shape = (-1, self.spec.config.history, features[name].shape[-1])
-            features[name] = ops.reshape(features[name], shape)
-        packed = {name: inputs[name] for name in ("segment", "at") if name in inputs}
-        return {**features, "history_rows": rows, **packed}
+        if PLACE not in inputs:
+            for name in ("history", *of_items):
+                shape = (-1, self.spec.config.history, features[name].shape[-1])
+                features[name] = ops.reshape(features[name], shape)
+        passed = {name: inputs[name] for name in ("segment", "at", PLACE) if name in inputs}
+        return {**features, "history_rows": rows, **passed}
 
     # --- the Keras model
 

@@ -14,6 +14,7 @@ from keras import ops
 from recsys import registry
 from recsys.config.architecture import RetrievalConfig, TwoTowerConfig
 from recsys.data.catalogue import of_history
+from recsys.data.history_items import PLACE
 from recsys.errors import UsageError
 from recsys.models.encoders import HistoryEncoder
 from recsys.models.layers import Tower
@@ -93,11 +94,15 @@ class TwoTower(RetrievalModel):
             pooled = self._items(pooled, features, training)
         rest = [features[name] for name in ("user_row", *self._user_features) if name in features]
         at = features.get("at")
-        if at is not None:
-            segment = features["segment"]
-            pooled = self.encoder(pooled, rows, training=training, segment=segment, at=at)
-        elif not self.averages_history:
-            pooled = self.encoder(pooled, rows, training=training)
+        if not self.averages_history:
+            packed = ("segment", "at")
+            more: Tensors = {name: features[name] for name in packed if name in features}
+            if PLACE in features:  # The items are there once each.
+                if self._encoder_type.takes_places:
+                    more["place"] = features[PLACE]
+                else:
+                    pooled = ops.take(pooled, features[PLACE], axis=0)
+            pooled = self.encoder(pooled, rows, training=training, **more)
         if self.config.user_id:
             # The user's own embedding is in the anchor too: without it a new user, with
             # an empty history, would start from a zero vector, whose direction is noise.
