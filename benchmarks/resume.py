@@ -163,8 +163,9 @@ class Training:
         )
 
     def _result(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        weights = (self._folder / "model" / "weights").iterdir()
-        return self.summary, {path.name: path.read_bytes() for path in weights}
+        weights = self._folder / "model" / "weights"
+        files = {str(path.relative_to(weights)): path for path in weights.rglob("*.npy")}
+        return self.summary, {name: path.read_bytes() for name, path in files.items()}
 
     def differences(self, other: Training) -> dict[str, float]:
         """Returns how far two runs are apart at the most: their losses, and their looks."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from recsys import registry
@@ -27,7 +26,8 @@ from recsys.data.store import InteractionStore, verify_store
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
 from recsys.models.auto import described, for_data
-from recsys.models.inference import embed_catalogue, embed_queries
+from recsys.models.inference import embed_queries
+from recsys.models.saved import save_candidates
 from recsys.system.process import stage_main
 from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
@@ -56,8 +56,8 @@ def train(
     out: Path,
     checkpoints: Path | None = None,
     base: Path | None = None,
-) -> dict[str, Any] | None:
-    """Trains a model and writes its folder.
+) -> dict[str, Any]:
+    """Trains a model and writes its folder, in each process of several.
 
     Args:
         stage: The model and the training loop.
@@ -70,8 +70,7 @@ def train(
             anew.
 
     Returns:
-        What `training.json` holds; None if several processes trained, of which one
-        has yet to write the folder: see `recsys.training.distributed.finish_alone`.
+        What `training.json` holds.
 
     Raises:
         RecsysError: The data are damaged or too few, a table isn't placed as
@@ -93,8 +92,6 @@ def train(
             raise
         cold = cold_start(base, error.rule)
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
-    if jax.process_count() > 1:
-        return None
     return write_model(out, result, dataset)
 
 
@@ -108,6 +105,8 @@ def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) ->
 def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]:
     """Writes the model folder of a training, and returns what its `training.json` holds.
 
+    Several processes write it together: each calls it.
+
     Args:
         out: The folder.
         result: What `Trainer.fit` returned.
@@ -117,10 +116,11 @@ def write_model(out: Path, result: TrainingResult, data: Data) -> dict[str, Any]
     drop_state(out)
     save_model(out, model, result.stage, data.folder, inputs)
     save_state(out, model, _state(result, data.store))
-    np.save(out / "candidates.npy", embed_catalogue(model, inputs))
+    save_candidates(out, model, inputs)
     _write_probe(out, model, data.store, inputs)
     summary = {**result.summary(), "source": source_version()}
-    (out / "training.json").write_text(json.dumps(summary, indent=1) + "\n")
+    text = json.dumps(summary, indent=1) + "\n"
+    distributed.agreed(lambda: (out / "training.json").write_text(text))
     return summary
 
 
@@ -154,7 +154,8 @@ def _write_probe(
     untrained = np.flatnonzero((users.row_counts == 0) & users.has_id())[: len(events) // 10]
     user_row[len(events) - len(untrained) :] = untrained
     query = embed_queries(model, user_row, history, inputs)
-    np.savez(out / "probe.npz", user_row=user_row, history=history, query=query)
+    path = out / "probe.npz"
+    distributed.agreed(lambda: np.savez(path, user_row=user_row, history=history, query=query))
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -181,10 +182,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     distributed.join()
     with distributed.failing_at_once():
         summary = train(stage, options.data, options.out, options.checkpoints, options.base)
-    if summary is None:
-        if distributed.is_primary():
-            distributed.finish_alone(words)
-        return {"process": jax.process_index()}
     hidden = ("curve", "validation")
     return {"model": str(options.out), **{k: v for k, v in summary.items() if k not in hidden}}
 

@@ -6,19 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from recsys.models.saved_arrays import open_variable, path_of
+from recsys.system.manifest import ManifestError, verify_files
 
 SCRIPT = Path(__file__).parent / "test_embedding_scripts" / "processes.py"
 
 
-def run(processes):
+def run(processes, folder):
     """Returns what each process ended with."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, SCRIPT, str(n), str(processes), str(port)],
+            [sys.executable, SCRIPT, str(n), str(processes), str(port), folder],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -31,9 +35,9 @@ def run(processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
 
 
-def test_two_processes_train_the_table_that_one_process_trains():
-    (alone,) = run(1)
-    first, second = run(2)
+def test_two_processes_train_the_table_that_one_process_trains_and_write_its_parts(tmp_path):
+    (alone,) = run(1, tmp_path)
+    first, second = run(2, tmp_path)
     assert first == second
     for name in ("loss", "squares"):
         assert first[name] == pytest.approx(alone[name], rel=1e-6)
@@ -42,3 +46,21 @@ def test_two_processes_train_the_table_that_one_process_trains():
     assert "R221" in first["error"]
     assert "item_row.npy" in first["error"]
     assert first["no_error"] is None
+    assert "R603" in first["full"]
+    assert "No space left" in first["full"]
+    for name, described in first["described"].items():
+        parts = [[*entry.get("parts", {})] for entry in described]
+        assert [len(names) for names in parts] == ([4, 4, 0, 0] if name == "parts" else [0] * 4)
+        for number in range(4):
+            array = open_variable(path_of(tmp_path / name, number, described[number]))
+            expected = np.load(tmp_path / f"{number}.npy")
+            assert array.shape == expected.shape == tuple(described[number]["shape"])
+            assert np.asarray(array).tobytes() == expected.tobytes()
+    files = first["described"]["parts"][0]["parts"]
+    verify_files(tmp_path / "parts", files)
+    flipped = tmp_path / "parts" / "0" / "shard-2-of-4.npy"
+    content = bytearray(flipped.read_bytes())
+    content[-5] ^= 1
+    flipped.write_bytes(content)
+    with pytest.raises(ManifestError, match=r"0/shard-2-of-4\.npy"):
+        verify_files(tmp_path / "parts", files)

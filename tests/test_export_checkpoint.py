@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from recsys.errors import RecsysError
+from recsys.models.saved_arrays import SavedRows
 
 tf = pytest.importorskip("tensorflow")
 from recsys.bundles import variables  # noqa: E402
@@ -51,16 +52,21 @@ def test_rows_come_back_as_they_were(tmp_path, rows):
     table = rng.standard_normal((rows, 3), np.float32)
     np.save(tmp_path / "table.npy", table)
     counts = rng.integers(-(2**60), 2**60, rows)
+    ends = [0, rows // 3, rows // 2, rows]
+    for part in range(3):
+        np.save(tmp_path / f"{part}.npy", table[ends[part] : ends[part + 1]])
+    parts = SavedRows([np.load(tmp_path / f"{part}.npy", mmap_mode="r") for part in range(3)])
     found = saved(
         tmp_path / "model",
         mapped=(np.load(tmp_path / "table.npy", mmap_mode="r"), tf.float32),
+        parts=(parts, tf.float32),
         held=(table, tf.float32),
         turned=(np.asfortranarray(table), tf.float32),
         halves=(table, tf.bfloat16),
         counts=(counts, tf.int64),
         flags=(counts > 0, tf.bool),
     )
-    for name in ("mapped", "held", "turned"):
+    for name in ("mapped", "parts", "held", "turned"):
         np.testing.assert_array_equal(found[name], table)
     np.testing.assert_array_equal(found["halves"], tf.cast(table, tf.bfloat16).numpy())
     np.testing.assert_array_equal(found["counts"], counts)

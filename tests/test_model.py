@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import pytest
+from model_parts import PARTS, divide
 
 from recsys.config import TrainStage, TwoTowerConfig
 from recsys.data.catalogue import Catalogue, FeatureBags, save_features
@@ -232,6 +233,34 @@ def replace(path):
 def test_a_damaged_folder_is_refused_by_name(folder, file, damage, message):
     damage(folder / file)
     with pytest.raises(RecsysError, match=message):
+        load_model(folder)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def test_tables_in_parts_give_the_same_model(data, tmp_path):
+    whole = build(data)
+    folder = tmp_path / "model"
+    (folder / "weights" / "0").mkdir(parents=True)  # Of an earlier writer.
+    save_model(folder, whole, STAGE, data[0])
+    assert not (folder / "weights" / "0").exists()
+    assert len(divide(folder)) > 3
+    before, after = weights(whole), weights(load_model(folder).model)
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert np.array_equal(array, after[name]), name
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, replace, lambda path: path.unlink()])
+def test_a_damaged_part_is_refused_by_name(folder, damage):
+    number = divide(folder)[1]
+    name = f"weights/{number}/shard-1-of-{PARTS}.npy"
+    damage(folder / name)
+    with pytest.raises(RecsysError, match=rf"R310.*{name}"):
         load_model(folder)
 
 

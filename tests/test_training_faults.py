@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,20 @@ def test_one_of_two_processes_is_killed_and_both_go_on(victim, by_two, data, tmp
     said = last_json_line(parent.communicate(timeout=300)[0])
     assert said["restarts"] == 1
     assert said["processes"] == 2
+    assert_same_bits(run, by_two)
+
+
+@pytest.mark.faults
+def test_one_that_is_killed_while_both_write_the_model_lets_them_write_it_anew(
+    by_two, data, tmp_path
+):
+    run = Run(tmp_path / "written", data, processes=2)
+    parent, children = started(run, STEPS)
+    while parent.poll() is None and not (run.model / "weights").exists():
+        time.sleep(0.001)
+    os.kill(children[1], signal.SIGKILL)
+    said = last_json_line(parent.communicate(timeout=300)[0])
+    assert said["restarts"] == 1
     assert_same_bits(run, by_two)
 
 

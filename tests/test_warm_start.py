@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_parts import divide_all
 from warm_worlds import (
     DAY,
     Folder,
@@ -31,7 +32,13 @@ from recsys.training.optimization import tower_optimizer
 from recsys.training.row_sources import sources_of_ids
 from recsys.training.state_transfer import transfer_state
 from recsys.training.validation import _since
-from recsys.training.warm_start import EarlierModel, batch_settings, choose, continued_stage
+from recsys.training.warm_start import (
+    EarlierModel,
+    UnusableModelError,
+    batch_settings,
+    choose,
+    continued_stage,
+)
 
 OLD = World(
     users=["u1", "u2", "u3", "u4"],
@@ -109,6 +116,19 @@ def test_surviving_rows_keep_vector_and_slots_and_others_begin_anew(old, without
     assert users[1:5].tobytes() == Folder(old).table("users")[1:5].tobytes()
     # u5 is twelve, in the bucket of u1 and u2.
     assert users[5] == pytest.approx(Folder(old).table("users")[1:3].mean(axis=0), abs=1e-6)
+
+
+def test_a_model_in_parts_is_taken_over_as_one_in_whole_files_is(old, tmp_path, without_mesh):
+    parts = tmp_path / "parts"
+    shutil.copytree(old, parts)
+    numbers = divide_all(parts)
+    models = [carried(folder, NEW)[0] for folder in (old, parts)]
+    for a, b in zip(models[0].variables, models[1].variables, strict=True):
+        assert np.asarray(a.value).tobytes() == np.asarray(b.value).tobytes(), a.path
+    flipped = f"weights/{numbers[0]}/shard-1-of-3.npy"
+    flip(flipped)(parts)
+    with pytest.raises(UnusableModelError, match=rf"damaged: {flipped}"):
+        EarlierModel.open(parts)
 
 
 def test_biases_follow_the_ids_of_their_items(tmp_path, without_mesh):

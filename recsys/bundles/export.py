@@ -39,6 +39,7 @@ from recsys.errors import RecsysError, UsageError
 from recsys.fingerprint import code_fingerprint
 from recsys.models.inputs import trained_rows
 from recsys.models.saved import Probe, TrainedModel, load_model, read_probe
+from recsys.models.saved_arrays import SavedRows
 from recsys.models.spec import Side
 from recsys.runs.lineage import describe_origin
 from recsys.serving.index_build import build
@@ -139,7 +140,7 @@ def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> 
     return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)
 
 
-def _without_rows(table: Table, weights: np.ndarray) -> None:
+def _without_rows(table: Table, weights: np.ndarray | SavedRows) -> None:
     variable = filled_later(weights, tf.as_dtype(table.spec.dtype))
     # Read, not gathered from: a variable that is gathered from is copied at every read.
     table.read_from(variable, lambda: tf.convert_to_tensor(variable))

@@ -20,13 +20,14 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from recsys.errors import RecsysError
+from recsys.models.saved_arrays import SavedRows
 from recsys.system.disk_space import free_there
 
 SLICE_BYTES = 16 << 20
 """Of a slice: what is read at a time, to write a checkpoint and to load it."""
 
 
-def slices(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def slices(values: np.ndarray | SavedRows) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the first row of each slice of `values` `[rows, ...]`, and the slice itself.
 
     Raises:
@@ -38,7 +39,7 @@ def slices(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         yield start, read_rows(values, start, stop)
 
 
-def read_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+def read_rows(values: np.ndarray | SavedRows, start: int, stop: int) -> np.ndarray:
     """Returns the rows `start` … `stop` of `values` `[rows, ...]`.
 
     Those of a memory map are read from its file: a mapped page that was touched counts as
@@ -47,6 +48,9 @@ def read_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
     Raises:
         OSError: The file of a memory map has become shorter.
     """
+    if isinstance(values, SavedRows):
+        pieces = values.pieces(start, stop)
+        return np.concatenate([read_rows(part, low, high) for part, low, high in pieces])
     if not (isinstance(values, np.memmap) and values.flags.c_contiguous and values.filename):
         return np.ascontiguousarray(values[start:stop])
     shape = (stop - start, *values.shape[1:])
@@ -59,7 +63,7 @@ def read_rows(values: np.ndarray, start: int, stop: int) -> np.ndarray:
     return content.reshape(shape)
 
 
-def _row_bytes(values: np.ndarray) -> int:
+def _row_bytes(values: np.ndarray | SavedRows) -> int:
     return max(1, values.itemsize * int(np.prod(values.shape[1:])))
 
 
@@ -75,7 +79,7 @@ Tell = Callable[[int, int], None]
 """Called with the bytes that are written, and all of them."""
 
 
-def filled_later(values: np.ndarray, dtype: tf.DType) -> tf.Variable:
+def filled_later(values: np.ndarray | SavedRows, dtype: tf.DType) -> tf.Variable:
     """Returns a variable without rows, which `fill` gives those of `values`.
 
     Args:
@@ -158,11 +162,11 @@ def _rewrite(prefix: Path, variables: list[tf.Variable], report: Tell) -> None:
 
 def _written(prefix: str, key: str, variable: tf.Variable) -> Iterator[str]:
     """Writes a variable in files of a few slices each; yields the prefix of each file."""
-    values = cast(np.ndarray, getattr(variable, _SOURCE))
+    values = cast("np.ndarray | SavedRows", getattr(variable, _SOURCE))
     shape = " ".join(str(size) for size in values.shape)
     rest = "".join(f":0,{size}" for size in values.shape[1:])
     if not len(values):
-        pending = [("", tf.constant(values, variable.dtype))]
+        pending = [("", tf.constant(np.asarray(values), variable.dtype))]
         yield _saved(f"{prefix}-0", key, pending)
         return
     pending, n_files = [], 0

@@ -274,12 +274,20 @@ def logical_order(table: Table, variable: Any) -> np.ndarray:
     return np.concatenate(list(logical_chunks(table, variable)))
 
 
-def physical_order(table: Table, values: np.ndarray) -> np.ndarray:
-    """Returns rows `[rows, width]` where they lie `[places, width]`; zeros in the padding."""
+def physical_order(table: Table, values: Any) -> np.ndarray:
+    """Returns rows `[rows, width]` where they lie `[places, width]`; zeros in the padding.
+
+    Args:
+        table: The table.
+        values: An array, or what is sliced like one.
+    """
     if not table.is_interleaved:
         return np.asarray(values)
     out = np.zeros((table.n_physical, values.shape[1]), values.dtype)
-    out[table.physical(np.arange(len(values)))] = values
+    n = max(1, _CHUNK_BYTES // (4 * values.shape[1]))
+    for start in range(0, len(values), n):
+        rows = np.arange(start, min(start + n, len(values)))
+        out[table.physical(rows)] = values[start : start + n]
     return out
 
 

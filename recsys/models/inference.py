@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -40,19 +40,30 @@ class Inference:
         def of_block(block: slice) -> dict[str, Any]:
             return inputs.query(user_row[block], history[block], self._model.spec.config)
 
-        return self._in_blocks(self._query, of_block, len(user_row))
+        return self._whole(self._blocks(self._query, of_block, len(user_row)), len(user_row))
 
     def catalogue(self, inputs: ModelInputs) -> np.ndarray:
         """Returns candidate embeddings `[item rows, dim]` float32, row 0 included."""
-        rows = np.arange(inputs.catalogue.n_rows)
-        return self._in_blocks(
-            self._candidate, lambda block: inputs.candidate(rows[block]), len(rows)
-        )
+        return self._whole(self.catalogue_blocks(inputs), inputs.catalogue.n_rows)
 
-    def _in_blocks(self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int) -> np.ndarray:
+    def catalogue_blocks(self, inputs: ModelInputs) -> Iterator[np.ndarray]:
+        """Yields the candidate embeddings `[b, dim]` float32 of all item rows, in their order."""
+        rows = np.arange(inputs.catalogue.n_rows)
+        return self._blocks(self._candidate, lambda block: inputs.candidate(rows[block]), len(rows))
+
+    def _whole(self, blocks: Iterable[np.ndarray], n: int) -> np.ndarray:
+        out, start = np.empty((0, self._model.spec.config.vector_dim), np.float32), 0
+        for block in blocks:
+            out = np.empty((n, block.shape[1]), np.float32) if not start else out
+            out[start : start + len(block)] = block
+            start += len(block)
+        return out
+
+    def _blocks(
+        self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int
+    ) -> Iterator[np.ndarray]:
         """Runs a tower over blocks of one shape, so that it compiles once."""
         variables = [variable.value for variable in self._model.variables]
-        out = None
         for start in range(0, n, _BLOCK):
             block = inputs(slice(start, start + _BLOCK))
             size = min(_BLOCK, n - start)
@@ -60,10 +71,7 @@ class Inference:
                 name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
                 for name, x in block.items()
             }
-            embedded = np.asarray(run(variables, padded))[:size]
-            out = np.empty((n, embedded.shape[1]), np.float32) if out is None else out
-            out[start : start + size] = embedded
-        return np.empty((0, self._model.spec.config.vector_dim), np.float32) if out is None else out
+            yield np.asarray(run(variables, padded))[:size]
 
 
 def embed_queries(

@@ -1,7 +1,8 @@
 """The model folder: a trained model with all that is needed to use it.
 
 model.json        spec, configs, versions, and the variables in order
-weights/N.npy     one file a variable; tables in the order of their rows
+weights/N.npy     one file a variable; tables in the order of their rows, large ones of several
+                  processes in `weights/N/`: see `recsys.models.saved_arrays`
 vocabulary/       users.parquet, items.parquet
 catalogue/        titles and features by item row
 user_features/    features by user row, if there are any
@@ -19,24 +20,34 @@ import importlib.metadata
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
-from recsys.embedding.table import WEIGHTS, Table, logical_chunks, physical_order
+from recsys.embedding.table import WEIGHTS, Table, physical_order
 from recsys.errors import RecsysError
+from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel, model_class
+from recsys.models.saved_arrays import (
+    NpyFile,
+    SavedRows,
+    SavedVariable,
+    open_variable,
+    path_of,
+    write_variables,
+)
 from recsys.models.spec import ModelSpec
 from recsys.registry import plugins_needed
+from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
+from recsys.training.distributed import agreed, is_primary, jointly
 
 PROBE_TOLERANCE = 1e-4
 """Largest difference of an embedding's entry between the trainer's machine and this one, as a
@@ -85,6 +96,8 @@ def save_model(
 ) -> None:
     """Writes the model into `folder`; `model.json` comes last.
 
+    Several processes write it together: each calls it.
+
     Args:
         folder: Where to; made if missing.
         model: A built model.
@@ -92,7 +105,24 @@ def save_model(
         data: The data folder, of which all but the store is copied.
         inputs: Whose counts of training events the vocabularies get; None: as in `data`.
     """
-    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    agreed(lambda: _write_inputs(folder, data, inputs))
+    plugins = plugins_needed(stage.plugins, stage.model, stage.train)
+    stage = stage.model_copy(update={"plugins": plugins})
+    kept = [SavedVariable(variable, table) for variable, table in kept_weights(model)]
+    described = write_variables(folder / "weights", kept)
+    summary = {
+        "format": 1,
+        "spec": model.spec.model_dump(mode="json"),
+        "stage": stage.model_dump(mode="json"),
+        "variables": described,
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+    text = json.dumps(summary, indent=1) + "\n"
+    agreed(lambda: (folder / "model.json").write_text(text))
+
+
+def _write_inputs(folder: Path, data: Path, inputs: ModelInputs | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     # A folder that is half another model's must not be taken for one.
     (folder / "model.json").unlink(missing_ok=True)
     for part in _KNOWN:
@@ -101,25 +131,32 @@ def save_model(
     if inputs is not None:
         inputs.users.save(folder / "vocabulary" / "users.parquet")
         inputs.items.save(folder / "vocabulary" / "items.parquet")
-    plugins = plugins_needed(stage.plugins, stage.model, stage.train)
-    stage = stage.model_copy(update={"plugins": plugins})
-    described = []
-    for number, (variable, table) in enumerate(kept_weights(model)):
-        shape = variable.shape if table is None else (table.rows, table.dim)
-        write_variable(folder / "weights" / f"{number}.npy", variable, table, shape)
-        described.append({"path": variable.path, "shape": list(shape)})
-    summary = {
-        "format": 1,
-        "spec": model.spec.model_dump(mode="json"),
-        "stage": stage.model_dump(mode="json"),
-        "variables": described,
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-    }
-    (folder / "model.json").write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def save_candidates(folder: Path, model: RetrievalModel, inputs: ModelInputs) -> None:
+    """Writes `candidates.npy` block by block; of several processes, all of which embed, the first.
+
+    Args:
+        folder: The model folder.
+        model: The model.
+        inputs: What is known of the items.
+
+    Raises:
+        OSError: The disk is full.
+        RecsysError: It is, in one of several processes.
+    """
+    file = None
+    for block in Inference(model).catalogue_blocks(inputs):
+        if file is None and is_primary():
+            shape = inputs.catalogue.n_rows, block.shape[1]
+            file = NpyFile(folder / "candidates.npy", shape)
+        if file is not None:
+            file.write(block)
+    jointly(lambda: None if file is None else file.close())
 
 
 def load_model(
-    folder: Path, give: Callable[[Table, np.ndarray], None] | None = None
+    folder: Path, give: Callable[[Table, np.ndarray | SavedRows], None] | None = None
 ) -> TrainedModel:
     """Reads a model folder, on whatever backend and mesh is active, to compute with it.
 
@@ -252,38 +289,19 @@ def _path(model: RetrievalModel, table: Table) -> str:
     return "/".join((model.name, model.embedding.name, table.name, WEIGHTS))
 
 
-def write_variable(
-    path: Path, variable: Any, table: Table | None, shape: tuple[int, ...], dtype: str = "<f4"
-) -> None:
-    """Writes a variable as a `.npy`, that of a table in the order of its rows, chunk by chunk.
-
-    By plain writes: a full disk is an error there, and ends the process in a memory map.
-
-    Args:
-        path: The file.
-        variable: The variable.
-        table: The table that it belongs to, as its weights or one of its slots; None: to none.
-        shape: Its shape, without padding.
-        dtype: Type of the numbers in the file.
-    """
-    if table is None:
-        chunks: Iterable[np.ndarray] = [keras.ops.convert_to_numpy(variable.value)]
-    else:
-        chunks = logical_chunks(table, variable)
-    with path.open("wb") as file:
-        described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
-        np.lib.format.write_array_header_1_0(file, described)
-        for chunk in chunks:
-            file.write(np.ascontiguousarray(chunk, dtype).tobytes())
-
-
-def _read(folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-    path = folder / "weights" / f"{number}.npy"
+def _read(
+    folder: Path, number: int, summary: dict[str, Any], shape: tuple[int, ...]
+) -> np.ndarray | SavedRows:
+    entry = summary["variables"][number]
+    path = path_of(folder / "weights", number, entry)
     try:
-        weights = np.load(path, mmap_mode="r", allow_pickle=False)
+        manifests.verify_files(folder / "weights", entry.get("parts", {}))
+        weights = open_variable(path)
+    except manifests.ManifestError as damage:
+        raise _damaged(folder / "weights" / damage.name, damage.reason) from None
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, str(error)) from None
-    described = tuple(summary["variables"][number]["shape"])
+    described = tuple(entry["shape"])
     if weights.shape != described or weights.shape != tuple(shape):
         raise _damaged(path, f"shape {weights.shape} where {described} was written")
     return weights

@@ -145,6 +145,18 @@ def verify_files(folder: Path, files: Files, sizes_only: bool = False) -> None:
             pass
 
 
+def share_of(files: Files, process: int, n_processes: int) -> Files:
+    """Returns the files that a process verifies: of several, each gets about as many bytes."""
+    loads = [0] * n_processes
+    own: Files = {}
+    for name in sorted(files, key=lambda name: (-files[name]["size"], name)):
+        least = loads.index(min(loads))
+        loads[least] += files[name]["size"]
+        if least == process:
+            own[name] = files[name]
+    return own
+
+
 def verify_folder(path: Path, manifest: Mapping[str, Any] | None = None) -> None:
     """Checks that a folder holds the files that its manifest lists, and no others.
 

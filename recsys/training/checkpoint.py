@@ -45,7 +45,7 @@ from recsys.errors import RecsysError
 from recsys.system import manifest as manifests
 from recsys.system.commit import commit_folder
 from recsys.system.disk_space import free_there
-from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part, share_of
+from recsys.training.checkpoint_manifests import MANIFEST, read_files, seal, seal_part
 from recsys.training.distributed import agreed, is_primary, jointly
 
 # What Orbax, TensorStore and the system raise where a file can't be read or written.
@@ -384,7 +384,7 @@ class CheckpointStore:
                 "Name a folder with --checkpoints that all hosts share.",
                 f"process {jax.process_index()} doesn't see what process 0 does",
             )
-        own = share_of(candidate["files"], jax.process_index(), jax.process_count())
+        own = manifests.share_of(candidate["files"], jax.process_index(), jax.process_count())
         try:
             manifests.verify_files(folder, own)
         except manifests.ManifestError as damage:

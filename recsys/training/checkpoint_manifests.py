@@ -86,15 +86,3 @@ def read_files(folder: Path) -> Files:
     for name in sorted(parts):
         files |= manifests.read_manifest(folder / name)["files"]
     return files
-
-
-def share_of(files: Files, process: int, n_processes: int) -> Files:
-    """Returns the files that a process verifies: of several, each gets about as many bytes."""
-    loads = [0] * n_processes
-    own: Files = {}
-    for name in sorted(files, key=lambda name: (-files[name]["size"], name)):
-        least = loads.index(min(loads))
-        loads[least] += files[name]["size"]
-        if least == process:
-            own[name] = files[name]
-    return own

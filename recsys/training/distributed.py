@@ -1,4 +1,4 @@
-"""Training in several processes: join, agree, stop together, and finish in the first one.
+"""Training in several processes: join, agree, and stop together.
 
 The processes of a run find each other through the environment:
 
@@ -21,10 +21,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -84,21 +84,27 @@ def agreed(decide: Callable[[], Any]) -> Any:
     return _value(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
 
 
+def jointly(do: Callable[[], Any]) -> list[Any]:
+    """Returns, on every process, what `do` returns on each of them, JSON, in their order.
+
+    Raises:
+        RecsysError: That of the first process that has one, on every process.
+    """
+    if jax.process_count() == 1:
+        return [do()]
+    text = json.dumps(_answer(do)).encode()
+    lengths = multihost_utils.process_allgather(np.int32(len(text)))
+    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
+    return [_value(bytes(own)) for own in multihost_utils.process_allgather(letters)]
+
+
 def in_shares(check: Callable[[int, int], None]) -> None:
     """Runs `check` on every process; all raise the error of the first one that does.
 
     Args:
         check: Takes the index of a process, and how many there are: which share is its.
     """
-    index, count = jax.process_index(), jax.process_count()
-    if count == 1:
-        check(0, 1)
-        return
-    text = json.dumps(_answer(lambda: check(index, count))).encode()
-    lengths = multihost_utils.process_allgather(np.int32(len(text)))
-    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
-    for own in multihost_utils.process_allgather(letters):
-        _value(bytes(own))
+    jointly(lambda: check(jax.process_index(), jax.process_count()))
 
 
 def _answer(decide: Callable[[], Any]) -> dict[str, Any]:
@@ -117,38 +123,6 @@ def _value(text: bytes) -> Any:
     if "error" in answer:
         raise RecsysError.from_json(answer["error"])
     return answer["value"]
-
-
-def gathered(own: Any) -> list[Any]:
-    """Returns, on every process, what each of them gives, JSON, in their order."""
-    if jax.process_count() == 1:
-        return [own]
-    text = json.dumps(own).encode()
-    lengths = multihost_utils.process_allgather(np.int32(len(text)))
-    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
-    return [json.loads(bytes(row)) for row in multihost_utils.process_allgather(letters)]
-
-
-def jointly(do: Callable[[], Any]) -> list[Any]:
-    """Does something on every process; returns what it gives on each of them, JSON.
-
-    Raises:
-        RecsysError: What it raises on the first process where it fails, on every one.
-    """
-    if jax.process_count() == 1:
-        return [do()]
-    answer: dict[str, Any] = {}
-    try:
-        answer = {"value": do()}
-    except RecsysError as error:
-        answer = {"error": error.to_json()}
-    except OSError as error:
-        answer = {"error": storage_error(error).to_json()}
-    answers = gathered(answer)
-    for answer in answers:
-        if "error" in answer:
-            raise RecsysError.from_json(answer["error"])
-    return [answer["value"] for answer in answers]
 
 
 @contextmanager
@@ -170,24 +144,6 @@ def failing_at_once() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
-
-
-def finish_alone(arguments: Sequence[str]) -> NoReturn:
-    """Leaves the other processes, and starts again as a single one.
-
-    What several processes trained lies in the last checkpoint; one process, with this
-    machine's devices, restores it and writes the model.
-
-    Args:
-        arguments: Command line of `python -m recsys.train`.
-    """
-    jax.distributed.shutdown()
-    ours = (COORDINATOR, COUNT, INDEX, LOCAL_DEVICE)
-    environment = {k: v for k, v in os.environ.items() if k not in ours}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    words = [sys.executable, "-m", "recsys.train", *arguments]
-    os.execve(sys.executable, words, environment)  # noqa: S606 our own program, by list
 
 
 _TOGETHER_S = 1.0

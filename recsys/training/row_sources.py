@@ -39,6 +39,7 @@ from scipy import sparse
 
 from recsys.data.catalogue import FeatureBags
 from recsys.data.vocabulary import IdIndex, Vocabulary
+from recsys.models.saved_arrays import SavedRows
 
 NOWHERE = -1
 _MONTHS = 12
@@ -211,7 +212,7 @@ class NewRows:
 
     def __init__(
         self,
-        vectors: np.ndarray,
+        vectors: np.ndarray | SavedRows,
         survivors: np.ndarray,
         source: np.ndarray,
         features: Sequence[FeatureBags],

@@ -20,6 +20,7 @@ from recsys.embedding.layout import tables_of
 from recsys.embedding.table import Table
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.saved import kept_weights
+from recsys.models.saved_arrays import SavedRows
 from recsys.training.checkpoint import moments_of, seeds_of
 from recsys.training.row_sources import (
     NewRows,
@@ -137,7 +138,7 @@ def _new_rows(
 
 
 def _chunks(
-    sources: RowSources, values: np.ndarray, new: NewRows | None, n: int
+    sources: RowSources, values: np.ndarray | SavedRows, new: NewRows | None, n: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields rows that get a value `[c]`, and their values `[c, width]` float32."""
     for start in range(0, len(sources.source), n):

@@ -1,9 +1,10 @@
 """Warm starts: what a model folder keeps for one, whether it can be used, and how it trains.
 
 `training_state/` of a model folder holds the slots of the tables, the moments of the
-towers' optimizer and the random state of dropout, one `.npy` each; `state.json` names them
-and says how far the training was, and `manifest.json` has the size and the CRC-32 of all
-that a later training reads, see `recsys.system.manifest`.
+towers' optimizer and the random state of dropout, as `weights/` holds the weights (see
+`recsys.models.saved_arrays`); `state.json` names them and says how far the training was, and
+`manifest.json` has the size and the CRC-32 of all that a later training reads, see
+`recsys.system.manifest`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from recsys import registry
@@ -23,14 +25,19 @@ from recsys.config import TrainConfig, TrainStage, WarmStartConfig
 from recsys.data.kept_events import KeptEvents, training_events
 from recsys.data.store import InteractionStore
 from recsys.embedding.layout import tables_of
-from recsys.embedding.table import Table
 from recsys.errors import RecsysError, UsageError
 from recsys.models import ModelInputs, ModelSpec, RetrievalModel
-from recsys.models.saved import write_variable
+from recsys.models.saved_arrays import (
+    SavedRows,
+    SavedVariable,
+    open_variable,
+    path_of,
+    write_variables,
+)
 from recsys.system import manifest as manifests
 from recsys.system.files import DAMAGE, read_json
 from recsys.training.checkpoint import moments_of, seeds_of
-from recsys.training.distributed import agreed
+from recsys.training.distributed import agreed, jointly
 from recsys.training.row_sources import kind_of
 from recsys.training.training_log import note_once
 from recsys.training.validation import Validator
@@ -77,8 +84,9 @@ class EarlierModel:
         stage: The config that it was trained with.
         state: How far its training was.
         fingerprint: sha256 of all that is read of it, in hex.
-        weights: The file of each variable that the model computes with, by path.
-        kept: The file of each slot, moment and random state, by path.
+        weights: Where each variable lies that the model computes with, by path: a file, or
+            the folder of its parts.
+        kept: The same of each slot, moment and random state.
     """
 
     folder: Path
@@ -133,13 +141,13 @@ class EarlierModel:
         """Reads what was known of users and items; nobody keeps it while the run trains."""
         return ModelInputs.open(self.folder)
 
-    def array(self, path: str) -> np.ndarray | None:
+    def array(self, path: str) -> np.ndarray | SavedRows | None:
         """Returns the numbers of a variable, memory-mapped; a table's in the order of its rows.
 
         None where the model has no such variable.
         """
         file = self.weights.get(path) or self.kept.get(path)
-        return None if file is None else np.load(file, mmap_mode="r", allow_pickle=False)
+        return None if file is None else open_variable(file)
 
 
 def stage_of_model(folder: Path) -> TrainStage | None:
@@ -152,16 +160,18 @@ def stage_of_model(folder: Path) -> TrainStage | None:
 
 def _files_by_path(folder: Path, summary: dict[str, Any]) -> dict[str, Path]:
     entries = enumerate(summary["variables"])
-    return {entry["path"]: folder / f"{number}.npy" for number, entry in entries}
+    return {entry["path"]: path_of(folder, number, entry) for number, entry in entries}
 
 
 def drop_state(folder: Path) -> None:
     """Removes the state of another training from a model folder, before it is rewritten."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    agreed(lambda: shutil.rmtree(folder / FOLDER, ignore_errors=True))
 
 
 def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> None:
     """Writes `training_state/` into a model folder that is there; its manifest comes last.
+
+    Several processes write it together: each calls it.
 
     Where validation chose an earlier step's weights, the slots and the moments are those
     of the last step: the best model is kept without any. They only set how far a step
@@ -175,22 +185,31 @@ def save_state(folder: Path, model: RetrievalModel, state: TrainingState) -> Non
     Raises:
         OSError: The disk is full.
     """
-    (folder / FOLDER).mkdir(parents=True)
-    slots = [(slot, table) for table in tables_of(model) for slot in table.slots]
-    whole = [*moments_of(model).values(), *seeds_of(model).values()]
-    kept: list[tuple[Any, Table | None]] = [*slots, *((variable, None) for variable in whole)]
-    described = []
-    for number, (variable, table) in enumerate(kept):
-        shape, dtype = tuple(variable.shape), np.dtype(variable.dtype).newbyteorder("<").str
-        if table is not None:
-            shape, dtype = (table.rows, shape[1]), "<f4"
-        write_variable(folder / FOLDER / f"{number}.npy", variable, table, shape, dtype)
-        described.append({"path": variable.path, "shape": list(shape)})
+    kept = [SavedVariable(slot, table) for table in tables_of(model) for slot in table.slots]
+    for variable in [*moments_of(model).values(), *seeds_of(model).values()]:
+        dtype = np.dtype(variable.dtype).newbyteorder("<").str
+        kept.append(SavedVariable(variable, None, dtype))
+    described = write_variables(folder / FOLDER, kept)
     content = {"state": dataclasses.asdict(state), "variables": described}
+    agreed(lambda: _seal_state(folder, content))
+
+
+def _seal_state(folder: Path, content: dict[str, Any]) -> None:
+    """Writes `state.json`, and the manifest of all that a later training reads.
+
+    The parts of a variable aren't read again for it: whoever wrote them has their checksums.
+    """
     (folder / _STATE).write_text(json.dumps(content) + "\n")
-    names = [name for name in manifests.file_names(folder) if name.split("/")[0] in _READ]
-    files = manifests.checksums(folder, names, "crc32")
-    manifests.write_manifest(folder / _MANIFEST, {}, files)
+    summaries = {"weights": read_json(folder / "model.json"), FOLDER: content}
+    parts = {
+        f"{part}/{name}": file
+        for part, summary in summaries.items()
+        for entry in summary["variables"]
+        for name, file in entry.get("parts", {}).items()
+    }
+    names = {name for name in manifests.file_names(folder) if name.split("/")[0] in _READ}
+    files = manifests.checksums(folder, names - parts.keys(), "crc32")
+    manifests.write_manifest(folder / _MANIFEST, {}, {**files, **parts})
 
 
 def fingerprint(folder: Path) -> str | None:
@@ -234,7 +253,9 @@ def choose(
     """
     if folder is None:
         return None, None
-    reason = agreed(lambda: _reason_against(folder, stage, store, inputs))
+    damages = jointly(lambda: _damage_in_share(folder))
+    damage = next((damage for damage in damages if damage is not None), None)
+    reason = agreed(lambda: _reason_against(folder, damage, stage, store, inputs))
     if reason is None:
         return EarlierModel.open(folder, verify=False), None
     return None, cold_start(folder, reason)
@@ -247,8 +268,31 @@ def cold_start(folder: Path, reason: str) -> str:
     return sentence
 
 
+def _damage_in_share(folder: Path) -> str | None:
+    """Returns what is wrong with a file of a model that this process verifies; None: nothing.
+
+    Several processes divide the files. What is no model, or has no manifest that can be read,
+    is the opener's concern.
+    """
+    if not (folder / "model.json").exists():
+        return None
+    try:
+        files = manifests.read_manifest(folder / _MANIFEST)["files"]
+        own = manifests.share_of(files, jax.process_index(), jax.process_count())
+        manifests.verify_files(folder, own)
+    except manifests.UnreadableManifestError:
+        return None
+    except manifests.ManifestError as damage:
+        return str(damage)
+    return None
+
+
 def _reason_against(
-    folder: Path, stage: TrainStage, store: InteractionStore, inputs: ModelInputs
+    folder: Path,
+    damage: str | None,
+    stage: TrainStage,
+    store: InteractionStore,
+    inputs: ModelInputs,
 ) -> str | None:
     """Returns why a training can't start from a folder; None if it can."""
     if not folder.is_dir():
@@ -258,10 +302,15 @@ def _reason_against(
             "Name one that recsys train or the pipeline's Trainer wrote.",
             str(folder),
         )
+    if damage is not None:
+        return f"it is damaged: {damage}"
     try:
-        base = EarlierModel.open(folder)
+        base = EarlierModel.open(folder, verify=False)
+        before = base.read_inputs()
     except UnusableModelError as error:
         return str(error)
+    except (RecsysError, *DAMAGE) as error:
+        return f"it can't be read: {error}"
     if store.split.split != "time":
         return "the data are not split by time, and it may have seen the answers"
     until, cut = (
@@ -273,7 +322,7 @@ def _reason_against(
             f"it was trained on events until {until}, and what is evaluated now begins"
             f" at {cut}; it has seen the answers"
         )
-    changes = _differences(base, stage, inputs)
+    changes = _differences(base, before, stage, inputs)
     if changes and warm_start_of(stage).changed == "refuse":
         raise refused(folder, changes)
     if changes:
@@ -309,9 +358,17 @@ def refused(folder: Path, changes: list[str]) -> UsageError:
     )
 
 
-def _differences(base: EarlierModel, stage: TrainStage, inputs: ModelInputs) -> list[str]:
-    """Returns what keeps a training from starting from `base`, each as `what: then → now`."""
-    before = base.read_inputs()
+def _differences(
+    base: EarlierModel, before: ModelInputs, stage: TrainStage, inputs: ModelInputs
+) -> list[str]:
+    """Returns what keeps a training from starting from `base`, each as `what: then → now`.
+
+    Args:
+        base: The earlier model.
+        before: What it knew of users and items.
+        stage: The model and the training loop.
+        inputs: What is known of them now.
+    """
     pairs: list[tuple[str, Any, Any]] = []
     if type(base.spec.config) is type(stage.model):
         then, now = base.spec.config.architecture(), stage.model.architecture()

@@ -1,16 +1,18 @@
 """Trains a small model on four devices, in as many processes as the command line says.
 
-    processes.py PROCESS PROCESSES PORT
+    processes.py PROCESS PROCESSES PORT FOLDER
 
-The last line is JSON: the loss, the sum of squares of all places of the table, and the error
-that the last process had.
+Writes its variables into `parts/` and `whole/` of FOLDER, and into `0.npy`, … what the devices
+have of them. The last line is JSON: the loss, the sum of squares of all places of the
+table, the error that the last process had, and that of a full disk.
 """
 
 import json
 import os
 import sys
+from pathlib import Path
 
-PROCESS, PROCESSES, PORT = map(int, sys.argv[1:])
+PROCESS, PROCESSES, PORT = map(int, sys.argv[1:4])
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={4 // PROCESSES}"
 
@@ -33,18 +35,21 @@ from recsys.embedding import (  # noqa: E402
     activate,
     table_layout,
 )
+from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
+from recsys.models import saved_arrays  # noqa: E402
 from recsys.training.distributed import in_shares  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 3
 
 
 class Sum(SparseModel):
-    """One table, read by single ids and by bags."""
+    """One table, read by single ids and by bags, and one that is split by columns."""
 
-    def __init__(self, table):
+    def __init__(self, table, columns):
         super().__init__()
         features = {
+            "wide": FeatureConfig("wide", columns, (None,), (None, DIM)),
             "one": FeatureConfig("one", table, (None,), (None, DIM)),
             "bag": FeatureConfig("bag", table, (None, 3), (None, DIM)),
         }
@@ -54,7 +59,7 @@ class Sum(SparseModel):
 
     def call(self, inputs):
         found = self.embed(inputs)
-        return self.dense(found["one"] + found["bag"])
+        return self.dense(found["one"] + found["bag"] + found["wide"])
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return keras.ops.mean(keras.ops.square(y_pred - 1))
@@ -66,16 +71,35 @@ def batches():
     part = slice(BATCH // PROCESSES * PROCESS, BATCH // PROCESSES * (PROCESS + 1))
     for _ in range(STEPS):
         one, bag = rng.integers(0, 50, BATCH), rng.integers(0, 50, (BATCH, 3))
-        yield ({"one": one[part], "bag": bag[part]},)
+        yield ({"one": one[part], "bag": bag[part], "wide": one[part]},)
 
 
 table = TableConfig("t", ROWS, DIM, optimizer=Adagrad(0.5), placement="row")
-activate(table_layout([table]))
-model = Sum(table)
+columns = TableConfig("c", 60, DIM, optimizer=Adagrad(0.5), placement="column")
+activate(table_layout([table, columns]))
+model = Sum(table, columns)
 model.compile(optimizer=keras.optimizers.SGD(0.3))
 history = model.fit(batches(), steps_per_epoch=STEPS, shuffle=False, verbose=0).history
-value = model.embed.tables[0].embeddings.value
-whole = np.asarray(multihost_utils.process_allgather(value, tiled=True), np.float64)
+kept, split = sorted(model.embed.tables, key=lambda table: -table.rows)
+
+
+def whole(variable):
+    """Returns all places of a variable `[places, width]`."""
+    return multihost_utils.process_allgather(variable.value, tiled=True)
+
+
+def written(folder, limit):
+    """Writes the table, its slot and a dense variable, in parts from so many bytes on."""
+    saved_arrays._WHOLE_BYTES = limit
+    pairs = [
+        (kept.embeddings, kept),
+        (kept.slots[0], kept),
+        (split.embeddings, split),
+        (model.dense.kernel, None),
+    ]
+    return saved_arrays.write_variables(
+        folder, [saved_arrays.SavedVariable(variable, table) for variable, table in pairs]
+    )
 
 
 def damaged(share, shares):
@@ -83,14 +107,33 @@ def damaged(share, shares):
         raise RecsysError("R221", "'item_row.npy' must be as it was.", "Run again.", share)
 
 
-def error_of(check):
+def error_of(do):
     try:
-        in_shares(check)
+        do()
     except RecsysError as error:
         return str(error)
     return None
 
 
-seen = {"loss": history["loss"][0], "squares": float((whole**2).sum())}
-errors = {"error": error_of(damaged), "no_error": error_of(lambda share, shares: None)}
+folder = Path(sys.argv[4])
+if PROCESSES > 1:
+    places = physical_rows(np.arange(ROWS), kept.n_physical)
+    arrays = [whole(variable)[places] for variable in (kept.embeddings, kept.slots[0])]
+    arrays += [whole(split.embeddings), np.asarray(model.dense.kernel.value)]
+    if PROCESS == 0:
+        for number, array in enumerate(arrays):
+            np.save(folder / f"{number}.npy", array)
+        (folder / "full").mkdir()
+        (folder / "full" / "1.npy").symlink_to("/dev/full")
+    described = {name: written(folder / name, n) for name, n in (("parts", 1000), ("whole", 1e9))}
+else:
+    described = {}
+
+squares = float((np.asarray(whole(kept.embeddings), np.float64) ** 2).sum())
+seen = {"loss": history["loss"][0], "squares": squares, "described": described}
+errors = {
+    "error": error_of(lambda: in_shares(damaged)),
+    "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
+    "full": error_of(lambda: written(folder / "full", 1e9)) if PROCESSES > 1 else None,
+}
 sys.stdout.write(json.dumps({**seen, **errors}) + "\n")

@@ -1,0 +1,95 @@
+"""The rows of an interleaved table in logical order: each device is brought a range of them.
+
+A device holds every so many rows of a table (`recsys.embedding.sharding`); a file holds
+rows that follow each other. So the devices exchange rows by all-to-all, some of every range
+at a time. All bits stay as they are, and no device or host ever holds more than its part.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from recsys.embedding.sharding import SLOTS, physical_rows
+
+_CHUNK_BYTES = 1 << 24
+"""Rows that a device is brought at a time."""
+
+
+def range_of(rows: int, part: int, n_parts: int) -> tuple[int, int]:
+    """Returns the first row, and the one after the last, of one of several even ranges."""
+    return rows * part // n_parts, rows * (part + 1) // n_parts
+
+
+def in_ranges(value: jax.Array, rows: int) -> Iterator[tuple[int, jax.Array]]:
+    """Yields the rows of a table by ranges, one of `range_of` a device along its axis.
+
+    Every process of a run goes through it.
+
+    Args:
+        value: Weights or a slot `[places, width]` of an interleaved table, split by rows over
+            an axis of n devices.
+        rows: Logical rows.
+
+    Yields:
+        How many rows of each range came before, and the next ones `[n · c, width]`, split
+        over the same axis. At the end of a range nothing is said of the rows past it.
+    """
+    sharding = cast(NamedSharding, value.sharding)
+    n = devices_of(sharding)
+    longest = -(-rows // n)
+    width = value.shape[1]
+    n_rows = max(1, _CHUNK_BYTES // (value.dtype.itemsize * width) // SLOTS) * SLOTS
+    n_rows = min(n_rows, -(-longest // SLOTS) * SLOTS)
+    bring = _bring(sharding, rows, n_rows)
+    for before in range(0, longest, n_rows):
+        yield before, bring(value, np.int32(before))
+
+
+def devices_of(sharding: NamedSharding) -> int:
+    """Returns how many devices share the rows of a table."""
+    return int(sharding.mesh.shape[sharding.spec[0]])
+
+
+@functools.lru_cache(maxsize=16)
+def _bring(
+    sharding: NamedSharding, rows: int, n_rows: int
+) -> Callable[[jax.Array, np.int32], jax.Array]:
+    """Returns a function that brings each device the next `n_rows` of its range."""
+    axis, n = sharding.spec[0], devices_of(sharding)
+    # Of `SLOTS` rows that follow each other each device holds as many, or one more or less.
+    capacity = (n_rows // SLOTS + 1) * (-(-SLOTS // n) + (SLOTS % n > 0))
+    bounds = np.array([range_of(rows, part, n) for part in range(n)], np.int32)
+
+    def own(value: jax.Array, before: jax.Array) -> jax.Array:
+        n_places, width = value.shape
+        first, end = jnp.asarray(bounds)[jax.lax.axis_index(axis)]
+        row = first + before + jnp.arange(n_rows, dtype=jnp.int32)
+        place = physical_rows(jnp.minimum(row, rows - 1), n * n_places)
+        owner = jnp.where(row < end, place // n_places, n)
+        order = jnp.argsort(owner)  # Stable; those past the range come last.
+        owner = owner[order]
+        firsts = jnp.searchsorted(owner, jnp.arange(n + 1))
+        at = jnp.arange(n_rows) - firsts[owner]
+        wanted = jnp.zeros((n, capacity), jnp.int32)
+        wanted = wanted.at[owner, at].set(place[order] % n_places, mode="drop")
+        asked = jax.lax.all_to_all(wanted, axis, 0, 0)
+        got = jax.lax.all_to_all(value[asked], axis, 0, 0)
+        ordered = got.at[owner, at].get(mode="clip")
+        return jnp.zeros((n_rows, width), value.dtype).at[order].set(ordered)
+
+    mapped = jax.shard_map(
+        own,
+        mesh=sharding.mesh,
+        in_specs=(sharding.spec, PartitionSpec()),
+        out_specs=sharding.spec,
+        check_vma=False,
+    )
+    bring: Callable[[jax.Array, np.int32], jax.Array] = jax.jit(mapped)
+    return bring

@@ -1,0 +1,333 @@
+"""The arrays of a model folder: one `.npy` a variable, or its rows in several.
+
+    3.npy                   variable 3, whole; a table in the order of its rows
+    3/shard-0-of-8.npy      the same, the first of eight ranges of rows
+
+Several processes write a large table in parts, each those of its own devices; one process,
+and all that is small, in one file. The JSON that describes a variable has the sizes and
+CRC-32 of its parts. Whoever reads gets one array.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from recsys.embedding.row_ranges import devices_of, in_ranges, range_of
+from recsys.embedding.table import Table, logical_chunks
+from recsys.system import manifest as manifests
+from recsys.system.commit import sync_file
+from recsys.training.distributed import agreed, is_primary, jointly
+
+_WHOLE_BYTES = 1 << 20
+"""A table up to this size is one file."""
+_CHUNK_ROWS = 1 << 16
+
+
+class SavedVariable(NamedTuple):
+    """A variable to write.
+
+    Attributes:
+        variable: The variable.
+        table: The table that it belongs to, as its weights or one of its slots; None: to none.
+        dtype: Type of the numbers in the file.
+    """
+
+    variable: Any
+    table: Table | None
+    dtype: str = "<f4"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, without padding."""
+        shape = tuple(self.variable.shape)
+        return shape if self.table is None else (self.table.rows, shape[1])
+
+
+class NpyFile:
+    """A `.npy` that is written piece by piece.
+
+    By plain writes: a full disk is an error there, and ends the process in a memory map. One
+    of several processes that fails goes on, for the others wait for it in what all do;
+    `close` says so.
+
+    Args:
+        path: The file.
+        shape: Shape of the whole array.
+        dtype: Type of its numbers.
+
+    Attributes:
+        size: Bytes written.
+        crc: Their CRC-32, of one of several processes.
+    """
+
+    def __init__(self, path: Path, shape: Sequence[int], dtype: str = "<f4") -> None:
+        self._dtype = np.dtype(dtype)
+        self._error: OSError | None = None
+        self._opened = ExitStack()
+        self._goes_on = jax.process_count() > 1
+        self.size, self.crc = 0, 0
+        header = BytesIO()
+        described = {"descr": dtype, "fortran_order": False, "shape": tuple(shape)}
+        np.lib.format.write_array_header_1_0(header, described)
+        self._try(lambda: self._open(path))
+        self._add(header.getvalue())
+
+    def write(self, values: np.ndarray) -> None:
+        """Adds values to the end."""
+        self._add(np.ascontiguousarray(values, self._dtype).tobytes())
+
+    def close(self) -> None:
+        """Closes the file; of several processes, when its bytes are on the disk.
+
+        Raises:
+            OSError: It couldn't be written.
+        """
+        self._try(self._opened.close)
+        if self._goes_on:
+            self._try(lambda: sync_file(Path(self._file.name)))
+        if self._error is not None:
+            raise self._error
+
+    def _open(self, path: Path) -> None:
+        self._file = self._opened.enter_context(path.open("wb"))
+
+    def _add(self, content: bytes) -> None:
+        self._try(lambda: self._file.write(content))
+        if self._goes_on:
+            self.size += len(content)
+            self.crc = zlib.crc32(content, self.crc)
+
+    def _try(self, do: Callable[[], Any]) -> None:
+        """Does something with the file, unless it has failed before."""
+        if self._error is not None:
+            return
+        try:
+            do()
+        except OSError as error:
+            self._error = error
+            with suppress(OSError):  # What it holds is tried again.
+                self._opened.close()
+            if not self._goes_on:
+                raise
+
+
+# --- writing
+
+
+def write_variables(folder: Path, kept: Sequence[SavedVariable]) -> list[dict[str, Any]]:
+    """Writes variables into a folder, and returns how its JSON describes them.
+
+    Every process of a run calls it.
+
+    Args:
+        folder: The folder; made if missing.
+        kept: The variables, in order.
+
+    Returns:
+        Of each `path` and `shape`; of one in parts `parts`, with the size and the CRC-32 of
+        each by its name relative to the folder.
+
+    Raises:
+        OSError: The disk is full.
+        RecsysError: It is, in one of several processes.
+    """
+    numbers = [number for number, saved in enumerate(kept) if _is_in_parts(saved)]
+    agreed(functools.partial(_make_room, folder, numbers))
+    described = []
+    for number, saved in enumerate(kept):
+        entry = {"path": saved.variable.path, "shape": list(saved.shape)}
+        if number in numbers:
+            entry["parts"] = _write_parts(folder, number, saved)
+        else:
+            _write_whole(folder / f"{number}.npy", saved)
+        described.append(entry)
+    return described
+
+
+def _make_room(folder: Path, in_parts: Sequence[int]) -> None:
+    """Makes the folders of parts, and removes what an earlier writer left otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+    for number in in_parts:
+        (folder / f"{number}.npy").unlink(missing_ok=True)
+        (folder / str(number)).mkdir()
+
+
+def _is_in_parts(saved: SavedVariable) -> bool:
+    table, value = saved.table, saved.variable.value
+    if table is None or jax.process_count() == 1 or not isinstance(value.sharding, NamedSharding):
+        return False
+    is_split = table.is_interleaved and not value.is_fully_replicated
+    return is_split and 4 * int(np.prod(saved.shape)) > _WHOLE_BYTES
+
+
+def _write_whole(path: Path, saved: SavedVariable) -> None:
+    """Writes a variable in one file; of several processes the first one does."""
+    file = NpyFile(path, saved.shape, saved.dtype) if is_primary() else None
+    for chunk in _chunks(saved):
+        if file is not None:
+            file.write(chunk)
+    jointly(lambda: None if file is None else file.close())
+
+
+def _chunks(saved: SavedVariable) -> Iterator[np.ndarray]:
+    """Yields a variable, a table in the order of its rows, chunk by chunk.
+
+    In every process of a run; of what the devices of several processes share, a chunk at a
+    time is gathered.
+    """
+    table, value = saved.table, saved.variable.value
+    if jax.process_count() == 1 or value.is_fully_replicated:
+        if table is None:
+            yield keras.ops.convert_to_numpy(value)
+        else:
+            yield from logical_chunks(table, saved.variable)
+    elif table is None:
+        yield multihost_utils.process_allgather(value, tiled=True)
+    elif table.is_interleaved:  # It is small.
+        places = table.physical(np.arange(table.rows))
+        yield multihost_utils.process_allgather(value, tiled=True)[places]
+    else:
+        for start in range(0, table.rows, _CHUNK_ROWS):
+            rows = value[start : min(start + _CHUNK_ROWS, table.rows)]
+            yield multihost_utils.process_allgather(rows, tiled=True)
+
+
+def _write_parts(folder: Path, number: int, saved: SavedVariable) -> manifests.Files:
+    """Writes the rows of a table that this process's devices are to have, a file a device."""
+    value = saved.variable.value
+    n_parts = devices_of(value.sharding)
+    rows, width = saved.shape
+    bounds = [range_of(rows, part, n_parts) for part in range(n_parts)]
+    files: dict[int, NpyFile] = {}
+    for before, chunk in in_ranges(value, rows):
+        n_rows = chunk.shape[0] // n_parts
+        for shard in chunk.addressable_shards:
+            if shard.replica_id:
+                continue
+            part = (shard.index[0].start or 0) // n_rows
+            length = bounds[part][1] - bounds[part][0]
+            if part not in files:
+                path = folder / _name(number, part, n_parts)
+                files[part] = NpyFile(path, (length, width), saved.dtype)
+            files[part].write(np.asarray(shard.data)[: max(0, length - before)])
+
+    def described() -> manifests.Files:
+        for file in files.values():
+            file.close()
+        return {
+            _name(number, part, n_parts): {"crc32": f"{file.crc:08x}", "size": file.size}
+            for part, file in files.items()
+        }
+
+    return {name: entry for own in jointly(described) for name, entry in sorted(own.items())}
+
+
+def _name(number: int, part: int, n_parts: int) -> str:
+    return f"{number}/shard-{part}-of-{n_parts}.npy"
+
+
+# --- reading
+
+
+class SavedRows:
+    """Rows `[rows, width]` of several files, as one array; memory-mapped.
+
+    Args:
+        parts: The files' arrays, in order.
+
+    Attributes:
+        parts: These arrays.
+        shape: Shape of the whole.
+        dtype: Type of the numbers.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts = tuple(parts)
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
+        self.dtype = parts[0].dtype
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return int(np.prod(self.shape))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number."""
+        return self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """Returns how many rows."""
+        return self.shape[0]
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Yields the arrays that hold the rows `start` … `stop`, and where in them these lie."""
+        for first, part in zip(self._starts[:-1].tolist(), self.parts, strict=True):
+            low, high = max(start - first, 0), min(stop - first, len(part))
+            if low < high:
+                yield part, low, high
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Returns the rows of a slice, or those of numbers `[n]` from 0 on, in memory."""
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            read = [part[low:high] for part, low, high in self.pieces(start, stop)]
+            return np.concatenate([np.empty((0, *self.shape[1:]), self.dtype), *read])[::step]
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        owner = np.searchsorted(self._starts, rows, side="right") - 1
+        for number, part in enumerate(self.parts):
+            here = owner == number
+            out[here] = part[rows[here] - self._starts[number]]
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Returns the whole in memory."""
+        return np.asarray(self[:], dtype)
+
+
+def path_of(folder: Path, number: int, described: Mapping[str, Any]) -> Path:
+    """Returns where a variable lies: a file, or the folder of its parts.
+
+    Args:
+        folder: The folder of all variables.
+        number: Which one it is.
+        described: Its description, of `write_variables`.
+    """
+    return folder / (str(number) if described.get("parts") else f"{number}.npy")
+
+
+def open_variable(path: Path) -> np.ndarray | SavedRows:
+    """Returns a variable, memory-mapped.
+
+    Args:
+        path: What `path_of` returned.
+
+    Raises:
+        OSError: A file is missing or can't be read.
+        ValueError: A file is none of these, or the parts don't fit each other.
+    """
+    if path.suffix == ".npy":
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    n_parts = max([int(name.stem.rpartition("-")[2]) for name in path.glob("shard-*-of-*.npy")])
+    names = [path.parent / _name(int(path.name), part, n_parts) for part in range(n_parts)]
+    parts = [np.load(name, mmap_mode="r", allow_pickle=False) for name in names]
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        raise ValueError(f"the parts in {path} have several widths or types")
+    return SavedRows(parts)

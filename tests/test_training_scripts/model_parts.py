@@ -1,0 +1,49 @@
+"""A model folder as several processes write it: its large tables in parts."""
+
+import json
+import zlib
+
+import numpy as np
+
+PARTS = 3
+
+
+def divide(folder, summary="model.json", part="weights"):
+    """Divides all variables of many rows of a folder into parts, and returns their numbers."""
+    described = json.loads((folder / summary).read_text())
+    numbers = []
+    for number, entry in enumerate(described["variables"]):
+        if len(entry["shape"]) < 2 or entry["shape"][0] < PARTS:
+            continue
+        file = folder / part / f"{number}.npy"
+        array = np.load(file)
+        file.unlink()
+        file.with_suffix("").mkdir()
+        ends = [len(array) * k // PARTS for k in range(PARTS + 1)]
+        entry["parts"] = {}
+        for k in range(PARTS):
+            name = f"{number}/shard-{k}-of-{PARTS}.npy"
+            np.save(folder / part / name, array[ends[k] : ends[k + 1]])
+            content = (folder / part / name).read_bytes()
+            entry["parts"][name] = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+        numbers.append(number)
+    (folder / summary).write_text(json.dumps(described))
+    return numbers
+
+
+def divide_all(folder):
+    """Divides the weights and the state of a model folder, and seals it anew."""
+    numbers = divide(folder)
+    assert divide(folder, "training_state/state.json", "training_state")
+    manifest = folder / "training_state" / "manifest.json"
+    listed = json.loads(manifest.read_text())["files"]
+    parts = {"model.json", "weights", "vocabulary", "catalogue", "user_features", "training_state"}
+    assert {name.split("/")[0] for name in listed} <= parts
+    files = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name.split("/")[0] in parts and path != manifest:
+            content = path.read_bytes()
+            files[name] = {"size": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    manifest.write_text(json.dumps({"files": files}))
+    return numbers
