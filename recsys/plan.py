@@ -25,6 +25,7 @@ from recsys.embedding.config import resolve
 from recsys.embedding.layout import activate, device_mesh, table_layout
 from recsys.embedding.step_check import StepProof
 from recsys.embedding.table import Table, TablePlacement, planned
+from recsys.embedding.traffic import FeatureTraffic
 from recsys.errors import UsageError
 from recsys.losses import CandidateSharing
 from recsys.models.auto import DataShape, for_data
@@ -47,6 +48,7 @@ class Plan:
         n_shards: Devices that share each copy of a table.
         tables: Where the tables lie.
         step: What the compiled training step holds and sends.
+        traffic: What a device sends for each feature in a step.
     """
 
     devices: int
@@ -54,6 +56,7 @@ class Plan:
     n_shards: int
     tables: tuple[TablePlacement, ...]
     step: StepProof
+    traffic: tuple[FeatureTraffic, ...]
 
     @property
     def bytes_per_device(self) -> int:
@@ -107,8 +110,9 @@ def make_plan(config: Config, rows: TableRows, devices: int) -> Plan:
     check_divides(config.train, n_batch)
     # Keras keeps its distribution, and variables without a value, by thread.
     with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(_step, config, rows, devices).result()
-    return Plan(devices, n_batch, n_shards, tuple(_placements(config, rows, n_shards)), step)
+        step, traffic = pool.submit(_step, config, rows, devices).result()
+    placements = tuple(_placements(config, rows, n_shards))
+    return Plan(devices, n_batch, n_shards, placements, step, traffic)
 
 
 def with_model(config: Config, rows: TableRows) -> Config:
@@ -136,8 +140,14 @@ def _placements(config: Config, rows: TableRows, n_shards: int) -> Iterator[Tabl
         yield planned(Table([resolve(table)], n_shards), n_shards)
 
 
-def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
-    """Returns the proof of the step of the model that `recsys.Trainer` would make."""
+def _step(
+    config: Config, rows: TableRows, devices: int
+) -> tuple[StepProof, tuple[FeatureTraffic, ...]]:
+    """Returns the proof of the step of the model that `recsys.Trainer` would make.
+
+    Returns:
+        The proof, and what a device sends for each feature.
+    """
     train, spec = config.train, model_spec(config, rows)
     tables = _tables(config, spec)
     axes = config.mesh.model_dump() if config.mesh else {}
@@ -151,7 +161,12 @@ def _step(config: Config, rows: TableRows, devices: int) -> StepProof:
         exclude_vectors(optimizer, model)
         model.compile(optimizer=optimizer, jit_compile=True)
         model.prove((_batch(config, rows, model, mesh),))
-    return cast(StepProof, model.step_proof)
+    traffic = (
+        feature
+        for table in model.step_traffic
+        for feature in table.by_feature(rows.counts.get(table.table))
+    )
+    return cast(StepProof, model.step_proof), tuple(traffic)
 
 
 def _batch(

@@ -186,7 +186,11 @@ def test_a_run_that_was_stopped_or_had_other_features_is_passed_over(config, tmp
     (write_data(runs / "2") / "catalogue" / "features.json").unlink()
     write_data(runs / "3", name="other")
     write_data(runs / "4", width=9)
-    assert find_rows(load_config(config), {}).rows["users"] == 9
+    known = find_rows(load_config(config), {})
+    assert known.rows["users"] == 9
+    assert {side: len(counts) for side, counts in known.counts.items()} == {
+        side: known.rows[side] for side in ("users", "items")
+    }
     shutil.rmtree(runs / "1")
     assert "raw files" in find_rows(load_config(config), {}).source
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from recsys.embedding import Adagrad, TableConfig, exchange
+from recsys.embedding import Adagrad, TableConfig, row_exchange
 from recsys.embedding.sharding import SLOTS, padded_rows, physical_rows
 
 ROWS, DIM = 20, 4
@@ -80,12 +80,16 @@ def test_what_does_not_fit_a_chunk_takes_more_rounds_and_loses_nothing(wide, ids
     assert wide.test_on_batch(x, y, return_dict=True)["exchange_overflows"] == extra
 
 
-@pytest.fixture(scope="module")
-def narrow():
+@pytest.fixture(scope="module", params=[("max", "auto"), ("mean", "rows")], ids=["ids", "bags"])
+def narrow(request):
     """A model on eight devices whose chunks hold one id: nearly every batch overflows."""
+    combiner, exchange = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange.Axis, "capacities", lambda axis, n: (1,))
-        table = TableConfig("t", ROWS, DIM, optimizer=Adagrad(0.1), combiner="max", placement="row")
+        patch.setattr(row_exchange.Axis, "capacities", lambda axis, n: (1,))
+        table = TableConfig(
+            "t", ROWS, DIM, optimizer=Adagrad(0.1), combiner=combiner, placement="row",
+            exchange=exchange,
+        )  # fmt: skip
         with on_mesh("8", [table]):
             model = compiled(Lookup({"id": table, "bag": table}))
             model.build()

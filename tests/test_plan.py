@@ -104,6 +104,9 @@ def test_a_plan_is_what_the_step_of_the_real_model_holds(overrides):
     plan = make_plan(chosen, ROWS, N)
     with trained(chosen) as (model, placements):
         assert plan.step == model.step_proof
+        expected = [feature for table in model.step_traffic for feature in table.by_feature()]
+        assert list(plan.traffic) == expected
+        assert {"id_row + history", "history", "genres"} & {f.feature for f in plan.traffic}
         assert plan.tables == placements
     assert plan.other_bytes > 0
 

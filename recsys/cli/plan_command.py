@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.table import Table
 from rich.text import Text
 
 from recsys.cli.failure import print_error
@@ -83,6 +84,7 @@ def plan(
             "tables": [dataclasses.asdict(table) for table in planned.tables],
             "other_bytes_per_device": planned.other_bytes,
             "step": dataclasses.asdict(planned.step),
+            "traffic": [dataclasses.asdict(feature) for feature in planned.traffic],
             "errors": [error.to_json() for error in errors],
             "changes": [dataclasses.asdict(change) for change in advice],
         }
@@ -163,6 +165,8 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
     for collective, n_bytes in sorted(planned.step.collectives.items()):
         step.add_row(f"received by {collective}, in a step", plain_size(n_bytes))
     console.print(step)
+    if planned.devices > 1:
+        console.print(_traffic_table(planned))
     console.print(_verdict(planned, limit))
     if advice:
         headings = ("a device", "saves", "fits")
@@ -171,6 +175,26 @@ def _show(planned: Plan, rows_from: str, limit: int | None, advice: Sequence[Cha
             sizes = (plain_size(change.bytes_per_device), plain_size(change.saved_bytes))
             changes.add_row(Text(change.words), *sizes, "yes" if change.fits else "no")
         console.print(changes)
+
+
+def _traffic_table(planned: Plan) -> Table:
+    columns = ("exchange", "ids", "distinct", "to read", "to update")
+    table = titled_table("Sent by each device in a step", "", *columns, numbers=columns[1:])
+    for feature in planned.traffic:
+        table.add_row(
+            Text(feature.feature),
+            feature.exchange,
+            f"{feature.ids:,}",
+            f"{feature.distinct_ids:,}",
+            plain_size(feature.read_bytes),
+            plain_size(feature.update_bytes),
+        )
+    sums = [
+        sum(f.read_bytes for f in planned.traffic),
+        sum(f.update_bytes for f in planned.traffic),
+    ]
+    table.add_row("all", "", "", "", *map(plain_size, sums))
+    return table
 
 
 def _verdict(planned: Plan, limit: int | None) -> Text:

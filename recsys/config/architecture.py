@@ -39,6 +39,9 @@ class RetrievalConfig(Strict):
             "init_stddev",
             "user_init_stddev",
             "table_placement",
+            "table_exchange",
+            "distinct_share",
+            "exchange_dtype",
         }
     )
 
@@ -83,6 +86,15 @@ class RetrievalConfig(Strict):
     repeats it; `auto` splits by rows from 50,000 rows on."""
     table_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the tables' weights; `bfloat16` halves them and rounds stochastically."""
+    table_exchange: Literal["auto", "cheapest", "gathered", "rows", "dense"] = "auto"
+    """How bags and gradients travel between devices: `auto` as on few devices up to 8, by
+    bytes beyond; `cheapest` by bytes on any number; the others force one way."""
+    distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Share of a device's ids that is expected to be distinct, by which the bytes of an
+    exchange are reckoned (0..1]."""
+    exchange_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which rows and their gradients travel between devices; `bfloat16` halves the
+    bytes and rounds."""
 
     @model_validator(mode="after")
     def _temperature_can_be_learned(self) -> Self:

@@ -10,7 +10,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -44,6 +46,8 @@ class TableRows:
         source: Origin of the numbers, as text.
         of_users: Features that are the users'; the others are the items'.
         events: Events of the users, near enough; 0 where the rows were given.
+        counts: How often each row of `users` and `items` comes up in the events `[rows]`, if
+            a data folder says so.
     """
 
     rows: Mapping[str, int]
@@ -51,6 +55,7 @@ class TableRows:
     source: str
     of_users: frozenset[str] = frozenset()
     events: int = 0
+    counts: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def parse_rows(words: Iterable[str]) -> dict[str, int]:
@@ -109,10 +114,11 @@ def find_rows(config: Config, overrides: Mapping[str, int], data: Path | None = 
         return TableRows({name: overrides[name] for name in names}, widths, "as given", of_users)
     known = known or _of_last_run(config, widths) or _of_raw_files(config, widths, of_users)
     rows = {name: overrides.get(name, n) for name, n in known.rows.items()}
+    counts = {name: n for name, n in known.counts.items() if name not in overrides}
     source = (
         f"{', '.join(overrides)} as given; others {known.source}" if overrides else known.source
     )
-    return dataclasses.replace(known, rows=rows, source=source)
+    return dataclasses.replace(known, rows=rows, source=source, counts=counts)
 
 
 def _described(file: Path) -> dict[str, tuple[int, int]]:
@@ -128,11 +134,10 @@ def _of_data(folder: Path) -> TableRows:
         has_users = (folder / "user_features").exists()
         of_users = _described(folder / "user_features" / SUMMARY) if has_users else {}
         features |= of_users
-        users, items = (
-            pq.read_metadata(folder / "vocabulary" / f"{side}.parquet").num_rows
+        counts = {
+            side: pq.read_table(folder / "vocabulary" / f"{side}.parquet", columns=["count"])
             for side in ("users", "items")
-        )
-        counts = pq.read_table(folder / "vocabulary" / "users.parquet", columns=["count"])
+        }
     except (*DAMAGE, pa.ArrowException) as error:
         raise RecsysError(
             "R372",
@@ -140,10 +145,16 @@ def _of_data(folder: Path) -> TableRows:
             "Name one that an InteractionEncoder wrote, or leave --data out.",
             str(error),
         ) from None
-    rows = {"users": users, "items": items, **{name: n for name, (n, _) in features.items()}}
+    of_rows = {side: _filled(table["count"]) for side, table in counts.items()}
+    rows = {side: len(of_side) for side, of_side in of_rows.items()}
+    rows |= {name: n for name, (n, _) in features.items()}
     widths = {name: width for name, (_, width) in features.items()}
-    events = pc.sum(counts["count"]).as_py() or 0
-    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events)
+    events = int(of_rows["users"].sum())
+    return TableRows(rows, widths, f"from {folder}", frozenset(of_users), events, of_rows)
+
+
+def _filled(counts: pa.ChunkedArray) -> np.ndarray:
+    return cast(np.ndarray, pc.fill_null(counts, 0).to_numpy())
 
 
 def _of_last_run(config: Config, widths: Mapping[str, int]) -> TableRows | None:

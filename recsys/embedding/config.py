@@ -10,6 +10,8 @@ import keras
 import keras_rs
 
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
+from recsys.embedding.payload import PAYLOADS
+from recsys.embedding.traffic import EXCHANGES, ExchangeOptions
 from recsys.errors import UsageError
 
 FeatureConfig: TypeAlias = keras_rs.layers.FeatureConfig
@@ -39,14 +41,26 @@ class TableConfig(keras_rs.layers.TableConfig):
         unknown: What an id outside the vocabulary does: `row0` reads row 0 and is
             counted, `error` stops the run.
         dtype: `float32`, or `bfloat16` with stochastic rounding.
+        exchange: How bags and gradients travel between devices: `auto`, `cheapest`,
+            `gathered`, `rows` or `dense`; see `recsys.embedding.traffic`.
+        distinct_share: Expected distinct ids of a device's part of a batch over all of
+            its ids (0..1]. Only the choice of an exchange, and the plan, go by it.
+        exchange_dtype: What rows and gradients travel as: `float32` or `bfloat16`.
     """
 
     unknown: str = "row0"
     dtype: str = "float32"
+    exchange: str = "auto"
+    distinct_share: float = 1.0
+    exchange_dtype: str = "float32"
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {**super().get_config(), "unknown": self.unknown, "dtype": self.dtype}
+        own = {name: getattr(self, name) for name in _OWN}
+        return {**super().get_config(), **own}
+
+
+_OWN = ("unknown", "dtype", "exchange", "distinct_share", "exchange_dtype")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +77,7 @@ class TableSpec:
         combiner: How a bag becomes one vector.
         unknown: `row0` or `error`.
         dtype: Of the weights.
+        exchange: How its rows travel.
     """
 
     name: str
@@ -74,6 +89,7 @@ class TableSpec:
     combiner: str
     unknown: str
     dtype: str
+    exchange: ExchangeOptions
 
     @property
     def itemsize(self) -> int:
@@ -111,7 +127,21 @@ def resolve(table: keras_rs.layers.TableConfig) -> TableSpec:
         combiner=table.combiner,
         unknown=unknown,
         dtype=dtype,
+        exchange=_exchange_options(table),
     )
+
+
+def _exchange_options(table: keras_rs.layers.TableConfig) -> ExchangeOptions:
+    options = ExchangeOptions(
+        getattr(table, "exchange", "auto"),
+        getattr(table, "distinct_share", 1.0),
+        getattr(table, "exchange_dtype", "float32"),
+    )
+    _check(table, "exchange_dtype", options.payload, PAYLOADS)
+    _check(table, "exchange", options.exchange, EXCHANGES)
+    if not 0 < options.distinct_share <= 1:
+        raise _refused(table, "distinct_share", options.distinct_share, "a share in (0..1]")
+    return options
 
 
 def check_shapes(feature: keras_rs.layers.FeatureConfig) -> None:
@@ -204,7 +234,7 @@ def stacks(
         if len({_likeness(spec) for spec in stack}) > 1:
             raise UsageError(
                 "R358",
-                "Stacked tables must be alike in width, optimizer, placement, dtype.",
+                "Stacked tables must be alike in width, optimizer, placement, dtype, exchange.",
                 "Leave the one that differs out of table_stacking.",
                 [spec.name for spec in stack],
             )
@@ -213,4 +243,4 @@ def stacks(
 
 
 def _likeness(spec: TableSpec) -> str:
-    return repr((spec.dim, spec.optimizer, spec.placement, spec.dtype))
+    return repr((spec.dim, spec.optimizer, spec.placement, spec.dtype, spec.exchange))

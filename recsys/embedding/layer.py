@@ -132,9 +132,9 @@ class ShardedEmbedding(keras.layers.Layer):
         features = []
         for path, ids in leaves.items():
             spec = self._resolved[self._paths[path].table.name]
-            features.append(FeatureInput(self._home[spec.name], spec, ids, chosen.get(path)))
+            features.append(FeatureInput(self._home[spec.name], spec, ids, chosen.get(path), path))
         is_jax = keras.backend.backend() == "jax"
-        read = read_features(features) if is_jax else [read_by_keras(*f) for f in features]
+        read = read_features(features) if is_jax else [read_by_keras(*f[:4]) for f in features]
         outputs = dict(zip(leaves, read, strict=True))
         return self._map(inputs, lambda path, *_: ops.cast(outputs[path], self.compute_dtype))
 
@@ -271,18 +271,20 @@ def walked(
 # --- the tape of a training step
 
 
-class Reading(NamedTuple):
+class Record(NamedTuple):
     """One reading of a table within a step.
 
     Attributes:
         table: What was read.
         use: What its update needs.
         out: What it returned `[bags, dim]`.
+        features: Names of the features that were read.
     """
 
     table: Table
     use: exchange.Use
     out: jax.Array
+    features: tuple[str, ...]
 
 
 class Counts(NamedTuple):
@@ -314,11 +316,11 @@ class Tape:
 
     def __init__(self, taps: list[jax.Array] | None = None, trains: bool = True) -> None:
         self.taps, self.trains = taps, trains
-        self.readings: list[Reading] = []
+        self.readings: list[Record] = []
         self.counts: list[Counts] = []
         self.unknown: list[tuple[Table, jax.Array]] = []
 
-    def tapped(self, reading: Reading) -> jax.Array:
+    def tapped(self, reading: Record) -> jax.Array:
         """Records a reading; returns its output, to differentiate by if taps are known."""
         if not self.trains:
             return reading.out
@@ -350,10 +352,18 @@ def is_differentiated() -> bool:
     """
     with keras.StatelessScope(initialize_variables=False) as scope:
         outer = scope.original_scope
+    values = [] if outer is None else list(outer.state_mapping.values())
+    return _is_differentiated_by(
+        [value for value in values if jnp.issubdtype(value.dtype, jnp.floating)]
+    )
+
+
+def _is_differentiated_by(arrays: list[jax.Array]) -> bool:
+    """Returns whether one of `arrays` has a tangent where this is traced."""
     rules_run: list[bool] = []
 
     @jax.custom_jvp
-    def probe(weights: list[jax.Array]) -> jax.Array:
+    def probe(arrays: list[jax.Array]) -> jax.Array:
         return jnp.float32(0)
 
     @probe.defjvp
@@ -361,8 +371,7 @@ def is_differentiated() -> bool:
         rules_run.append(True)
         return jnp.float32(0), jnp.float32(0)
 
-    values = [] if outer is None else list(outer.state_mapping.values())
-    probe([value for value in values if jnp.issubdtype(value.dtype, jnp.floating)])
+    probe(arrays)
     return bool(rules_run)
 
 
@@ -412,7 +421,8 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
         places.append(_places(table, feature.spec, dense_lookups(rows, weight), unknown))
     # Side by side, not end to end: so each device's part of the batch stays its own.
     stacked = jnp.stack(places, axis=1)
-    out = _traced_read(table, Lookups(stacked.reshape(-1)), stacked.size, True)
+    names = tuple(feature.name for feature in features)
+    out = _traced_read(table, Lookups(stacked.reshape(-1)), stacked.size, True, names)
     out = out.reshape(*stacked.shape, table.dim)
     return [
         out[:, i] if weight is None else out[:, i] * weight[:, None]
@@ -420,7 +430,7 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
     ]
 
 
-def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any) -> jax.Array:
+def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any, name: str) -> jax.Array:
     """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
     sharding, scale = table.sharding, 1.0
     if isinstance(ids, Ragged):
@@ -438,12 +448,12 @@ def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any) -> jax.Arr
             )
         n_bags = ids.shape[0]
         rows, unknown = _known(spec, ids)
-        lookups, scale = _dense(rows, _finite(weights), n_bags, spec.combiner)
+        lookups, scale = _dense(sharding, rows, _finite(weights), spec.combiner)
     lookups = lookups._replace(rows=_places(table, spec, lookups, unknown))
     if spec.combiner == "max":
-        each = _traced_read(table, Lookups(lookups.rows), lookups.rows.shape[0], True)
+        each = _traced_read(table, Lookups(lookups.rows), lookups.rows.shape[0], True, (name,))
         return _maxima(sharding, lookups, n_bags, each)
-    return _traced_read(table, lookups, n_bags, False) * scale
+    return _traced_read(table, lookups, n_bags, False, (name,)) * scale
 
 
 def _known(spec: TableSpec, ids: Any) -> tuple[jax.Array, jax.Array]:
@@ -469,17 +479,27 @@ def _finite(weights: Any) -> jax.Array | None:
 
 
 def _dense(
-    rows: jax.Array, weights: jax.Array | None, n_bags: int, combiner: str
+    sharding: TableSharding, rows: jax.Array, weights: jax.Array | None, combiner: str
 ) -> tuple[Lookups, float]:
     """Returns the lookups, and what their sums are to be multiplied by."""
-    lookups = dense_lookups(rows, weights)
     if combiner == "max":
-        return lookups, 1.0
-    if weights is not None:
-        return normalized(lookups, n_bags, combiner), 1.0
-    # Without weights all bags are equally long: no need to send weights around.
-    length = max(1, rows.shape[1])
-    return lookups, {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
+        return dense_lookups(rows, weights), 1.0
+    if weights is None:
+        # Without weights all bags are equally long: no need to send weights around.
+        length = max(1, rows.shape[1])
+        scale = {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
+        return dense_lookups(rows, None), scale
+
+    def of_bags(rows: jax.Array, weights: jax.Array) -> Lookups:
+        return normalized(dense_lookups(rows, weights), rows.shape[0], combiner)
+
+    if sharding.is_local or not rows.size or rows.shape[0] % sharding.n_batch_parts:
+        return of_bags(rows, weights), 1.0
+    # Each device its own bags: XLA would gather the sums of all.
+    split = sharding.batch_spec
+    places: Any = (split, None, split)
+    spread = shard_mapped(sharding, of_bags, (split, split), Lookups(*places))
+    return spread(rows, jnp.broadcast_to(weights, rows.shape)), 1.0
 
 
 def _by_device(
@@ -553,18 +573,23 @@ def refuse(name: str, rows: int, n_unknown: Any) -> None:
         )
 
 
-def _traced_read(table: Table, lookups: Lookups, n_bags: int, is_single: bool) -> jax.Array:
+def _traced_read(
+    table: Table, lookups: Lookups, n_bags: int, is_single: bool, features: tuple[str, ...]
+) -> jax.Array:
     if not lookups.rows.shape[0]:  # Bags of length 0: collectives refuse empty arrays.
         return jnp.zeros((n_bags, table.dim), jnp.float32)
     weights = jax.lax.stop_gradient(table.embeddings.value)
-    out, use, extra = exchange.read(table.sharding, weights, lookups, n_bags, is_single)
+    learns_weights = lookups.weight is not None and _is_differentiated_by([lookups.weight])
+    out, use, extra = exchange.read(
+        table.sharding, weights, lookups, n_bags, is_single, table.spec.exchange, learns_weights
+    )
     tape = active()
     if tape is None:
         return out
     tape.counts.append(Counts(jnp.int32(0), jnp.int32(0), extra))
     if not table.trainable or table.optimizer is None:
         return out
-    return tape.tapped(Reading(table, use, out))
+    return tape.tapped(Record(table, use, out, features))
 
 
 def read_by_keras(table: Table, spec: TableSpec, ids: Any, weights: Any) -> Any:

@@ -18,10 +18,11 @@ from jax.sharding import NamedSharding
 from keras import ops
 
 from recsys.embedding.ids import checked_batch, checked_data, checked_ids
-from recsys.embedding.layer import Counts, Tape, recording, refuse
+from recsys.embedding.layer import Counts, Record, Tape, recording, refuse
 from recsys.embedding.layout import LayoutDistribution, check_rules
 from recsys.embedding.step_check import StepProof, check_step
 from recsys.embedding.table import Table, planned
+from recsys.embedding.traffic import Reading, TableTraffic
 from recsys.embedding.update import GradientBuffers, StepUpdate, accumulation_steps, after, by_table
 from recsys.errors import UsageError
 from recsys.formats import count, size
@@ -76,6 +77,7 @@ class SparseModel(keras.Model):
     Attributes:
         step_proof: What the compiled training step holds, checked on the first batch;
             None before it.
+        step_traffic: The collectives of each table in a training step, once that was traced.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SparseModel:
@@ -101,6 +103,7 @@ class SparseModel(keras.Model):
         self._ids_in_step = 0
         self._step_arrays: list[jax.ShapeDtypeStruct] = []
         self.step_proof: StepProof | None = None
+        self.step_traffic: tuple[TableTraffic, ...] = ()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the model as Keras does, with counts where the distribution places them."""
@@ -140,6 +143,7 @@ class SparseModel(keras.Model):
         def differentiable(tv: Arrays, taps: Arrays) -> Any:
             loss, (aux, tape) = forward(tv, taps)
             unknown = [count for _, count in tape.unknown]
+            self.step_traffic = _traffic(tape.readings)
             return loss, (aux, [(r.use, r.out) for r in tape.readings], tape.total(), unknown)
 
         grad_fn = jax.value_and_grad(differentiable, argnums=(0, 1), has_aux=True)
@@ -250,7 +254,7 @@ class SparseModel(keras.Model):
             if step is None:
                 try:
                     state = self._with_buffers(_on_mesh(state, self._layouts()), data)
-                    step, layouts = self._proven_step(state, data), self._layouts()
+                    (step, _), layouts = self._proven_step(state, data), self._layouts()
                 except BaseException:
                     restore(self, state)
                     raise
@@ -258,7 +262,7 @@ class SparseModel(keras.Model):
 
         return proven
 
-    def prove(self, data: Any) -> None:
+    def prove(self, data: Any) -> Any:
         """Compiles and checks the training step ahead of time, for shapes alone.
 
         The model must have been built and compiled in an open
@@ -266,19 +270,23 @@ class SparseModel(keras.Model):
 
         Args:
             data: What `train_step` takes, of `jax.ShapeDtypeStruct`.
+
+        Returns:
+            The compiled step, `jax.stages.Compiled`.
         """
         for variable in self.variables:
             _place(variable)
         self.optimizer.build(self.trainable_variables)
         self._with_buffers(self._shapes(), data)
-        self._proven_step(self._shapes(), data)
+        return self._proven_step(self._shapes(), data)[1]
 
     def _shapes(self) -> tuple[list[jax.ShapeDtypeStruct], ...]:
         """Returns the state that `train_step` takes, without values."""
         parts = self._state_variables()
         return tuple([_place(variable) for variable in part] for part in parts)
 
-    def _proven_step(self, state: Any, data: Any) -> Any:
+    def _proven_step(self, state: Any, data: Any) -> tuple[Any, Any]:
+        """Returns the jitted step, and its compiled form, which was checked."""
         distribution = keras.distribution.distribution()
         if isinstance(distribution, LayoutDistribution):
             check_rules(self, distribution.layout)
@@ -294,7 +302,7 @@ class SparseModel(keras.Model):
                 " batch costs.",
                 path,
             )
-        return step
+        return step, compiled
 
     def _layouts(self) -> Any:
         """Returns where each value of the state lies; None without a distribution."""
@@ -480,6 +488,24 @@ def _discovered(forward: Callable[[], Any]) -> tuple[list[Table], Arrays, list[T
     readings = tapes[0].readings
     taps = [jnp.zeros(r.out.shape, r.out.dtype) for r in readings]
     return [r.table for r in readings], taps, [table for table, _ in tapes[0].unknown]
+
+
+def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
+    """Returns what a device sends to read and to update each table, of one step."""
+    by_table: dict[int, list[Record]] = {}
+    for record in records:
+        by_table.setdefault(id(record.table), []).append(record)
+    return tuple(
+        TableTraffic(
+            table.name,
+            table.sharding,
+            table.spec.exchange,
+            table.n_physical,
+            tuple(Reading(r.use.bags, r.use.way, r.features) for r in of_table),
+        )
+        for of_table in by_table.values()
+        for table in (of_table[0].table,)
+    )
 
 
 def learns(table: Table) -> bool:

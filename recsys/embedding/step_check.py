@@ -17,9 +17,10 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from recsys.embedding.table import Table, planned
+from recsys.embedding.traffic import Collective
 from recsys.errors import RecsysError
 
 COLLECTIVES = (
@@ -57,6 +58,9 @@ _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][\w\-]*)\((.*
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=(%?[\w.\-]+)"
     r"|branch_computations=\{([^}]*)\}"
+)
+_GROUPS = re.compile(
+    r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]|mesh\[([^\]]+)\](?: ?\{([^}]*)\})?)"
 )
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
@@ -125,6 +129,24 @@ class _Instruction:
             for kind, dims in _ARRAY.findall(self.shape)
         )
 
+    def _group_size(self) -> int:
+        """Returns how many devices take part, in any of the forms that HLO has for it."""
+        groups = _GROUPS.search(self.rest)
+        if groups is None:
+            return 1
+        listed, size, mesh, axes = groups.groups()
+        if mesh is None:
+            return int(size or len(listed.split(",")))
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh)}
+        names = re.findall(r"'?([\w]+)'?", axes) if axes else sizes
+        return math.prod(sizes[name] for name in names)
+
+    def sent_bytes(self) -> int:
+        """Returns what a device sends in this collective, over as few links as it takes."""
+        n = self._group_size()
+        others = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1}
+        return round(self.bytes() * others.get(self.op, (n - 1) / n))
+
 
 def _sizes(dims: str) -> list[int]:
     return [int(d) for d in dims.split(",") if d not in ("", "1")]
@@ -166,6 +188,21 @@ class _Program:
             n_bytes += functools.reduce(join, called, Counter())
         return n_bytes
 
+    def sent(self, computation: str | None = None) -> SentCollectives:
+        """Returns the collectives, those of branches apart."""
+        sent = SentCollectives([], [])
+        for instruction in self._by_computation[computation or self._entry]:
+            if instruction.op in COLLECTIVES:
+                sent.always.append(Collective(instruction.op, instruction.sent_bytes()))
+            called = [self.sent(name) for name in instruction.called]
+            if instruction.op == "conditional":
+                sent.choices.append([branch.always for branch in called])
+                continue
+            for part in called:
+                sent.always.extend(part.always)
+                sent.choices.extend(part.choices)
+        return sent
+
     def _makes(self, instruction: _Instruction) -> bool:
         """Whether an instruction computes its result, rather than only passing it on."""
         if instruction.fusion:
@@ -191,6 +228,26 @@ class _Program:
         if instruction.fusion:
             return self._is_in_place(self._roots[instruction.fusion])
         return instruction.op in _HOLDS
+
+
+class SentCollectives(NamedTuple):
+    """What a device sends in a compiled program; the body of a loop counts once.
+
+    Attributes:
+        always: Collectives outside of conditionals.
+        choices: Of each conditional the collectives of each branch: the capacities of an
+            exchange, ascending.
+    """
+
+    always: list[Collective]
+    choices: list[list[list[Collective]]]
+
+
+def sent_collectives(compiled: Any) -> SentCollectives:
+    """Returns what a device sends in a compiled training step."""
+    sent = _Program(compiled.as_text()).sent()
+    choices = [branches for branches in sent.choices if any(branches)]
+    return SentCollectives(sent.always, choices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,12 +227,14 @@ class FeatureInput(NamedTuple):
         spec: What the table is.
         ids: Ids `[batch]`, `[batch, length]`, or a `Ragged`; int32.
         weights: Weights of the ids, or None.
+        name: Name of the feature.
     """
 
     table: Table
     spec: TableSpec
     ids: Any
     weights: Any
+    name: str
 
 
 def checked_columns(spec: TableSpec, n_shards: int) -> None:

@@ -249,6 +249,9 @@ class RetrievalModel(SparseModel):
                 combiner="mean",
                 placement=config.table_placement,
                 dtype=config.table_dtype,
+                exchange=config.table_exchange,
+                distinct_share=config.distinct_share,
+                exchange_dtype=config.exchange_dtype,
             )
             for name, (rows, dim) in sizes.items()
         }

@@ -1,0 +1,147 @@
+"""`python -m benchmarks.exchange_bytes`: what a device sends for the tables in a step.
+
+The tables of two towers: 10⁹ users and 10⁸ items, split by rows, and two small features of
+the items on every device; 512 examples a device, each with a history of 50 and one candidate
+beside it. The training step is compiled for as many simulated devices, and its collectives
+are read from the compiled program: of an exchange the capacity that is expected, for ids by
+Zipf's law. The lines, in MB that a device sends in a step:
+
+- `gathered devices=N`: bags and gradients gathered, as on few devices;
+- `auto devices=N`: each exchange chosen by bytes;
+- `planned/compiled …`: what the plan says over it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from typer import Option
+
+from benchmarks.measure import ZIPF_EXPONENT, call, log, print_line, run, simulated
+
+ITEMS, USERS = 10**8, 10**9
+_DEVICES = [2, 4, 8, 16, 64]
+_EXCHANGES = ["gathered", "auto"]
+_TOKENS = {"genres": (21, 8), "words": (2138, 16)}
+_NEAR = 0.05  # Share by which the plan may be off.
+
+
+def main(
+    devices: Annotated[list[int], Option(help="Simulated.")] = _DEVICES,
+    exchanges: Annotated[list[str], Option(help="Ways to compare.")] = _EXCHANGES,
+    dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
+    history: int = 50,
+    examples: Annotated[int, Option(help="Of a device, in a step.")] = 512,
+) -> None:
+    """Compiles each case in a process of its own and prints its lines."""
+    share = distinct_share(examples * history)
+    log(f"{share:.3f} of a device's items are distinct")
+    for n in devices:
+        for exchange in exchanges:
+            sizes = {"dim": dim, "history": history, "examples": examples}
+            watched = call(measure, simulated(n), n=n, exchange=exchange, share=share, **sizes)
+            sent, peak = watched.result, watched.peak_rss_mib
+            case = f"{exchange} devices={n}"
+            print_line("exchange_bytes", case, [sent["compiled"] / 1e6], "MB", peak)
+            ratio = [sent["planned"] / sent["compiled"]]
+            print_line("exchange_bytes", f"planned/compiled {case}", ratio, "ratio", peak)
+            log(f"{case}: {sent['by_feature']}")
+
+
+def distinct_share(n: int) -> float:
+    """Returns the distinct ones of `n` draws of an item over `n`, by Zipf's law."""
+    weights = np.arange(1, ITEMS + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+    return float(-np.expm1(-n * weights / weights.sum()).sum() / n)
+
+
+def measure(
+    n: int, exchange: str, share: float, dim: int, history: int, examples: int
+) -> dict[str, Any]:
+    """Returns the bytes that a device sends in a step: compiled, planned, and by feature."""
+    import jax
+    import keras
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from recsys import embedding
+    from recsys.embedding.step_check import sent_collectives
+    from recsys.embedding.traffic import total
+
+    options: dict[str, Any] = {
+        "optimizer": embedding.RowWiseAdagrad(0.05), "combiner": "mean", "exchange": exchange,
+    }  # fmt: skip
+    items = embedding.TableConfig("items", ITEMS, dim, distinct_share=share, **options)
+    users = embedding.TableConfig("users", USERS, dim, **options)
+    tokens = {
+        name: embedding.TableConfig(name, rows, dim, **options)
+        for name, (rows, _) in _TOKENS.items()
+    }
+    tables = {"history": items, "item": items, "user": users, **tokens}
+    lengths = {"history": history, **{name: length for name, (_, length) in _TOKENS.items()}}
+    mesh = embedding.device_mesh(devices=n)
+    embedding.activate(embedding.table_layout([items, users, *tokens.values()], mesh=mesh))
+
+    class Features(embedding.SparseModel):
+        """All features side by side."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = embedding.ShardedEmbedding(
+                {
+                    name: embedding.FeatureConfig(name, table, (None,), (None, dim))
+                    for name, table in tables.items()
+                }
+            )
+
+        def call(self, x: dict[str, Any]) -> Any:
+            """Returns the embeddings `[batch, features * dim]`."""
+            ids = {name: x[name] for name in tables}
+            weights = {name: x.get(f"{name}_weight") for name in tables}
+            return keras.ops.concatenate(list(self.embed(ids, weights).values()), axis=-1)
+
+    place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
+
+    def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((n * examples, *shape), dtype, sharding=place)
+
+    x = {name: array("int32", *([lengths[name]] if name in lengths else [])) for name in tables}
+    x |= {f"{name}_weight": array("float32", length) for name, length in lengths.items()}
+    model, optimizer = Features(), keras.optimizers.SGD(0.1)
+    with keras.StatelessScope(initialize_variables=False):
+        model.embed.build()
+        model.built = True
+        model.compile(optimizer, loss="mse")
+        compiled = model.prove((x, array("float32", len(tables) * dim)))
+    sent, traffic = sent_collectives(compiled), model.step_traffic
+    planned = [
+        collective
+        for table in traffic
+        for collectives in (*map(table.to_read, table.readings), table.to_update())
+        for collective in collectives
+    ]
+    expected = sum(
+        _expected(branches, [c.sent_bytes for c in planned]) for branches in sent.choices
+    )
+    return {
+        "compiled": total(sent.always) + expected,
+        "planned": total(planned),
+        "by_feature": {
+            f"{f.feature} ({f.exchange})": [f.read_bytes, f.update_bytes]
+            for table in traffic
+            for f in table.by_feature()
+        },
+    }
+
+
+def _expected(branches: list[list[Any]], planned: list[int]) -> int:
+    """Returns the bytes of the branch, one for each capacity, that is planned."""
+
+    def is_planned(sent: int) -> bool:
+        return any(abs(sent - other) <= _NEAR * sent for other in planned)
+
+    fitting = [b for b in branches if all(is_planned(c.sent_bytes) for c in b)]
+    return sum(c.sent_bytes for c in fitting[0])
+
+
+if __name__ == "__main__":
+    run(main)

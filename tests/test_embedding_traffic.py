@@ -1,0 +1,173 @@
+"""What is planned to be sent is what the compiled step sends, and the least is chosen."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import step_traffic
+from jax.sharding import AbstractMesh
+
+from recsys.embedding.sharding import TableSharding
+from recsys.embedding.traffic import (
+    Bags,
+    ExchangeOptions,
+    Reading,
+    TableTraffic,
+    total,
+    way_of,
+)
+
+SMALL = 400
+"""Sums of counts, losses and dense weights, which no table sends [bytes]."""
+
+
+def without(planned, collectives):
+    """Returns what is planned beside collectives within 5 % of it; None if one isn't planned."""
+    left = list(planned)
+    for op, sent in collectives:
+        near = [other for other in left if other[0] == op and abs(other[1] - sent) <= 0.05 * sent]
+        if not near:
+            return None
+        left.remove(near[0])
+    return left
+
+
+def is_planned(planned, choices):
+    """Returns whether one branch of each choice is planned, and nothing else is."""
+    if not choices:
+        return not planned
+    rests = [without(planned, branch) for branch in choices[0]]
+    return any(rest is not None and is_planned(rest, choices[1:]) for rest in rests)
+
+
+def of_process(mesh, *options):
+    script = step_traffic.__file__
+    process = subprocess.run(
+        [sys.executable, script, mesh, *options], capture_output=True, text=True, check=True
+    )
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "exchange", "dtype"),
+    [
+        ("2", "cheapest", "float32"),
+        ("8", "auto", "float32"),
+        ("8", "cheapest", "bfloat16"),
+        pytest.param("8", "rows", "float32", marks=pytest.mark.thorough),
+        pytest.param("2×2", "dense", "float32", marks=pytest.mark.thorough),
+        pytest.param("8", "dense", "float32", marks=pytest.mark.thorough),
+        pytest.param("16", "auto", "float32", marks=pytest.mark.thorough),
+        pytest.param("16", "gathered", "float32", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_device_sends_what_is_planned(mesh, exchange, dtype):
+    measure = of_process if mesh == "16" else step_traffic.traffic
+    step = measure(mesh, exchange, dtype)
+    always = [c for c in step["always"] if c[0] != "all-reduce" or c[1] > SMALL]
+    small = [c for c in step["planned"] if c[0] == "all-reduce" and c[1] <= SMALL]
+    assert without(step["always"], small) is not None
+    planned = without([c for c in step["planned"] if c not in small], always)
+    assert planned is not None
+    assert is_planned(planned, step["choices"])
+
+
+# --- choices
+
+HISTORY = Bags(bags=512, ids=512 * 50, dim=64, arrays=2)
+GENRES = Bags(bags=512, ids=512 * 4, dim=64, arrays=2)
+
+
+def on_devices(n, split="rows"):
+    axis = None if split == "none" else "devices"
+    return TableSharding(split, AbstractMesh((n,), ("devices",)), "devices", axis)
+
+
+@pytest.mark.parametrize(
+    ("devices", "bags", "exchange", "distinct_share", "way"),
+    [
+        (8, HISTORY, "auto", 0.1, "gathered"),
+        (8, GENRES, "auto", 0.1, "gathered"),
+        (8, GENRES, "cheapest", 0.5, "rows"),
+        (2, HISTORY, "cheapest", 0.4, "gathered"),
+        (16, HISTORY, "auto", 1.0, "gathered"),
+        (16, HISTORY, "auto", 0.4, "rows"),
+        (64, HISTORY, "auto", 1.0, "rows"),
+        (64, HISTORY, "gathered", 0.1, "gathered"),
+        (2, HISTORY, "rows", 1.0, "rows"),
+        (2, Bags(512, 512, 64, is_single=True), "auto", 1.0, "rows"),
+    ],
+)
+def test_bags_go_the_way_that_sends_least(devices, bags, exchange, distinct_share, way):
+    options = ExchangeOptions(exchange, distinct_share)
+    assert way_of(on_devices(devices), bags, options, 10**8) == way
+
+
+@pytest.mark.parametrize("split", ["columns", "none"])
+def test_only_a_table_that_is_split_by_rows_sends_rows(split):
+    assert way_of(on_devices(64, split), HISTORY, ExchangeOptions("rows"), 10**8) == "gathered"
+    grid = TableSharding("rows", AbstractMesh((8, 8), ("data", "model")), "data", "model")
+    assert way_of(grid, HISTORY, ExchangeOptions("rows"), 10**8) == "gathered"
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows", "exchange", "is_dense"),
+    [
+        # Gathered: 15 · (25,600 · 8 + 512 · 256) bytes; dense: 2 · 15/16 · rows · 65 · 4.
+        (16, 10_000, "auto", True),
+        (16, 10_500, "auto", False),
+        (8, 100, "auto", False),
+        (8, 100, "cheapest", True),
+        (64, 100, "gathered", False),
+        (2, 10**6, "dense", True),
+    ],
+)
+def test_gradients_of_a_small_table_are_summed_whole(devices, rows, exchange, is_dense):
+    sharding, options = on_devices(devices, "none"), ExchangeOptions(exchange)
+    traffic = TableTraffic("t", sharding, options, rows, (Reading(HISTORY, "gathered"),))
+    assert traffic.is_dense == is_dense
+
+
+def test_what_rows_send_does_not_grow_with_the_devices():
+    def sent(devices):
+        options, reading = ExchangeOptions(distinct_share=0.35), Reading(HISTORY, "rows")
+        traffic = TableTraffic("t", on_devices(devices), options, 10**8, (reading,))
+        return total(traffic.to_read(reading)) + total(traffic.to_update())
+
+    # Half of the ids' room in chunks: places and rows of 64 floats, both ways.
+    assert sent(64) == pytest.approx(2 * 12_800 * 65 * 4 * 63 / 64, rel=0.01)
+    assert sent(64) < 1.3 * sent(8)
+    assert sent(256) < 1.5 * sent(8)
+
+
+def test_a_feature_is_said_to_send_its_part_of_what_it_shares():
+    item = Bags(512, 512, 64, is_single=True)
+    readings = (Reading(HISTORY, "rows", ("history",)), Reading(item, "rows", ("item", "other")))
+    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 10**8, readings)
+    history, others = traffic.by_feature()
+    assert (history.feature, others.feature) == ("history", "item + other")
+    assert {history.exchange, others.exchange} == {"rows"}
+    assert history.read_bytes == total(traffic.to_read(readings[0]))
+    assert history.update_bytes + others.update_bytes == pytest.approx(
+        total(traffic.to_update()), abs=1
+    )
+    assert history.update_bytes == pytest.approx(50 * others.update_bytes, rel=1e-3)
+
+
+def test_counts_of_the_data_say_how_many_ids_are_expected_to_be_distinct():
+    counts = 10**7 // np.arange(1, 50_001)
+    reading = Reading(HISTORY, "rows", ("history",))
+    traffic = TableTraffic("items", on_devices(64), ExchangeOptions(), 50_000, (reading,))
+    (feature,) = traffic.by_feature(counts)
+    drawn = [
+        len(
+            np.unique(np.random.default_rng(n).choice(50_000, HISTORY.ids, p=counts / counts.sum()))
+        )
+        for n in range(5)
+    ]
+    assert feature.distinct_ids == pytest.approx(np.mean(drawn), rel=0.02)
+    (without,) = traffic.by_feature()
+    assert without.distinct_ids == HISTORY.ids
+    assert feature.read_bytes < without.read_bytes

@@ -1,0 +1,192 @@
+"""Every way that bags and gradients travel gives the numbers of gathering them."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from embedding_meshes import half_squares, on_mesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from recsys.embedding import (
+    Adagrad,
+    FeatureConfig,
+    LazyAdam,
+    Ragged,
+    RowWiseAdagrad,
+    ShardedEmbedding,
+    SparseModel,
+    TableConfig,
+    exchange,
+)
+from recsys.embedding.rows import Lookups
+from recsys.embedding.sharding import TableSharding
+from recsys.embedding.table import logical_order
+from recsys.embedding.traffic import ExchangeOptions
+
+ROWS, DIM, BATCH, LENGTH = 40, 4, 64, 12
+N_PARTS = {"8": 8, "4": 4, "2×2": 2}
+CASES = [
+    ("rows", "row", "8"),
+    pytest.param("rows", "row", "4", marks=pytest.mark.thorough),
+    ("dense", "row", "8"),
+    ("dense", "row", "2×2"),
+    ("dense", "replicated", "2×2"),
+    pytest.param("dense", "replicated", "8", marks=pytest.mark.thorough),
+]
+
+
+class Mixed(SparseModel):
+    """Bags of all kinds, and single ids of the same tables; the weights of places are learned."""
+
+    def __init__(self, exchange, placement):
+        super().__init__()
+        options = {"placement": placement, "exchange": exchange}
+        shared = TableConfig("shared", ROWS, DIM, optimizer=Adagrad(0.2), **options)
+        rooted = TableConfig(
+            "rooted", ROWS, DIM, optimizer=RowWiseAdagrad(0.2, clipnorm=0.05),
+            combiner="sqrtn", **options,
+        )  # fmt: skip
+        ragged = TableConfig(
+            "ragged", ROWS, DIM, optimizer=LazyAdam(0.02), combiner="sum", **options,
+        )  # fmt: skip
+        self.configs = [shared, rooted, ragged]
+        features = {"learned": shared, "single": shared, "rooted": rooted, "ragged": ragged}
+        self.embedding = ShardedEmbedding(
+            {n: FeatureConfig(n, t, (None,), (None, DIM)) for n, t in features.items()}, seed=3
+        )
+        self.of_places = self.add_weight(shape=(LENGTH,), initializer="ones", name="of_places")
+
+    def build(self, input_shape=None):
+        self.embedding.build()
+
+    def call(self, x):
+        weights = {
+            "learned": x["learned_weight"] * self.of_places,
+            "single": None,
+            "rooted": x["rooted_weight"],
+            "ragged": None,
+        }
+        ids = {n: x[n] for n in ("learned", "single", "rooted")}
+        ids["ragged"] = Ragged(x["values"], x["lengths"])
+        embeddings = self.embedding(ids, weights)
+        return ops.concatenate([embeddings[n] for n in weights], axis=-1)
+
+    def state(self):
+        tables = [
+            logical_order(table, v) for table in self.embedding.tables
+            for v in table.variables_by_row
+        ]  # fmt: skip
+        return [*tables, np.asarray(self.of_places)]
+
+
+def batch(seed, n_parts):
+    """Returns inputs with duplicates within bags and between devices, unknown ids, empty bags."""
+    rng = np.random.default_rng(seed)
+    x = {"single": rng.integers(-1, ROWS + 1, BATCH)}
+    for name in ("learned", "rooted"):
+        x[name] = np.minimum(rng.zipf(1.3, (BATCH, LENGTH)), ROWS + 2) - 1
+        weight = rng.choice([0, 0.5, 1, 2], (BATCH, LENGTH)).astype(np.float32)
+        weight[rng.integers(BATCH)] = 0
+        x[f"{name}_weight"] = weight
+    x["learned"][0], x["learned"][1] = 7, -1
+    # Each part of the batch has room of its own; what is past its bags is padding.
+    x["values"] = rng.integers(0, ROWS, BATCH * LENGTH)
+    x["lengths"] = rng.integers(0, LENGTH + 1, BATCH)
+    assert x["lengths"].reshape(n_parts, -1).sum(axis=1).max() <= BATCH * LENGTH // n_parts
+    x = {n: a.astype(np.float32 if n.endswith("weight") else np.int32) for n, a in x.items()}
+    return x, rng.normal(size=(BATCH, 4 * DIM)).astype(np.float32)
+
+
+@contextlib.contextmanager
+def trained(exchange, placement, mesh, steps, clipnorm=None):
+    """Yields a model that learned the batches of `steps`, and the losses."""
+    with on_mesh(mesh, Mixed(exchange, placement).configs):
+        model = Mixed(exchange, placement)
+        optimizer = keras.optimizers.SGD(0.1, global_clipnorm=clipnorm)
+        model.compile(optimizer, loss=half_squares)
+        model.build()
+        yield model, [model.train_on_batch(*b, return_dict=True)["loss"] for b in steps]
+
+
+@pytest.mark.parametrize(("exchange", "placement", "mesh"), CASES)
+@pytest.mark.parametrize("clipnorm", [None, 0.05], ids=["", "clipped"])
+def test_what_is_exchanged_otherwise_trains_the_same_tables(exchange, placement, mesh, clipnorm):
+    steps = [batch(seed, N_PARTS[mesh]) for seed in range(3)]
+    with trained("gathered", placement, mesh, steps, clipnorm) as (model, expected_losses):
+        expected = model.state()
+        predicted = model.predict_on_batch(steps[0][0])
+    with trained(exchange, placement, mesh, steps, clipnorm) as (model, losses):
+        np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+        np.testing.assert_allclose(
+            model.predict_on_batch(steps[0][0]), predicted, rtol=1e-6, atol=1e-6
+        )
+        for values, wanted in zip(model.state(), expected, strict=True):
+            np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
+
+
+# --- any shape
+
+
+@st.composite
+def exchanges(draw):
+    """Draws the shapes of a table and of the bags that eight devices read of it."""
+    return {
+        "bags": draw(st.integers(1, 3)),
+        "length": draw(st.integers(1, 5)),
+        "dim": draw(st.integers(1, 5)),
+        "shard_rows": draw(st.integers(1, 4)),
+        "is_ragged": draw(st.booleans()),
+        "is_weighted": draw(st.booleans()),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+@pytest.mark.thorough
+@settings(max_examples=12)
+@given(exchanges())
+def test_rows_of_any_shape_are_summed_where_they_are_needed(shape):
+    rng = np.random.default_rng(shape["seed"])
+    n_bags, n_rows = 8 * shape["bags"], 8 * shape["shard_rows"]
+    table = rng.normal(size=(n_rows, shape["dim"])).astype(np.float32)
+    rows = rng.integers(-1, n_rows + 1, (n_bags, shape["length"])).astype(np.int32)
+    weight = np.ones(rows.shape, np.float32)
+    if shape["is_weighted"]:
+        weight = rng.normal(size=rows.shape).astype(np.float32)
+    bag = np.repeat(np.arange(n_bags, dtype=np.int32), shape["length"])
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("devices",))
+    sharding = TableSharding("rows", mesh, "devices", "devices")
+    lookups = Lookups(
+        jnp.asarray(rows.reshape(-1)),
+        jnp.asarray(bag) if shape["is_ragged"] else None,
+        jnp.asarray(weight.reshape(-1)) if shape["is_weighted"] else None,
+    )
+    known = (rows >= 0) & (rows < n_rows)
+    picked = table[np.where(known, rows, 0)].astype(np.float64)
+    expected = (picked * (weight * known)[..., None]).sum(axis=1)
+    grads = rng.normal(size=expected.shape).astype(np.float32)
+
+    @jax.jit
+    def loss(weight):
+        used = lookups if weight is None else lookups._replace(weight=weight)
+        read = exchange.read(
+            sharding, jnp.asarray(table), used, n_bags, False, ExchangeOptions("rows"), True
+        )
+        return (read[0] * grads).sum(), read
+
+    if shape["is_weighted"]:
+        (_, (out, use, _)), by_weight = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+            lookups.weight
+        )
+        wanted = (picked * grads[:, None]).sum(axis=-1) * known
+        np.testing.assert_allclose(by_weight, wanted.reshape(-1), rtol=1e-5, atol=1e-5)
+    _, (out, use, _) = loss(lookups.weight)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    sums = np.zeros(table.shape)
+    np.add.at(sums, rows[known], (weight[..., None] * grads[:, None])[known])
+    squares = jax.jit(lambda g: exchange.squares(sharding, n_rows, [use], [g]))(grads)
+    assert float(squares) == pytest.approx((sums**2).sum(), rel=1e-5, abs=1e-6)
