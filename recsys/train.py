@@ -31,6 +31,9 @@ from recsys.models.saved import save_candidates
 from recsys.system.process import stage_main
 from recsys.system.source_version import source_version
 from recsys.training import distributed, launcher
+from recsys.training.cluster import add_host_options, cluster_of
+from recsys.training.hosts import train_on_hosts
+from recsys.training.preflight import facts_of
 from recsys.training.run_folders import RunFolders
 from recsys.training.trainer import Trainer, check_backend
 from recsys.training.training_log import note_once
@@ -168,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--base", type=Path, help="model folder of a warm start")
     parser.add_argument("--mesh", type=parse_mesh, help="devices as a grid: data=4,model=2")
     parser.add_argument("--processes", type=int, default=1, help="processes on this machine")
+    add_host_options(parser)
     options = parser.parse_args(arguments)
     check_backend()
     options.checkpoints = options.checkpoints or RunFolders.root_beside(options.out)
@@ -177,8 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.mesh is not None:
         words.append(f"--mesh=data={options.mesh.data},model={options.mesh.model}")
         stage = stage.model_copy(update={"mesh": options.mesh})
-    if options.processes > 1 and distributed.COORDINATOR not in os.environ:
-        return launcher.launch(words, options.processes, options.checkpoints)
+    if distributed.SERVICE not in os.environ:
+        cluster = cluster_of(options)
+        if cluster is not None:
+            facts = facts_of(stage, options.data, options.base)
+            return train_on_hosts(words, cluster, options.checkpoints, options.out, facts)
+        if options.processes > 1:
+            return launcher.launch(words, options.processes, options.checkpoints)
     distributed.join()
     with distributed.failing_at_once():
         summary = train(stage, options.data, options.out, options.checkpoints, options.base)

@@ -1,11 +1,16 @@
-"""Who asks a training to stop, and who asks twice."""
+"""How a process joins the others and waits for them; who asks a training to stop, and twice."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from recsys.system.process import last_json_line
 from recsys.training import distributed
 from recsys.training.distributed import StopRequest, StopSignals
+from recsys.training.launcher import free_port
 
 
 @pytest.fixture(name="clock")
@@ -48,3 +53,26 @@ def test_a_second_signal_goes_to_whoever_heard_it_before(clock):
         assert heard == ["before", "before"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def run_python(text, **own):
+    words = [sys.executable, "-c", text]
+    return subprocess.run(
+        words, env={**os.environ, **own}, stdout=subprocess.PIPE, text=True, check=False
+    )
+
+
+def test_who_waits_for_the_others_for_too_long_ends_with_a_sentence():
+    text = "import time; from recsys.training import distributed as d\n"
+    text += "with d._ending_after(0.1): time.sleep(60)"
+    done = run_python(text)
+    assert done.returncode == 1
+    assert last_json_line(done.stdout)["error"]["code"] == "R389"
+
+
+def test_jax_takes_the_address_by_which_others_find_a_process():
+    text = "import jax; from recsys.training.distributed import join\n"
+    text += "join(); print(jax.process_count(), jax.local_device_count())"
+    own = {"RECSYS_SERVICE": f"127.0.0.1:{free_port()}", "RECSYS_ADDRESS": "127.0.0.1"}
+    done = run_python(text, RECSYS_PROCESSES="1", RECSYS_PROCESS="0", **own)
+    assert done.stdout == "1 1\n"

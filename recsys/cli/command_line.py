@@ -222,6 +222,24 @@ def train(
         Path | None, Option(metavar="MODEL", help="Model folder to start from.")
     ] = None,
     mesh: Mesh = None,
+    coordinator: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT", help="First process of several hosts, or auto: a scheduler says."
+        ),
+    ] = None,
+    num_processes: Annotated[
+        int | None, Option(min=1, help="How many processes there are.")
+    ] = None,
+    process_id: Annotated[int | None, Option(min=0, help="Which one this is, from 0.")] = None,
+    hosts: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="File of hosts, HOST:PORT a line; lost ones are waited for."),
+    ] = None,
+    host: Annotated[int | None, Option(min=0, help="Which line of it this is, from 0.")] = None,
+    wait: Annotated[
+        float | None, Option(min=0, help="Seconds that hosts wait for each other. Default: 300.")
+    ] = None,
 ) -> None:
     """Train a model without the pipeline; prints the result as JSON.
 
@@ -229,7 +247,16 @@ def train(
     """
     from recsys.cli import stages
 
-    _print_json(stages.train(config, sets or [], data, out, checkpoints, processes, base, mesh))
+    placed = {
+        "--processes": processes,
+        "--coordinator": coordinator,
+        "--num-processes": num_processes,
+        "--process-id": process_id,
+        "--hosts": None if hosts is None else hosts.resolve(),
+        "--host": host,
+        "--wait": wait,
+    }
+    _print_json(stages.train(config, sets or [], data, out, checkpoints, base, mesh, placed))
 
 
 @app.command()

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -40,18 +40,21 @@ def train(
     data: Path,
     out: Path,
     checkpoints: Path | None,
-    processes: int,
     base: Path | None,
     mesh: str | None,
+    placed: Mapping[str, object],
 ) -> dict[str, Any]:
     """Trains on the data folder `data`, writes the model folder `out`, and shows progress.
 
     The other arguments are the options of the command; the result is what it prints.
+    `placed` has those that say where processes run, by name; None: not given.
     """
     config = with_mesh(load_config(path, overrides), mesh)
     words = _words(data=data, out=out, checkpoints=checkpoints, base=base)
+    for option, value in placed.items():
+        words += [] if value is None else [option, str(value)]
     with _followed():
-        return run_process("recsys.train", "jax", config, [*words, "--processes", str(processes)])
+        return run_process("recsys.train", "jax", config, words)
 
 
 def evaluate(

@@ -1,22 +1,23 @@
 """Training in several processes: join, agree, and stop together.
 
-The processes of a run find each other through the environment:
+The parent that starts a process names the others to it through the environment:
 
-    RECSYS_COORDINATOR   host:port where the first one listens
+    RECSYS_SERVICE       host:port where JAX's service of the first one listens
     RECSYS_PROCESSES     how many there are
     RECSYS_PROCESS       which one this is, from 0
-    RECSYS_LOCAL_DEVICE  the one GPU of this machine that it takes; all if not set
+    RECSYS_LOCAL_DEVICE  the GPUs of this machine that it takes, as 0 or 0,1; all if not set
+    RECSYS_ADDRESS       the address at which the others find it, where its name won't do
 
-`recsys train --processes N` sets them on this machine; a scheduler sets them on a
-cluster, or `RECSYS_COORDINATOR=auto` where JAX can ask the scheduler itself (Slurm,
-Open MPI, Kubernetes).
+`recsys.training.launcher` is the parent on one machine, `recsys.training.hosts` on several.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,49 +25,77 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.extend.backend import register_backend_factory
 
-from recsys.errors import RecsysError, UsageError
+from recsys.errors import RecsysError
 from recsys.system.process import storage_error
 from recsys.system.signals import signals_to
 
-COORDINATOR, COUNT, INDEX = "RECSYS_COORDINATOR", "RECSYS_PROCESSES", "RECSYS_PROCESS"
-LOCAL_DEVICE = "RECSYS_LOCAL_DEVICE"
+SERVICE, COUNT, INDEX = "RECSYS_SERVICE", "RECSYS_PROCESSES", "RECSYS_PROCESS"
+LOCAL_DEVICE, ADDRESS = "RECSYS_LOCAL_DEVICE", "RECSYS_ADDRESS"
+# The parents of the processes notice the loss of a host sooner: these are for what they
+# can't see, a process that stands still.
+_JOIN_S = 300
+_SILENT_S = 100
+_LEAVE_S = 300
+_AGREE_S = 1800.0
 
 
 def join() -> None:
-    """Joins the processes of the run, if the environment names any.
+    """Joins the processes of the run, if the environment names any."""
+    service = os.environ.get(SERVICE)
+    if not service:
+        return
+    is_on_cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
+    if is_on_cpu:  # Of no consequence on GPUs.
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # CPUs aren't divided: each process has as many devices as XLA_FLAGS says.
+    devices = os.environ.get(LOCAL_DEVICE, "")
+    jax.distributed.initialize(
+        service,
+        int(os.environ[COUNT]),
+        int(os.environ[INDEX]),
+        [int(device) for device in devices.split(",")] if devices else None,
+        cluster_detection_method="deactivate",
+        initialization_timeout=_JOIN_S,
+        heartbeat_timeout_seconds=_SILENT_S,
+        shutdown_timeout_seconds=_LEAVE_S,
+    )
+    if is_on_cpu and (address := os.environ.get(ADDRESS)):
+        _publish(address)
+
+
+def _publish(address: str) -> None:
+    """Makes gloo, which JAX's CPUs talk by, name this process by an address.
+
+    By default it names what the machine's own name resolves to, often 127.0.1.1, where
+    processes of other machines find nobody. JAX has no public option for it.
 
     Raises:
-        UsageError: The environment names them wrongly.
+        RecsysError: JAX's private parts are others by now.
     """
-    coordinator = os.environ.get(COORDINATOR)
-    if not coordinator:
-        return
-    if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":  # Of no consequence on GPUs.
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if coordinator == "auto":
-        jax.distributed.initialize()
-        return
-    # CPUs aren't divided: each process has as many devices as XLA_FLAGS says.
-    device = [_number(LOCAL_DEVICE, 0)] if os.environ.get(LOCAL_DEVICE) else None
-    jax.distributed.initialize(coordinator, _number(COUNT, 1), _number(INDEX, 0), device)
+    try:
+        from jax._src import distributed, xla_bridge
+        from jaxlib import _jax
 
-
-def _number(name: str, least: int) -> int:
-    text = os.environ.get(name, "")
-    if not text.isdecimal() or int(text) < least:
-        raise UsageError(
-            "R376",
-            f"With {COORDINATOR} set, {name} must be a whole number from {least} on.",
-            f"Set {COUNT} to how many processes there are, and {INDEX} to which one this is.",
-            text,
+        gloo = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=address
         )
-    return int(text)
+        cpu_client = functools.partial(xla_bridge.make_cpu_client, gloo)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise RecsysError(
+            "R385",
+            f"The name of this host, {socket.gethostname()!r}, must resolve to an address at"
+            " which the other hosts find it, as this version of JAX can't be told another.",
+            f"Write '{address} {socket.gethostname()}' into /etc/hosts.",
+            str(error),
+        ) from None
+    register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
 
 
 def is_primary() -> bool:
@@ -79,9 +108,11 @@ def agreed(decide: Callable[[], Any]) -> Any:
     if jax.process_count() == 1:
         return decide()
     text = json.dumps(_answer(decide) if is_primary() else {}).encode()
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
-    return _value(bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters))))
+    with _ending_after(_AGREE_S):
+        length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
+        letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
+        answer = bytes(np.asarray(multihost_utils.broadcast_one_to_all(letters)))
+    return _value(answer)
 
 
 def jointly(do: Callable[[], Any]) -> list[Any]:
@@ -93,9 +124,11 @@ def jointly(do: Callable[[], Any]) -> list[Any]:
     if jax.process_count() == 1:
         return [do()]
     text = json.dumps(_answer(do)).encode()
-    lengths = multihost_utils.process_allgather(np.int32(len(text)))
-    letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
-    return [_value(bytes(own)) for own in multihost_utils.process_allgather(letters)]
+    with _ending_after(_AGREE_S):
+        lengths = multihost_utils.process_allgather(np.int32(len(text)))
+        letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
+        answers = [bytes(own) for own in multihost_utils.process_allgather(letters)]
+    return [_value(own) for own in answers]
 
 
 def in_shares(check: Callable[[int, int], None]) -> None:
@@ -126,6 +159,42 @@ def _value(text: bytes) -> Any:
 
 
 @contextmanager
+def _ending_after(limit_s: float) -> Iterator[None]:
+    """Ends this process, with a sentence, where what is done meanwhile takes too long.
+
+    What waits for other processes waits in C++, where no exception reaches it.
+    """
+    timer = threading.Timer(limit_s, _end, [_too_late(limit_s)])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _too_late(limit_s: float) -> RecsysError:
+    return RecsysError(
+        "R389",
+        f"The processes of a training must agree within {limit_s:.0f} s; process"
+        f" {jax.process_index()} waited for longer.",
+        "Look into the logs of the others, and whether the folder of the checkpoints answers;"
+        " the same command goes on from the last checkpoint.",
+    )
+
+
+def _end(error: BaseException) -> NoReturn:
+    """Ends this process without waiting for the others, after it has said why."""
+    if isinstance(error, OSError):
+        error = storage_error(error)
+    if isinstance(error, RecsysError):
+        print(json.dumps({"error": error.to_json()}))  # noqa: T201 as a stage says it
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
+
+
+@contextmanager
 def failing_at_once() -> Iterator[None]:
     """Ends one of several processes as soon as it fails, after it has said why.
 
@@ -137,13 +206,7 @@ def failing_at_once() -> Iterator[None]:
         if jax.process_count() == 1:
             raise
         traceback.print_exc()
-        if isinstance(error, OSError):
-            error = storage_error(error)
-        if isinstance(error, RecsysError):
-            print(json.dumps({"error": error.to_json()}))  # noqa: T201 as a stage says it
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
+        _end(error)
 
 
 _TOGETHER_S = 1.0

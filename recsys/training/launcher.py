@@ -13,21 +13,23 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from recsys.errors import RecsysError
 from recsys.system.parent import as_parent, child_command
 from recsys.system.process import last_json_line
 from recsys.system.signals import signals_to
-from recsys.training.distributed import COORDINATOR, COUNT, INDEX, LOCAL_DEVICE, StopSignals
+from recsys.training.distributed import COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
 from recsys.training.training_log import note
 
-_POLL_S = 0.1
-_LAST_WORDS_S = 2.0
-_TRIES_WITHOUT_A_STEP = 3
+POLL_S = 0.1
+"""How often processes are looked at [s]."""
+LAST_WORDS_S = 2.0
+"""How long the others may take to give a reason after one has failed [s]."""
 
 
 def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dict[str, Any]:
@@ -46,28 +48,53 @@ def launch(arguments: Sequence[str], n_processes: int, checkpoints: Path) -> dic
         RecsysError: A process refused to go on, or they died several times without a
             new checkpoint between.
     """
-    restarts, without_progress = 0, 0
+    attempts = Attempts(checkpoints)
     with tempfile.TemporaryDirectory(prefix="recsys-processes-") as scratch:
         while True:
-            saved = _saved(checkpoints)
             result, code = _attempt(arguments, n_processes, Path(scratch))
             if result is not None:
-                return {**result, "restarts": restarts}
-            restarts += 1
-            is_further = _saved(checkpoints) != saved
-            without_progress = 0 if is_further else without_progress + 1
-            if without_progress >= _TRIES_WITHOUT_A_STEP:
-                raise RecsysError(
-                    "R377",
-                    "The processes of a training must live from one checkpoint to the next.",
-                    "The log holds their last words; out of memory ends a process with -9."
-                    " A lower train.checkpoint.every_steps loses less.",
-                    {"restarts": restarts, "exit code": code},
-                )
+                return {**result, "restarts": attempts.failed}
+            attempts.add(f"exit code {code}")
             note(f"A process ended with {code}: all start again from the last checkpoint.")
 
 
-def _saved(checkpoints: Path) -> set[Path]:
+class Attempts:
+    """Counts the attempts of a training that failed, and gives up where none gets anywhere.
+
+    Args:
+        checkpoints: Folder of the checkpoints of all runs.
+
+    Attributes:
+        failed: How many failed.
+    """
+
+    _WITHOUT_PROGRESS = 3
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints, self._saved = checkpoints, saved_in(checkpoints)
+        self.failed = self._without_progress = 0
+
+    def add(self, reason: str) -> None:
+        """Counts an attempt that failed.
+
+        Raises:
+            RecsysError: The last ones made no new checkpoint.
+        """
+        self.failed += 1
+        before, self._saved = self._saved, saved_in(self._checkpoints)
+        self._without_progress = 0 if self._saved != before else self._without_progress + 1
+        if self._without_progress >= self._WITHOUT_PROGRESS:
+            raise RecsysError(
+                "R377",
+                "The processes of a training must live from one checkpoint to the next.",
+                "The log holds their last words; out of memory ends a process with -9."
+                " A lower train.checkpoint.every_steps loses less.",
+                {"restarts": self.failed, "last": reason},
+            )
+
+
+def saved_in(checkpoints: Path) -> set[Path]:
+    """Returns the checkpoints of all runs that count."""
     return {path for path in checkpoints.glob("*/last/*") if path.name.isdecimal()}
 
 
@@ -82,75 +109,129 @@ def _attempt(
     Raises:
         RecsysError: A process gave a reason not to go on, or the run was asked to stop.
     """
-    stop, children = StopSignals(), list[subprocess.Popen[bytes]]()
+    service = f"127.0.0.1:{free_port()}"
+    environments = [
+        {SERVICE: service, COUNT: str(n_processes), INDEX: str(index), LOCAL_DEVICE: str(index)}
+        for index in range(n_processes)
+    ]
+    with LocalProcesses(arguments, environments, scratch) as processes:
+        while not processes.are_done and processes.failed() is None:
+            time.sleep(POLL_S)
+        failed = processes.failed()
+        if failed is None:
+            return processes.last_words(0), 0
+        # The others get time to give a reason, where there is one: without their peer
+        # they would wait for a minute or more.
+        deadline = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < deadline and processes.is_one_running:
+            time.sleep(POLL_S)
+    # An error of the others may come from its death.
+    last_words, code = processes.last_words(failed), processes.codes[failed]
+    if last_words is not None and "error" in last_words:
+        raise RecsysError.from_json(last_words["error"])
+    if processes.stop.is_set:
+        raise not_all_saved(code)
+    return None, code or 0
 
-    def forward(_signum: int, _frame: FrameType | None) -> None:
-        """Passes a signal to stop on to all, which save; on a second one they end."""
-        signum = signal.SIGKILL if stop.add() else signal.SIGTERM
-        for child in children:
+
+def not_all_saved(code: int | None) -> RecsysError:
+    """Returns the error of a run that was asked to stop, and of which a process died then."""
+    return RecsysError(
+        "R378",
+        "The processes of a training save before they stop.",
+        "Run the same command again; it goes on from the last checkpoint.",
+        f"exit code {code}",
+    )
+
+
+class LocalProcesses:
+    """The processes of a training on this machine; none is left when it is closed.
+
+    While it is open, signals to stop are passed on to them, which save; on a second one
+    they end.
+
+    Args:
+        arguments: Command line of `python -m recsys.train` for each of them.
+        environments: Variables of each one, on top of those of this process.
+        scratch: Folder for what they print.
+
+    Attributes:
+        stop: The signals to stop that came.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], environments: Sequence[Mapping[str, str]], scratch: Path
+    ) -> None:
+        self.stop = StopSignals()
+        self._arguments, self._environments = arguments, environments
+        self._outputs = [scratch / f"{index}.out" for index in range(len(environments))]
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self._kill)
+            stack.enter_context(signals_to(self._forward))
+            for own, output in zip(self._environments, self._outputs, strict=True):
+                with output.open("wb") as file:
+                    child = subprocess.Popen(
+                        child_command("recsys.train", self._arguments),
+                        env={**os.environ, **own, **as_parent()},
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        process_group=0,  # Ctrl-C comes to them through `_forward`.
+                    )
+                self._children.append(child)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def codes(self) -> list[int | None]:
+        """Exit codes; None for what runs."""
+        return [child.poll() for child in self._children]
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all have ended well."""
+        return set(self.codes) == {0}
+
+    @property
+    def is_one_running(self) -> bool:
+        """Whether one at least still runs."""
+        return None in self.codes
+
+    def failed(self) -> int | None:
+        """Returns which one failed, if any did.
+
+        Of several, one that was killed: the others may have failed because of it.
+        """
+        codes = self.codes
+        failed = [index for index, code in enumerate(codes) if code]
+        return min(failed, key=lambda index: (codes[index] or 0) > 0, default=None)
+
+    def last_words(self, index: int) -> dict[str, Any] | None:
+        """Returns the result or the error that a process printed last."""
+        return last_json_line(self._outputs[index].read_text(errors="replace"))
+
+    def _forward(self, _signum: int, _frame: FrameType | None) -> None:
+        signum = signal.SIGKILL if self.stop.add() else signal.SIGTERM
+        for child in self._children:
             if child.poll() is None:
                 child.send_signal(signum)
 
-    outputs = [scratch / f"{index}.out" for index in range(n_processes)]
-    address = f"127.0.0.1:{_free_port()}"
-    try:
-        with signals_to(forward):
-            for index, output in enumerate(outputs):
-                own = {COORDINATOR: address, COUNT: str(n_processes), INDEX: str(index)}
-                own[LOCAL_DEVICE] = str(index)
-                with output.open("wb") as file:
-                    children.append(
-                        subprocess.Popen(
-                            child_command("recsys.train", arguments),
-                            env={**os.environ, **own, **as_parent()},
-                            stdin=subprocess.DEVNULL,
-                            stdout=file,
-                            process_group=0,  # Ctrl-C comes to them through `forward`.
-                        )
-                    )
-            failed = _first_failed(children)
-            if failed is None:
-                return last_json_line(outputs[0].read_text(errors="replace")), 0
-            code = children[failed].returncode
-            # The others get time to give a reason, where there is one: without their peer
-            # they would wait for a minute or more.
-            deadline = time.monotonic() + _LAST_WORDS_S
-            while time.monotonic() < deadline and None in [child.poll() for child in children]:
-                time.sleep(_POLL_S)
-    finally:
-        for child in children:
+    def _kill(self) -> None:
+        for child in self._children:
             if child.poll() is None:
                 child.kill()
             child.wait()
-    # An error of the others may come from its death.
-    output_of_failed = last_json_line(outputs[failed].read_text(errors="replace"))
-    if output_of_failed is not None and "error" in output_of_failed:
-        raise RecsysError.from_json(output_of_failed["error"])
-    if stop.is_set:
-        raise RecsysError(
-            "R378",
-            "The processes of a training save before they stop.",
-            "Run the same command again; it goes on from the last checkpoint.",
-            f"exit code {code}",
-        )
-    return None, code
 
 
-def _first_failed(children: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Waits until a process fails and returns which; None when all have ended well."""
-    while True:
-        codes = [child.poll() for child in children]
-        if any(codes):
-            # Of several, one that was killed: the others may have failed because of it.
-            failed = [index for index, code in enumerate(codes) if code]
-            return min(failed, key=lambda index: (codes[index] or 0) > 0)
-        if None not in codes:
-            return None
-        time.sleep(_POLL_S)
-
-
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port

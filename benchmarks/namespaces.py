@@ -1,0 +1,118 @@
+"""Hosts with addresses, names and links of their own, on this machine: network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+_NUMBERS = itertools.count()
+
+
+def can_have_hosts() -> bool:
+    """Returns whether this machine lets us make network namespaces."""
+    if os.geteuid() or shutil.which("ip") is None:
+        return False
+    name = f"recsys-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made.returncode == 0
+
+
+def _ip(*words: object) -> None:
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+class Hosts:
+    """Some hosts on one switch, which last as long as the context.
+
+    They share this machine's files. Each has an address of its own, a link of its own to the
+    switch, and a name that nothing resolves.
+
+    Args:
+        n: How many.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n, self._id = n, f"rs{os.getpid() % 10**6}x{next(_NUMBERS)}"
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        _ip("link", "add", self._id, "type", "bridge")
+        _ip("link", "set", self._id, "up")
+        for host in range(self.n):
+            name, link = self._name(host), self._link(host)
+            _ip("netns", "add", name)
+            _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", link, "master", self._id, "up")
+            _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for host in range(self.n):
+            self.kill(host)
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("netns", "del", self._name(host))
+        self._stack.close()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("link", "del", self._id)
+
+    def _name(self, host: int) -> str:
+        return f"{self._id}-{host}"
+
+    def _link(self, host: int) -> str:
+        return f"{self._id}v{host}"
+
+    def address(self, host: int) -> str:
+        """Returns a host's address."""
+        return f"10.213.7.{host + 1}"
+
+    def start(
+        self, host: int, words: Sequence[object], name: str | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Starts a program on a host.
+
+        Args:
+            host: Which one.
+            words: Its command line.
+            name: The host's name, `node0` and so on by default.
+            **options: Of `subprocess.Popen`.
+        """
+        own = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name or f"node{host}"]
+        command = ["ip", "netns", "exec", self._name(host), *own, *map(str, words)]
+        return self._stack.enter_context(subprocess.Popen(command, text=True, **options))
+
+    def kill(self, host: int) -> None:
+        """Ends all that runs on a host, as a power cut does."""
+        while pids := self._pids(host):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def _pids(self, host: int) -> list[int]:
+        words = ["ip", "netns", "pids", self._name(host)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return [int(pid) for pid in done.stdout.split()]
+
+    def cut(self, host: int) -> None:
+        """Pulls the cable of a host."""
+        _ip("link", "set", self._link(host), "down")
+
+    def mend(self, host: int) -> None:
+        """Plugs it in again."""
+        _ip("link", "set", self._link(host), "up")
+
+    def wire_bytes(self, host: int) -> int:
+        """Returns what a host has sent so far [bytes]."""
+        counter = Path("/sys/class/net", self._link(host), "statistics", "rx_bytes")
+        return int(counter.read_text())

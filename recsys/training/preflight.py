@@ -1,0 +1,273 @@
+"""Checks before the processes of several hosts start: what would hang later, or mean nothing.
+
+All hosts must train the same with the same code, see the same folder of checkpoints, and
+have an address at which the others find them. Each error names the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from recsys.config import TrainStage
+from recsys.errors import RecsysError, UsageError
+from recsys.fingerprint import code_fingerprint
+from recsys.system.commit import commit_text
+from recsys.system.files import DAMAGE, read_json
+from recsys.system.host_connections import is_loopback, plain_address
+from recsys.system.process import storage_error
+from recsys.system.source_version import source_version, version_text
+
+SEEN_WITHIN_S = 30.0
+"""How long a file of one host may take until another one sees it [s]: caches of NFS."""
+_DATA = "the data folder"
+_MANIFEST_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One of those that meet: a host, or the process that a scheduler started.
+
+    Attributes:
+        index: Which one, from 0.
+        kind: `host`, or `process` where each process comes by itself.
+        name: Name of its machine.
+        address: Its address as it sees it itself.
+        facts: What it would train; see `facts_of`.
+    """
+
+    index: int
+    kind: Literal["host", "process"]
+    name: str
+    address: str
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index} ({self.name!r}, {self.address})"
+
+
+# --- the same training
+
+
+def facts_of(stage: TrainStage, data: Path, base: Path | None) -> dict[str, Any]:
+    """Returns what all hosts must agree on, as JSON: a value for each thing by its name.
+
+    Args:
+        stage: The model and the training loop.
+        data: Data folder of the InteractionEncoder.
+        base: Model folder of a warm start.
+    """
+    config = dict(_leaves("config", stage.model_dump(mode="json")))
+    source = version_text(source_version())
+    code = code_fingerprint("recsys.train", config=[stage])[:16]
+    facts = {"the code": f"{source} ({code})", _DATA: _digest_of(data), **config}
+    if base is not None:
+        facts["the base model"] = _digest_of(base)
+    return facts
+
+
+def digest_of(facts: Mapping[str, Any]) -> str:
+    """Returns one text for one training, on whatever hosts and devices and by whatever code."""
+    ignored = (
+        "the number of",
+        "the code",
+        "config.mesh",
+        "config.layout",
+        "config.train.checkpoint",
+    )
+    same = {name: value for name, value in facts.items() if not name.startswith(ignored)}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}", part)
+    else:
+        yield path, value
+
+
+def _digest_of(folder: Path) -> str:
+    """Returns one text for names and sizes of a folder's files and for its short JSON files.
+
+    Among these are manifests with the digests of large files, which are not read here.
+    """
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(folder).as_posix()}\0{size}\0".encode())
+            if file.suffix == ".json" and size <= _MANIFEST_BYTES:
+                digest.update(file.read_bytes())
+    except OSError as error:
+        raise storage_error(error, folder) from None
+    return digest.hexdigest()[:16]
+
+
+def check_same(ours: Member, theirs: Member) -> None:
+    """Checks that two hosts would train the same.
+
+    Raises:
+        UsageError: They wouldn't.
+    """
+    names = {**ours.facts, **theirs.facts}
+    different = [name for name in names if ours.facts.get(name) != theirs.facts.get(name)]
+    if different:
+        shown = " and ".join(different[:3])
+        if len(different) > 3:
+            shown = f"{', '.join(different[:3])} and {len(different) - 3} more"
+        first = different[0]
+        raise UsageError(
+            "R387",
+            "All hosts of a training must have the same code, config and data;"
+            f" {theirs} differs from {ours} in {shown}.",
+            "Give all of them the same installation, config, options and data folder.",
+            {theirs.index: theirs.facts.get(first), ours.index: ours.facts.get(first)},
+        )
+
+
+def check_numbers(n_members: int, known: Sequence[Member], coming: Member) -> None:
+    """Checks that a member is one of those that are waited for, and no other one is the same.
+
+    Raises:
+        UsageError: It isn't, or another one is.
+    """
+    cure = "Count from 0, each number once, with the same list or number of them everywhere."
+    if not 0 < coming.index < n_members:
+        rule = f"A {coming.kind} must be one of {n_members}, numbered from 0; {coming} isn't."
+        raise UsageError("R376", rule, cure, coming.index)
+    for member in known:
+        if member.index == coming.index:
+            rule = f"Each {coming.kind} must have a number of its own; {member} and {coming} don't."
+            raise UsageError("R376", rule, cure, coming.index)
+
+
+# --- the folders of checkpoints and model
+
+
+class SharedFolders:
+    """The folders in which the hosts of a training see whether they share them.
+
+    Args:
+        folder: One of its own among the checkpoints; made where there is none.
+        models: The one in which the model folder is to be; likewise.
+
+    Raises:
+        RecsysError: One of them can't be made.
+    """
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        self.folder, self.models = folder, models
+        for path in (folder, models):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise storage_error(error, path) from None
+
+    def begin(self, hosts: Sequence[str]) -> tuple[int, str]:
+        """Writes, on the first host, the file that the others are to see.
+
+        Returns:
+            The epoch: how often hosts have met for this training; and a token.
+        """
+        path = self.folder / "epoch.json"
+        try:
+            epoch = int(read_json(path)["epoch"]) + 1
+        except DAMAGE:
+            epoch = 1
+        token = uuid.uuid4().hex
+        self._write(self._mark(token), {"token": token})
+        self._write(path, {"epoch": epoch, "token": token, "hosts": list(hosts)})
+        return epoch, token
+
+    def clear(self, token: str) -> None:
+        """Removes, on the first host, what is of no use after the others have seen it."""
+        with suppress(OSError):
+            self._mark(token).unlink()
+
+    def _mark(self, token: str) -> Path:
+        return self.models / f".recsys-hosts-{token}"
+
+    def answer(self, index: int, token: str) -> None:
+        """Writes, on another host, the file that the first one is to see."""
+        self._write(self.folder / f"host-{index}.json", {"token": token})
+
+    def sees_first(self, token: str) -> bool:
+        """Returns, on another host, whether it sees the first one's files."""
+        files = (self.folder / "epoch.json", self._mark(token))
+        return all(self._sees(file, token) for file in files)
+
+    def sees_answer(self, index: int, token: str) -> bool:
+        """Returns, on the first host, whether it sees the file of another one."""
+        return self._sees(self.folder / f"host-{index}.json", token)
+
+    def _write(self, path: Path, fields: Mapping[str, Any]) -> None:
+        try:
+            commit_text(json.dumps(fields) + "\n", path)
+        except OSError as error:
+            raise storage_error(error, path) from None
+
+    def _sees(self, path: Path, token: str) -> bool:
+        try:
+            # Listing a folder makes NFS ask for names that it knew not to be there.
+            list(path.parent.iterdir())
+            return bool(read_json(path).get("token") == token)
+        except DAMAGE:
+            return False
+
+
+def not_shared(member: Member, folders: SharedFolders) -> RecsysError:
+    """Returns the error of a host that sees other folders of checkpoints or models."""
+    return UsageError(
+        "R386",
+        "All hosts must reach the same folders of checkpoints and of the model; what the first"
+        f" one writes there, {member} doesn't see within {SEEN_WITHIN_S:.0f} s, or the other way"
+        " round.",
+        "Name folders on a file system that all of them mount, with --checkpoints and --out.",
+        [str(folders.folder.parent), str(folders.models)],
+    )
+
+
+# --- the address
+
+
+def name_is_reachable() -> bool:
+    """Returns whether this host's own name resolves to an address that others may reach.
+
+    gloo, by which JAX's CPUs talk, publishes the first one that it can bind.
+    """
+    try:
+        resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in resolved:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind(address)
+            except OSError:
+                continue
+            return not is_loopback(plain_address(str(address[0])))
+    return False
+
+
+def check_address(member: Member) -> None:
+    """Checks that a host's address is one that hosts on other machines may reach.
+
+    Raises:
+        UsageError: It is a loopback address.
+    """
+    if is_loopback(member.address):
+        raise UsageError(
+            "R385",
+            "The hosts of a training must find each other by addresses of the network;"
+            f" {member} has a loopback address.",
+            "Name the first host by an address, or a name that no /etc/hosts turns into 127.0.0.1.",
+            member.address,
+        )

@@ -1,0 +1,219 @@
+"""Trainings on hosts of their own: network namespaces, that are killed and cut off."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from training_runs import STAGE, Run, assert_same_bits, write_data
+
+from benchmarks.namespaces import Hosts, can_have_hosts
+from recsys.system.process import last_json_line
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(not can_have_hosts(), reason="network namespaces need root and iproute2"),
+]
+TRAINING = {**STAGE, "train": {**STAGE["train"], "epochs": 10}}
+PORT = 8476
+
+
+class HostsRun(Run):
+    """A training on two hosts, each of which can be started again."""
+
+    def __init__(self, folder, data, hosts, mode="--hosts", stage=TRAINING):
+        super().__init__(folder, data, stage)
+        self.hosts, self._mode, self.running = hosts, mode, {}
+        lines = [f"{hosts.address(host)}:{PORT}\n" for host in range(hosts.n)]
+        (folder / "hosts.txt").write_text("# two of them\n" + "".join(lines))
+
+    def start_host(self, host, *words, name=None):
+        placed = {
+            "--hosts": ["--hosts", self.folder / "hosts.txt", "--host", host],
+            "--coordinator": [
+                *("--coordinator", f"{self.hosts.address(0)}:{PORT}"),
+                *("--num-processes", self.hosts.n, "--process-id", host),
+            ],
+        }[self._mode]
+        flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
+        own = {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags}
+        if host == 0:
+            self.events.unlink(missing_ok=True)
+            own["RECSYS_EVENTS"] = str(self.events)
+        command = [sys.executable, "-m", "recsys.train", *self._words, "--wait", 90]
+        with self.log(host).open("ab") as log:
+            self.running[host] = self.hosts.start(
+                host,
+                [*command, *placed, *words],
+                name,
+                env={**os.environ, **own},
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+
+    def start_all(self, *words):
+        for host in range(self.hosts.n):
+            self.start_host(host, *words)
+
+    def log(self, host):
+        return self.folder / f"host{host}.txt"
+
+    def reach(self, step):
+        while self.step() < step:
+            time.sleep(0.05)
+            assert self.running[0].poll() is None, self.log(0).read_text()
+
+    def end(self, host, timeout=200):
+        """Returns what a host said last."""
+        return last_json_line(self.running[host].communicate(timeout=timeout)[0])
+
+    def error(self, host, timeout=200):
+        return self.end(host, timeout)["error"]
+
+    def finish_all(self):
+        ended = [self.end(host) for host in range(self.hosts.n)]
+        assert ["error" in said for said in ended] == [False] * self.hosts.n, ended
+        return ended
+
+    def wait_for_words(self, host, text, limit_s):
+        """Waits until a host's log has a text."""
+        deadline = time.monotonic() + limit_s
+        while text not in self.log(host).read_text():
+            assert time.monotonic() < deadline, self.log(host).read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory):
+    """What two processes of one machine come to."""
+    run = Run(tmp_path_factory.mktemp("runs") / "local", data, TRAINING, processes=2)
+    run.finish()
+    return run
+
+
+@pytest.fixture
+def two_hosts():
+    with Hosts(2) as hosts:
+        yield hosts
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_host_is_named_at_once_and_the_same_command_ends_with_the_same_bits(
+    victim, undisturbed, data, two_hosts, tmp_path
+):
+    run = HostsRun(tmp_path / "run", data, two_hosts, "--coordinator")
+    run.start_all()
+    run.reach(40)
+    two_hosts.kill(victim)
+    error = run.error(1 - victim, timeout=30)
+    assert error["code"] == "R388"
+    assert f"process {victim} (" in error["rule"]
+    run.start_all()
+    run.finish_all()
+    assert run.summary()["resumed_at"]
+    assert_same_bits(run, undisturbed)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_supervised_hosts_meet_again_when_one_comes_back(
+    victim, undisturbed, data, two_hosts, tmp_path
+):
+    run = HostsRun(tmp_path / "run", data, two_hosts)
+    run.start_all()
+    run.reach(40)
+    two_hosts.kill(victim)
+    run.wait_for_words(1 - victim, f"host {victim} (", 30)
+    run.start_host(victim)
+    ended = run.finish_all()
+    assert ended[1 - victim]["restarts"] == 1
+    assert run.summary()["resumed_at"]
+    assert_same_bits(run, undisturbed)
+
+
+def test_a_short_cut_is_survived_and_a_long_one_is_gone_on_from(
+    undisturbed, data, two_hosts, tmp_path
+):
+    run = HostsRun(tmp_path / "run", data, two_hosts)
+    run.start_all()
+    run.reach(20)
+    two_hosts.cut(1)
+    time.sleep(5)
+    two_hosts.mend(1)
+    run.reach(max(60, run.step() + 10))
+    assert "lost" not in run.log(0).read_text() + run.log(1).read_text()
+    two_hosts.cut(1)
+    began = time.monotonic()
+    for host in (0, 1):
+        run.wait_for_words(host, "was lost", 50)
+    time.sleep(max(0, 60 - (time.monotonic() - began)))
+    two_hosts.mend(1)
+    ended = run.finish_all()
+    assert [said["restarts"] for said in ended] == [1, 1]
+    assert_same_bits(run, undisturbed)
+
+
+def test_those_that_are_left_go_on_when_the_list_says_so(undisturbed, data, two_hosts, tmp_path):
+    run = HostsRun(tmp_path / "run", data, two_hosts)
+    run.start_all()
+    run.reach(60)
+    two_hosts.kill(1)
+    run.wait_for_words(0, "was lost", 30)
+    two_hosts.kill(0)
+    (run.folder / "hosts.txt").write_text(f"{two_hosts.address(0)}:{PORT}\n")
+    run.start_host(0)
+    assert run.end(0)["processes"] == 1
+    assert run.summary()["resumed_at"]
+    losses = [[point["loss"] for point in r.summary()["curve"]] for r in (run, undisturbed)]
+    assert np.abs(np.subtract(*losses)).max() < 1e-4
+
+
+def test_what_would_hang_later_is_one_sentence_before_the_first_step(data, two_hosts, tmp_path):
+    run = HostsRun(tmp_path / "run", data, two_hosts, "--coordinator")
+    # The name of the first one isn't known.
+    run.start_host(1, "--coordinator", f"no-such-host.invalid:{PORT}", "--wait", 1)
+    error = run.error(1)
+    assert error["code"] == "R383"
+    assert "no-such-host.invalid" in error["rule"]
+    # One comes alone.
+    run.start_host(0, "--wait", 1)
+    error = run.error(0)
+    assert error["code"] == "R384"
+    assert "process 1 didn't" in error["rule"]
+    # Another folder of checkpoints: what is there says so.
+    run.start_host(0)
+    run.start_host(1, "--checkpoints", tmp_path / "elsewhere")
+    for host in (0, 1):
+        error = run.error(host)
+        assert error["code"] == "R386"
+        assert f"process 1 ('node1', {two_hosts.address(1)})" in error["rule"]
+    # Another config.
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**TRAINING, "train": {**TRAINING["train"], "batch_size": 128}}))
+    run.start_host(0)
+    run.start_host(1, "--config", other)
+    for host in (0, 1):
+        error = run.error(host)
+        assert error["code"] == "R387"
+        assert "process 1 ('node1'" in error["rule"]
+        assert "config.train.batch_size" in error["rule"]
+        assert error["received"] == "{1: 128, 0: 64}"
+    assert run.saved() == []
+
+
+def test_a_host_whose_name_is_its_loopback_is_reached_by_its_address(data, two_hosts, tmp_path):
+    short = {**TRAINING, "train": {**TRAINING["train"], "epochs": 2}}
+    run = HostsRun(tmp_path / "run", data, two_hosts, "--coordinator", short)
+    for host in (0, 1):
+        run.start_host(host, name="localhost")
+    run.finish_all()
+    assert two_hosts.wire_bytes(1) > 100_000
