@@ -155,8 +155,21 @@ def test_log_q_is_that_of_the_draws_times_its_strength(with_cold, cold, strength
     weight[0] = 0
     q = included((counts / counts.sum(), 10), (weight / weight.sum(), 30))
     expected = strength * np.log(q[batch["item_row"]])
+    expected -= np.log(np.where(batch["item_row"] == 20, cold or 1.0, 1.0))
     np.testing.assert_allclose(batch["log_q"], expected, rtol=1e-6, atol=1e-7)
     assert cold > 0 or 20 not in batch["item_row"]
+
+
+@pytest.mark.parametrize("cold", [0.2, 1.0])
+def test_an_item_that_nobody_took_counts_its_share(with_cold, cold):
+    source = make(*with_cold, uniform_negatives=30, cold_negatives=cold, epochs=200)
+    counted = np.zeros(N_ITEMS + 1)
+    for step in range(n := len(source)):
+        batch = source[step]
+        rows, first = np.unique(batch["item_row"], return_index=True)
+        counted[rows] += np.exp(-batch["log_q"][first].astype(np.float64))
+    expected = np.append(np.ones(N_ITEMS - 1), cold)
+    np.testing.assert_allclose(counted[1:] / n, expected, atol=0.1)
 
 
 @pytest.mark.parametrize("cold", [0.0, 0.5])
@@ -165,6 +178,8 @@ def test_a_full_softmax_can_do_without_items_that_nobody_took(with_cold, cold):
     rows = source[0]["item_row"]
     assert rows[10:].tolist() == list(range(1, N_ITEMS + (cold > 0)))
     assert source.n_candidates == len(rows)
+    expected = np.where(rows == 20, -np.log(cold or 1.0), 0.0)
+    np.testing.assert_allclose(source[0]["log_q"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("multiple", [1, 8])

@@ -177,10 +177,9 @@ class TrainConfig(Strict):
     negative_power: Share = 0.0
     """They are drawn evenly at 0, by their popularity at 1, and by a power of it between."""
     cold_negatives: Share = 1.0
-    """How often items without a training event are drawn, as a share of how often
-    `negative_power` says; at 0 they are no negatives, of `full_softmax` neither: an item that
-    is never a positive only learns to be in no list. Above 0 the logQ correction makes up for
-    what is drawn less [0..1]."""
+    """How much items without a training event count as negatives, and how often they are drawn,
+    as a share of what other items do; at 0 they are none. An item that is never a positive
+    only learns to be in no list: the less it counts, the more its features say [0..1]."""
     log_q_correction: Share = 1.0
     """Strength of the logQ correction of the scores for how often an item is among the
     candidates: at 1 they learn how likely the item is for a query; at 0 that, divided by how

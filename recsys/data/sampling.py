@@ -322,13 +322,14 @@ class BatchCandidates:
         """Returns the correction of each item row's scores `[item rows]` float32.
 
         It is the log probability that the item is among the candidates of a query, those
-        of its group, times `train.log_q_correction`.
+        of its group, times `train.log_q_correction`. An item without events counts but
+        `train.cold_negatives` times.
 
         Args:
             positives: How the positives of a whole batch are drawn.
         """
         if self.is_full:
-            return np.zeros(len(self.counts), np.float32)
+            return self._log_of_counting_less.astype(np.float32)
         n_hard = self.train.hard_negatives.count
         samplers = [positives, (self._sampler.probability, self.train.uniform_negatives)]
         if n_hard:
@@ -337,7 +338,14 @@ class BatchCandidates:
         log_q = inclusion_log_probability(*((share, n // groups) for share, n in samplers))
         # What is in no batch has no logarithm, and needs none.
         log_q = np.where(np.isfinite(log_q), log_q, 0.0)
-        return (log_q * self.train.log_q_correction).astype(np.float32)
+        log_q = log_q * self.train.log_q_correction + self._log_of_counting_less
+        return log_q.astype(np.float32)
+
+    @property
+    def _log_of_counting_less(self) -> np.ndarray:
+        """Subtracted from a score, it makes an item without events count less `[item rows]`."""
+        share = self.train.cold_negatives
+        return np.where(self.counts > 0, 0.0, -np.log(share) if share else 0.0)
 
     @property
     def event_shares(self) -> np.ndarray:
@@ -355,7 +363,7 @@ class BatchCandidates:
 
     @property
     def is_full(self) -> bool:
-        """Whether they are the whole catalogue, which needs no correction."""
+        """Whether they are the whole catalogue."""
         return self.train.loss.negatives == "catalogue"
 
     @functools.cached_property
