@@ -25,7 +25,7 @@ from recsys.data.dataset import Data
 from recsys.data.store import InteractionStore, verify_store
 from recsys.errors import UsageError
 from recsys.models import ModelInputs, RetrievalModel, save_model
-from recsys.models.auto import described, for_data
+from recsys.models.auto import described, for_data, outgrown
 from recsys.models.inference import embed_queries
 from recsys.models.saved import save_candidates
 from recsys.system.process import stage_main
@@ -84,8 +84,7 @@ def train(
     distributed.in_shares(lambda share, shares: verify_store(data / "store", share, shares))
     dataset = Data(data)
     if isinstance(stage.model, AutoConfig):
-        stage = for_data(stage, dataset, None if base is None else stage_of_model(base))
-        note_once(f"The config leaves the model to the data: {described(stage)}.")
+        stage = _chosen(stage, dataset, base)
     checkpoints = checkpoints or RunFolders.root_beside(out)
     try:
         result = _fit(stage, dataset, checkpoints, base)
@@ -96,6 +95,20 @@ def train(
         cold = cold_start(base, error.rule)
         result = dataclasses.replace(_fit(stage, dataset, checkpoints, None), cold=cold)
     return write_model(out, result, dataset)
+
+
+def _chosen(stage: TrainStage, data: Data, base: Path | None) -> TrainStage:
+    """Returns a config with the model that the data choose, or chose for `base`."""
+    earlier = None if base is None else stage_of_model(base)
+    chosen = for_data(stage, data, earlier)
+    note_once(f"The config leaves the model to the data: {described(chosen)}.")
+    other = None if earlier is None else outgrown(stage, data, earlier)
+    if other is not None:
+        note_once(
+            f"That is the earlier model's choice; the data would choose now: {other}."
+            " A run with warm_start=null changes to it."
+        )
+    return chosen
 
 
 def _fit(stage: TrainStage, data: Data, checkpoints: Path, base: Path | None) -> TrainingResult:

@@ -21,7 +21,7 @@ from recsys.config.architecture import (
 from recsys.config.load import load_stage
 from recsys.data.split import SplitRule
 from recsys.errors import UsageError
-from recsys.models.auto import DataShape
+from recsys.models.auto import DataShape, described, outgrown
 
 ORDERED = DataShape(events=200_000, users=20_000, has_order=True, has_features=True)
 LONG = DataShape(events=200_000, users=2_000, has_order=True, has_features=True)
@@ -91,6 +91,8 @@ def test_what_goes_on_from_an_earlier_model_keeps_its_choice():
     )
     assert night.train.epochs == 3
     assert night.train.table_learning_rate == earlier.train.table_learning_rate
+    assert outgrown(TrainStage(), ORDERED, earlier) is None
+    assert outgrown(TrainStage(), LONG, earlier) == described(for_data(TrainStage(), LONG))
 
 
 def test_features_are_read_wherever_there_are_any():

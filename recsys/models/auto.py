@@ -112,6 +112,21 @@ def for_data(config: StageT, data: Data | DataShape, base: TrainStage | None = N
     )
 
 
+def outgrown(config: TrainStage, data: Data | DataShape, base: TrainStage) -> str | None:
+    """Returns what data would choose in place of an earlier model's choice, in a few words.
+
+    Args:
+        config: See `for_data`.
+        data: See `for_data`.
+        base: See `for_data`.
+
+    Returns:
+        None where they would choose the same.
+    """
+    now = for_data(config, data)
+    return described(now) if now.model != for_data(config, data, base).model else None
+
+
 def described(stage: TrainStage) -> str:
     """Returns the model of a stage and its training in a few words."""
     model, train = stage.model, stage.train
