@@ -13,7 +13,7 @@ import pytest
 
 from recsys.system import files
 from recsys.system.files import PREFIX, scratch_folder, sweep, temporary_files_in
-from recsys.system.parent import VARIABLE
+from recsys.system.parent import VARIABLE, child_command
 
 _CHILD = """
 import time
@@ -144,3 +144,25 @@ def test_temporary_files_go_where_they_are_told_and_back(tmp_path):
     with temporary_files_in(tmp_path):
         assert files.tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
     assert os.environ.get("TMPDIR") == before
+
+
+_WITH_KERAS = """
+import sys
+import keras
+looked_for = ("IPython", "pandas", "sklearn")
+print([name for name in looked_for if name in sys.modules], keras.ops.ones((1, 2)).shape)
+import IPython, pandas, sklearn
+"""
+
+
+def test_a_child_imports_keras_without_what_it_only_looks_for_and_that_later_all_the_same(tmp_path):
+    (tmp_path / "with_keras.py").write_text(_WITH_KERAS)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    child = subprocess.run(
+        child_command("with_keras"),
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (child.returncode, child.stdout) == (0, "[] (1, 2)\n"), child.stderr

@@ -18,6 +18,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from recsys.system.keras_alone import KerasAlone
+
 VARIABLE = "RECSYS_PARENT"
 _SET_PDEATHSIG = 1
 """`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
@@ -59,4 +61,5 @@ def end_with_parent() -> None:
 if __name__ == "__main__":
     end_with_parent()
     del sys.argv[0]
+    sys.meta_path.insert(0, KerasAlone())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

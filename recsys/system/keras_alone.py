@@ -1,0 +1,51 @@
+"""Imports Keras in the processes that we start without what it only looks for.
+
+Keras imports IPython, pandas and scikit-learn where they are installed: to show a file, to take
+frames as inputs, for wrappers of models. No stage needs it, and they take 40 % of the time that
+a stage takes to import. While Keras is imported they seem to be absent; afterwards whoever
+imports them gets them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+_LOOKED_FOR = ("IPython", "pandas", "sklearn")
+
+
+class KerasAlone(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads Keras once, on `sys.meta_path`, and then is gone from there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the spec of Keras, to be loaded by this object."""
+        if fullname != "keras":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Returns what the own loader of Keras makes."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Imports Keras while those that nobody has imported yet seem to be absent."""
+        modules: dict[str, Any] = sys.modules
+        absent = [name for name in _LOOKED_FOR if name not in modules]
+        modules.update(dict.fromkeys(absent))
+        module.__loader__ = module.__spec__.loader = self._loader  # type: ignore[union-attr]
+        try:
+            self._loader.exec_module(module)
+        finally:
+            for name in absent:
+                del modules[name]
