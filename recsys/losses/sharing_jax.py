@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     Sweep = Callable[[SoftmaxBatch], Sequence[jax.Array]]
 
-_OF_QUERIES, _OF_CANDIDATES = ("query", "weight", "known"), ("candidate", "item_row", "log_q")
+_ARRAYS = ("query", "candidate", "item_row", "log_q", "weight", "known")
+"""Fields of a batch with an entry for each query, or for each candidate."""
 
 
 def batch_axis() -> tuple[Mesh | None, str]:
@@ -88,8 +89,7 @@ def _each_group(batch: SoftmaxBatch, sweep: Sweep, groups: int) -> Sequence[jax.
     """Returns what `sweep` returns of one group after the other, laid end to end."""
     if groups == 1:
         return sweep(batch)
-    names = (*_OF_QUERIES, *_OF_CANDIDATES)
-    arrays = {name: getattr(batch, name) for name in names}
+    arrays = {name: getattr(batch, name) for name in _ARRAYS}
     cut = {name: x.reshape(groups, len(x) // groups, *x.shape[1:]) for name, x in arrays.items()}
     results = jax.lax.map(lambda parts: tuple(sweep(batch._replace(**parts))), cut)
     return [x.reshape(groups * x.shape[1], *x.shape[2:]) for x in results]
