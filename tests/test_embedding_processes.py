@@ -46,6 +46,10 @@ def test_two_processes_train_the_table_that_one_process_trains_and_write_its_par
     assert "R221" in first["error"]
     assert "item_row.npy" in first["error"]
     assert first["no_error"] is None
+    # Eleven blocks of items, every other of which one has mined.
+    assert first["lists"] == alone["lists"]
+    assert len(alone["lists"][1]) == 61
+    assert 0 < sum(alone["lists"][1]) < 60 * 6
     assert "R603" in first["full"]
     assert "No space left" in first["full"]
     for name, described in first["described"].items():

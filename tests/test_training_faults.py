@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import EPOCHS, EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
+from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
 
 from recsys.errors import RecsysError
 from recsys.system.process import last_json_line
@@ -113,16 +113,24 @@ def started(run, step):
     return parent, [int(child) for child in children]
 
 
-def test_two_processes_train_what_one_does_on_as_many_devices(undisturbed, by_two):
-    """To the bit: each builds its half of every batch, and reads no other."""
-    alone, first = undisturbed.summary(), by_two.summary()
+def test_two_processes_train_what_one_does_on_as_many_devices(data, tmp_path):
+    """To the bit: each builds its half of every batch, mines and validates a half."""
+    train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
+    train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
+    stage = {**STAGE, "train": train}
+    one, two = Run(tmp_path / "one", data, stage), Run(tmp_path / "two", data, stage, processes=2)
+    one.finish_here()
+    two.finish()
+    alone, first = one.summary(), two.summary()
     assert (alone["processes"], first["processes"]) == (1, 2)
-    assert_same_bits(by_two, undisturbed)
+    assert_same_bits(one, two)
+    assert len(alone["validation"]) == 3
+    assert alone["validation"] == first["validation"]
     # Of a batch: users and histories of 4 items; and items, of which the first process has
-    # the positives up to the middle of 64 + 32 candidates.
-    steps_per_epoch = STEPS // EPOCHS
+    # the 64 positives in its half of 64 + 32 + 32 candidates.
+    steps_per_epoch = alone["steps"] // 3
     assert alone["input_bytes_per_epoch"] == 4 * (64 * (1 + 4) + 64) * steps_per_epoch
-    assert first["input_bytes_per_epoch"] == 4 * (32 * (1 + 4) + 48) * steps_per_epoch
+    assert first["input_bytes_per_epoch"] == 4 * (32 * (1 + 4) + 64) * steps_per_epoch
 
 
 @pytest.mark.faults

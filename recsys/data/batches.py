@@ -18,7 +18,7 @@ import numpy as np
 from recsys.config import RetrievalConfig, TrainConfig
 from recsys.data.batch_part import WHOLE, BatchPart
 from recsys.data.catalogue import Catalogue, FeatureBags, bags_of, bags_of_histories
-from recsys.data.history_items import ITEM, each_once, items_for
+from recsys.data.history_items import ITEM, PLACE, each_once, items_for
 from recsys.data.kept_events import KeptEvents, read_events
 from recsys.data.sampling import BatchCandidates, HardNegatives
 from recsys.data.shuffle import epoch_order
@@ -27,10 +27,8 @@ from recsys.errors import RecsysError
 
 Batch = dict[str, np.ndarray]
 
-
-_DRAWN = ("item_row", "id_row", "log_q")
-"""Arrays of a batch that are drawn or looked up, not read; of them the positives are."""
-
+_DERIVED = ("item_row", "id_row", "log_q", ITEM, PLACE)
+"""Arrays of a batch that are drawn or looked up, not read; but the positives are."""
 
 _LOOKED_AT = 8
 """Batches whose histories say how many different items to expect."""
@@ -179,7 +177,9 @@ class BatchSource:
             )
             for i in range(len(starts))
         ]
-        arrays = [x.nbytes for batch in batches for name, x in batch.items() if name not in _DRAWN]
+        arrays = [
+            x.nbytes for batch in batches for name, x in batch.items() if name not in _DERIVED
+        ]
         of_items = len(starts) * len(self._needed_examples) * items.itemsize
         self.reads.add(len(starts), sum(arrays) + of_items)
         return batches

@@ -44,6 +44,7 @@ _JOIN_S = 300
 _SILENT_S = 100
 _LEAVE_S = 300
 _AGREE_S = 1800.0
+_PIECE_BYTES = 1 << 26
 
 
 def join() -> None:
@@ -156,6 +157,28 @@ def _value(text: bytes) -> Any:
     if "error" in answer:
         raise RecsysError.from_json(answer["error"])
     return answer["value"]
+
+
+def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns, on every process, the arrays `[processes, …]` that `make` returns on each.
+
+    They are of one shape and type, and pass the devices, in pieces.
+
+    Raises:
+        RecsysError: As `jointly`.
+    """
+    own: list[np.ndarray] = []
+    jointly(lambda: own.append(make()))
+    count, array = jax.process_count(), own[0]
+    if count == 1 or not array.size:
+        return np.stack(own * count)
+    letters = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    with _ending_after(_AGREE_S):
+        pieces = [
+            multihost_utils.process_allgather(letters[start : start + _PIECE_BYTES])
+            for start in range(0, len(letters), _PIECE_BYTES)
+        ]
+    return np.concatenate(pieces, axis=1).view(array.dtype).reshape(count, *array.shape)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from recsys.data.sampling import HardNegatives
 from recsys.models import ModelInputs, RetrievalModel
 from recsys.models.inference import Inference
 from recsys.training.checkpoint import steps_in
-from recsys.training.distributed import is_primary
+from recsys.training.distributed import is_primary, stacked
 from recsys.training.prefetch import BatchIterator
 from recsys.training.run_folders import RunFolders
 from recsys.training.validation import Validator
@@ -83,12 +83,10 @@ class EpochTasks:
         """Mines hard negatives after `epochs` epochs, and draws from them from now on."""
         if not self._has_lists(epochs):
             return
-        vectors = self._inference.catalogue(self._inputs)
+        # Without the biases: two items aren't alike for being popular.
+        vectors = self._inference.catalogue(self._inputs)[:, : self._dim]
+        lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
         if is_primary():
-            # Others might round otherwise, and make other lists.
-            # Without the biases: two items aren't alike for being popular.
-            vectors = vectors[:, : self._dim]
-            lists = mine_hard_negatives(vectors, self._inputs.catalogue.is_item, self._hard)
             self._folders.negatives.mkdir(parents=True, exist_ok=True)
             lists.save(self._file(epochs))
             # Those before the epoch of the oldest checkpoint aren't read again.
@@ -122,7 +120,9 @@ def mine_hard_negatives(
 ) -> HardNegatives:
     """Returns for each item the items from place `skip` + 1 to `skip` + `pool` by cosine.
 
-    Exact, by blocks: memory grows with the catalogue, not with its square.
+    Exact, by blocks: memory grows with the catalogue, not with its square. Of several
+    processes each looks at every so many blocks, and all get the lists of all: the same to
+    the bit for every number of them.
 
     Args:
         vectors: Item vectors of the last index `[item rows, dim]`.
@@ -136,22 +136,48 @@ def mine_hard_negatives(
     pool = min(config.pool, len(items) - 1 - skip)
     if pool <= 0:
         return HardNegatives.none_yet(is_item)
+    size = max(1, _BLOCK_SCORES // len(items))
+    n_blocks = -(-len(items) // size)
+
+    index, count = jax.process_index(), jax.process_count()
+
+    def own_lists() -> np.ndarray:
+        """Returns the lists, with their lengths in front, of every `count`-th block."""
+        lists = np.zeros((-(-n_blocks // count), size, 1 + pool), np.int32)
+        for own, block in zip(lists, range(index, n_blocks, count), strict=False):
+            of = np.arange(block * size, min((block + 1) * size, len(items)))
+            own[: len(of), 0], places = _nearest(directions, of, skip, pool, config.guard)
+            is_listed = np.arange(pool) < own[: len(of), :1]
+            own[: len(of), 1:] = np.where(is_listed, items[places], 0)
+        return lists
+
+    lists = stacked(own_lists).swapaxes(0, 1).reshape(-1, 1 + pool)[: len(items)]
     rows = np.zeros((len(vectors), pool), np.int32)
     lengths = np.zeros(len(vectors), np.int32)
-    size = max(1, _BLOCK_SCORES // len(items))
-    for start in range(0, len(items), size):
-        of = np.arange(start, min(start + size, len(items)))
-        scores = directions[of] @ directions.T
-        scores[np.arange(len(of)), of] = -np.inf
-        places, similarity = _best(scores, skip + pool)
-        n_close = np.maximum((similarity > config.guard).sum(axis=1), skip)
-        # The lists are the nearest without the first `n_close`.
-        n = np.minimum(skip + pool - n_close, pool)
-        shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
-        nearest = items[np.take_along_axis(places, shifted, axis=1)]
-        rows[items[of]] = np.where(np.arange(pool) < n[:, None], nearest, 0)
-        lengths[items[of]] = n
+    lengths[items], rows[items] = lists[:, 0], lists[:, 1:]
     return HardNegatives(rows, lengths, items)
+
+
+def _nearest(
+    directions: np.ndarray, of: np.ndarray, skip: int, pool: int, guard: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the length of the lists of items `[b]`, and whom they have `[b, pool]`.
+
+    Args:
+        directions: Vectors of length 1 `[items, dim]` float32.
+        of: Places of the items whose lists are made `[b]`, among all items.
+        skip: Nearest ones that are left out.
+        pool: Items of a list at the most.
+        guard: The highest cosine in a list.
+    """
+    scores = directions[of] @ directions.T
+    scores[np.arange(len(of)), of] = -np.inf
+    places, similarity = _best(scores, skip + pool)
+    n_close = np.maximum((similarity > guard).sum(axis=1), skip)
+    # The lists are the nearest without the first `n_close`.
+    shifted = np.minimum(np.arange(pool) + n_close[:, None], skip + pool - 1)
+    nearest = np.take_along_axis(places, shifted, axis=1)
+    return np.minimum(skip + pool - n_close, pool), nearest
 
 
 def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

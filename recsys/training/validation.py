@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import jax
 import numpy as np
 
 from recsys.config import Repeats, RetrievalConfig, ValidationConfig
@@ -19,6 +20,7 @@ from recsys.metrics.metric import RankedLists, per_query, per_user
 from recsys.models import ModelInputs
 from recsys.models.inference import Inference
 from recsys.ragged import RaggedRows, ranges
+from recsys.training.distributed import stacked
 
 _K = 10
 """Cut-off of the metrics that are shown beside the one that is watched."""
@@ -67,23 +69,42 @@ class Validator:
         Args:
             towers: The towers of the model as it is.
         """
-        queries, is_item = self.queries, self._inputs.catalogue.is_item
+        queries = self.queries
         embedded = towers.queries(queries.user_row, self._histories, self._inputs)
-        candidates = towers.catalogue(self._inputs)
-        ranking = rank(
-            DotProducts(embedded, candidates),
-            queries.positives,
-            self._hidden,
-            is_item,
-            min(self._ks),
-        )
-        lists = RankedLists(ranking.ranks, queries.positives.owner(), len(queries))
+        ranks = self._ranks(embedded, towers.catalogue(self._inputs))
+        lists = RankedLists(ranks, queries.positives.owner(), len(queries))
         values = per_query((Recall(), Ndcg(), ReciprocalRank()), lists, self._ks)
         users, user = np.unique(queries.user, return_inverse=True)
         names = [f"{name}@{k}" for name in ("recall", "ndcg") for k in self._ks]
         return {
             name: float(per_user(values[name], user, len(users)).mean()) for name in [*names, "mrr"]
         }
+
+    def _ranks(self, embedded: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """Returns the rank of each positive `[positives]`; each process ranks a share of queries.
+
+        Args:
+            embedded: Query embeddings `[queries, dim]` float32.
+            candidates: Candidate embeddings `[item rows, dim]` float32.
+        """
+        positives, hidden = self.queries.positives, self._hidden
+        index, count = jax.process_index(), jax.process_count()
+        borders = np.arange(count + 1) * len(positives) // count
+        sizes = np.diff(positives.offsets[borders])
+
+        def own_ranks() -> np.ndarray:
+            own = slice(*borders[index : index + 2].tolist())
+            ranks = rank(
+                DotProducts(embedded[own], candidates),
+                positives.part(own),
+                hidden.part(own),
+                self._inputs.catalogue.is_item,
+                min(self._ks),
+            ).ranks
+            return np.pad(ranks, (0, sizes.max() - len(ranks)))
+
+        every = zip(stacked(own_ranks), sizes, strict=True)
+        return np.concatenate([ranks[:size] for ranks, size in every])
 
 
 def _since(events: KeptEvents, since: int | None) -> KeptEvents:

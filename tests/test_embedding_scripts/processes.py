@@ -4,7 +4,8 @@
 
 Writes its variables into `parts/` and `whole/` of FOLDER, and into `0.npy`, … what the devices
 have of them. The last line is JSON: the loss, the sum of squares of all places of the
-table, the error that the last process had, and that of a full disk.
+table, the error that the last process had, and that of a full disk; and the hard negatives
+of which each mined a share.
 """
 
 import json
@@ -26,6 +27,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.experimental import multihost_utils  # noqa: E402
 
+from recsys.config import HardNegativesConfig  # noqa: E402
 from recsys.embedding import (  # noqa: E402
     Adagrad,
     FeatureConfig,
@@ -38,6 +40,7 @@ from recsys.embedding import (  # noqa: E402
 from recsys.embedding.sharding import physical_rows  # noqa: E402
 from recsys.errors import RecsysError  # noqa: E402
 from recsys.models import saved_arrays  # noqa: E402
+from recsys.training import hard_negatives  # noqa: E402
 from recsys.training.distributed import in_shares  # noqa: E402
 
 ROWS, DIM, BATCH, STEPS = 5000, 8, 16, 3
@@ -129,6 +132,12 @@ if PROCESSES > 1:
 else:
     described = {}
 
+hard_negatives._BLOCK_SCORES = 7 * 60
+vectors = np.random.default_rng(2).normal(size=(61, 4)).astype(np.float32)
+config = HardNegativesConfig(count=1, pool=6, skip=1, guard=0.9)
+mined = hard_negatives.mine_hard_negatives(vectors, np.arange(61) > 0, config)
+lists = [mined.rows.tolist(), mined.lengths.tolist()]
+
 squares = float((np.asarray(whole(kept.embeddings), np.float64) ** 2).sum())
 seen = {"loss": history["loss"][0], "squares": squares, "described": described}
 errors = {
@@ -136,4 +145,4 @@ errors = {
     "no_error": error_of(lambda: in_shares(lambda share, shares: None)),
     "full": error_of(lambda: written(folder / "full", 1e9)) if PROCESSES > 1 else None,
 }
-sys.stdout.write(json.dumps({**seen, **errors}) + "\n")
+sys.stdout.write(json.dumps({**seen, **errors, "lists": lists}) + "\n")
