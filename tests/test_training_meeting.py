@@ -18,7 +18,7 @@ from recsys.training.follower import Follower
 from recsys.training.launcher import free_port
 from recsys.training.leader import Leader
 from recsys.training.meeting import Failure
-from recsys.training.preflight import SharedFolders, digest_of
+from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
 
 FACTS = {"config.train.batch_size": 64, "the code": "1"}
 
@@ -301,6 +301,23 @@ def test_addresses_within_ipv6_and_with_scopes_are_plain():
     assert is_loopback("127.0.1.1")
     assert is_loopback("::1")
     assert not is_loopback("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "expected"),
+    [
+        ("no-such-host.invalid", "10.0.0.2", "10.0.0.2"),
+        ("no-such-host.invalid", None, "127.0.0.1"),
+        ("localhost", "10.0.0.2", "10.0.0.2"),
+        ("localhost", None, None),
+        ("192.0.2.77", "10.0.0.2", "10.0.0.2"),  # Of another machine: it can't be bound here.
+    ],
+)
+def test_gloo_is_told_an_address_where_its_own_choice_will_not_do(
+    name, address, expected, monkeypatch
+):
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    assert address_to_publish(address) == expected
 
 
 def test_a_training_is_the_same_on_other_hosts_and_by_other_code():

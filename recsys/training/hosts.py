@@ -24,7 +24,7 @@ from recsys.training.follower import Follower
 from recsys.training.launcher import Attempts, LocalProcesses, not_all_saved
 from recsys.training.leader import Leader
 from recsys.training.meeting import End, Failure, Start
-from recsys.training.preflight import SharedFolders, digest_of, name_is_reachable
+from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
 from recsys.training.training_log import note
 
 
@@ -101,7 +101,7 @@ def _environments(cluster: Cluster, start: Start) -> list[dict[str, str]]:
         own[INDEX] = str(start.first + index)
         if cluster.devices is not None or cluster.n_processes > 1:
             own[LOCAL_DEVICE] = cluster.devices or str(index)
-        if start.address is not None and not name_is_reachable():
-            own[ADDRESS] = start.address
+        if (address := address_to_publish(start.address)) is not None:
+            own[ADDRESS] = address
         environments.append(own)
     return environments

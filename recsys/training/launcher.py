@@ -23,7 +23,8 @@ from recsys.errors import RecsysError
 from recsys.system.parent import as_parent, child_command
 from recsys.system.process import last_json_line
 from recsys.system.signals import signals_to
-from recsys.training.distributed import COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
+from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE, StopSignals
+from recsys.training.preflight import address_to_publish
 from recsys.training.training_log import note
 
 POLL_S = 0.1
@@ -109,10 +110,11 @@ def _attempt(
     Raises:
         RecsysError: A process gave a reason not to go on, or the run was asked to stop.
     """
-    service = f"127.0.0.1:{free_port()}"
+    same = {SERVICE: f"127.0.0.1:{free_port()}", COUNT: str(n_processes)}
+    if (address := address_to_publish(None)) is not None:
+        same[ADDRESS] = address
     environments = [
-        {SERVICE: service, COUNT: str(n_processes), INDEX: str(index), LOCAL_DEVICE: str(index)}
-        for index in range(n_processes)
+        {**same, INDEX: str(index), LOCAL_DEVICE: str(index)} for index in range(n_processes)
     ]
     with LocalProcesses(arguments, environments, scratch) as processes:
         while not processes.are_done and processes.failed() is None:

@@ -238,23 +238,37 @@ def not_shared(member: Member, folders: SharedFolders) -> RecsysError:
 # --- the address
 
 
-def name_is_reachable() -> bool:
-    """Returns whether this host's own name resolves to an address that others may reach.
+def address_to_publish(address: str | None) -> str | None:
+    """Returns what this host's processes must be told to publish, if their own choice won't do.
 
-    gloo, by which JAX's CPUs talk, publishes the first one that it can bind.
+    gloo, by which JAX's CPUs talk, publishes the first address of the machine's own name that
+    it can bind.
+
+    Args:
+        address: At which other machines reach this one; None: all processes are on this one.
+
+    Returns:
+        An address; None: gloo finds one that will do.
     """
+    own = _address_of_name()
+    if own is None or (address is not None and is_loopback(own)):
+        return address or "127.0.0.1"
+    return None
+
+
+def _address_of_name() -> str | None:
     try:
         resolved = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
-        return False
+        return None
     for family, kind, protocol, _, address in resolved:
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.bind(address)
             except OSError:
                 continue
-            return not is_loopback(plain_address(str(address[0])))
-    return False
+            return plain_address(str(address[0]))
+    return None
 
 
 def check_address(member: Member) -> None:
