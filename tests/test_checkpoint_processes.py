@@ -64,7 +64,7 @@ def test_two_processes_save_what_they_and_one_process_restore(tmp_path):
     results = run(tmp_path)
     for result in results:
         assert (result["step"], result["state"]) == (2, {"examples": 16})
-        assert result["codes"] == ["R332", "R333"]
+        assert result["codes"] == ["R332", "R333", "R338"]
         (words,) = result["damaged"]
         assert words.startswith("step 3: ocdbt.process_1/")
         assert len(result["shards"]) == 4

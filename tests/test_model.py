@@ -13,7 +13,7 @@ from recsys.data.catalogue import Catalogue, FeatureBags, save_features
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding import activate, table_layout
 from recsys.errors import RecsysError
-from recsys.models import ModelInputs, ModelSpec, TwoTower, load_model, save_model
+from recsys.models import ModelInputs, ModelSpec, TwoTower, inference, load_model, save_model
 from recsys.models.inference import embed_catalogue, embed_queries
 from recsys.models.saved import check_probe, read_probe
 
@@ -185,17 +185,26 @@ def without_mesh():
     keras.distribution.set_distribution(None)
 
 
-def test_a_model_of_one_device_gives_the_same_numbers_on_eight(data, tmp_path, without_mesh):
+@pytest.mark.parametrize("block", [(1024, 128), (2, 1)], ids=["one block", "blocks"])
+def test_a_model_of_one_device_gives_the_same_numbers_on_eight(
+    data, tmp_path, without_mesh, monkeypatch, block
+):
+    monkeypatch.setattr(inference, "_BLOCK", block[0])
+    monkeypatch.setattr(inference, "_UNIT", block[1])
     one = build(data)
     folder = tmp_path / "model"
     save_model(folder, one, STAGE, data[0])
     expected = embed_catalogue(one, data[1])
+    queries = np.arange(17, dtype=np.int32) % 7, np.arange(51, dtype=np.int32).reshape(17, 3) % 7
+    of_one = embed_queries(one, *queries, data[1])
     activate(table_layout(list(TwoTower.make_tables(one.spec).values())))
     eight = load_model(folder)
     _, items, *_ = eight.model.embedding.tables
     assert items.embeddings.value.addressable_shards[0].data.shape == (3840 // 8, DIM)
     found = embed_catalogue(eight.model, eight.inputs)
     assert np.allclose(found, expected, atol=1e-6)
+    asked = embed_queries(eight.model, *queries, eight.inputs)
+    assert np.allclose(asked, of_one, atol=1e-6)
     assert eight.stage == STAGE
 
     # And back: what eight devices write has no padding rows.

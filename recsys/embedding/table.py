@@ -293,6 +293,32 @@ def physical_order(table: Table, values: Any) -> np.ndarray:
     return out
 
 
+def placed(table: Table, variable: Any, values: Any) -> Any:
+    """Returns rows `[rows, width]` as an array that lies as a variable of the table does.
+
+    Over several devices each is given its own rows, and the host holds no more of them.
+
+    Args:
+        table: The table.
+        variable: Its weights, or one of its slots.
+        values: An array, or what is sliced and indexed like one.
+    """
+    sharding = getattr(variable.value, "sharding", None)
+    if sharding is None or sharding.num_devices == 1:
+        return physical_order(table, values)
+
+    def part(index: Any) -> np.ndarray:
+        places = np.arange(table.n_physical)[index[0]]
+        row = logical_rows(places, table.n_physical) if table.is_interleaved else places
+        out = np.zeros((len(row), values.shape[1]), values.dtype)
+        inside = row < len(values)
+        out[inside] = values[row[inside]]
+        return out[:, index[1]].astype(variable.dtype)
+
+    shape = (table.n_physical, values.shape[1])
+    return jax.make_array_from_callback(shape, sharding, part)
+
+
 def _parts(value: Any) -> list[tuple[int, int, np.ndarray]]:
     """Returns the first row, the first column and the numbers of each shard."""
     shards = getattr(value, "addressable_shards", None)

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from recsys.models.inputs import ModelInputs
 from recsys.models.retrieval_model import RetrievalModel
 
-_BLOCK = 1024
+_BLOCK, _UNIT = 1024, 128
+"""The most rows that a device embeds at a time, and what divides how many it does."""
 
 
 class Inference:
@@ -62,15 +63,27 @@ class Inference:
     def _blocks(
         self, run: Any, inputs: Callable[[slice], dict[str, Any]], n: int
     ) -> Iterator[np.ndarray]:
-        """Runs a tower over blocks of one shape, so that it compiles once."""
+        """Runs a tower over blocks of one shape, so that it compiles once.
+
+        Each device embeds its part of a block; the host waits once a block.
+        """
         variables = [variable.value for variable in self._model.variables]
-        for start in range(0, n, _BLOCK):
-            block = inputs(slice(start, start + _BLOCK))
-            size = min(_BLOCK, n - start)
-            padded = {
-                name: np.concatenate([x, np.zeros((_BLOCK - size, *x.shape[1:]), x.dtype)])
+        sharding = _by_rows()
+        n_parts = 1 if sharding is None else int(sharding.mesh.shape[sharding.spec[0]])
+        unit = n_parts * _UNIT
+        length = -(-min(max(n, _BLOCK), _BLOCK * n_parts) // unit) * unit
+        for start in range(0, n, length):
+            block = inputs(slice(start, start + length))
+            size = min(length, n - start)
+            padded: dict[str, Any] = {
+                name: np.concatenate([x, np.zeros((length - size, *x.shape[1:]), x.dtype)])
                 for name, x in block.items()
             }
+            if sharding is not None:
+                padded = {
+                    name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+                    for name, x in padded.items()
+                }
             yield np.asarray(run(variables, padded))[:size]
 
 
@@ -92,6 +105,15 @@ def _compiled(model: RetrievalModel, embed: Callable[[dict[str, Any]], Any]) -> 
             return embed(block)
 
     return jax.jit(run, out_shardings=_everywhere())
+
+
+def _by_rows() -> NamedSharding | None:
+    """Returns the sharding of a block over the devices; None where there is one device."""
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    axis = distribution.batch_dim_name
+    return NamedSharding(distribution.device_mesh.backend_mesh, PartitionSpec(axis))
 
 
 def _everywhere() -> Any:

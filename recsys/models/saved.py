@@ -30,7 +30,7 @@ from recsys.config import TrainStage
 from recsys.data.catalogue import Catalogue
 from recsys.data.vocabulary import Vocabulary
 from recsys.embedding.layout import tables_of
-from recsys.embedding.table import WEIGHTS, Table, physical_order
+from recsys.embedding.table import WEIGHTS, Table, placed
 from recsys.errors import RecsysError
 from recsys.models.inference import Inference
 from recsys.models.inputs import ModelInputs
@@ -195,7 +195,7 @@ def load_model(
         raise _damaged(folder, "other variables than the code has")
     for number, (variable, table) in zip(numbers.values(), kept, strict=True):
         weights = _read(folder, number, summary, (table or variable).shape)
-        variable.assign(weights if table is None else physical_order(table, weights))
+        variable.assign(weights if table is None else placed(table, variable, weights))
     return TrainedModel(model, inputs, stage)
 
 

@@ -39,6 +39,7 @@ import orbax.checkpoint as ocp
 
 from recsys.embedding import SparseModel
 from recsys.embedding.layout import tables_of
+from recsys.embedding.row_ranges import devices_of, padded_otherwise
 from recsys.embedding.sharding import logical_rows, physical_rows
 from recsys.embedding.table import Table
 from recsys.errors import RecsysError
@@ -442,13 +443,27 @@ class CheckpointStore:
         for path, array in self._arrays(folder, arguments).items():
             variables[path].assign(array)
         for path in sorted(variables.keys() - same):
-            # Another padding, which few numbers of devices have: the table passes through
-            # the host's memory.
+            form, sharding = saved[path], shardings[path]
+            variables[path].assign(self._repadded(folder, path, form, variables[path], sharding))
+
+    def _repadded(
+        self, folder: Path, path: str, saved: Form, variable: keras.Variable, sharding: Any
+    ) -> jax.Array:
+        """Returns a table that was saved with another padding, which few numbers of devices have.
+
+        Devices that share the rows exchange them; else the host holds the table.
+        """
+        (places, width), dtype, rows = saved
+        shape = tuple(variable.shape)
+        if sharding.num_devices == 1 or sharding.is_fully_replicated:
             whole = {path: ocp.RestoreArgs(restore_type=np.ndarray)}
-            table, shape = self._arrays(folder, whole)[path], tuple(variables[path].shape)
-            part = _padded_otherwise(table, shape, saved[path][2])
-            array = jax.make_array_from_callback(shape, shardings[path], part)
-            variables[path].assign(array)
+            part = _padded_otherwise(self._arrays(folder, whole)[path], shape, rows)
+            return jax.make_array_from_callback(shape, sharding, part)
+        n = devices_of(sharding)
+        divided = ocp.ArrayRestoreArgs(
+            sharding=sharding, global_shape=(-(-places // n) * n, width), dtype=dtype, strict=False
+        )
+        return padded_otherwise(self._arrays(folder, {path: divided})[path], rows, places, shape[0])
 
     def _arrays(self, folder: Path, arguments: dict[str, Any]) -> dict[str, Any]:
         """Returns the arrays that `arguments` name, read as they say."""

@@ -37,9 +37,9 @@ def made(shape):
     return keras.Variable(np.zeros(shape, np.float32), trainable=False, layout=layout)
 
 
-def code_of(identity, variables):
+def code_of(identity, variables, folder=FOLDER):
     """Returns the code of the error that stops a restore."""
-    store = CheckpointStore(FOLDER / "last", identity)
+    store = CheckpointStore(folder / "last", identity)
     try:
         store.restore(variables)
     except RecsysError as error:
@@ -84,6 +84,10 @@ result = {
     "state": restored.state,
     "damaged": restored.damaged,
     "shards": shards,
-    "codes": [code_of({"config": "d"}, variables), code_of({"config": "c"}, {"x": made(())})],
+    "codes": [
+        code_of({"config": "d"}, variables),
+        code_of({"config": "c"}, {"x": made(())}),
+        code_of({"config": "c"}, variables, FOLDER if PROCESS == 0 else FOLDER / "elsewhere"),
+    ],
 }
 sys.stdout.write(json.dumps(result) + "\n")
