@@ -32,10 +32,12 @@ sys.path.extend(
 # Before anything imports Keras or JAX. Processes that a test starts inherit them.
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS", "cpu")
-# A test compiles for longer than it computes: LLVM spares its effort, and what is compiled is
-# kept from run to run. Golden tests alone compile as users do.
+# A test compiles for longer than it computes: LLVM spares its effort, fusions are lowered without
+# MLIR, which takes a third of the time, and what is compiled is kept from run to run. Golden
+# tests alone compile as users do.
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_cpu_use_fusion_emitters=false"
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Each core has a worker of its own: threads of BLAS and TensorFlow would wait for one another.

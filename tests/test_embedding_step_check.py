@@ -3,6 +3,10 @@
 All models are trained by `fit`, on one device and on eight; the table is split by rows there.
 """
 
+import functools
+from unittest import mock
+
+import jax
 import keras
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from embedding_meshes import compiled, on_mesh
 from keras import ops
 
 from recsys.embedding import Adagrad, FeatureConfig, ShardedEmbedding, SparseModel, TableConfig
+from recsys.embedding import model as sparse_model
 from recsys.errors import RecsysError
 
 ROWS, DIM, BATCH = 7680, 4, 16
@@ -20,6 +25,19 @@ TARGETS = np.ones((BATCH, 1), np.float32)
 
 def table(name="items", dim=DIM, **options):
     return TableConfig(name, ROWS, dim, optimizer=Adagrad(0.1), placement="row", **options)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_as_users_do(monkeypatch):
+    """Compiles steps as users do: other tests lower fusions otherwise (tests/conftest.py)."""
+    jitted = sparse_model._jitted
+    jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
+
+    def as_users_do(step, state):
+        with mock.patch("jax.jit", jit):
+            return jitted(step, state)
+
+    monkeypatch.setattr(sparse_model, "_jitted", as_users_do)
 
 
 class Items(SparseModel):

@@ -13,15 +13,17 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from recsys.errors import RecsysError
-from recsys.models.saved_arrays import SavedRows
 from recsys.system.disk_space import free_there
+
+if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
+    from recsys.models.saved_arrays import SavedRows
 
 SLICE_BYTES = 16 << 20
 """Of a slice: what is read at a time, to write a checkpoint and to load it."""
@@ -48,7 +50,7 @@ def read_rows(values: np.ndarray | SavedRows, start: int, stop: int) -> np.ndarr
     Raises:
         OSError: The file of a memory map has become shorter.
     """
-    if isinstance(values, SavedRows):
+    if not isinstance(values, np.ndarray):
         pieces = values.pieces(start, stop)
         return np.concatenate([read_rows(part, low, high) for part, low, high in pieces])
     if not (isinstance(values, np.memmap) and values.flags.c_contiguous and values.filename):
