@@ -119,9 +119,10 @@ def measure(
         for collectives in (*map(table.to_read, table.readings), table.to_update())
         for collective in collectives
     ]
-    expected = sum(
-        _expected(branches, [c.sent_bytes for c in planned]) for branches in sent.choices
-    )
+    exchanged = [c.sent_bytes for c in planned if c.op == "all-to-all"]
+    expected = _expected(sent.choices, exchanged)
+    if expected is None:
+        raise ValueError(f"no capacities of the compiled step are those of the plan: {exchanged}")
     return {
         "compiled": total(sent.always) + expected,
         "planned": total(planned),
@@ -133,14 +134,22 @@ def measure(
     }
 
 
-def _expected(branches: list[list[Any]], planned: list[int]) -> int:
-    """Returns the bytes of the branch, one for each capacity, that is planned."""
-
-    def is_planned(sent: int) -> bool:
-        return any(abs(sent - other) <= _NEAR * sent for other in planned)
-
-    fitting = [b for b in branches if all(is_planned(c.sent_bytes) for c in b)]
-    return sum(c.sent_bytes for c in fitting[0])
+def _expected(choices: list[list[list[Any]]], planned: list[int]) -> int | None:
+    """Returns the bytes of the planned branch of each choice; None if they don't fit the plan."""
+    if not choices:
+        return 0
+    for branch in choices[0]:
+        left = list(planned)
+        for collective in branch:
+            near = [n for n in left if abs(n - collective.sent_bytes) <= _NEAR * n]
+            if not near:
+                break
+            left.remove(near[0])
+        else:
+            others = _expected(choices[1:], left)
+            if others is not None:
+                return others + sum(collective.sent_bytes for collective in branch)
+    return None
 
 
 if __name__ == "__main__":

@@ -171,3 +171,9 @@ def test_counts_of_the_data_say_how_many_ids_are_expected_to_be_distinct():
     (without,) = traffic.by_feature()
     assert without.distinct_ids == HISTORY.ids
     assert feature.read_bytes < without.read_bytes
+
+
+def test_no_more_ids_are_distinct_than_the_table_has_rows():
+    options, reading = ExchangeOptions(rows=21), Reading(GENRES, "gathered", ("genres",))
+    traffic = TableTraffic("genres", on_devices(8), options, 3840, (reading,))
+    assert [feature.distinct_ids for feature in traffic.by_feature()] == [21]

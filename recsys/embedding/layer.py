@@ -581,7 +581,7 @@ def _traced_read(
     weights = jax.lax.stop_gradient(table.embeddings.value)
     learns_weights = lookups.weight is not None and _is_differentiated_by([lookups.weight])
     out, use, extra = exchange.read(
-        table.sharding, weights, lookups, n_bags, is_single, table.spec.exchange, learns_weights
+        table.sharding, weights, lookups, n_bags, is_single, table.exchange, learns_weights
     )
     tape = active()
     if tape is None:

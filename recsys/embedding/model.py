@@ -499,7 +499,7 @@ def _traffic(records: Iterable[Record]) -> tuple[TableTraffic, ...]:
         TableTraffic(
             table.name,
             table.sharding,
-            table.spec.exchange,
+            table.exchange,
             table.n_physical,
             tuple(Reading(r.use.bags, r.use.way, r.features) for r in of_table),
         )

@@ -55,6 +55,7 @@ class Table(keras.layers.Layer):
         self.rows = sum(member.rows for member in members)
         self.dim = self.spec.dim
         self.optimizer = self.spec.optimizer
+        self.exchange = dataclasses.replace(self.spec.exchange, rows=self.rows)
         self._read: Callable[[], Any] | None = None
         self.is_interleaved = self.spec.placement == "row"
         self.n_physical = padded_rows(self.rows, n_shards) if self.is_interleaved else self.rows

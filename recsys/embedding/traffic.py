@@ -45,11 +45,13 @@ class ExchangeOptions:
             nothing is known.
         payload: What rows and gradients travel as, `float32` or `bfloat16`; sums over
             devices that XLA takes are float32.
+        rows: Rows of the table, without padding: no more ids are distinct.
     """
 
     exchange: str = "auto"
     distinct_share: float = 1.0
     payload: str = "float32"
+    rows: int = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +234,7 @@ class TableTraffic:
         """Returns how many ids of some readings are expected to be distinct, on a device."""
         n_ids = _ids(readings)
         if self.counts is None or not self.counts.sum():
-            return min(n_ids * self.options.distinct_share, self.places)
+            return min(n_ids * self.options.distinct_share, self.options.rows, self.places)
         # Ids drawn as often as in the data: a row is missed by all with e^-(its mean).
         return float(-np.expm1(-n_ids * self.counts / self.counts.sum()).sum())
 
