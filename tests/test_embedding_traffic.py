@@ -57,7 +57,6 @@ def of_process(mesh, *options):
         ("8", "auto", "float32"),
         ("8", "cheapest", "bfloat16"),
         pytest.param("8", "rows", "float32", marks=pytest.mark.thorough),
-        pytest.param("2×2", "dense", "float32", marks=pytest.mark.thorough),
         pytest.param("8", "dense", "float32", marks=pytest.mark.thorough),
         pytest.param("16", "auto", "float32", marks=pytest.mark.thorough),
         pytest.param("16", "gathered", "float32", marks=pytest.mark.thorough),

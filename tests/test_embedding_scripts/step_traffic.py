@@ -38,10 +38,15 @@ class Features(SparseModel):
 
     def __init__(self, exchange, dtype):
         super().__init__()
-        options = {"optimizer": Adagrad(0.1), "exchange": exchange, "exchange_dtype": dtype}
+        # A table that is larger than what a batch reads of it may not be summed whole.
+        large_exchange = "gathered" if exchange == "dense" else exchange
+        options = {
+            "optimizer": Adagrad(0.1), "exchange": large_exchange, "exchange_dtype": dtype,
+        }  # fmt: skip
         rows = TableConfig("rows", 10**6, DIM, placement="row", **options)
         wide = TableConfig("wide", 10**6, DIM, placement="column", **options)
-        small = TableConfig("small", 300, DIM, placement="replicated", **options)
+        of_small = {**options, "exchange": exchange}
+        small = TableConfig("small", 300, DIM, placement="replicated", **of_small)
         large = TableConfig("large", 30_000, DIM, placement="replicated", **options)
         users = TableConfig(
             "users", 10**7, DIM, placement="row", optimizer=RowWiseAdagrad(0.1),
