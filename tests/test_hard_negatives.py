@@ -99,39 +99,29 @@ def test_draws_come_as_often_as_their_probability_says(lists):
     assert not counts[~possible].any()
 
 
-def test_a_batch_ends_with_a_close_item_of_each_of_its_first_positives(source, lists):
-    settings = {"uniform_negatives": 4, "hard_negatives": HardNegativesConfig(count=6)}
-    hard = make(source.events.log, source.catalogue, hard=lists, **settings)
-    for step in range(20):
-        batch = hard[step]
-        assert len(batch["item_row"]) == hard.n_candidates == 20
-        for positive, drawn in zip(batch["item_row"][:6], batch["item_row"][14:], strict=True):
-            close = lists.rows[positive, : lists.lengths[positive]]
-            assert drawn in close or (not len(close) and drawn > 0)
-    counts = np.bincount(np.asarray(source.events.log.item_row), minlength=N_ITEMS)
-    shares = counts / counts.sum()
-    h = lists.probability(shares)
-    share = [included((shares[r], 10), (1 / 19, 4), (h[r], 6)) for r in batch["item_row"]]
-    assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
-
-
-def test_in_groups_hard_negatives_are_close_to_the_positives_of_their_own(source, lists):
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_group_ends_with_a_close_item_of_each_of_its_first_positives(source, lists, groups):
     settings = {
         "uniform_negatives": 4,
         "hard_negatives": HardNegativesConfig(count=6),
-        "negative_groups": 2,
+        "negative_groups": groups,
     }
     hard = make(source.events.log, source.catalogue, hard=lists, **settings)
     for step in range(20):
         batch = hard[step]
-        for group in np.split(batch["item_row"], 2):
-            for positive, drawn in zip(group[:3], group[7:], strict=True):
+        assert len(batch["item_row"]) == hard.n_candidates == 20
+        for group in np.split(batch["item_row"], groups):
+            n, first = 6 // groups, 14 // groups
+            for positive, drawn in zip(group[:n], group[first:], strict=True):
                 close = lists.rows[positive, : lists.lengths[positive]]
                 assert drawn in close or (not len(close) and drawn > 0)
     counts = np.bincount(np.asarray(source.events.log.item_row), minlength=N_ITEMS)
     shares = counts / counts.sum()
     h = lists.probability(shares)
-    share = [included((shares[r], 5), (1 / 19, 2), (h[r], 3)) for r in batch["item_row"]]
+    draws = [n // groups for n in (10, 4, 6)]
+    share = [
+        included(*zip((shares[r], 1 / 19, h[r]), draws, strict=True)) for r in batch["item_row"]
+    ]
     assert np.allclose(batch["log_q"], np.log(share), rtol=1e-6)
 
 

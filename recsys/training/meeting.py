@@ -134,9 +134,6 @@ def lost(who: str, how: str) -> RecsysError:
     )
 
 
-GONE = "its connection was closed: it was killed or stopped"
-
-
 def silent() -> str:
     """Returns how a host was lost that gave no sign of life."""
     return f"no sign of life for {SILENT_S:.0f} s: its machine or its link is down"
