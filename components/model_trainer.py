@@ -1,11 +1,11 @@
-"""Trainer: starts `recsys.train` in a process of its own, with Keras on JAX."""
+"""Trainer: starts `recsys.train` where the launcher says, with Keras on JAX."""
 
 from tfx.dsl.component.experimental.annotations import InputArtifact, OutputArtifact, Parameter
 from tfx.dsl.component.experimental.decorators import component
 from tfx.types.standard_artifacts import Model
 
 from components.artifacts import InteractionData, Verdict
-from recsys.system.process import run_stage_with_config
+from recsys.system.launchers import run_launched
 
 
 @component
@@ -34,4 +34,4 @@ def Trainer(
     folders = ["--data", data.uri, "--out", model.uri, "--checkpoints", checkpoints]
     if base is not None:
         folders += ["--base", base.uri]
-    run_stage_with_config("recsys.train", config, folders, backend="jax")
+    run_launched("recsys.train", config, folders)

@@ -36,6 +36,7 @@ from recsys.config.operation import KeepConfig
 from recsys.data.sources.source_files import is_remote, patterns
 from recsys.distribution import install_extra
 from recsys.errors import UsageError
+from recsys.system.launchers import LocalLauncher
 from recsys.system.process import stage_main
 
 ENTRYPOINT = ("python", "-m", "pipelines.kubeflow_entrypoint")
@@ -150,6 +151,10 @@ def _refused(config: Config) -> Iterator[tuple[str, str, str, object]]:
     ):
         if value is not None:
             yield key, f"be {why}", f"Write --set {key}=null.", value
+    if config.launcher != LocalLauncher():
+        rule = "be left out: the platform starts the containers, one a step"
+        cure = "Give the container more GPUs; one process takes all of them."
+        yield "launcher", rule, cure, config.launcher.model_dump(mode="json")
     if config.keep != KeepConfig():
         rule = "be left out: our runner, which clears up after a run, isn't there"
         cure = "Give the bucket a lifecycle rule in its place."

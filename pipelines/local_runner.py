@@ -30,6 +30,7 @@ from recsys.data.ingest.window import check_sources
 from recsys.errors import BusyError, RecsysError
 from recsys.system import events
 from recsys.system.files import scratch_folder, temporary_files_in
+from recsys.system.launchers import launching_by
 from recsys.system.process import storage_error
 from recsys.system.signals import StoppedError
 
@@ -74,6 +75,7 @@ def _run(path: Path, overrides: list[str]) -> None:
     config = runner = None
     try:
         config = load_config(path, overrides)
+        config.launcher.check()
         check_sources(config.data)
         check_metadata(config)
         # Late: what is wrong is told before the seconds that TFX takes to import.
@@ -83,7 +85,8 @@ def _run(path: Path, overrides: list[str]) -> None:
         root = Path(config.root)
         serving, database = root / "serving" / config.name, with_password(config)
         runner = Runner(root, serving, database, partial(tell_of_killed, config))
-        summary = runner.run(create_pipeline(config))
+        with launching_by(config.launcher, root):
+            summary = runner.run(create_pipeline(config))
     except (RecsysError, StoppedError) as error:
         step = runner and runner.step
         reason = stopped_error(error, step) if isinstance(error, StoppedError) else error

@@ -43,6 +43,7 @@ HOMES = {
     "feature": "recsys.data",
     "source": "recsys.data",
     "row_optimizer": "recsys.embedding",
+    "launcher": "recsys.system",
 }
 """The package of each kind's built-in classes, subpackages included."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -256,7 +256,7 @@ def number_keys(node=SCHEMA, path=()):
             part = kind
             if "$ref" in kind:
                 part = SCHEMA["$defs"][kind["$ref"].rpartition("/")[2]]
-            if not {"type"} & set(kind.get("required", ())):  # Else another type's options.
+            if not {"type", "kind"} & set(kind.get("required", ())):  # Else another's options.
                 yield from number_keys(part, (*path, name))
 
 

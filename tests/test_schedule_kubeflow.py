@@ -189,6 +189,7 @@ def test_at_home_our_types_keep_their_names(compiled):
         ({"metadata.mysql": "{host: h, database: d, user: u}"}, "metadata.mysql"),
         ({"keep.runs": "3"}, "keep"),
         ({"notify.webhook_env": "HOOK"}, "notify.webhook_env"),
+        ({"launcher.processes": "2"}, "launcher"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -5,7 +5,7 @@ A step is cached by the sources that it runs: so each stage's part is in a modul
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import model_validator
 
@@ -20,7 +20,8 @@ from recsys.config.operation import (
 )
 from recsys.config.serving import ExportStage
 from recsys.config.training import TrainStage, parse_mesh
-from recsys.registry import plugins_of
+from recsys.registry import Choice, plugins_of
+from recsys.system.launchers import Launcher, LocalLauncher
 
 StageT = TypeVar("StageT", "TrainStage", "EvaluateStage", "ExportStage")
 
@@ -36,6 +37,9 @@ class Config(TrainStage, EvaluateStage, ExportStage):
     """The serving folder."""
     beam: BeamConfig = BeamConfig()
     """How Beam runs."""
+    launcher: Annotated[Launcher, Choice("launcher", "local", key="kind")] = LocalLauncher()
+    """Where `recsys run` trains: `local`, on this machine, or `command`, on several hosts. It
+    changes where a model is made and not which: nothing is trained anew for it."""
     metadata: MetadataConfig = MetadataConfig()
     """Where ML Metadata is kept."""
     keep: KeepConfig = KeepConfig()

@@ -5,6 +5,9 @@ and write beside the run that comes after it. So a child is started by `python -
 recsys.system.parent MODULE`: the parent names itself in its environment, and the child asks the
 kernel to be killed with it before the seconds that its imports take.
 
+A child on another machine, which the kernel doesn't see, listens to its stdin: ssh and the like
+close it when they end.
+
 A process that nobody started so, as under `tfx run create`, cron or a container's
 init, is left alone.
 """
@@ -16,11 +19,14 @@ import os
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from recsys.system.keras_alone import KerasAlone
 
-VARIABLE = "RECSYS_PARENT"
+VARIABLE, STDIN = "RECSYS_PARENT", "stdin"
+_PROGRAM = "--"
 _SET_PDEATHSIG = 1
 """`PR_SET_PDEATHSIG` of prctl(2); it holds across exec, and not for children."""
 
@@ -43,13 +49,21 @@ def child_command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-m", "recsys.system.parent", module, *arguments]
 
 
+def program_command(words: Sequence[str]) -> list[str]:
+    """Returns the command of any program that is to end with this process; see `as_parent`."""
+    return [sys.executable, "-m", "recsys.system.parent", _PROGRAM, *words]
+
+
 def end_with_parent() -> None:
     """Makes this process end when the parent named in the environment ends.
 
     The name is taken out of the environment: it isn't the parent of what is started here.
-    A parent that is dead already ends this process at once.
+    A parent that is dead already ends this process at once. Where the name is `stdin`, the end
+    of that asks this process to stop, after a first byte has shown that somebody is there.
     """
     named = os.environ.pop(VARIABLE, "")
+    if named == STDIN:
+        threading.Thread(target=_stop_with_stdin, daemon=True).start()
     if not named.isdecimal():
         return
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -58,8 +72,18 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _stop_with_stdin() -> None:
+    with suppress(OSError):
+        if os.read(0, 1):
+            while os.read(0, 1 << 12):
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
 if __name__ == "__main__":
     end_with_parent()
     del sys.argv[0]
+    if sys.argv[0] == _PROGRAM:
+        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
     sys.meta_path.insert(0, KerasAlone())
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

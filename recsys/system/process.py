@@ -75,19 +75,11 @@ def run_stage(
             stderr=log,
             text=True,
         ) as stage,
-        _signals_passed_to(stage) as passed_on,
+        signals_passed_to(stage.terminate) as passed_on,
     ):
         output, _ = stage.communicate()
-    is_stopped = bool(passed_on) and is_raised(passed_on[0])
-    try:
-        result = stage_result(module, stage.returncode, output, passed_on)
-    except RecsysError as error:
-        if is_stopped:
-            raise StoppedError(passed_on[0]) from error
-        raise
-    if is_stopped:
-        raise StoppedError(passed_on[0])
-    return result
+    with stopped_if_asked(passed_on):
+        return stage_result(module, stage.returncode, output, passed_on)
 
 
 def run_stage_with_config(
@@ -145,7 +137,20 @@ def stage_result(
 
 
 @contextmanager
-def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
+def stopped_if_asked(passed_on: Sequence[int]) -> Iterator[None]:
+    """Raises `StoppedError` at its end, where a signal was passed on and that is raised."""
+    try:
+        yield
+    except RecsysError as error:
+        if passed_on and is_raised(passed_on[0]):
+            raise StoppedError(passed_on[0]) from error
+        raise
+    if passed_on and is_raised(passed_on[0]):
+        raise StoppedError(passed_on[0])
+
+
+@contextmanager
+def signals_passed_to(terminate: Callable[[], object]) -> Iterator[list[int]]:
     """Passes on what asks this process to stop: the stage may have something to save.
 
     Yields the signals so far.
@@ -154,7 +159,7 @@ def _signals_passed_to(stage: subprocess.Popen[str]) -> Iterator[list[int]]:
 
     def ask(signum: int, _frame: FrameType | None) -> None:
         passed_on.append(signum)
-        stage.terminate()
+        terminate()
 
     if threading.current_thread() is not threading.main_thread():
         yield passed_on

@@ -21,7 +21,7 @@ from typing import Any
 from recsys.training.cluster import Cluster
 from recsys.training.distributed import ADDRESS, COUNT, INDEX, LOCAL_DEVICE, SERVICE
 from recsys.training.follower import Follower
-from recsys.training.launcher import Attempts, LocalProcesses, not_all_saved
+from recsys.training.launcher import Attempts, LocalProcesses, devices_of, not_all_saved
 from recsys.training.leader import Leader
 from recsys.training.meeting import End, Failure, Start
 from recsys.training.preflight import SharedFolders, address_to_publish, digest_of
@@ -100,7 +100,7 @@ def _environments(cluster: Cluster, start: Start) -> list[dict[str, str]]:
         own = {SERVICE: start.service, COUNT: str(start.n_processes)}
         own[INDEX] = str(start.first + index)
         if cluster.devices is not None or cluster.n_processes > 1:
-            own[LOCAL_DEVICE] = cluster.devices or str(index)
+            own[LOCAL_DEVICE] = cluster.devices or devices_of(index, cluster.n_processes)
         if (address := address_to_publish(start.address)) is not None:
             own[ADDRESS] = address
         environments.append(own)

@@ -114,7 +114,8 @@ def _attempt(
     if (address := address_to_publish(None)) is not None:
         same[ADDRESS] = address
     environments = [
-        {**same, INDEX: str(index), LOCAL_DEVICE: str(index)} for index in range(n_processes)
+        {**same, INDEX: str(index), LOCAL_DEVICE: devices_of(index, n_processes)}
+        for index in range(n_processes)
     ]
     with LocalProcesses(arguments, environments, scratch) as processes:
         while not processes.are_done and processes.failed() is None:
@@ -229,6 +230,20 @@ class LocalProcesses:
             if child.poll() is None:
                 child.kill()
             child.wait()
+
+
+def devices_of(index: int, n_processes: int) -> str:
+    """Returns the GPUs of this machine that one of its processes takes, as `0` or `0,1`.
+
+    Each gets as many; where there are fewer GPUs than processes, the one of its number.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        n_gpus = sum(file.name[6:].isdecimal() for file in Path("/dev").glob("nvidia[0-9]*"))
+    else:
+        n_gpus = len([name for name in visible.split(",") if name.strip()])
+    share = max(1, n_gpus // n_processes)
+    return ",".join(str(index * share + place) for place in range(share))
 
 
 def free_port() -> int:

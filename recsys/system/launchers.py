@@ -1,0 +1,337 @@
+"""`launcher` of a config: where the pipeline's stages that compute on devices run.
+
+In one process, in several of this machine, or on several hosts by a command for each. A launcher
+says where a stage runs, and not what it makes: so it is no parameter of a component, by which
+TFX would run the step anew, but reaches the component through the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+
+from recsys.errors import RecsysError, UsageError
+from recsys.registry import Choice, register
+from recsys.strict import Strict
+from recsys.system import events
+from recsys.system.commit import commit_text
+from recsys.system.parent import STDIN, VARIABLE, as_parent, program_command
+from recsys.system.process import (
+    last_json_line,
+    run_stage_with_config,
+    signals_passed_to,
+    stage_environment,
+    stage_result,
+    stopped_if_asked,
+)
+
+LAUNCHER = "RECSYS_LAUNCHER"
+_GRACE_S = 30.0
+"""How long the other hosts may take to end by themselves once one has failed [s]."""
+_POLL_S = 0.1
+_LOST = "R388"
+_PLACES = ("{host}", "{command}", "{line}")
+_HOST = r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$"
+
+
+class Launcher(Strict):
+    """How the processes of a stage are started, and where."""
+
+    def check(self) -> None:
+        """Makes sure, before a run's first step, that it can start something.
+
+        Raises:
+            UsageError: It can't.
+        """
+
+    def run(
+        self, module: str, config: str, arguments: Sequence[str], folder: Path
+    ) -> dict[str, Any]:
+        """Runs a stage and returns its result.
+
+        Args:
+            module: The stage: a module whose `__main__` calls `stage_main`, and which takes
+                the options `--processes` and `--coordinator` of `recsys train`.
+            config: The stage's part of the config, as JSON.
+            arguments: More of its command line.
+            folder: What the launcher writes for its processes goes here.
+
+        Raises:
+            RecsysError: The stage failed.
+            StoppedError: This process was asked to stop meanwhile, where that is raised.
+        """
+        raise NotImplementedError
+
+
+@register("launcher", "local")
+class LocalLauncher(Launcher):
+    """Processes of this machine."""
+
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
+    """Processes of a stage on this machine, each with its share of the GPUs. One takes all."""
+
+    def run(
+        self, module: str, config: str, arguments: Sequence[str], folder: Path
+    ) -> dict[str, Any]:
+        """Runs a stage and returns its result; see `Launcher.run`."""
+        del folder
+        words = ["--processes", str(self.processes)] if self.processes > 1 else []
+        return run_stage_with_config(module, config, [*arguments, *words], "jax")
+
+
+@register("launcher", "command")
+class CommandLauncher(Launcher):
+    """A command for each of several hosts, such as one of ssh, srun or kubectl.
+
+    Each host must reach `root` at the same path. A command must pass its stdin on to the
+    process, which stops when that is closed, as when this one dies.
+    """
+
+    argv: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    """The command, a word each. `{host}` becomes the host, `{command}` the words of the stage's
+    command, `{line}` the same as one word, quoted for a shell at the other end."""
+    hosts: Annotated[tuple[Annotated[str, Field(pattern=_HOST)], ...], Field(min_length=1)]
+    """The hosts, the first one first."""
+    address: Annotated[str, Field(pattern=_HOST)] | None = None
+    """Name or address at which the others find the first one; `null`: as in `hosts`."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8476
+    """Where the first one listens for the others."""
+    folder: Annotated[str, Field(pattern="^/")] | None = None
+    """Folder in which the stage runs on each host; `null`: that of the run."""
+    python: Annotated[str, Field(min_length=1)] | None = None
+    """Python of the installation on each host; `null`: as here."""
+    wait_s: PositiveFloat = 300.0
+    """How long the hosts wait for each other [s]."""
+    restarts: NonNegativeInt = 0
+    """Times that a stage is started again, from its last checkpoint, after a host was lost."""
+
+    @model_validator(mode="after")
+    def _command_is_whole(self) -> Self:
+        unknown = [w for w in self.argv if re.fullmatch(r"\{\w*\}", w) and w not in _PLACES]
+        if unknown:
+            raise ValueError(f"a placeholder is {', '.join(_PLACES)}, a whole word; not {unknown}")
+        if sum(self.argv.count(word) for word in _PLACES[1:]) != 1:
+            raise ValueError("argv must have either {command} or {line}, once, as a whole word")
+        if self.argv[0] in _PLACES[:2] or len({*self.hosts}) < len(self.hosts):
+            raise ValueError("argv must begin with a program, and hosts name each host once")
+        return self
+
+    def check(self) -> None:
+        """Makes sure that the program of the command is here."""
+        if self.argv[0] != "{line}" and shutil.which(self.argv[0]) is None:
+            raise UsageError(
+                "R394",
+                "`launcher.argv` must begin with a program of this machine.",
+                "Install it, or give its path.",
+                self.argv[0],
+            )
+
+    def run(
+        self, module: str, config: str, arguments: Sequence[str], folder: Path
+    ) -> dict[str, Any]:
+        """Runs a stage and returns its result; see `Launcher.run`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file, progress = folder / f"{module}.json", folder / f"{module}.events.jsonl"
+        commit_text(config, file)
+        words = [module, "--config", str(file), *arguments]
+        commands = [self.command(words, index, progress) for index in range(len(self.hosts))]
+        restarts = self.restarts
+        while True:
+            progress.unlink(missing_ok=True)
+            try:
+                return _run_all(module, self.hosts, commands, progress)
+            except RecsysError as error:
+                if error.code != _LOST or not restarts:
+                    raise
+                restarts -= 1
+                print(f"{error.rule} All start again.", file=sys.stderr)  # noqa: T201 to the log
+
+    def command(self, stage: Sequence[str], index: int, progress: Path) -> list[str]:
+        """Returns the command of one host.
+
+        Args:
+            stage: Module and command line of the stage.
+            index: Which host.
+            progress: File for the events of the stage, which the first one writes.
+        """
+        shown = {events.ENVIRONMENT_VARIABLE: str(progress) if index == 0 else ""}
+        own = {**stage_environment("jax"), VARIABLE: STDIN, **shown}
+        address = self.address or self.hosts[0].rpartition("@")[2]
+        words = ["env", f"--chdir={self.folder or Path.cwd()}"]
+        words += [f"{name}={value}" for name, value in own.items()]
+        words += [self.python or sys.executable, "-m", "recsys.system.parent", *stage]
+        words += ["--coordinator", f"{address}:{self.port}", "--wait", str(self.wait_s)]
+        words += ["--num-processes", str(len(self.hosts)), "--process-id", str(index)]
+        places = {"{host}": [self.hosts[index]], "{command}": words, "{line}": [shlex.join(words)]}
+        return [part for word in self.argv for part in places.get(word, [word])]
+
+
+_CHOICE = Choice("launcher", "local", key="kind")
+
+
+@contextmanager
+def launching_by(launcher: Launcher, root: Path) -> Iterator[None]:
+    """Has the components that run while it is open start their stages by a launcher.
+
+    Args:
+        launcher: How.
+        root: Folder of the run.
+
+    """
+    chosen = {"launcher": _CHOICE.write(launcher), "folder": str(root.absolute() / "launch")}
+    os.environ[LAUNCHER] = json.dumps(chosen)
+    try:
+        yield
+    finally:
+        del os.environ[LAUNCHER]
+
+
+def run_launched(module: str, config: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Runs a stage as the run's launcher has it, by default in one process of this machine.
+
+    The arguments, the result and the errors are those of `Launcher.run`.
+    """
+    chosen = json.loads(os.environ.get(LAUNCHER, "{}"))
+    launcher = _CHOICE.read(chosen.get("launcher", "local"))
+    result: dict[str, Any] = launcher.run(module, config, arguments, Path(chosen.get("folder", "")))
+    return result
+
+
+# --- the commands of all hosts
+
+
+def _run_all(
+    module: str, hosts: Sequence[str], commands: Sequence[list[str]], progress: Path
+) -> dict[str, Any]:
+    """Runs all commands to their end, and returns the result of the first host."""
+    reader = events.EventReader(progress)
+
+    def relay() -> None:
+        for event in reader:
+            events.emit(**event)
+
+    with tempfile.TemporaryDirectory(prefix="recsys-commands-") as scratch, ExitStack() as stack:
+        children = [
+            stack.enter_context(_Command(words, Path(scratch) / f"{index}.out"))
+            for index, words in enumerate(commands)
+        ]
+
+        def hang_up() -> None:
+            for child in children:
+                child.hang_up()
+
+        with signals_passed_to(hang_up) as passed_on:
+            first_failed = _wait(children, relay)
+        relay()
+        printed = [child.printed() for child in children]
+        spoke = [
+            index for index in first_failed if "error" in (last_json_line(printed[index]) or {})
+        ]
+        with stopped_if_asked(passed_on):
+            if first_failed and not spoke and not passed_on:
+                raise _silent(module, hosts[first_failed[0]], children[first_failed[0]].code or 0)
+            index = next(iter(spoke), 0)
+            return stage_result(module, children[index].code or 0, printed[index], passed_on)
+
+
+def _wait(children: Sequence[_Command], relay: Callable[[], None]) -> list[int]:
+    """Waits until all have ended; where one fails the others must follow.
+
+    Returns:
+        Those that failed by themselves, in their order.
+    """
+    failed: list[int] = []
+    failed_at, is_hung_up = 0.0, False
+    while running := [child for child in children if child.code is None]:
+        time.sleep(_POLL_S)
+        relay()
+        new = [i for i, child in enumerate(children) if child.code and i not in failed]
+        if new and not failed:
+            failed_at = time.monotonic()
+        if not is_hung_up:
+            failed += new
+        late_s = time.monotonic() - failed_at if failed else 0.0
+        if late_s > _GRACE_S and not is_hung_up:
+            is_hung_up = True
+            for child in running:
+                child.hang_up()
+        if late_s > 2 * _GRACE_S:
+            for child in running:
+                child.kill()
+    return failed
+
+
+class _Command:
+    """A command that ends with this process, and is killed when it is closed.
+
+    Args:
+        words: Its words.
+        output: File for its stdout.
+    """
+
+    def __init__(self, words: Sequence[str], output: Path) -> None:
+        self._output = output
+        with output.open("wb") as file:
+            self._process = subprocess.Popen(
+                program_command(words),
+                env={**os.environ, **as_parent()},
+                stdin=subprocess.PIPE,
+                stdout=file,
+                bufsize=0,
+                process_group=0,  # Ctrl-C comes to it as the end of its stdin.
+            )
+        with suppress(OSError):  # Without a first byte the stage doesn't listen to its stdin.
+            self._stdin.write(b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self._process.wait()
+        self.hang_up()
+
+    @property
+    def _stdin(self) -> Any:
+        return self._process.stdin
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def hang_up(self) -> None:
+        """Closes its stdin, which asks the stage to save and stop."""
+        with suppress(OSError):
+            self._stdin.close()
+
+    def kill(self) -> None:
+        """Kills it, if it still runs."""
+        if self.code is None:
+            self._process.kill()
+
+    def printed(self) -> str:
+        """Returns what it wrote to its stdout."""
+        return self._output.read_text(errors="replace")
+
+
+def _silent(module: str, host: str, code: int) -> RecsysError:
+    return RecsysError(
+        "R394",
+        f"The command that `launcher` starts for the host {host!r} must run {module} to its end.",
+        "Try the command by hand; the log holds what it said.",
+        f"exit code {code}, no reason given",
+    )

@@ -1,0 +1,45 @@
+"""A stage that a launcher starts; its config says what becomes of each of its processes."""
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from recsys.errors import RecsysError
+from recsys.system import events
+from recsys.system.process import stage_main
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("config", "out", "coordinator", "num-processes", "wait"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--process-id", type=int, default=0)
+    options = parser.parse_args()
+    stage, out = json.loads(Path(options.config).read_text()), Path(options.out)
+    index = options.process_id
+    (out / f"{index}.pid").write_text(str(os.getpid()))
+    events.emit("progress", step="Stage", done=index)
+    fate = stage["fates"][index]
+    if fate == "lost once" and not (out / "lost").exists():
+        (out / "lost").touch()
+        raise RecsysError("R388", "A host was lost.", "Look.")
+    if fate == "fails":
+        raise RecsysError("R322", "It must be a number.", "Correct it.")
+    if fate == "dies":
+        os._exit(7)
+    if fate == "waits":
+        signal.signal(signal.SIGTERM, stop)
+        time.sleep(60)
+    return {**vars(options), "folder": str(Path.cwd())}
+
+
+def stop(*_):
+    raise RecsysError("R375", "It saved where it was.", "Run it again.")
+
+
+if __name__ == "__main__":
+    stage_main(main)
