@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from recsys.serving.recommendations import LoadedBundle, load_bundle
     from recsys.strict import Strict
     from recsys.training import Trainer, TrainingResult
+    from recsys.vectors.publication import VectorPublication, publish_vectors
 
 __version__ = "0.1.0"
 
@@ -93,6 +94,7 @@ __all__ = [
     "TwoTower",
     "TwoTowerConfig",
     "UsageError",
+    "VectorPublication",
     "activate",
     "compare",
     "evaluate",
@@ -107,6 +109,7 @@ __all__ = [
     "metrics",
     "models",
     "open_data",
+    "publish_vectors",
     "register_baseline",
     "register_encoder",
     "register_feature",

@@ -11,7 +11,7 @@ from recsys.errors import RecsysError
 from recsys.models.saved_arrays import SavedRows
 
 tf = pytest.importorskip("tensorflow")
-from recsys.bundles import variables  # noqa: E402
+from recsys.bundles import row_slices, variables  # noqa: E402
 from recsys.bundles.variables import fill, filled_later  # noqa: E402
 
 
@@ -42,7 +42,7 @@ def saved(folder, **values):
 
 @pytest.fixture
 def slices_of_100_bytes(monkeypatch):
-    monkeypatch.setattr(variables, "SLICE_BYTES", 100)
+    monkeypatch.setattr(row_slices, "SLICE_BYTES", 100)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 9, 24, 100])

@@ -7,6 +7,7 @@ candidates        the best k inside the graph
 raw_features      raw columns to token rows inside the graph
 id_table          ids to rows inside the graph
 variables         the variables of a SavedModel, written slice by slice
+row_slices        rows of large arrays, read slice by slice
 quantization      item embeddings in fewer bits
 signatures        what the signatures take and answer
 parity            what a SavedModel must do before it becomes a bundle

@@ -7,7 +7,7 @@ serving root, see `recsys.bundles.versions`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ def read_manifest(bundle: Path) -> dict[str, Any]:
     raise RecsysError("R501", rule, cure, received)
 
 
-def verify(bundle: Path) -> dict[str, Any]:
-    """Checks every file of `bundle` against its manifest, and returns the manifest.
+def verify(bundle: Path, names: Collection[str] | None = None) -> dict[str, Any]:
+    """Checks the files of `bundle` against its manifest, and returns the manifest.
+
+    Args:
+        bundle: The bundle.
+        names: The files to read; None: every one, and that there are no others.
 
     Raises:
         RecsysError: A file is missing or changed (R502), not in the manifest (R503), or no
@@ -64,7 +68,10 @@ def verify(bundle: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(bundle)
     try:
-        manifests.verify_folder(bundle / MANIFEST, manifest)
+        if names is None:
+            manifests.verify_folder(bundle / MANIFEST, manifest)
+        else:
+            _verify_some(bundle, manifest["files"], names)
     except manifests.SpecialFileError as error:
         rule = f"The bundle {str(bundle)!r} must hold plain files alone; {error.name!r} is none."
         cure = "Put the file itself in its place, or run again: recsys run."
@@ -75,6 +82,13 @@ def verify(bundle: Path) -> dict[str, Any]:
         cure = "The bundle is damaged: delete it and run again: recsys run."
         raise RecsysError(code, rule, cure, error.reason) from None
     return manifest
+
+
+def _verify_some(bundle: Path, files: manifests.Files, names: Collection[str]) -> None:
+    for name in names:
+        if name not in files:
+            raise manifests.ChangedFileError(name, "the manifest doesn't list it")
+    manifests.verify_files(bundle, {name: files[name] for name in names})
 
 
 def direction_width(manifest: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.catalogue import Catalogue, FeatureBags
 
-_FILE = Path("catalogue") / "items.parquet"
+CATALOGUE = "catalogue/items.parquet"
 _ROWS = 65_536
 _RENAMED = {"feature_id": "id", "feature_title": "title"}
 """Features whose names are those of columns of the catalogue's own, by their columns."""
@@ -28,23 +28,34 @@ def write_catalogue(folder: Path, catalogue: Catalogue) -> None:
         OSError: The disk is full.
         RecsysError: The names of a feature's tokens are damaged (R230).
     """
-    path = folder / _FILE
+    path = folder / CATALOGUE
     path.parent.mkdir(exist_ok=True)
     named = [feature for feature in catalogue.features if feature.tokens is not None]
     tokens = {f.name: pa.array(list(f.tokens or ()), pa.string()) for f in named}
-    columns = {feature: column for column, feature in _RENAMED.items()}
-    names = [pa.field(columns.get(f.name, f.name), pa.list_(pa.string())) for f in named]
+    names = [pa.field(column_of(f.name), pa.list_(pa.string())) for f in named]
     schema = pa.schema([("id", pa.string()), ("title", pa.string()), *names])
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(1, max(2, catalogue.n_rows), _ROWS):
             rows = slice(start, start + _ROWS)
             texts = [pa.array(x[rows], pa.string()) for x in (catalogue.ids, catalogue.titles)]
-            bags = [_names(feature, tokens[feature.name], rows) for feature in named]
+            bags = [token_lists(feature, tokens[feature.name], rows) for feature in named]
             writer.write_batch(pa.RecordBatch.from_arrays([*texts, *bags], schema=schema))
 
 
-def _names(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.Array:
-    """Returns the names of the tokens of some items, a list each."""
+def column_of(feature: str) -> str:
+    """Returns the column of a feature."""
+    columns = {feature: column for column, feature in _RENAMED.items()}
+    return columns.get(feature, feature)
+
+
+def token_lists(feature: FeatureBags, tokens: pa.Array, rows: slice) -> pa.ListArray:
+    """Returns the names of the tokens of some items, a list each.
+
+    Args:
+        feature: The feature.
+        tokens: Name of each of its token rows.
+        rows: Item rows.
+    """
     bags = np.asarray(feature.bags[rows])
     is_there = bags > 0
     offsets = np.concatenate([[0], np.cumsum(is_there.sum(axis=1))]).astype(np.int32)
@@ -58,7 +69,7 @@ def read_catalogue(bundle: Path, n_rows: int) -> dict[str, pa.ListArray]:
         OSError: There is no such file.
         ValueError: It is damaged.
     """
-    table = pq.read_table(bundle / _FILE).drop(["id", "title"])
+    table = pq.read_table(bundle / CATALOGUE).drop(["id", "title"])
     if table.num_columns and len(table) != n_rows - 1:
         raise ValueError(f"{len(table)} lines for {n_rows} item rows")
     if not all(pa.types.is_list(field.type) for field in table.schema):

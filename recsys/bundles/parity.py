@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from recsys.bundles.parity_process import Reference
 from recsys.bundles.quantization import check_parity, stored
+from recsys.bundles.row_slices import read_rows
 from recsys.bundles.signatures import POPULARITY
-from recsys.bundles.variables import read_rows
 from recsys.bundles.warmup import example
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.errors import RecsysError

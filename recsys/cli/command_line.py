@@ -367,6 +367,57 @@ def export(
 
 
 @app.command()
+def publish_vectors(
+    out: Annotated[Path, Option(help="Folder of the publications, a number each.")],
+    model: Annotated[
+        Path | None,
+        Argument(
+            metavar="MODEL",
+            help="Model folder, bundle, or root of a run. Default: the newest pushed bundle.",
+        ),
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        Option("--format", help="parquet (the default), vertex, milvus; repeatable."),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        Option(
+            metavar="NAME[:TYPE],…",
+            help="Columns beside the vectors; types: text, list, whole, number. Default: all.",
+        ),
+    ] = None,
+    shard_rows: Annotated[int, Option(min=1, help="Items of a file, at the most.")] = 500_000,
+    changed_only: Annotated[
+        bool, Option("--changed-only", help="Leave out what is as in the last publication.")
+    ] = False,
+    keep: Annotated[int, Option(min=1, help="Newest publications that stay.")] = 2,
+    config: ConfigOption = None,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Write the item vectors for a search engine: Parquet, Vertex AI Vector Search, Milvus.
+
+    Says which items are gone since the last publication in the same folder.
+    """
+    from recsys.cli import vectors_command as command
+
+    chosen = None if columns is None else [name for name in columns.split(",") if name]
+    command.publish(
+        model,
+        out,
+        formats or ["parquet"],
+        chosen,
+        shard_rows,
+        keep,
+        config,
+        root,
+        changed_only=changed_only,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def doctor(config: ConfigArgument = None, as_json: Json = False) -> None:
     """Check whether this machine can run recsys, and say how to fix what is wrong."""
     from recsys.cli import doctor as command

@@ -117,7 +117,7 @@ class Catalogue:
             ids, titles = names["id"].to_pylist(), names["title"].to_pylist()
         except (OSError, ValueError, KeyError) as error:
             raise _damaged(folder, str(error)) from None
-        features = _open_features(folder, n_rows=len(ids) + 1)
+        features = open_features(folder, n_rows=len(ids) + 1)
         return cls(ids=["", *ids], titles=["", *titles], features=features)
 
 
@@ -151,10 +151,19 @@ def open_user_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
     Raises:
         RecsysError: The folder is damaged, or is of other users.
     """
-    return _open_features(folder, n_rows) if folder.exists() else ()
+    return open_features(folder, n_rows) if folder.exists() else ()
 
 
-def _open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
+def open_features(folder: Path, n_rows: int) -> tuple[FeatureBags, ...]:
+    """Reads the features in `folder`, memory-mapped.
+
+    Args:
+        folder: What `save_features` wrote.
+        n_rows: Rows of each, row 0 included.
+
+    Raises:
+        RecsysError: The folder is damaged, or is of others (R230).
+    """
     try:
         described = read_json(folder / SUMMARY)["features"]
         features = tuple(

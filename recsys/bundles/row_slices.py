@@ -1,0 +1,55 @@
+"""Rows of large arrays, read slice by slice from where they lie: no table in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:  # The process of the parity checks has no `recsys.models`.
+    from recsys.models.saved_arrays import SavedRows
+
+SLICE_BYTES = 16 << 20
+"""Of a slice: what is read at a time, to write a checkpoint and to load it."""
+
+
+def slices(values: np.ndarray | SavedRows) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields the first row of each slice of `values` `[rows, ...]`, and the slice itself.
+
+    Raises:
+        OSError: The file of a memory map has become shorter.
+    """
+    n = max(1, SLICE_BYTES // _row_bytes(values))
+    for start in range(0, len(values), n):
+        stop = min(start + n, len(values))
+        yield start, read_rows(values, start, stop)
+
+
+def read_rows(values: np.ndarray | SavedRows, start: int, stop: int) -> np.ndarray:
+    """Returns the rows `start` … `stop` of `values` `[rows, ...]`.
+
+    Those of a memory map are read from its file: a mapped page that was touched counts as
+    this process's memory.
+
+    Raises:
+        OSError: The file of a memory map has become shorter.
+    """
+    if not isinstance(values, np.ndarray):
+        pieces = values.pieces(start, stop)
+        return np.concatenate([read_rows(part, low, high) for part, low, high in pieces])
+    if not (isinstance(values, np.memmap) and values.flags.c_contiguous and values.filename):
+        return np.ascontiguousarray(values[start:stop])
+    shape = (stop - start, *values.shape[1:])
+    count = int(np.prod(shape))
+    with Path(values.filename).open("rb") as file:
+        file.seek(values.offset + start * _row_bytes(values))
+        content = np.fromfile(file, values.dtype, count)
+    if len(content) < count:
+        raise OSError(None, "the file has become shorter", str(values.filename))
+    return content.reshape(shape)
+
+
+def _row_bytes(values: np.ndarray | SavedRows) -> int:
+    return max(1, values.itemsize * int(np.prod(values.shape[1:])))

@@ -1,0 +1,364 @@
+"""Item vectors for search engines: complete, comparable night by night, whole or not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.bundles import bundle as bundles
+from recsys.bundles.item_table import write_catalogue
+from recsys.cli import main
+from recsys.data.catalogue import Catalogue, FeatureBags
+from recsys.data.vocabulary import Vocabulary
+from recsys.errors import RecsysError
+from recsys.system import manifest as manifests
+from recsys.vectors.publication import publish_vectors
+
+DIM = 4
+_GENRES = ("", "Drama", "Comedy", "Sci-Fi")
+_YEARS = ("", "1995", "2001")
+
+
+def make_bundle(folder, ids, seed=0, vectors=None, bias=False, years=None):
+    """Writes what vectors are published of: rows of `ids`, where None is no item."""
+    (folder / "vocabulary").mkdir(parents=True)
+    n_rows = len(ids) + 1
+    rng = np.random.default_rng(seed)
+    if vectors is None:
+        vectors = rng.normal(size=(n_rows, DIM)).astype(np.float32)
+    np.save(folder / "item_embeddings.npy", vectors)
+    Vocabulary(pa.array(ids, pa.string()), np.ones(len(ids))).save(
+        folder / "vocabulary" / "items.parquet"
+    )
+    rng = np.random.default_rng(seed + 1)
+    genres = rng.integers(0, 4, (n_rows, 2)).astype(np.int32)
+    year = rng.integers(0, 3, (n_rows, 1)).astype(np.int32)
+    catalogue = Catalogue(
+        ["", *(id_ or "" for id_ in ids)],
+        ["", *(f"Title {id_}" if id_ else "" for id_ in ids)],
+        (
+            FeatureBags("genres", 4, genres, _GENRES),
+            FeatureBags("year", 3, year, years or _YEARS),
+            FeatureBags("hashed", 4, genres),
+        ),
+    )
+    write_catalogue(folder, catalogue)
+    config = {"model": {"item_bias": bias, "dim": DIM - bias}}
+    bundles.write_manifest(folder, {"name": "tiny", "config": config})
+    return folder
+
+
+def read(folder):
+    """Returns the rows of all Parquet files of a folder, in their order."""
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def code_of(call):
+    with pytest.raises(RecsysError) as caught:
+        call()
+    return caught.value.code
+
+
+def test_every_item_comes_with_its_vector_and_what_is_known_of_it(tmp_path):
+    ids = ["a", None, "é\n" + "x" * 300, "d"]
+    bundle = make_bundle(tmp_path / "7", ids)
+    published = publish_vectors(bundle, tmp_path / "out", formats=["parquet"], shard_rows=2)
+    assert published.folder == tmp_path / "out" / "1"
+    assert (published.items, published.written, published.deleted) == (3, 3, 0)
+    vectors = np.load(bundle / "item_embeddings.npy")
+    lines = pq.read_table(bundle / "catalogue" / "items.parquet").to_pylist()
+    expected = [
+        {**line, "embedding": vectors[row].tolist()}
+        for row, line in enumerate(lines, 1)
+        if line["id"]
+    ]
+    assert read(published.folder / "parquet") == expected
+    first = pq.read_schema(published.folder / "parquet" / "part-00000.parquet")
+    assert first.field("embedding").type == pa.list_(pa.float32(), DIM)
+    assert [x.name for x in first] == ["id", "embedding", "title", "genres", "year"]
+    assert len(list((published.folder / "parquet").iterdir())) == 2
+    manifest = json.loads((published.folder / "manifest.json").read_text())
+    assert manifest["model"]["version"] == 7
+    assert manifest["model"]["digest"] == bundles.manifest_digest(bundle)
+    assert (manifest["dim"], manifest["metric"], manifest["bias"]) == (DIM, "dot product", None)
+    manifests.verify_folder(published.folder / "manifest.json")
+
+
+def test_a_model_folder_and_its_bundle_publish_the_same(exported_world, tmp_path):
+    folders = [
+        publish_vectors(source, tmp_path / source.name, formats=["parquet", "vertex"]).folder
+        for source in (exported_world.model, exported_world.bundle)
+    ]
+    rows = [read(folder / "parquet") for folder in folders]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 19
+    texts = [(folder / "vertex" / "part-00000.json").read_text() for folder in folders]
+    assert texts[0] == texts[1]
+
+
+def test_the_dot_product_is_the_score_with_its_bias(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle", ["a", "b"], bias=True)
+    published = publish_vectors(bundle, tmp_path / "out")
+    manifest = json.loads((published.folder / "manifest.json").read_text())
+    assert manifest["bias"] == "last number; a query has 1 there"
+    assert manifest["dim"] == DIM
+
+
+def test_vertex_records_have_tokens_and_numbers_to_restrict_by(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle", ["a", '"b\\', "ü"])
+    columns = ["title", "genres", "year:whole"]
+    folder = publish_vectors(bundle, tmp_path / "out", formats=["vertex"], columns=columns).folder
+    assert [x.name for x in (folder / "vertex").iterdir()] == ["part-00000.json"]
+    lines = (folder / "vertex" / "part-00000.json").read_text().splitlines()
+    vectors = np.load(bundle / "item_embeddings.npy")
+    items = pq.read_table(bundle / "catalogue" / "items.parquet").to_pylist()
+    for row, (line, item) in enumerate(zip(lines, items, strict=True), 1):
+        record = json.loads(line)
+        assert record["id"] == item["id"]
+        np.testing.assert_array_equal(np.array(record["embedding"], np.float32), vectors[row])
+        allowed = [{"namespace": "genres", "allow": item["genres"]}] if item["genres"] else None
+        assert record.get("restricts") == allowed
+        year = [{"namespace": "year", "value_int": int(x)} for x in item["year"]]
+        assert record.get("numeric_restricts") == (year or None)
+
+
+def test_what_is_gone_is_to_be_deleted_in_each_engines_form(tmp_path):
+    formats = ["parquet", "vertex", "milvus"]
+    out = tmp_path / "out"
+    first = make_bundle(tmp_path / "first", [f"i{n}" for n in range(9)])
+    publish_vectors(first, out, formats=formats, shard_rows=4)
+    second = make_bundle(tmp_path / "second", ["i8", "new", None, "i2"])
+    published = publish_vectors(second, out, formats=formats, shard_rows=4)
+    gone = [f"i{n}" for n in (0, 1, 3, 4, 5, 6, 7)]
+    assert published.deleted == len(gone)
+    assert [row["id"] for row in read(published.folder / "deleted")] == gone
+    texts = sorted((published.folder / "vertex" / "delete").iterdir())
+    assert "".join(path.read_text() for path in texts).split() == gone
+    lines = (published.folder / "milvus" / "delete.jsonl").read_text().splitlines()
+    assert [id_ for line in lines for id_ in json.loads(line)] == gone
+    third = publish_vectors(second, out, formats=formats)
+    assert third.deleted == 0
+    assert not (third.folder / "vertex" / "delete").exists()
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "2", "3"]
+
+
+def test_changes_alone_leave_out_what_is_as_it_was(tmp_path):
+    ids = [f"i{n}" for n in range(10)]
+    bundle = make_bundle(tmp_path / "first", ids)
+    out = tmp_path / "out"
+    publish_vectors(bundle, out)
+    assert publish_vectors(bundle, out, changed_only=True).written == 0
+    vectors = np.load(bundle / "item_embeddings.npy")
+    vectors[3] += 1
+    changed = make_bundle(tmp_path / "second", [*ids[:-1], "new"], vectors=vectors)
+    published = publish_vectors(changed, out, changed_only=True)
+    assert [row["id"] for row in read(published.folder / "parquet")] == ["i2", "new"]
+    assert (published.items, published.unchanged, published.deleted) == (10, 8, 1)
+    # Another column is another record, and the next delta knows all of them.
+    assert publish_vectors(changed, out, columns=["title"], changed_only=True).written == 10
+    assert code_of(
+        lambda: publish_vectors(changed, out, formats=["vertex"], changed_only=True)
+    ) == ("R596")
+
+
+@settings(max_examples=25)
+@given(
+    is_item=st.lists(st.booleans(), max_size=40),
+    shard_rows=st.integers(1, 50),
+    slice_rows=st.integers(1, 50),
+)
+def test_shards_and_slices_of_any_size_hold_the_same_items(
+    tmp_path_factory, is_item, shard_rows, slice_rows
+):
+    folder = tmp_path_factory.mktemp("any")
+    ids = [f"i{n}" if there else None for n, there in enumerate(is_item)]
+    bundle = make_bundle(folder / "bundle", ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recsys.vectors.item_vectors.SLICE_BYTES", 4 * DIM * slice_rows)
+        published = publish_vectors(
+            bundle, folder / "out", formats=["parquet", "milvus", "vertex"], shard_rows=shard_rows
+        )
+    names = [id_ for id_ in ids if id_]
+    vectors = np.load(bundle / "item_embeddings.npy")[1:][np.array(is_item, bool)]
+    n_files = -(-len(names) // shard_rows)
+    for name in ("parquet", "milvus"):
+        rows = read(published.folder / name)
+        assert [row["id"] for row in rows] == names
+        found = np.array([row["embedding"] for row in rows], np.float32).reshape(-1, DIM)
+        np.testing.assert_array_equal(found, vectors)
+        assert len(list((published.folder / name).glob("*.parquet"))) == max(1, n_files)
+    paths = sorted((published.folder / "vertex").glob("*.json"))
+    records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    assert [record["id"] for record in records] == names
+    assert len(paths) == n_files
+    shutil.rmtree(folder)
+
+
+def test_milvus_finds_the_exact_best_and_forgets_what_is_gone(tmp_path):
+    pymilvus = pytest.importorskip("pymilvus")
+    rng = np.random.default_rng(3)
+    ids = [f"i{n}" for n in range(400)]
+    bundle = make_bundle(tmp_path / "first", ids, bias=True)
+    columns = ["title", "genres", "year:whole"]
+    out = tmp_path / "out"
+    folder = publish_vectors(
+        bundle, out, formats=["milvus"], columns=columns, shard_rows=150
+    ).folder
+    client = pymilvus.MilvusClient(str(tmp_path / "milvus.db"))
+    described = json.loads((folder / "milvus" / "schema.json").read_text())
+    schema = client.create_schema()
+    for field in described["fields"]:
+        types = {
+            key: pymilvus.DataType[field.pop(word)]
+            for key, word in (("datatype", "type"), ("element_type", "element_type"))
+            if word in field
+        }
+        schema.add_field(field.pop("name"), **types, **field)
+    index = client.prepare_index_params()
+    index.add_index("embedding", index_type="FLAT", metric_type=described["metric_type"])
+    client.create_collection("items", schema=schema, index_params=index)
+    for path in sorted((folder / "milvus").glob("*.parquet")):
+        client.insert("items", pq.read_table(path).to_pylist())
+
+    def check(vectors, names, **options):
+        query = np.concatenate([rng.normal(size=(20, DIM - 1)), np.ones((20, 1))], axis=1)
+        query = query.astype(np.float32)
+        best = np.argsort(-(query @ vectors.T), axis=1)[:, :10]
+        hits = client.search("items", query.tolist(), limit=10, **options)
+        assert [[hit["id"] for hit in row] for row in hits] == [
+            [names[place] for place in places] for places in best
+        ]
+
+    vectors = np.load(bundle / "item_embeddings.npy")[1:]
+    check(vectors, ids)
+    lines = pq.read_table(bundle / "catalogue" / "items.parquet").to_pylist()
+    wanted = [n for n, x in enumerate(lines) if "Drama" in x["genres"] and x["year"] == ["2001"]]
+    filter_ = 'array_contains(genres, "Drama") and year > 2000'
+    check(vectors[wanted], [ids[n] for n in wanted], filter=filter_)
+
+    later = make_bundle(
+        tmp_path / "later", ids[100:], vectors=np.vstack([vectors[:1], vectors[100:]])
+    )
+    folder = publish_vectors(later, out, formats=["milvus"], columns=columns).folder
+    for line in (folder / "milvus" / "delete.jsonl").read_text().splitlines():
+        client.delete("items", ids=json.loads(line))
+    check(vectors[100:], ids[100:])
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"formats": ["faiss"]}, "R596"),
+        ({"formats": []}, "R596"),
+        ({"shard_rows": 0}, "R596"),
+        ({"keep": 0}, "R596"),
+        ({"columns": ["hashed"]}, "R593"),
+        ({"columns": ["genres:color"]}, "R593"),
+        ({"columns": ["title:list"]}, "R593"),
+        ({"columns": ["genres:number"]}, "R593"),
+        ({"formats": ["vertex"]}, "R594"),
+    ],
+)
+def test_what_cannot_be_published_is_a_sentence(tmp_path, options, code):
+    bundle = make_bundle(tmp_path / "bundle", ["a", "two\nlines"])
+    assert code_of(lambda: publish_vectors(bundle, tmp_path / "out", **options)) == code
+    left = [path.name for path in (tmp_path / "out").glob("*")]
+    assert [name for name in left if name != ".lock"] == []
+
+
+def test_a_damaged_model_or_publication_is_a_sentence(tmp_path):
+    out = tmp_path / "out"
+    assert code_of(lambda: publish_vectors(tmp_path, out)) == "R590"
+    bundle = make_bundle(tmp_path / "bundle", ["a", "b"])
+    publish_vectors(bundle, out)
+    with (bundle / "item_embeddings.npy").open("r+b") as file:
+        file.truncate(100)
+    assert code_of(lambda: publish_vectors(bundle, out)) == "R502"
+    vectors = np.full((3, DIM), np.nan, np.float32)
+    wrong = make_bundle(tmp_path / "nan", ["a", "b"], vectors=vectors)
+    assert code_of(lambda: publish_vectors(wrong, out)) == "R591"
+    short = make_bundle(tmp_path / "short", ["a", "b"], vectors=vectors[:2])
+    assert code_of(lambda: publish_vectors(short, out)) == "R591"
+    whole = make_bundle(tmp_path / "whole", ["a", "b"])
+    (out / "1" / "ids" / "part-00000.parquet").write_bytes(b"")
+    assert code_of(lambda: publish_vectors(whole, out)) == "R595"
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "1"]
+
+
+_PUBLISH = """
+import resource, signal, sys
+if sys.argv[3:]:  # No file may become larger.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+from recsys.vectors.publication import publish_vectors
+import recsys.vectors.item_vectors as item_vectors
+item_vectors.SLICE_BYTES = 4096
+publish_vectors(sys.argv[1], sys.argv[2], formats=["parquet", "vertex"], shard_rows=1000)
+"""
+
+
+def _start(*arguments):
+    words = [sys.executable, "-c", _PUBLISH, *map(str, arguments)]
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_publication_leaves_the_last_one_and_the_next_sweeps(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle", [f"i{n}" for n in range(40_000)])
+    out = tmp_path / "out"
+    small = make_bundle(tmp_path / "small", ["a"])
+    publish_vectors(small, out)
+    killed = _start(bundle, out)
+    while not list(out.glob(".partial-2/vertex/part-00003.json")):
+        assert killed.poll() is None, killed.stderr.read()
+        time.sleep(0.001)
+    killed.kill()
+    killed.communicate()
+    assert (out / ".partial-2").exists()
+    manifests.verify_folder(out / "1" / "manifest.json")
+    assert publish_vectors(small, out).folder.name == "2"
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "1", "2"]
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_the_last_publication(tmp_path):
+    bundle = make_bundle(tmp_path / "bundle", [f"i{n}" for n in range(4000)])
+    out = tmp_path / "out"
+    publish_vectors(make_bundle(tmp_path / "small", ["a"]), out)
+    _, said = (stopped := _start(bundle, out, 20_000)).communicate()
+    assert stopped.returncode == 1
+    assert "[R592]" in said.splitlines()[-1]
+    assert "the last publication is untouched" in said
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "1"]
+
+
+def test_the_command_publishes_the_served_version(tmp_path, capsys):
+    served = tmp_path / "run" / "serving" / "tiny"
+    for version in ("1", "2"):
+        make_bundle(served / version, ["a", version])
+    out = tmp_path / "out"
+    words = ["publish-vectors", "--root", str(tmp_path / "run"), "--out", str(out), "--json"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--format", "vertex", "--columns", ""])
+    result = json.loads(capsys.readouterr().out)
+    assert result["model"] == str(served / "2")
+    assert result["written"] == 2
+    text = Path(result["folder"], "vertex", "part-00000.json").read_text()
+    assert [json.loads(line)["id"] for line in text.splitlines()] == ["a", "2"]
+    assert "restricts" not in text
+    with pytest.raises(SystemExit, match="0"):
+        main(["publish-vectors", str(served / "1"), "--out", str(out)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 item is gone since the last publication, and to be deleted." in said
