@@ -8,6 +8,7 @@ Zipf's law. The lines, in MB that a device sends in a step:
 
 - `gathered devices=N`: bags and gradients gathered, as on few devices;
 - `auto devices=N`: each exchange chosen by bytes;
+- `between nodes …`: what of it leaves a node, by the plan;
 - `planned/compiled …`: what the plan says over it.
 """
 
@@ -33,19 +34,23 @@ def main(
     dim: Annotated[int, Option(help="Width of a row [floats].")] = 64,
     history: int = 50,
     examples: Annotated[int, Option(help="Of a device, in a step.")] = 512,
+    node: Annotated[int, Option(help="Devices of a node.")] = 8,
 ) -> None:
     """Compiles each case in a process of its own and prints its lines."""
     share = distinct_share(examples * history)
     log(f"{share:.3f} of a device's items are distinct")
     for n in devices:
         for exchange in exchanges:
-            sizes = {"dim": dim, "history": history, "examples": examples}
+            sizes = {"dim": dim, "history": history, "examples": examples, "node": node}
             watched = call(measure, simulated(n), n=n, exchange=exchange, share=share, **sizes)
             sent, peak = watched.result, watched.peak_rss_mib
-            case = f"{exchange} devices={n}"
-            print_line("exchange_bytes", case, [sent["compiled"] / 1e6], "MB", peak)
-            ratio = [sent["planned"] / sent["compiled"]]
-            print_line("exchange_bytes", f"planned/compiled {case}", ratio, "ratio", peak)
+            case, ratio = f"{exchange} devices={n}", sent["planned"] / sent["compiled"]
+            for what, value, unit in [
+                ("", sent["compiled"] / 1e6, "MB"),
+                ("between nodes ", sent["leaving"] / 1e6, "MB"),
+                ("planned/compiled ", ratio, "ratio"),
+            ]:
+                print_line("exchange_bytes", what + case, [value], unit, peak)
             log(f"{case}: {sent['by_feature']}")
 
 
@@ -56,7 +61,7 @@ def distinct_share(n: int) -> float:
 
 
 def measure(
-    n: int, exchange: str, share: float, dim: int, history: int, examples: int
+    n: int, exchange: str, share: float, dim: int, history: int, examples: int, node: int
 ) -> dict[str, Any]:
     """Returns the bytes that a device sends in a step: compiled, planned, and by feature."""
     import jax
@@ -65,7 +70,7 @@ def measure(
 
     from recsys import embedding
     from recsys.embedding.step_check import sent_collectives
-    from recsys.embedding.traffic import total
+    from recsys.embedding.traffic import leaving, total
 
     options: dict[str, Any] = {
         "optimizer": embedding.RowWiseAdagrad(0.05), "combiner": "mean", "exchange": exchange,
@@ -79,7 +84,8 @@ def measure(
     tables = {"history": items, "item": items, "user": users, **tokens}
     lengths = {"history": history, **{name: length for name, (_, length) in _TOKENS.items()}}
     mesh = embedding.device_mesh(devices=n)
-    embedding.activate(embedding.table_layout([items, users, *tokens.values()], mesh=mesh))
+    configs = [items, users, *tokens.values()]
+    embedding.activate(embedding.table_layout(configs, mesh=mesh, node_devices=node))
 
     class Features(embedding.SparseModel):
         """All features side by side."""
@@ -126,8 +132,9 @@ def measure(
     return {
         "compiled": total(sent.always) + expected,
         "planned": total(planned),
+        "leaving": leaving(planned),
         "by_feature": {
-            f"{f.feature} ({f.exchange})": [f.read_bytes, f.update_bytes]
+            f"{f.feature} ({f.exchange})": [f.read_bytes, f.update_bytes, f.leaving_bytes]
             for table in traffic
             for f in table.by_feature()
         },

@@ -152,7 +152,8 @@ def _step(
     tables = _tables(config, spec)
     axes = config.mesh.model_dump() if config.mesh else {}
     mesh = device_mesh(**axes, devices=devices)
-    activate(table_layout(list(tables.values()), mesh=mesh, rules=config.layout))
+    tables_of_layout = list(tables.values())
+    activate(table_layout(tables_of_layout, None, mesh, config.layout, train.node_devices))
     model = model_class(spec)(spec, tables, train.seed, train.loss, train.compute_dtype)
     model.sharing = CandidateSharing.of_config(train)
     optimizer = tower_optimizer(train, 1)

@@ -21,6 +21,7 @@ from recsys.embedding import (
     table_layout,
     verify_placement,
 )
+from recsys.embedding.sharding import sharding_of
 from recsys.errors import RecsysError, UsageError
 
 DIM = 8
@@ -283,3 +284,22 @@ def test_a_rule_that_can_not_be_followed_is_refused(rules, message):
 def test_a_mesh_of_other_devices_is_refused():
     with pytest.raises(UsageError, match=r"R313.*data=4, model=4.*Received: 8"):
         device_mesh(4, 4)
+
+
+def test_a_layout_says_which_devices_are_a_node():
+    table = TableConfig("t", 5000, 8, placement="row")
+    for mesh, node, expected in [
+        (device_mesh(), 4, (4, 2, True)),
+        (device_mesh(), 16, (8, 1, False)),
+        # One process has all devices.
+        (device_mesh(), None, (8, 1, False)),
+        (device_mesh(4, 2), 4, (2, 1, False)),
+    ]:
+        activate(table_layout([table], mesh=mesh, node_devices=node))
+        sharding = sharding_of("t/embeddings")
+        sizes = (sharding.node.size, sharding.peers.size, sharding.has_nodes)
+        assert sizes == expected
+    # Neighbours along `data` are two devices apart, so a node of four has two of them.
+    assert sharding.devices_in_node("data") == 2
+    with pytest.raises(UsageError, match=r"R313.*8 devices.*nodes of 3"):
+        table_layout([table], node_devices=3)

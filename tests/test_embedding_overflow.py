@@ -80,20 +80,32 @@ def test_what_does_not_fit_a_chunk_takes_more_rounds_and_loses_nothing(wide, ids
     assert wide.test_on_batch(x, y, return_dict=True)["exchange_overflows"] == extra
 
 
-@pytest.fixture(scope="module", params=[("max", "auto"), ("mean", "rows")], ids=["ids", "bags"])
+def rows_and_nodes(sharding, bags, options, places):
+    """Single ids as rows and bags by nodes: their gradients come to a row by two exchanges."""
+    return "rows" if bags.is_single else "nodes"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("max", "auto"), ("mean", "rows"), ("mean", "both")],
+    ids=["ids", "bags", "nodes"],
+)
 def narrow(request):
     """A model on eight devices whose chunks hold one id: nearly every batch overflows."""
     combiner, exchange = request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_exchange.Axis, "capacities", lambda axis, n: (1,))
+        patch.setattr(row_exchange.Exchange, "capacities", lambda exchange, n: (1,))
+        if exchange == "both":
+            patch.setattr("recsys.embedding.exchange.way_of", rows_and_nodes)
+            exchange = "nodes"
         table = TableConfig(
             "t", ROWS, DIM, optimizer=Adagrad(0.1), combiner=combiner, placement="row",
             exchange=exchange,
         )  # fmt: skip
-        with on_mesh("8", [table]):
+        with on_mesh("8", [table], node_devices=4):
             model = compiled(Lookup({"id": table, "bag": table}))
             model.build()
-            yield model
+            yield model, {"bag": 2} if exchange == "nodes" else {}
 
 
 def n_rounds(asked, shard_rows):
@@ -112,13 +124,13 @@ def n_rounds(asked, shard_rows):
     return most
 
 
-def by_device(bags):
-    """Returns the places that each of eight devices asks for."""
+def by_part(bags, n_parts):
+    """Returns the places that each of eight devices, or of two nodes, asks for."""
     padded = padded_rows(ROWS, 8)
-    per_device = len(bags) // 8
+    per_part = len(bags) // n_parts
     return [
-        [physical_rows(row, padded) for bag in bags[n : n + per_device] for row, _ in bag]
-        for n in range(0, len(bags), per_device)
+        [physical_rows(row, padded) for bag in bags[n : n + per_part] for row, _ in bag]
+        for n in range(0, len(bags), per_part)
     ]
 
 
@@ -129,6 +141,7 @@ def by_device(bags):
     arrays.arrays(np.float32, (16, 3), elements=st.sampled_from([0, 1, 0.5])),
 )
 def test_chunks_of_one_id_give_the_same_numbers(narrow, ids, bags, weights):
+    narrow, n_parts = narrow
     references = narrow.reference()
     accumulator = narrow.state()["t"][1]
     references["t"].slots[0] = accumulator.astype(np.float64)
@@ -139,7 +152,10 @@ def test_chunks_of_one_id_give_the_same_numbers(narrow, ids, bags, weights):
     np.testing.assert_allclose(narrow.predict_on_batch(x), expected, rtol=1e-6, atol=1e-6)
     narrow.reset_metrics()
     logs = narrow.train_on_batch(x, y, return_dict=True)
-    extra = [n_rounds(by_device(known[name]), SLOTS // 8) - 1 for name in ("id", "bag")]
+    extra = [
+        n_rounds(by_part(known[name], n_parts.get(name, 8)), SLOTS // 8) - 1
+        for name in ("id", "bag")
+    ]
     assert logs["exchange_overflows"] == sum(extra)
     step_references(narrow.features, references, known, y)
     assert_equal(narrow, references)

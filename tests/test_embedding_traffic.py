@@ -15,6 +15,7 @@ from recsys.embedding.traffic import (
     ExchangeOptions,
     Reading,
     TableTraffic,
+    leaving,
     total,
     way_of,
 )
@@ -26,7 +27,7 @@ SMALL = 400
 def without(planned, collectives):
     """Returns what is planned beside collectives within 5 % of it; None if one isn't planned."""
     left = list(planned)
-    for op, sent in collectives:
+    for op, sent, _ in collectives:
         near = [other for other in left if other[0] == op and abs(other[1] - sent) <= 0.05 * sent]
         if not near:
             return None
@@ -51,20 +52,24 @@ def of_process(mesh, *options):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "exchange", "dtype"),
+    ("mesh", "exchange", "dtype", "node"),
     [
-        ("2", "cheapest", "float32"),
-        ("8", "auto", "float32"),
-        ("8", "cheapest", "bfloat16"),
-        pytest.param("8", "rows", "float32", marks=pytest.mark.thorough),
-        pytest.param("8", "dense", "float32", marks=pytest.mark.thorough),
-        pytest.param("16", "auto", "float32", marks=pytest.mark.thorough),
-        pytest.param("16", "gathered", "float32", marks=pytest.mark.thorough),
+        ("2", "cheapest", "float32", ""),
+        ("8", "auto", "float32", ""),
+        ("8", "cheapest", "bfloat16", ""),
+        ("8", "nodes", "float32", "4"),
+        pytest.param("8", "nodes", "bfloat16", "2", marks=pytest.mark.thorough),
+        pytest.param("8", "rows", "float32", "", marks=pytest.mark.thorough),
+        pytest.param("8", "dense", "float32", "", marks=pytest.mark.thorough),
+        pytest.param("16", "auto", "float32", "", marks=pytest.mark.thorough),
+        pytest.param("16", "auto", "float32", "8", marks=pytest.mark.thorough),
+        pytest.param("16", "nodes", "float32", "8", marks=pytest.mark.thorough),
+        pytest.param("16", "gathered", "float32", "", marks=pytest.mark.thorough),
     ],
 )
-def test_a_device_sends_what_is_planned(mesh, exchange, dtype):
+def test_a_device_sends_what_is_planned(mesh, exchange, dtype, node):
     measure = of_process if mesh == "16" else step_traffic.traffic
-    step = measure(mesh, exchange, dtype)
+    step = measure(mesh, exchange, dtype, node)
     always = [c for c in step["always"] if c[0] != "all-reduce" or c[1] > SMALL]
     small = [c for c in step["planned"] if c[0] == "all-reduce" and c[1] <= SMALL]
     assert without(step["always"], small) is not None
@@ -79,9 +84,9 @@ HISTORY = Bags(bags=512, ids=512 * 50, dim=64, arrays=2)
 GENRES = Bags(bags=512, ids=512 * 4, dim=64, arrays=2)
 
 
-def on_devices(n, split="rows"):
+def on_devices(n, split="rows", node=None):
     axis = None if split == "none" else "devices"
-    return TableSharding(split, AbstractMesh((n,), ("devices",)), "devices", axis)
+    return TableSharding(split, AbstractMesh((n,), ("devices",)), "devices", axis, node)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +144,62 @@ def test_what_rows_send_does_not_grow_with_the_devices():
     assert sent(64) == pytest.approx(2 * 12_800 * 65 * 4 * 63 / 64, rel=0.01)
     assert sent(64) < 1.3 * sent(8)
     assert sent(256) < 1.5 * sent(8)
+
+
+# --- nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "bags", "exchange", "way"),
+    [
+        (8, HISTORY, "auto", "nodes"),
+        # What is gathered leaves a node once for all of its devices.
+        (2, HISTORY, "auto", "gathered"),
+        (64, HISTORY, "auto", "nodes"),
+        (8, Bags(512, 512, 64, is_single=True), "auto", "rows"),
+        (1, HISTORY, "nodes", "rows"),
+        (2, Bags(512, 512, 64, is_single=True), "nodes", "nodes"),
+    ],
+)
+def test_bags_keep_within_nodes_where_that_costs_least(nodes, bags, exchange, way):
+    options = ExchangeOptions(exchange, 0.5)
+    assert way_of(on_devices(8 * nodes, node=8), bags, options, 10**8) == way
+
+
+def test_the_bytes_that_leave_a_node_are_those_that_cross_it():
+    """Sums over what each device sends to each other one."""
+    n, node = 16, 4
+    sharding, options = on_devices(n, node=node), ExchangeOptions(distinct_share=0.5)
+    of_way = {}
+    for way in ("gathered", "rows", "nodes"):
+        reading = Reading(HISTORY, way)
+        traffic = TableTraffic("t", sharding, options, 10**8, (reading,))
+        of_way[way] = {c.op: c for c in traffic.to_read(reading)}
+    ids, pooled = HISTORY.ids * 4, HISTORY.bags * 64 * 4
+    gathered = of_way["gathered"]
+    # Around a ring of all devices one link of each node leaves it: of four devices' bytes one's.
+    assert gathered["all-gather"].leaving_bytes == 15 * ids // 4
+    assert gathered["reduce-scatter"].leaving_bytes == 15 * pooled // 4
+    # All-to-all: 12 of 15 chunks that leave the device leave its node.
+    rows = of_way["rows"]["all-to-all"]
+    assert rows.leaving_bytes == pytest.approx(rows.sent_bytes * 12 / 15, abs=1)
+    nodes = of_way["nodes"]
+    assert nodes["all-gather"] == ("all-gather", 3 * ids, 0)
+    assert nodes["reduce-scatter"] == ("reduce-scatter", 3 * pooled, 0)
+    assert nodes["all-to-all"].leaving_bytes == nodes["all-to-all"].sent_bytes
+    on_one = TableTraffic("t", on_devices(n), options, 10**8, (Reading(HISTORY, "rows"),))
+    assert leaving(on_one.to_read(on_one.readings[0])) == 0
+
+
+def test_between_nodes_a_row_goes_once_for_all_devices_of_a_node():
+    def left(way):
+        reading = Reading(HISTORY, way)
+        sharding, counts = on_devices(64, node=8), 10**7 // np.arange(1, 200_001)
+        traffic = TableTraffic("t", sharding, ExchangeOptions(), 200_000, (reading,), counts)
+        return leaving([*traffic.to_read(reading), *traffic.to_update()])
+
+    # Eight devices with 10,063 distinct items each have 47,753 together.
+    assert left("nodes") == pytest.approx(47_753 / 80_504 * left("rows"), rel=0.1)
 
 
 def test_a_feature_is_said_to_send_its_part_of_what_it_shares():

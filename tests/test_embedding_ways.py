@@ -31,12 +31,15 @@ from recsys.embedding.traffic import ExchangeOptions
 ROWS, DIM, BATCH, LENGTH = 40, 4, 64, 12
 N_PARTS = {"8": 8, "4": 4, "2×2": 2}
 CASES = [
-    ("rows", "row", "8"),
-    pytest.param("rows", "row", "4", marks=pytest.mark.thorough),
-    ("dense", "row", "8"),
-    ("dense", "row", "2×2"),
-    ("dense", "replicated", "2×2"),
-    pytest.param("dense", "replicated", "8", marks=pytest.mark.thorough),
+    ("rows", "row", "8", None),
+    pytest.param("rows", "row", "4", None, marks=pytest.mark.thorough),
+    ("nodes", "row", "8", 4),
+    pytest.param("nodes", "row", "8", 2, marks=pytest.mark.thorough),
+    ("mixed", "row", "8", 2),
+    ("dense", "row", "8", None),
+    ("dense", "row", "2×2", None),
+    ("dense", "replicated", "2×2", None),
+    pytest.param("dense", "replicated", "8", None, marks=pytest.mark.thorough),
 ]
 
 
@@ -103,10 +106,16 @@ def batch(seed, n_parts):
     return x, rng.normal(size=(BATCH, 4 * DIM)).astype(np.float32)
 
 
+def mixed_ways(sharding, bags, options, places):
+    """Returns another way for each kind of bags."""
+    assert sharding.has_nodes
+    return "rows" if bags.is_single else "nodes" if bags.learns_weights else "gathered"
+
+
 @contextlib.contextmanager
-def trained(exchange, placement, mesh, steps, clipnorm=None):
+def trained(exchange, placement, mesh, steps, clipnorm=None, node=None):
     """Yields a model that learned the batches of `steps`, and the losses."""
-    with on_mesh(mesh, Mixed(exchange, placement).configs):
+    with on_mesh(mesh, Mixed(exchange, placement).configs, node_devices=node):
         model = Mixed(exchange, placement)
         optimizer = keras.optimizers.SGD(0.1, global_clipnorm=clipnorm)
         model.compile(optimizer, loss=half_squares)
@@ -114,14 +123,20 @@ def trained(exchange, placement, mesh, steps, clipnorm=None):
         yield model, [model.train_on_batch(*b, return_dict=True)["loss"] for b in steps]
 
 
-@pytest.mark.parametrize(("exchange", "placement", "mesh"), CASES)
+@pytest.mark.parametrize(("exchange", "placement", "mesh", "node"), CASES)
 @pytest.mark.parametrize("clipnorm", [None, 0.05], ids=["", "clipped"])
-def test_what_is_exchanged_otherwise_trains_the_same_tables(exchange, placement, mesh, clipnorm):
+def test_what_is_exchanged_otherwise_trains_the_same_tables(
+    exchange, placement, mesh, node, clipnorm, monkeypatch
+):
     steps = [batch(seed, N_PARTS[mesh]) for seed in range(3)]
     with trained("gathered", placement, mesh, steps, clipnorm) as (model, expected_losses):
         expected = model.state()
         predicted = model.predict_on_batch(steps[0][0])
-    with trained(exchange, placement, mesh, steps, clipnorm) as (model, losses):
+    if exchange == "mixed":
+        # Each way in one step: single ids as rows, learned bags by nodes, those of places too.
+        monkeypatch.setattr("recsys.embedding.exchange.way_of", mixed_ways)
+        exchange = "rows"
+    with trained(exchange, placement, mesh, steps, clipnorm, node) as (model, losses):
         np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
         np.testing.assert_allclose(
             model.predict_on_batch(steps[0][0]), predicted, rtol=1e-6, atol=1e-6
@@ -143,6 +158,7 @@ def exchanges(draw):
         "shard_rows": draw(st.integers(1, 4)),
         "is_ragged": draw(st.booleans()),
         "is_weighted": draw(st.booleans()),
+        "node": draw(st.sampled_from([None, 2, 4])),
         "seed": draw(st.integers(0, 99)),
     }
 
@@ -160,7 +176,8 @@ def test_rows_of_any_shape_are_summed_where_they_are_needed(shape):
         weight = rng.normal(size=rows.shape).astype(np.float32)
     bag = np.repeat(np.arange(n_bags, dtype=np.int32), shape["length"])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("devices",))
-    sharding = TableSharding("rows", mesh, "devices", "devices")
+    sharding = TableSharding("rows", mesh, "devices", "devices", shape["node"])
+    options = ExchangeOptions("nodes" if shape["node"] else "rows")
     lookups = Lookups(
         jnp.asarray(rows.reshape(-1)),
         jnp.asarray(bag) if shape["is_ragged"] else None,
@@ -174,9 +191,7 @@ def test_rows_of_any_shape_are_summed_where_they_are_needed(shape):
     @jax.jit
     def loss(weight):
         used = lookups if weight is None else lookups._replace(weight=weight)
-        read = exchange.read(
-            sharding, jnp.asarray(table), used, n_bags, False, ExchangeOptions("rows"), True
-        )
+        read = exchange.read(sharding, jnp.asarray(table), used, n_bags, False, options, True)
         return (read[0] * grads).sum(), read
 
     if shape["is_weighted"]:

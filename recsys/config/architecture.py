@@ -86,7 +86,7 @@ class RetrievalConfig(Strict):
     repeats it; `auto` splits by rows from 50,000 rows on."""
     table_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the tables' weights; `bfloat16` halves them and rounds stochastically."""
-    table_exchange: Literal["auto", "cheapest", "gathered", "rows", "dense"] = "auto"
+    table_exchange: Literal["auto", "cheapest", "gathered", "rows", "nodes", "dense"] = "auto"
     """How bags and gradients travel between devices: `auto` as on few devices up to 8, by
     bytes beyond; `cheapest` by bytes on any number; the others force one way."""
     distinct_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0

@@ -191,6 +191,9 @@ class TrainConfig(Strict):
     and drawn negatives of its own part, and the logQ correction is that of a part. Devices send
     candidates within a part alone, so that one part a node keeps them off the links between
     nodes."""
+    node_devices: PositiveInt | None = None
+    """Devices of a node, which are neighbours in the order of JAX: tables' rows are exchanged
+    with links between nodes in mind, which are slower; `null`: the devices of a process."""
     negatives_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which devices send candidates and their gradients to each other for the loss,
     which computes in float32."""

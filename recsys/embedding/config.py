@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import keras
 import keras_rs
 
+from recsys.collectives import PAYLOADS
 from recsys.embedding.optimizers import RowOptimizer, row_optimizer
-from recsys.embedding.payload import PAYLOADS
 from recsys.embedding.traffic import EXCHANGES, ExchangeOptions
 from recsys.errors import UsageError
 
@@ -42,7 +42,7 @@ class TableConfig(keras_rs.layers.TableConfig):
             counted, `error` stops the run.
         dtype: `float32`, or `bfloat16` with stochastic rounding.
         exchange: How bags and gradients travel between devices: `auto`, `cheapest`,
-            `gathered`, `rows` or `dense`; see `recsys.embedding.traffic`.
+            `gathered`, `rows`, `nodes` or `dense`; see `recsys.embedding.traffic`.
         distinct_share: Expected distinct ids of a device's part of a batch over all of
             its ids (0..1]. Only the choice of an exchange, and the plan, go by it.
         exchange_dtype: What rows and gradients travel as: `float32` or `bfloat16`.

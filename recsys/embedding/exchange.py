@@ -8,7 +8,9 @@ each gradient to the device that holds its row, and updates the rows in place.
 | ------- | -------------------------- | --------------------------------------------- |
 | rows    | all-to-all of distinct     | `gathered`: ids gathered, pooled where the    |
 |         | rows, both ways            | rows are, partial sums scattered back;        |
-|         | (`row_exchange`)           | or `rows`: as single ids, pooled locally      |
+|         | (`row_exchange`)           | `rows`: as single ids, pooled locally;        |
+|         |                            | or `nodes`: `gathered` among the devices of a |
+|         |                            | node, `rows` between nodes                    |
 | columns | ids gathered; every device pools its columns of the whole batch, all-to-all |
 | none    | read locally; ids and gradients gathered, every copy updated alike         |
 
@@ -29,14 +31,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from recsys.embedding.optimizers import RowOptimizer, Slots, Width
-from recsys.embedding.payload import (
+from recsys.collectives import (
+    Group,
     all_gather,
     columns_to_rows,
+    gather_parts,
     reduce_scatter,
     rows_to_columns,
 )
-from recsys.embedding.row_exchange import Axis, each_round, read_bags
+from recsys.embedding.optimizers import RowOptimizer, Slots, Width
+from recsys.embedding.row_exchange import Exchange, each_round, read_bags
 from recsys.embedding.rows import (
     Gradients,
     Lookups,
@@ -109,10 +113,15 @@ def read(
         return _partitioned(table, lookups, n_bags), use, none
 
     def read_here(table: jax.Array, lookups: Lookups) -> tuple[jax.Array, jax.Array]:
+        if use.way == "gathered":
+            return _read_gathered(sharding, table, lookups, bags.bags, options.payload)
+        exchange = _exchange_of(sharding, [use], table.shape[0])
         if use.way == "rows":
             lookups = shifted(sharding, lookups, -bags.bags)
-            return read_bags(table, lookups, lookups.weights(), bags.bags, _axis(sharding, [use]))
-        return _read_gathered(sharding, table, lookups, bags.bags, options.payload)
+            return read_bags(table, lookups, lookups.weights(), bags.bags, exchange)
+        lookups, n_of_node = _of_node(sharding, lookups, bags.bags, table.shape[0])
+        pooled, extra = read_bags(table, lookups, lookups.weights(), n_of_node, exchange)
+        return reduce_scatter(pooled, sharding.node, options.payload), extra
 
     specs = jax.tree.map(lambda _: sharding.batch_spec, lookups)
     mapped = shard_mapped(
@@ -143,16 +152,21 @@ def _partitioned(table: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:
     return jax.ops.segment_sum(picked, lookups.bags(n_bags), n_bags)
 
 
-def _axis(sharding: TableSharding, uses: list[Use]) -> Axis:
+def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> Exchange:
+    """Returns the exchange of rows by which uses of one way go."""
     has_bags = not all(use.bags.is_single for use in uses)
-    return Axis(str(sharding.table_axis), sharding.n_shards, has_bags, uses[0].options.payload)
+    is_by_nodes, payload = uses[0].way == "nodes", uses[0].options.payload
+    group = sharding.peers if is_by_nodes else sharding.table_devices
+    share = sharding.node.size if is_by_nodes else 1
+    return Exchange(group, shard_rows, has_bags, payload, share)
 
 
 def _read_gathered(
     sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int, payload: str
 ) -> tuple[jax.Array, jax.Array]:
     if sharding.split != "none" and sharding.shares_axis:
-        lookups, n_bags = _gathered(sharding, lookups), n_bags * sharding.n_batch_parts
+        lookups = _gathered(sharding.batch_devices, lookups)
+        n_bags = n_bags * sharding.n_batch_parts
     else:
         lookups = shifted(sharding, lookups, -n_bags)
     lookups = _own(sharding, lookups, table.shape[0])
@@ -162,16 +176,16 @@ def _read_gathered(
 
 def _returned(sharding: TableSharding, pooled: jax.Array, payload: str) -> jax.Array:
     """Brings pooled parts `[bags, dim or part of it]` to the devices that asked."""
-    axis = str(sharding.table_axis)
+    devices = sharding.table_devices
     if sharding.split == "none":
         return pooled
     if sharding.split == "rows":
         if sharding.shares_axis:
-            return reduce_scatter(pooled, axis, payload)
-        return jax.lax.psum(pooled, axis)
+            return reduce_scatter(pooled, devices, payload)
+        return jax.lax.psum(pooled, devices.axis)
     if sharding.shares_axis:
-        return rows_to_columns(pooled, axis, payload)
-    return jax.lax.all_gather(pooled, axis, axis=1, tiled=True)
+        return rows_to_columns(pooled, devices, payload)
+    return jax.lax.all_gather(pooled, devices.axis, axis=1, tiled=True)
 
 
 def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
@@ -183,10 +197,37 @@ def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
     return lookups._replace(rows=jnp.where(mine, local, -1))
 
 
-def _gathered(sharding: TableSharding, lookups: Lookups) -> Lookups:
-    """Returns the lookups of all parts of the batch."""
-    axis = sharding.batch_axis
-    return jax.tree.map(lambda x: jax.lax.all_gather(x, axis, tiled=True), lookups)
+def _of_node(
+    sharding: TableSharding, lookups: Lookups, n_bags: int, shard_rows: int
+) -> tuple[Lookups, int]:
+    """Returns what this device asks its peers for, and for how many bags.
+
+    Args:
+        sharding: Where the table lies.
+        lookups: What this device reads, of `n_bags` bags.
+        n_bags: Bags of a device.
+        shard_rows: Rows of a device.
+
+    Returns:
+        The lookups of all devices of the node, in the places that this device and its peers
+        hold, one after the other; -1 where another device of the node asks.
+    """
+    node, peers = sharding.node, sharding.peers
+    lookups = _gathered(node, lookups)
+    if lookups.bag is not None:
+        first = peers.place().astype(jnp.int32) * (node.size * n_bags)
+        lookups = lookups._replace(bag=lookups.bag - first)
+    owner, local = jnp.divmod(lookups.rows, shard_rows)
+    is_ours = (lookups.rows >= 0) & (owner < sharding.n_shards)
+    is_ours &= owner % node.size == node.place()
+    places = owner // node.size * shard_rows + local
+    return lookups._replace(rows=jnp.where(is_ours, places, -1)), node.size * n_bags
+
+
+def _gathered(devices: Group, lookups: Lookups) -> Lookups:
+    """Returns the lookups of all of `devices`."""
+    gathered: Lookups = jax.tree.map(lambda x: gather_parts(x, devices), lookups)
+    return gathered
 
 
 # --- updating
@@ -292,22 +333,30 @@ def _on_device(
     places = _places_of(sharding, shard_rows)
     if TableTraffic("", sharding, uses[0].options, places, readings).is_dense:
         return change(state, _summed(sharding, joined(here), shard_rows), offset, None)
-    exchanged = [use for use in uses if use.way == "rows"]
-    parts = [
-        _brought(sharding, use, grad, shard_rows)
-        for use, grad in zip(uses, grads, strict=True)
-        if use.way != "rows"
+    handed: dict[Way, list[Gradients]] = {"rows": [], "nodes": []}
+    parts = []
+    for use, grad, own in zip(uses, grads, here, strict=True):
+        if use.way == "rows":
+            handed["rows"].append(own)
+        elif use.way == "nodes":
+            handed["nodes"].append(_by_node(sharding, use, grad, shard_rows))
+        else:
+            parts.append(_brought(sharding, use, grad, shard_rows))
+    exchanges = [
+        (joined(of_way), _exchange_of(sharding, [u for u in uses if u.way == way], shard_rows))
+        for way, of_way in handed.items()
+        if of_way
     ]
-    if not exchanged:
+    if not exchanges:
         return change(state, joined(parts), offset, _width(sharding, grads))
 
-    def one_round(state: State, received: Gradients, first: jax.Array, upto: jax.Array) -> State:
+    def one_round(
+        state: State, received: list[Gradients], first: jax.Array, upto: jax.Array
+    ) -> State:
         inside = [_within(part, first, upto) for part in parts]
-        return change(state, joined([received, *inside]), offset, None)
+        return change(state, joined([*received, *inside]), offset, None)
 
-    handed = [part for part, use in zip(here, uses, strict=True) if use.way == "rows"]
-    axis = _axis(sharding, exchanged)
-    return each_round(joined(handed), axis, shard_rows, state, one_round)
+    return each_round(exchanges, state, one_round)
 
 
 def _own_bags(sharding: TableSharding, use: Use, grad: jax.Array) -> Gradients:
@@ -360,17 +409,23 @@ def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
     return part._replace(lookups=part.lookups._replace(rows=jnp.where(inside, rows, -1)))
 
 
+def _by_node(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
+    """Returns the gradients of the node's bags, of places that this device and its peers hold."""
+    lookups, _ = _of_node(sharding, use.lookups, grad.shape[0], shard_rows)
+    return Gradients(lookups, all_gather(grad, sharding.node, use.options.payload))
+
+
 def _brought(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
     """Returns the gradients of this device's rows, or columns, in one use."""
-    lookups = _gathered(sharding, use.lookups)
+    lookups = _gathered(sharding.batch_devices, use.lookups)
     if sharding.split == "columns" and sharding.shares_axis:
-        grad = columns_to_rows(grad, str(sharding.table_axis), use.options.payload)
+        grad = columns_to_rows(grad, sharding.table_devices, use.options.payload)
     else:
         if sharding.split == "columns":
             width = grad.shape[1] // sharding.n_shards
             start = jax.lax.axis_index(sharding.table_axis) * width
             grad = jax.lax.dynamic_slice_in_dim(grad, start, width, axis=1)
-        grad = all_gather(grad, str(sharding.batch_axis), use.options.payload)
+        grad = all_gather(grad, sharding.batch_devices, use.options.payload)
     return Gradients(_own(sharding, lookups, shard_rows), grad)
 
 

@@ -9,6 +9,7 @@ checked against the devices: Keras ignores a rule that matches nothing.
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,10 +68,14 @@ class Layout(keras.distribution.LayoutMap):
 
     Attributes:
         rules: The rules of dense weights and activations, each with its stored pattern.
+        node_devices: Devices of a node; None for those of a process.
     """
 
-    def __init__(self, mesh: keras.distribution.DeviceMesh) -> None:
+    def __init__(
+        self, mesh: keras.distribution.DeviceMesh, node_devices: int | None = None
+    ) -> None:
         super().__init__(mesh)
+        self.node_devices = node_devices
         self.rules: dict[str, str] = {}
 
     def add_rule(self, rule: str, axes: Sequence[str | None]) -> None:
@@ -118,6 +123,7 @@ class LayoutDistribution(keras.distribution.ModelParallel):
 
     Attributes:
         layout: The layout.
+        node_devices: Devices of a node, if the layout says so.
     """
 
     def __init__(self, layout: keras.distribution.LayoutMap) -> None:
@@ -127,6 +133,7 @@ class LayoutDistribution(keras.distribution.ModelParallel):
             auto_shard_dataset=False,
         )
         self.layout = layout
+        self.node_devices: int | None = getattr(layout, "node_devices", None)
 
     def get_variable_layout(self, variable: Any) -> Any:
         """Returns the layout of a variable."""
@@ -148,6 +155,7 @@ def table_layout(
     table_stacking: str | Sequence[Sequence[str]] | None = None,
     mesh: keras.distribution.DeviceMesh | None = None,
     rules: Rules | None = None,
+    node_devices: int | None = None,
 ) -> Layout:
     """Returns the layout of `tables`, and of what `rules` name.
 
@@ -159,15 +167,27 @@ def table_layout(
         rules: Paths of dense weights, or of layers with `/output` added, or regexes of them;
             with the axis that splits each dimension, or None. What no rule names is
             replicated.
+        node_devices: Devices of a node, neighbours on the mesh, between which links are
+            faster than between nodes; None for those of a process. Exchanges of rows go by it.
 
     Returns:
         A rule for each table that is split and none for what is replicated, with the
         mesh; pass it to `activate` before the model is made.
 
     Raises:
-        UsageError: A rule is no regex, or names an axis that the mesh hasn't.
+        UsageError: A rule is no regex, or names an axis that the mesh hasn't; or the nodes
+            don't divide the mesh.
     """
-    layout = Layout(mesh or device_mesh())
+    mesh = mesh or device_mesh()
+    n_devices = math.prod(mesh.shape)
+    if node_devices and n_devices > node_devices and n_devices % node_devices:
+        raise UsageError(
+            "R313",
+            f"The {n_devices} devices must be whole nodes of {node_devices}.",
+            "Change train.node_devices, or leave it out where a process has the devices of a node.",
+            node_devices,
+        )
+    layout = Layout(mesh, node_devices)
     for members in stacks([resolve(table) for table in tables], table_stacking):
         layout.update(_table_rules(members, layout.device_mesh.axis_names[-1]))
     for rule, axes in (rules or {}).items():

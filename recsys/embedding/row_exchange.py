@@ -11,6 +11,9 @@ more rounds, and they are counted. A round covers a range of each owner's places
 on all devices: the longest in which no device asks for more than a chunk. So a row is
 complete within a round, nothing is ever dropped, and memory is bounded by the capacity.
 
+Several exchanges, among different groups of devices, may hand over gradients to the same rows.
+They take their rounds together, and a round covers the same range of an owner's places in all.
+
 Everything here runs inside a `shard_map`.
 """
 
@@ -18,14 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recsys.embedding.payload import swap_chunks
+from recsys.collectives import Group, all_to_all, swap_chunks
 from recsys.embedding.rows import Gradients, Lookups, float0, pool, weight_grad
 from recsys.embedding.traffic import capacities
 
@@ -33,24 +36,39 @@ Carried = TypeVar("Carried")
 
 
 @dataclasses.dataclass(frozen=True)
-class Axis:
-    """The mesh axis that an exchange goes over.
+class Exchange:
+    """An exchange of rows among devices.
 
     Attributes:
-        name: Name of the axis.
-        size: Devices along it.
+        group: The devices. They hold the places of a table one after the other.
+        shard_rows: Rows that each holds.
         has_bags: Whether ids are in bags; chooses the capacities.
         payload: What rows and gradients travel as.
+        share: One of so many ids is a place of the table, in the mean; the others drop out.
     """
 
-    name: str
-    size: int
+    group: Group
+    shard_rows: int
     has_bags: bool = False
     payload: str = "float32"
+    share: int = 1
+
+    @property
+    def size(self) -> int:
+        """Devices that exchange."""
+        return self.group.size
 
     def capacities(self, n_ids: int) -> tuple[int, ...]:
         """Returns the capacities of a chunk for `n_ids` ids a device, ascending."""
-        return capacities(n_ids, self.size, self.has_bags)
+        return capacities(n_ids // self.share, self.size, self.has_bags)
+
+    def starts(self) -> jax.Array:
+        """Returns the first place of each device `[size]` int32."""
+        return jnp.arange(self.size, dtype=jnp.int32) * self.shard_rows
+
+    def owners(self, places: jax.Array) -> jax.Array:
+        """Returns the devices that hold `places`, in the group; the last one's for those past."""
+        return jnp.minimum(places // self.shard_rows, self.size - 1)
 
 
 class Request(NamedTuple):
@@ -74,93 +92,125 @@ class Request(NamedTuple):
         return jnp.zeros_like(self.rank).at[self.order].set(self.rank, unique_indices=True)
 
 
-def request(places: jax.Array, axis: Axis, shard_rows: int) -> Request:
+def request(places: jax.Array, exchange: Exchange) -> Request:
     """Returns the distinct ones of `places` `[n]` int32; those outside the table drop out."""
-    n, end = places.shape[0], axis.size * shard_rows
+    n, end = places.shape[0], exchange.size * exchange.shard_rows
     places = jnp.where((places >= 0) & (places < end), places, end)
     order = jnp.argsort(places)
     ordered = places[order]
     first = jnp.concatenate([jnp.ones((1,), bool), ordered[1:] != ordered[:-1]])[:n]
     rank = (jnp.cumsum(first) - 1).astype(jnp.int32)
     distinct = (end + jnp.arange(n, dtype=jnp.int32)).at[rank].set(ordered)
-    starts = jnp.arange(axis.size + 1, dtype=jnp.int32) * shard_rows
+    starts = jnp.arange(exchange.size + 1, dtype=jnp.int32) * exchange.shard_rows
     bounds = jnp.searchsorted(distinct, starts).astype(jnp.int32)
     return Request(distinct, order.astype(jnp.int32), rank, bounds)
 
 
 class _Round(NamedTuple):
-    """One round: which of the requested places go out.
+    """One round of an exchange: which of the requested places go out.
 
     Attributes:
         first: First requested place for each owner `[size]` int32.
         last: One past the last `[size]` int32.
-        upto: One past the last place covered of each owner's shard `[size]` int32.
         tier: Which capacity is wide enough, a scalar int32.
     """
 
     first: jax.Array
     last: jax.Array
-    upto: jax.Array
     tier: jax.Array
 
 
-def _next_round(
-    requested: Request, covered: jax.Array, axis: Axis, shard_rows: int, sizes: tuple[int, ...]
-) -> _Round:
-    """Returns the round that begins at the places `covered` `[size]` of the owners' shards."""
-    n = requested.places.shape[0]
-    base = jnp.arange(axis.size, dtype=jnp.int32) * shard_rows
-    first = jnp.searchsorted(requested.places, base + covered).astype(jnp.int32)
-    left = requested.bounds[1:] - first
-    beyond = requested.places[jnp.minimum(first + sizes[-1], n - 1)] - base
-    mine = jnp.where(left > sizes[-1], beyond, shard_rows)
-    # One reduction for both: how far all get, and how full the fullest chunk is.
-    fullest = jnp.minimum(jnp.max(left), sizes[-1])
-    agreed = jax.lax.pmin(jnp.concatenate([mine, -fullest[None]]), axis.name)
-    upto, fullest = agreed[:-1], -agreed[-1]
-    last = jnp.searchsorted(requested.places, base + upto).astype(jnp.int32)
-    tier = jnp.searchsorted(jnp.asarray(sizes, jnp.int32), fullest).astype(jnp.int32)
-    return _Round(first, last, upto, tier)
+Asked = Sequence[tuple[Request, Exchange]]
+"""Exchanges that take their rounds together."""
+
+
+def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Array]:
+    """Returns the rounds that begin at the places `covered` of all devices' shards.
+
+    Args:
+        asked: The exchanges.
+        covered: Places that earlier rounds have covered, of each device `[devices]` int32.
+
+    Returns:
+        The round of each exchange, and one past the last place that it covers, of each
+        device's shard `[devices]` int32.
+    """
+    firsts, reaches, fullest = [], [], []
+    for requested, exchange in asked:
+        n, most = requested.places.shape[0], exchange.capacities(requested.places.shape[0])[-1]
+        base = exchange.starts()
+        begins = base + _of_members(covered, exchange)
+        first = jnp.searchsorted(requested.places, begins).astype(jnp.int32)
+        left = requested.bounds[1:] - first
+        beyond = requested.places[jnp.minimum(first + most, n - 1)] - base
+        reach = jnp.where(left > most, beyond, exchange.shard_rows)
+        firsts.append(first)
+        reaches.append(_of_all(reach, exchange))
+        fullest.append(jnp.minimum(jnp.max(left), most))
+    # One reduction for all: how far all get, and how full the fullest chunks are.
+    reached = functools.reduce(jnp.minimum, reaches)
+    numbers = jnp.concatenate([reached, -jnp.stack(fullest)])
+    agreed = jax.lax.pmin(numbers, asked[0][1].group.axis)
+    upto = agreed[: len(reached)]
+    rounds = []
+    for number, (requested, exchange) in enumerate(asked):
+        ends = exchange.starts() + _of_members(upto, exchange)
+        last = jnp.searchsorted(requested.places, ends).astype(jnp.int32)
+        sizes = jnp.asarray(exchange.capacities(requested.places.shape[0]), jnp.int32)
+        tier = jnp.searchsorted(sizes, -agreed[len(reached) + number]).astype(jnp.int32)
+        rounds.append(_Round(firsts[number], last, tier))
+    return rounds, upto
+
+
+def _of_members(x: jax.Array, exchange: Exchange) -> jax.Array:
+    """Returns the entries of the devices of a group `[size]` among those of all `[devices]`."""
+    group = exchange.group
+    return x if group.size == group.n_devices else x[group.members()]
+
+
+def _of_all(x: jax.Array, exchange: Exchange) -> jax.Array:
+    """Returns the entries of a group's devices `[size]` in those of all, which reach the end."""
+    group = exchange.group
+    if group.size == group.n_devices:
+        return x
+    whole = jnp.full((group.n_devices,), exchange.shard_rows, jnp.int32)
+    return whole.at[group.members()].set(x, unique_indices=True)
 
 
 def _rounds(
-    requested: Request,
-    axis: Axis,
-    shard_rows: int,
+    asked: Asked,
     state: Carried,
-    swap: Callable[[Carried, _Round, tuple[int, ...]], Carried],
+    swap: Callable[[Carried, list[_Round], jax.Array], Carried],
 ) -> tuple[Carried, jax.Array]:
     """Goes through the rounds; returns the last state and the number of extra rounds.
 
     Args:
-        requested: What the device needs.
-        axis: The axis.
-        shard_rows: Rows of a device.
+        asked: The exchanges.
         state: What `swap` changes.
-        swap: Takes the state, the round, and the capacities; returns the new state.
+        swap: Takes the state, the round of each exchange, and what they cover; returns the
+            new state.
     """
-    sizes = axis.capacities(requested.places.shape[0])
+    _, exchange = asked[0]
 
     def body(carry: tuple[jax.Array, jax.Array, Carried]) -> tuple[jax.Array, jax.Array, Carried]:
         covered, count, state = carry
-        turn = _next_round(requested, covered, axis, shard_rows, sizes)
-        return turn.upto, count + 1, swap(state, turn, sizes)
+        rounds, upto = _next_rounds(asked, covered)
+        return upto, count + 1, swap(state, rounds, upto)
 
     def unfinished(carry: tuple[jax.Array, jax.Array, Carried]) -> jax.Array:
-        return jnp.any(carry[0] < shard_rows)
+        return jnp.any(carry[0] < exchange.shard_rows)
 
-    start = (jnp.zeros((axis.size,), jnp.int32), jnp.int32(0), state)
+    start = (jnp.zeros((exchange.group.n_devices,), jnp.int32), jnp.int32(0), state)
     _, count, state = jax.lax.while_loop(unfinished, body, start)
     return state, count - 1
 
 
-def _chunks(requested: Request, turn: _Round, capacity: int, shard_rows: int) -> jax.Array:
+def _chunks(requested: Request, exchange: Exchange, turn: _Round, capacity: int) -> jax.Array:
     """Returns the places to ask for, local to their owners `[size, capacity]`; -1 is none."""
     at = turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32)
-    base = jnp.arange(turn.first.shape[0], dtype=jnp.int32)[:, None] * shard_rows
     inside = at < turn.last[:, None]
     places = requested.places[jnp.minimum(at, requested.places.shape[0] - 1)]
-    return jnp.where(inside, places - base, -1)
+    return jnp.where(inside, places - exchange.starts()[:, None], -1)
 
 
 def _slots(
@@ -179,14 +229,6 @@ def _slots(
     return owner * capacity + jnp.clip(at, 0, capacity - 1), inside
 
 
-def _owners(requested: Request, axis: Axis, shard_rows: int) -> jax.Array:
-    return jnp.minimum(requested.places // shard_rows, axis.size - 1)
-
-
-def _all_to_all(x: jax.Array, axis: Axis) -> jax.Array:
-    return jax.lax.all_to_all(x, axis.name, 0, 0, tiled=True)
-
-
 # --- reading
 
 Fold = Callable[[Any, jax.Array, jax.Array], Any]
@@ -194,25 +236,25 @@ Fold = Callable[[Any, jax.Array, jax.Array], Any]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def read_bags(
-    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int, axis: Axis
+    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int, exchange: Exchange
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weighted sums over bags of rows from all devices.
+    """Returns the weighted sums over bags of rows from the devices of an exchange.
 
     Differentiable in the weights alone. No array has a row for each id, unless a loss is
     differentiated by the weights: then the distinct rows are kept, in room for all ids.
 
     Args:
         table: This device's rows `[shard_rows, dim]`.
-        lookups: Places in the whole table; one outside it adds nothing.
+        lookups: Places in what the devices hold; one outside it adds nothing.
         keep: `lookups.weights()`, again: the argument to differentiate by.
         n_bags: Bags of this device.
-        axis: The axis.
+        exchange: The exchange.
 
     Returns:
         Sums `[n_bags, dim]` float32, and the extra rounds taken, a scalar int32.
     """
     lookups = lookups._replace(weight=None if lookups.weight is None else keep)
-    requested = request(lookups.rows, axis, table.shape[0])
+    requested = request(lookups.rows, exchange)
     which = requested.which
 
     def add(pooled: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
@@ -220,19 +262,19 @@ def read_bags(
         return pooled + pool(rows, here, here.weights(), n_bags)
 
     start = jnp.zeros((n_bags, table.shape[1]), jnp.float32)
-    return _fetched(table, requested, axis, start, add)
+    return _fetched(table, requested, exchange, start, add)
 
 
 def _read_forward(
-    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int, axis: Axis
+    table: jax.Array, lookups: Lookups, keep: jax.Array, n_bags: int, exchange: Exchange
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, Lookups]]:
-    requested = request(lookups.rows, axis, table.shape[0])
+    requested = request(lookups.rows, exchange)
 
     def put(distinct: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
         return jnp.where((slots >= 0)[:, None], rows[jnp.maximum(slots, 0)], distinct)
 
     start = jnp.zeros((lookups.rows.shape[0], table.shape[1]), jnp.float32)
-    distinct, extra = _fetched(table, requested, axis, start, put)
+    distinct, extra = _fetched(table, requested, exchange, start, put)
     index = jnp.where(requested.which < requested.bounds[-1], requested.which, -1)
     lookups = lookups._replace(rows=index, weight=None if lookups.weight is None else keep)
     pooled = pool(distinct, lookups, lookups.weights(), n_bags)
@@ -240,7 +282,7 @@ def _read_forward(
 
 
 def _read_backward(
-    n_bags: int, axis: Axis, residual: tuple[jax.Array, Lookups], cotangents: Any
+    n_bags: int, exchange: Exchange, residual: tuple[jax.Array, Lookups], cotangents: Any
 ) -> tuple[None, Any, jax.Array]:
     distinct, lookups = residual
     integers = jax.tree.map(lambda x: np.zeros(x.shape, float0), lookups._replace(weight=None))
@@ -253,93 +295,112 @@ read_bags.defvjp(_read_forward, _read_backward)
 
 
 def _fetched(
-    table: jax.Array, requested: Request, axis: Axis, state: jax.Array, fold: Fold
+    table: jax.Array, requested: Request, exchange: Exchange, state: jax.Array, fold: Fold
 ) -> tuple[jax.Array, jax.Array]:
     """Fetches the requested rows, round by round; returns the last state and the extra rounds.
 
     Args:
         table: This device's rows `[shard_rows, dim]`.
         requested: What the device needs.
-        axis: The axis.
+        exchange: The exchange.
         state: What `fold` changes.
         fold: Takes the state, the rows of a round `[size * capacity, dim]` float32, and where
             each requested place lies among them `[n]` int32, -1 if it isn't in the round.
     """
-    shard_rows = table.shape[0]
-    owner = _owners(requested, axis, shard_rows)
+    owner, size = exchange.owners(requested.places), exchange.size
     index = jnp.arange(owner.shape[0], dtype=jnp.int32)
 
     def fetch(capacity: int, turn: _Round, state: jax.Array) -> jax.Array:
-        wanted = _all_to_all(_chunks(requested, turn, capacity, shard_rows), axis).reshape(-1)
+        chunks = _chunks(requested, exchange, turn, capacity)
+        wanted = all_to_all(chunks, exchange.group).reshape(-1)
         lookups = Lookups(wanted)
         rows = pool(table, lookups, lookups.weights(), wanted.shape[0])
-        rows = swap_chunks(rows.reshape(axis.size, capacity, -1), axis.name, axis.payload)
+        rows = swap_chunks(rows.reshape(size, capacity, -1), exchange.group, exchange.payload)
         slots, inside = _slots(index, owner, turn, capacity)
-        flat = rows.reshape(axis.size * capacity, -1)
+        flat = rows.reshape(size * capacity, -1)
         folded: jax.Array = fold(state, flat, jnp.where(inside, slots, -1))
         return folded
 
-    def swap(state: jax.Array, turn: _Round, sizes: tuple[int, ...]) -> jax.Array:
+    def swap(state: jax.Array, rounds: list[_Round], _: jax.Array) -> jax.Array:
+        sizes = exchange.capacities(owner.shape[0])
         branches = [functools.partial(fetch, capacity) for capacity in sizes]
-        fetched: jax.Array = jax.lax.switch(turn.tier, branches, turn, state)
+        fetched: jax.Array = jax.lax.switch(rounds[0].tier, branches, rounds[0], state)
         return fetched
 
-    return _rounds(requested, axis, shard_rows, state, swap)
+    return _rounds([(requested, exchange)], state, swap)
 
 
 # --- updating
 
+Handed = Sequence[tuple[Gradients, Exchange]]
+"""Gradients of a device's bags, of places in what the devices of an exchange hold."""
+
 
 def each_round(
-    gradients: Gradients,
-    axis: Axis,
-    shard_rows: int,
+    handed: Handed,
     state: Carried,
-    change: Callable[[Carried, Gradients, jax.Array, jax.Array], Carried],
+    change: Callable[[Carried, list[Gradients], jax.Array, jax.Array], Carried],
 ) -> Carried:
     """Hands gradients to the owners of their rows.
 
     Args:
-        gradients: Gradients of this device's bags, of places in the whole table; others drop
-            out. They are summed for each place before they leave.
-        axis: The axis.
-        shard_rows: Rows of a device.
+        handed: What goes by each exchange; places outside drop out. Gradients are summed for
+            each place before they leave.
         state: What `change` changes, the table for one.
-        change: Takes the state, the gradients of this device's rows in a round, and
-            the first place and one past the last that the round covers; returns the
-            new state. A row comes in one round alone.
+        change: Takes the state, the gradients of this device's rows in a round, by exchange,
+            and the first place and one past the last that the round covers; returns the new
+            state. A row comes in one round alone.
 
     Returns:
         The last state.
     """
-    lookups, grads = gradients
-    n = lookups.rows.shape[0]
-    requested = request(lookups.rows, axis, shard_rows)
-    bags = lookups.bags(grads.shape[0])[requested.order]
-    weight = None if lookups.weight is None else lookups.weight[requested.order]
-    owner = _owners(requested, axis, shard_rows)[requested.rank]
-    most = axis.size * axis.capacities(n)[-1]
-    me = jax.lax.axis_index(axis.name)
-
-    def hand_over(capacity: int, turn: _Round) -> tuple[jax.Array, jax.Array]:
-        slots, inside = _slots(requested.rank, owner, turn, capacity)
-        # The gradients of bags are what is read, and the bags to sum are the chunks' slots.
-        summed = Lookups(jnp.where(inside, bags, -1), slots, weight)
-        sums = pool(grads, summed, summed.weights(), axis.size * capacity)
-        received = swap_chunks(sums.reshape(axis.size, capacity, -1), axis.name, axis.payload)
-        received = received.reshape(axis.size * capacity, -1)
-        rows = _all_to_all(_chunks(requested, turn, capacity, shard_rows), axis).reshape(-1)
-        room = most - rows.shape[0]
-        return jnp.pad(rows, (0, room), constant_values=-1), jnp.pad(received, ((0, room), (0, 0)))
+    sums = [_PlaceSums(gradients, exchange) for gradients, exchange in handed]
+    me = jax.lax.axis_index(handed[0][1].group.axis)
 
     def swap(
-        carry: tuple[jax.Array, Carried], turn: _Round, sizes: tuple[int, ...]
+        carry: tuple[jax.Array, Carried], rounds: list[_Round], upto: jax.Array
     ) -> tuple[jax.Array, Carried]:
         covered, state = carry
-        branches = [functools.partial(hand_over, capacity) for capacity in sizes]
-        rows, received = jax.lax.switch(turn.tier, branches, turn)
-        upto = turn.upto[me]
-        return upto, change(state, Gradients(Lookups(rows), received), covered, upto)
+        received = [of.received(turn) for of, turn in zip(sums, rounds, strict=True)]
+        return upto[me], change(state, received, covered, upto[me])
 
-    (_, state), _ = _rounds(requested, axis, shard_rows, (jnp.int32(0), state), swap)
+    asked = [(of.requested, of.exchange) for of in sums]
+    (_, state), _ = _rounds(asked, (jnp.int32(0), state), swap)
     return state
+
+
+class _PlaceSums:
+    """The gradients that a device hands over by one exchange, by place.
+
+    Args:
+        gradients: Gradients of its bags.
+        exchange: The exchange.
+    """
+
+    def __init__(self, gradients: Gradients, exchange: Exchange) -> None:
+        lookups, self.grads = gradients
+        self.exchange = exchange
+        self.requested = requested = request(lookups.rows, exchange)
+        self.bags = lookups.bags(self.grads.shape[0])[requested.order]
+        self.weight = None if lookups.weight is None else lookups.weight[requested.order]
+        self.owner = exchange.owners(requested.places)[requested.rank]
+        self.sizes = exchange.capacities(lookups.rows.shape[0])
+
+    def received(self, turn: _Round) -> Gradients:
+        """Returns what a round brings for the rows of this device, in room for the largest."""
+        branches = [functools.partial(self._swapped, capacity) for capacity in self.sizes]
+        rows, received = jax.lax.switch(turn.tier, branches, turn)
+        return Gradients(Lookups(rows), received)
+
+    def _swapped(self, capacity: int, turn: _Round) -> tuple[jax.Array, jax.Array]:
+        exchange, n = self.exchange, self.exchange.size * capacity
+        slots, inside = _slots(self.requested.rank, self.owner, turn, capacity)
+        # The gradients of bags are what is read, and the bags to sum are the chunks' slots.
+        summed = Lookups(jnp.where(inside, self.bags, -1), slots, self.weight)
+        sums = pool(self.grads, summed, summed.weights(), n)
+        chunks = sums.reshape(exchange.size, capacity, -1)
+        received = swap_chunks(chunks, exchange.group, exchange.payload).reshape(n, -1)
+        places = _chunks(self.requested, exchange, turn, capacity)
+        rows = all_to_all(places, exchange.group).reshape(-1)
+        room = exchange.size * self.sizes[-1] - n
+        return jnp.pad(rows, (0, room), constant_values=-1), jnp.pad(received, ((0, room), (0, 0)))

@@ -18,6 +18,8 @@ import jax
 import keras
 from jax.sharding import Mesh, PartitionSpec
 
+from recsys.collectives import Group
+
 # --- sharding
 
 
@@ -35,12 +37,15 @@ class TableSharding:
         table_axis: Mesh axis of the table, if it is split. The same as `batch_axis` on
             a 1-D mesh; on a 2-D mesh the batch is repeated along it, and the table
             along `batch_axis`.
+        node_devices: Devices of a node, which are neighbours on the mesh; links between
+            nodes are slower. None: all devices are of one node.
     """
 
     split: Split = "none"
     mesh: Mesh | None = None
     batch_axis: str | None = None
     table_axis: str | None = None
+    node_devices: int | None = None
 
     @property
     def is_local(self) -> bool:
@@ -61,6 +66,43 @@ class TableSharding:
     def n_batch_parts(self) -> int:
         """Parts that the batch is split into."""
         return 1 if self.mesh is None or self.batch_axis is None else self._size(self.batch_axis)
+
+    @property
+    def table_devices(self) -> Group:
+        """The devices that one copy of the table is split over."""
+        return Group(str(self.table_axis), self.n_shards, self.n_shards)
+
+    @property
+    def batch_devices(self) -> Group:
+        """The devices that the batch is split over."""
+        return Group(str(self.batch_axis), self.n_batch_parts, self.n_batch_parts)
+
+    @property
+    def node(self) -> Group:
+        """The devices of a node, among which batch and table are split."""
+        n = self.n_shards
+        return Group(str(self.table_axis), n, self.devices_in_node(self.table_axis))
+
+    @property
+    def peers(self) -> Group:
+        """The devices of one place in each node."""
+        n, in_node = self.n_shards, self.node.size
+        return Group(str(self.table_axis), n, n // in_node, in_node)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether batch and table are split over several nodes of several devices."""
+        in_node = self.devices_in_node(self.table_axis)
+        return self.shares_axis and 1 < in_node < self.n_shards and self.n_shards % in_node == 0
+
+    def devices_in_node(self, axis: str | None) -> int:
+        """Returns how many neighbours along an axis of the mesh are in one node."""
+        if self.mesh is None or axis is None:
+            return 1
+        names = self.mesh.axis_names
+        stride = math.prod(self._size(name) for name in names[names.index(axis) + 1 :])
+        in_node = self.mesh.size if self.node_devices is None else self.node_devices
+        return max(1, min(self._size(axis), in_node // stride))
 
     @property
     def table_spec(self) -> PartitionSpec:
@@ -97,11 +139,18 @@ def sharding_of(path: str) -> TableSharding:
     layout = distribution.get_tensor_layout(path)
     axes = () if layout is None else tuple(layout.axes)
     batch_axis = distribution.batch_dim_name
+    node = devices_of_node(distribution)
     if axes[:1] and axes[0] is not None:
-        return TableSharding("rows", mesh, batch_axis, axes[0])
+        return TableSharding("rows", mesh, batch_axis, axes[0], node)
     if axes[1:] and axes[1] is not None:
-        return TableSharding("columns", mesh, batch_axis, axes[1])
-    return TableSharding("none", mesh, batch_axis, None)
+        return TableSharding("columns", mesh, batch_axis, axes[1], node)
+    return TableSharding("none", mesh, batch_axis, None, node)
+
+
+def devices_of_node(distribution: keras.distribution.Distribution) -> int:
+    """Returns the devices of a node: what the layout says, else those of this process."""
+    stated = getattr(distribution, "node_devices", None)
+    return stated or len(distribution.device_mesh.backend_mesh.local_devices)
 
 
 def shard_mapped(sharding: TableSharding, function: Any, in_specs: Any, out_specs: Any) -> Any:

@@ -1,14 +1,21 @@
 """The bytes that a device sends to read and to update a table, and the choice of the least.
 
-A bag can be read in two ways from a table that is split by rows over the batch's axis:
+A bag can be read in three ways from a table that is split by rows over the batch's axis:
 
 - `gathered`: every device gets the ids of all, and adds up what it holds of every bag.
   What a device sends grows with the number of devices.
 - `rows`: a device asks each owner once for each distinct row and adds up its bags itself.
   What it sends is what its own batch needs, on any number of devices.
+- `nodes`: `gathered` among the devices of a node, `rows` between nodes. A device gets the ids
+  of its node, asks the devices of its own place in the other nodes for the rows that those
+  hold, and adds up what they and itself hold of the node's bags. So a row goes from one node
+  to another once, and not once for each device.
 
 The gradients go the same way back. Where a table has fewer rows than a batch has ids, there
-is a third way for them, `dense`: one sum over the devices of all rows' gradients.
+is a further way for them, `dense`: one sum over the devices of all rows' gradients.
+
+Links between nodes are slower than those within, so a byte that leaves a node counts as
+several (`BETWEEN_NODES`).
 
 Everything here is known when a step is traced: shapes, and an expected share of distinct ids.
 A plan lists the same collectives that the choices were made by.
@@ -23,13 +30,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from recsys.embedding.payload import packed_width
+from recsys.collectives import packed_width
 from recsys.embedding.sharding import TableSharding
 
-Way = Literal["gathered", "rows"]
-EXCHANGES = ("auto", "cheapest", "gathered", "rows", "dense")
+Way = Literal["gathered", "rows", "nodes"]
+EXCHANGES = ("auto", "cheapest", "gathered", "rows", "nodes", "dense")
 FEW_DEVICES = 8
 """Up to so many devices `auto` gathers: they are near each other, and it computes less."""
+BETWEEN_NODES = 4
+"""Bytes within a node that cost as much as one between nodes. Of a GPU's links those within
+are 2 to 3 times as fast over PCIe, and 9 over NVLink (450 GB/s beside 400 Gb/s)."""
 
 _INDEX = _FLOAT = 4  # Bytes.
 
@@ -95,10 +105,13 @@ class Collective(NamedTuple):
     Attributes:
         op: Its name in HLO.
         sent_bytes: Bytes that a device sends in it.
+        leaving_bytes: Those of them that leave its node, in the mean over its devices; of a
+            compiled step they aren't read.
     """
 
     op: str
     sent_bytes: int
+    leaving_bytes: int = 0
 
 
 Collectives = list[Collective]
@@ -109,21 +122,36 @@ def total(collectives: Collectives) -> int:
     return sum(collective.sent_bytes for collective in collectives)
 
 
+def leaving(collectives: Collectives) -> int:
+    """Returns the bytes that leave a node in all of them, for each of its devices."""
+    return sum(collective.leaving_bytes for collective in collectives)
+
+
+def cost(collectives: Collectives) -> int:
+    """Returns what all of them cost, in bytes within a node."""
+    return total(collectives) + (BETWEEN_NODES - 1) * leaving(collectives)
+
+
 def way_of(sharding: TableSharding, bags: Bags, options: ExchangeOptions, places: int) -> Way:
     """Returns how a device reads bags, and hands over their gradients; see `TableTraffic`."""
     if sharding.split != "rows" or not sharding.shares_axis:
         return "gathered"
-    if bags.is_single or options.exchange == "rows":
+    if options.exchange == "nodes" and sharding.has_nodes:
+        return "nodes"
+    if options.exchange in ("rows", "nodes"):
         return "rows"
-    if options.exchange in ("gathered", "dense") or _keeps_to_few(sharding, options):
-        return "gathered"
-    ways: tuple[Way, Way] = ("gathered", "rows")
-    sent = {}
+    is_gathered = options.exchange in ("gathered", "dense") or _keeps_to_few(sharding, options)
+    if is_gathered:
+        return "rows" if bags.is_single else "gathered"
+    ways: list[Way] = ["rows"] if bags.is_single else ["gathered", "rows"]
+    if sharding.has_nodes:
+        ways.append("nodes")
+    costs = {}
     for way in ways:
         reading = Reading(bags, way)
         traffic = TableTraffic("", sharding, options, places, (reading,))
-        sent[way] = total(traffic.to_read(reading)) + total(traffic.sparse_update([reading]))
-    return min(ways, key=sent.__getitem__)
+        costs[way] = cost(traffic.to_read(reading)) + cost(traffic.sparse_update([reading]))
+    return min(ways, key=costs.__getitem__)
 
 
 def _keeps_to_few(sharding: TableSharding, options: ExchangeOptions) -> bool:
@@ -156,14 +184,14 @@ class TableTraffic:
         """Whether the gradients are summed as one array of the table's size."""
         sharding, exchange = self.sharding, self.options.exchange
         is_whole = sharding.is_local or sharding.split == "columns"
-        if is_whole or exchange in ("gathered", "rows"):
+        if is_whole or exchange in ("gathered", "rows", "nodes"):
             return False
         if exchange == "dense":
             return True
         ids = sharding.n_batch_parts * _ids(self.readings)
         if _keeps_to_few(sharding, self.options) or self.places > ids:
             return False
-        return total(self.dense_update()) < total(self.sparse_update(self.readings))
+        return cost(self.dense_update()) < cost(self.sparse_update(self.readings))
 
     def to_read(self, reading: Reading) -> Collectives:
         """Returns what one reading sends, and the learning of its weights."""
@@ -172,16 +200,25 @@ class TableTraffic:
             return []
         if reading.way == "rows":
             return self._row_exchange([reading])
-        n, is_by_rows = sharding.n_shards, sharding.split == "rows"
-        if not sharding.shares_axis:
-            pooled = bags.bags * bags.dim * _FLOAT
-            return [_all_reduce(pooled, n) if is_by_rows else _all_gather(pooled // n, n)]
+        if reading.way == "nodes":
+            return [*self._pooled(reading, self._in_node), *self._row_exchange([reading])]
+        if sharding.shares_axis:
+            return self._pooled(reading, self._table_devices)
+        among = self._table_devices
+        pooled = bags.bags * bags.dim * _FLOAT
+        if sharding.split == "rows":
+            return [_all_reduce(pooled, among)]
+        return [_all_gather(pooled // among.n, among)]
+
+    def _pooled(self, reading: Reading, among: _Among) -> Collectives:
+        """Returns what a reading sends if devices gather their ids and sum each other's bags."""
+        bags, n, is_by_rows = reading.bags, among.n, self.sharding.split == "rows"
         pooled = n * bags.bags * self._row_bytes(bags.dim if is_by_rows else bags.dim // n)
         is_sum = is_by_rows and self.options.payload == "float32"
-        out = _reduce_scatter(pooled, n) if is_sum else _all_to_all(pooled, n)
+        out = _reduce_scatter(pooled, among) if is_sum else _all_to_all(pooled, among)
         # The gradients of the bags, which weights need, are those that the update gathers.
-        learned = [_reduce_scatter(n * bags.ids * _FLOAT, n)] if bags.learns_weights else []
-        return [*_gathered_ids(bags, n), out, *learned]
+        learned = [_reduce_scatter(n * bags.ids * _FLOAT, among)] if bags.learns_weights else []
+        return [*_gathered_ids(bags, among), out, *learned]
 
     def to_update(self) -> Collectives:
         """Returns what the update of the table sends."""
@@ -191,59 +228,97 @@ class TableTraffic:
 
     def dense_update(self) -> Collectives:
         """Returns what an update by one sum of all rows' gradients sends."""
-        sharding, n = self.sharding, self.sharding.n_batch_parts
+        sharding, among = self.sharding, self._batch_devices
         row = (self.readings[0].bags.dim + 1) * _FLOAT
         if sharding.split == "rows" and sharding.shares_axis:
-            return [_reduce_scatter(self.places * row, n)]
-        return [_all_reduce(self.places // sharding.n_shards * row, n)]
+            return [_reduce_scatter(self.places * row, among)]
+        return [_all_reduce(self.places // sharding.n_shards * row, among)]
 
     def sparse_update(self, readings: Sequence[Reading]) -> Collectives:
         """Returns what an update by the gradients of some readings sends, row by row."""
-        sharding, n = self.sharding, self.sharding.n_batch_parts
+        sharding = self.sharding
         is_split, sent = sharding.split == "columns", []
-        for bags in (reading.bags for reading in readings if reading.way == "gathered"):
+        for reading in readings:
+            bags, among = reading.bags, self._batch_devices
+            if reading.way == "rows":
+                continue
+            if reading.way == "nodes":
+                among = self._in_node
             # Where a read gathered the ids already, XLA keeps them.
-            sent += [] if self._reads_gather_ids else _gathered_ids(bags, n)
+            sent += [] if self._reads_gather_ids else _gathered_ids(bags, among)
             width = bags.dim // sharding.n_shards if is_split else bags.dim
             if is_split and sharding.shares_axis:
-                sent.append(_all_to_all(n * bags.bags * self._row_bytes(width), n))
+                sent.append(_all_to_all(among.n * bags.bags * self._row_bytes(width), among))
             else:
-                sent.append(_all_gather(bags.bags * self._row_bytes(width), n))
-        return [*sent, *self._row_exchange([r for r in readings if r.way == "rows"])]
+                sent.append(_all_gather(bags.bags * self._row_bytes(width), among))
+        return [*sent, *self._row_exchange(readings)]
 
     @property
     def _reads_gather_ids(self) -> bool:
         return self.sharding.split != "none" and self.sharding.shares_axis
 
+    @property
+    def _table_devices(self) -> _Among:
+        sharding = self.sharding
+        return _Among(sharding.n_shards, sharding.devices_in_node(sharding.table_axis))
+
+    @property
+    def _batch_devices(self) -> _Among:
+        sharding = self.sharding
+        return _Among(sharding.n_batch_parts, sharding.devices_in_node(sharding.batch_axis))
+
+    @property
+    def _in_node(self) -> _Among:
+        n = self.sharding.node.size
+        return _Among(n, n)
+
     def _row_exchange(self, readings: Sequence[Reading]) -> Collectives:
-        """Returns one way of an exchange, of rows or of their gradients, without more rounds."""
-        n = self.sharding.n_shards
-        if not _ids(readings):
+        """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
+        sent: Collectives = []
+        among = {"rows": self._table_devices, "nodes": _Among(self.sharding.peers.size, 1)}
+        exchanged = {way: [r for r in readings if r.way == way] for way in among}
+        for way, of_way in exchanged.items():
+            if _ids(of_way):
+                chunks = among[way].n * self.expected_capacity(of_way)
+                row_bytes = self._row_bytes(of_way[0].bags.dim)
+                sent.append(_all_to_all(chunks * _INDEX, among[way]))
+                sent.append(_all_to_all(chunks * row_bytes, among[way]))
+        if not sent:
             return []
-        chunks = n * self.expected_capacity(readings)
-        return [
-            _all_reduce((n + 1) * _INDEX, n),
-            _all_to_all(chunks * _INDEX, n),
-            _all_to_all(chunks * self._row_bytes(readings[0].bags.dim), n),
-        ]
+        # How far all get, and how full the fullest chunk of each exchange is.
+        agreed = self.sharding.n_shards + len(sent) // 2
+        return [_all_reduce(agreed * _INDEX, self._table_devices), *sent]
 
     def _row_bytes(self, width: int) -> int:
         return packed_width(width, self.options.payload) * _FLOAT
 
-    def distinct_ids(self, readings: Sequence[Reading]) -> float:
-        """Returns how many ids of some readings are expected to be distinct, on a device."""
+    def distinct_ids(self, readings: Sequence[Reading], devices: int = 1) -> float:
+        """Returns how many ids of some readings are expected to be distinct, on some devices."""
         n_ids = _ids(readings)
         if self.counts is None or not self.counts.sum():
-            return min(n_ids * self.options.distinct_share, self.options.rows, self.places)
+            share = self.options.distinct_share
+            # Heaps' law: of n ids n^β are distinct, by the share of one device's.
+            heaps = 1 + math.log(share) / math.log(n_ids) if n_ids > 1 else 1.0
+            distinct = n_ids * share * devices ** max(0.0, heaps)
+            return min(distinct, self.options.rows, self.places)
         # Ids drawn as often as in the data: a row is missed by all with e^-(its mean).
-        return float(-np.expm1(-n_ids * self.counts / self.counts.sum()).sum())
+        mean = devices * n_ids * self.counts / self.counts.sum()
+        return float(-np.expm1(-mean).sum())
 
     def expected_capacity(self, readings: Sequence[Reading]) -> int:
-        """Returns the capacity that an exchange takes if ids are as distinct as expected."""
-        n, n_ids = self.sharding.n_shards, _ids(readings)
-        even = self.distinct_ids(readings) / n
-        # The fullest of n² chunks: of so many draws one lies √(2 ln n²) deviations above.
-        fullest = min(even + math.sqrt(4 * math.log(n) * even), n_ids, self.places / n)
+        """Returns the capacity that an exchange takes if ids are as distinct as expected.
+
+        Args:
+            readings: Readings of one way, which exchange together.
+        """
+        n_devices, n_ids = self.sharding.n_shards, _ids(readings)
+        # A device asks for its own rows, or for its part of what all of its node ask for.
+        together = self.sharding.node.size if readings[0].way == "nodes" else 1
+        n = n_devices // together
+        even = self.distinct_ids(readings, together) / n_devices
+        # The fullest of all chunks: of so many draws one lies √(2 ln chunks) deviations above.
+        spread = math.sqrt(2 * math.log(n_devices * n) * even)
+        fullest = min(even + spread, together * n_ids, self.places / n_devices)
         has_bags = not all(reading.bags.is_single for reading in readings)
         sizes = capacities(n_ids, n, has_bags)
         return next((size for size in sizes if size >= fullest), sizes[-1])
@@ -260,20 +335,23 @@ class TableTraffic:
 
     def _feature(self, reading: Reading, sized: TableTraffic) -> FeatureTraffic:
         is_dense, is_local = self.is_dense, self.sharding.is_local
-        is_joint = is_dense or reading.way == "rows"
-        joint = [r for r in self.readings if is_dense or r.way == "rows"] if is_joint else [reading]
+        joint = [reading]
+        if is_dense or reading.way != "gathered":
+            joint = [r for r in self.readings if is_dense or r.way == reading.way]
         way = "local" if is_local or self.sharding.split == "none" else reading.way
         update = "local" if is_local else "dense" if is_dense else reading.way
         sent = [] if is_local else self.dense_update() if is_dense else sized.sparse_update(joint)
-        ids = reading.bags.ids
+        ids, read = reading.bags.ids, sized.to_read(reading)
+        n_joint = max(1, _ids(joint))
         return FeatureTraffic(
             feature=" + ".join(reading.features),
             table=self.table,
             exchange=way if way == update else f"{way}, {update}",
             ids=ids,
             distinct_ids=math.ceil(sized.distinct_ids([reading])),
-            read_bytes=total(sized.to_read(reading)),
-            update_bytes=total(sent) * ids // max(1, _ids(joint)),
+            read_bytes=total(read),
+            update_bytes=total(sent) * ids // n_joint,
+            leaving_bytes=leaving(read) + leaving(sent) * ids // n_joint,
         )
 
 
@@ -290,6 +368,7 @@ class FeatureTraffic:
         read_bytes: Bytes that a device sends to read it.
         update_bytes: Bytes that it sends for the table's update; where several features
             share an exchange each has its part, by ids.
+        leaving_bytes: Bytes of both that leave its node, in the mean over its devices.
     """
 
     feature: str
@@ -299,33 +378,53 @@ class FeatureTraffic:
     distinct_ids: int
     read_bytes: int
     update_bytes: int
+    leaving_bytes: int
 
 
 def _ids(readings: Sequence[Reading]) -> int:
     return sum(reading.bags.ids for reading in readings)
 
 
-def _gathered_ids(bags: Bags, n: int) -> Collectives:
-    return [_all_gather(bags.ids * _INDEX, n)] * bags.arrays
+class _Among(NamedTuple):
+    """The devices of a collective.
+
+    Attributes:
+        n: How many they are.
+        in_node: How many of them are in one node.
+    """
+
+    n: int
+    in_node: int
+
+
+def _gathered_ids(bags: Bags, among: _Among) -> Collectives:
+    return [_all_gather(bags.ids * _INDEX, among)] * bags.arrays
 
 
 # What a device sends of `n_bytes`: of its own part where all are gathered, else of all it has.
 
 
-def _all_gather(n_bytes: int, n: int) -> Collective:
-    return Collective("all-gather", n_bytes * (n - 1))
+def _all_gather(n_bytes: int, among: _Among) -> Collective:
+    return _in_ring("all-gather", n_bytes * (among.n - 1), among)
 
 
-def _reduce_scatter(n_bytes: int, n: int) -> Collective:
-    return Collective("reduce-scatter", n_bytes * (n - 1) // n)
+def _reduce_scatter(n_bytes: int, among: _Among) -> Collective:
+    return _in_ring("reduce-scatter", n_bytes * (among.n - 1) // among.n, among)
 
 
-def _all_reduce(n_bytes: int, n: int) -> Collective:
-    return Collective("all-reduce", 2 * n_bytes * (n - 1) // n)
+def _all_reduce(n_bytes: int, among: _Among) -> Collective:
+    return _in_ring("all-reduce", 2 * n_bytes * (among.n - 1) // among.n, among)
 
 
-def _all_to_all(n_bytes: int, n: int) -> Collective:
-    return Collective("all-to-all", n_bytes * (n - 1) // n)
+def _in_ring(op: str, sent: int, among: _Among) -> Collective:
+    """Returns a collective in which each device sends to the next: one of a node to another."""
+    return Collective(op, sent, sent // among.in_node if among.in_node < among.n else 0)
+
+
+def _all_to_all(n_bytes: int, among: _Among) -> Collective:
+    n, in_node = among
+    leaving_bytes = n_bytes * (n - min(n, in_node)) // n
+    return Collective("all-to-all", n_bytes * (n - 1) // n, leaving_bytes)
 
 
 # --- the chunks of a row exchange

@@ -298,7 +298,8 @@ class _Fit:
         if not model.built:
             model.tables = model.make_tables(model.spec, *table_optimizers(train, updates, start))
         tables = list(model.tables.values())
-        layout = table_layout(tables, mesh=self._mesh, rules=self._stage.layout)
+        rules = self._stage.layout
+        layout = table_layout(tables, None, self._mesh, rules, train.node_devices)
         activate(layout)
         if model.built:
             # Of an earlier call for the same run?

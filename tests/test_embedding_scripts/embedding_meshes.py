@@ -31,11 +31,16 @@ MESHES = {
 
 
 @contextlib.contextmanager
-def on_mesh(name, tables, stacks=()):
-    """Lays `tables` out by hand-written rules; one axis is shared, of two the last splits."""
+def on_mesh(name, tables, stacks=(), node_devices=None):
+    """Lays `tables` out by hand-written rules; one axis is shared, of two the last splits.
+
+    `node_devices` neighbours are a node; None: all are.
+    """
     keras.distribution.set_distribution(None)
     if MESHES[name] is not None:
-        keras.distribution.set_distribution(_distribution(MESHES[name], tables, stacks))
+        distribution = _distribution(MESHES[name], tables, stacks)
+        distribution.node_devices = node_devices
+        keras.distribution.set_distribution(distribution)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """What a step is planned to send, and what its compiled form sends.
 
-As a program: `step_traffic.py DEVICES EXCHANGE DTYPE` prints both, as JSON.
+As a program: `step_traffic.py DEVICES EXCHANGE DTYPE NODE_DEVICES` prints both, as JSON.
 """
 
 import json
@@ -72,9 +72,10 @@ class Features(SparseModel):
         return ops.concatenate([embeddings[n] for n in weights], axis=-1)
 
 
-def traffic(mesh, exchange, dtype="float32"):
+def traffic(mesh, exchange, dtype="float32", node_devices=None):
     """Returns the collectives that are planned, and those of the compiled step."""
-    with on_mesh(mesh, Features(exchange, dtype).configs):
+    node_devices = node_devices and int(node_devices)
+    with on_mesh(mesh, Features(exchange, dtype).configs, node_devices=node_devices):
         place = keras.distribution.distribution().device_mesh
         n = place.shape[0]
         spread = NamedSharding(place.backend_mesh, PartitionSpec(place.axis_names[0]))

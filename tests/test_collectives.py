@@ -1,4 +1,4 @@
-"""Rows that travel in bfloat16: rounded once on the way, and summed in float32."""
+"""Collectives among groups of devices; what travels in bfloat16 is rounded once, then summed."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,18 @@ import pytest
 from embedding_meshes import Lookup, compiled, on_mesh
 from jax.sharding import PartitionSpec
 
-from recsys.embedding import Adagrad, TableConfig, payload
+from recsys import collectives
+from recsys.collectives import Group
+from recsys.embedding import Adagrad, TableConfig
 
 WIDTHS = [1, 4, 7]
 AXIS = PartitionSpec("devices")
+ALL = Group("devices", 8, 8)
+GROUPS = {
+    "nodes": (Group("devices", 8, 4), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    "peers": (Group("devices", 8, 2, 4), [[0, 4], [1, 5], [2, 6], [3, 7]]),
+    "both": (Group("devices", 8, 2, 2), [[0, 2], [1, 3], [4, 6], [5, 7]]),
+}
 
 
 def over_devices(function):
@@ -31,7 +39,7 @@ def numbers(*shape):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_chunks_arrive_rounded_to_bfloat16(width):
     x = numbers(64, 3, width)
-    moved = over_devices(lambda x: payload.swap_chunks(x, "devices", "bfloat16"))(x)
+    moved = over_devices(lambda x: collectives.swap_chunks(x, ALL, "bfloat16"))(x)
     # Device i gets the i-th chunk of each device.
     expected = rounded(x).reshape(8, 8, 3, width).swapaxes(0, 1).reshape(64, 3, width)
     np.testing.assert_array_equal(moved, expected)
@@ -40,14 +48,14 @@ def test_chunks_arrive_rounded_to_bfloat16(width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_all_devices_gather_what_is_rounded(width):
     x = numbers(16, width)
-    gathered = over_devices(lambda x: payload.all_gather(x, "devices", "bfloat16"))(x)
+    gathered = over_devices(lambda x: collectives.all_gather(x, ALL, "bfloat16"))(x)
     np.testing.assert_array_equal(gathered.reshape(8, 16, width), np.tile(rounded(x), (8, 1, 1)))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sums_over_devices_are_taken_in_float32(width):
     x = numbers(64, 8, width).reshape(512, width)
-    summed = over_devices(lambda x: payload.reduce_scatter(x, "devices", "bfloat16"))(x)
+    summed = over_devices(lambda x: collectives.reduce_scatter(x, ALL, "bfloat16"))(x)
     expected = rounded(x).reshape(8, 64, width).astype(np.float64).sum(axis=0)
     np.testing.assert_allclose(summed, expected, rtol=1e-6, atol=1e-6)
 
@@ -57,13 +65,42 @@ def test_sums_over_devices_are_taken_in_float32(width):
 def test_gradients_go_back_by_the_reverse_collective(name, kind):
     """Of a linear map f the gradient of f(x) · g is fᵀ(g); numbers are exact in bfloat16."""
     rng = np.random.default_rng(1)
-    move = over_devices(lambda x: getattr(payload, name)(x, "devices", kind))
+    move = over_devices(lambda x: getattr(collectives, name)(x, ALL, kind))
     x = rng.integers(-8, 8, (64, 2)).astype(np.float32)
     out, back = jax.vjp(move, x)
     g = rng.integers(-8, 8, out.shape).astype(np.float32)
     (gradient,) = back(g)
     direction = rng.integers(-8, 8, x.shape).astype(np.float32)
     assert (gradient * direction).sum() == (move(direction) * g).sum()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_each_group_keeps_to_itself(name, kind):
+    group, members = GROUPS[name]
+    assert group.index_groups == members
+    # Whole numbers up to 256 are exact in bfloat16.
+    x = np.random.default_rng(2).integers(-99, 99, (8, 8, 3)).astype(np.float32)
+    flat = x.reshape(64, 3)
+    gathered, swapped = np.empty((8, 8 * group.size, 3)), np.empty((8, 8, 3))
+    summed = np.empty((8, 8 // group.size, 3))
+    for places in members:
+        parts = x[places].reshape(group.size, group.size, -1, 3)
+        for at, place in enumerate(places):
+            gathered[place] = x[places].reshape(-1, 3)
+            summed[place] = parts.sum(axis=0)[at]
+            swapped[place] = parts[:, at].reshape(8, 3)
+    gather = over_devices(lambda x: collectives.all_gather(x, group, kind))
+    np.testing.assert_array_equal(gather(flat), gathered.reshape(-1, 3))
+    scatter = over_devices(lambda x: collectives.reduce_scatter(x, group, kind))
+    np.testing.assert_array_equal(scatter(flat), summed.reshape(-1, 3))
+    swap = over_devices(lambda x: collectives.swap_chunks(x, group, kind))
+    chunks = x.reshape(8 * group.size, -1, 3)
+    np.testing.assert_array_equal(np.reshape(swap(chunks), (8, 8, 3)), swapped)
+    at = over_devices(lambda x: jax.numpy.stack([group.place(), *group.members()])[None])
+    for place, (own, *others) in enumerate(np.asarray(at(np.arange(8)))):
+        assert others[own] == place
+        assert others in members
 
 
 @pytest.fixture
