@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measure import children_of
 from recsys.system.events import ENVIRONMENT_VARIABLE, EventReader
 from recsys.system.parent import VARIABLE, end_with_parent
@@ -373,7 +375,6 @@ def snapshot_before(folder: Path, root: Path) -> None:
 
 
 _PARTS = (
-    "weights/*",
     "candidates.npy",
     "probe.npz",
     "catalogue/*",
@@ -385,12 +386,21 @@ _PARTS = (
 def model_digest(folder: Path) -> str:
     """Returns the sha256 of weights, candidates, probe, ids and features of a model folder.
 
+    It is the same whether one process wrote it, or several in parts.
+
     Args:
         folder: What `recsys.train` wrote.
     """
     summary = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    parts = [summary["spec"], summary["variables"]]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    variables = [[variable["path"], variable["shape"]] for variable in summary["variables"]]
+    digest = hashlib.sha256(json.dumps([summary["spec"], variables], sort_keys=True).encode())
+    for number in range(len(variables)):
+        whole = folder / "weights" / f"{number}.npy"
+        parts = sorted(
+            whole.with_suffix("").glob("*"), key=lambda path: int(path.name.split("-")[1])
+        )
+        for path in [whole] if whole.exists() else parts:
+            digest.update(np.load(path).tobytes())
     for path in sorted(path for part in _PARTS for path in folder.glob(part)):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -93,13 +93,14 @@ class Hosts:
 
     def kill(self, host: int) -> None:
         """Ends all that runs on a host, as a power cut does."""
-        while pids := self._pids(host):
+        while pids := self.pids(host):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
-    def _pids(self, host: int) -> list[int]:
+    def pids(self, host: int) -> list[int]:
+        """Returns all processes of a host."""
         words = ["ip", "netns", "pids", self._name(host)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         return [int(pid) for pid in done.stdout.split()]

@@ -119,6 +119,14 @@ def part_run(tmp_path_factory):
     return made_once(tmp_path_factory, "part", make)
 
 
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """The data folder of small trainings."""
+    from training_runs import write_data
+
+    return made_once(tmp_path_factory, "training_data", write_data)
+
+
 def pytest_collection_modifyitems(items):
     """Puts files with slow tests first: a long one at the end would leave a core idle."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from training_runs import STAGE, Run, assert_same_bits, write_data
+from training_runs import STAGE, Run, assert_same_bits
 
 from benchmarks.namespaces import Hosts, can_have_hosts
 from recsys.system.process import last_json_line
@@ -84,13 +84,6 @@ class HostsRun(Run):
         while text not in self.log(host).read_text():
             assert time.monotonic() < deadline, self.log(host).read_text()
             time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

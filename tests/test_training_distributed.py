@@ -70,6 +70,23 @@ def test_who_waits_for_the_others_for_too_long_ends_with_a_sentence():
     assert last_json_line(done.stdout)["error"]["code"] == "R389"
 
 
+@pytest.mark.faults
+def test_one_process_may_work_for_longer_than_gloo_waits():
+    text = "import jax, time; from recsys.training import distributed as d\n"
+    text += "d.join(); before = d.jointly(lambda: time.sleep(33 * jax.process_index()))\n"
+    text += "print(d.agreed(lambda: time.sleep(33) or [jax.process_index(), len(before)]))"
+    own = {"RECSYS_SERVICE": f"127.0.0.1:{free_port()}", "RECSYS_PROCESSES": "2"}
+    words = [sys.executable, "-c", text]
+    running = [
+        subprocess.Popen(
+            words, env={**os.environ, **own, "RECSYS_PROCESS": index}, stdout=subprocess.PIPE
+        )
+        for index in "01"
+    ]
+    printed = [process.communicate(timeout=200)[0].splitlines() for process in running]
+    assert [lines[-1] for lines in printed] == [b"[0, 2]"] * 2
+
+
 def test_jax_takes_the_address_by_which_others_find_a_process():
     text = "import jax; from recsys.training.distributed import join\n"
     text += "join(); print(jax.process_count(), jax.local_device_count())"

@@ -8,19 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit, write_data
+from training_runs import EVERY, STAGE, STEPS, Run, assert_same_bits, flip_a_bit
 
 from recsys.errors import RecsysError
 from recsys.system.process import last_json_line
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """How the hosts of a training meet: what they agree on, and how one that is lost is named."""
 
 import contextlib
+import dataclasses
 import json
 import socket
 import threading
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.errors import RecsysError, UsageError
-from recsys.system.host_connections import Connection, is_loopback, plain_address
+from recsys.system.host_connections import Connection, Listener, is_loopback, plain_address
 from recsys.training import follower, leader, preflight
 from recsys.training.cluster import Cluster
 from recsys.training.follower import Follower
@@ -325,3 +326,48 @@ def test_a_training_is_the_same_on_other_hosts_and_by_other_code():
     assert digest_of({**FACTS, "config.mesh.data": 2}) == digest_of(FACTS)
     assert digest_of({**FACTS, "the number of hosts": 2}) == digest_of(FACTS)
     assert digest_of({**FACTS, "config.train.batch_size": 1}) != digest_of(FACTS)
+
+
+# --- strangers
+
+
+def test_a_host_comes_through_a_crowd_that_says_nothing_and_is_bounded():
+    listener = Listener(port := free_port())
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+        host = socket.create_connection(("127.0.0.1", port))
+        for link in (*crowd, host):
+            stack.enter_context(link)
+            link.setblocking(False)
+        host.sendall(b'{"kind": "hello"}\n')
+        deadline, greeted = time.monotonic() + 5, []
+        while not greeted and time.monotonic() < deadline:
+            greeted += listener.greeted(lambda message: message["kind"] == "hello")
+        assert len(greeted) == 1
+        stack.callback(greeted[0][0].close)
+        # Those that came first were let go.
+        closed = [is_closed(link) for link in crowd]
+        assert closed == [True] * 172 + [False] * 128
+
+
+def is_closed(link):
+    try:
+        while link.recv(1 << 12):
+            pass
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("host", "is_all"), [("127.0.0.1", False), ("localhost", False), ("", True)]
+)
+def test_a_leader_on_a_loopback_address_is_heard_there_alone(host, is_all, tmp_path):
+    place = dataclasses.replace(cluster(0, free_port()), host=host or socket.gethostname())
+    with Leader(place, FACTS, shared(tmp_path)):
+        socket.create_connection(("127.0.0.1", place.port)).close()
+        # All of 127.0.0.0/8 is this machine: who listens at all addresses is heard there too.
+        refused = contextlib.nullcontext() if is_all else pytest.raises(ConnectionRefusedError)
+        with refused:
+            socket.create_connection(("127.0.0.2", place.port)).close()

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_bit, write_data
+from training_runs import PER_USER, STAGE, USERS, Run, assert_same_bits, flip_a_bit
 
 from recsys.data.kept_events import training_events
 from recsys.data.store import InteractionStore
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.slow
 
 HARD = {"count": 16, "pool": 10, "skip": 2, "guard": 0.999}
 VALIDATED = {"share": 0.2, "metric": "recall@20", "patience": None}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_data(folder)
-    return folder
 
 
 def stage(model=(), **train):

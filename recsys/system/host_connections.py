@@ -17,6 +17,7 @@ from typing import Any
 
 _PING_S = 1.0
 _GREETING_S = 10.0
+_MOST_STRANGERS = 128
 _LONGEST = 1 << 20
 
 
@@ -121,13 +122,17 @@ class Listener:
 
     Args:
         port: Where it listens.
+        address: At which address; None: at all of this machine.
 
     Raises:
         OSError: Another program listens there.
     """
 
-    def __init__(self, port: int) -> None:
-        if socket.has_dualstack_ipv6():
+    def __init__(self, port: int, address: str | None = None) -> None:
+        if address is not None:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            self._socket = socket.create_server((address, port), family=family, backlog=1024)
+        elif socket.has_dualstack_ipv6():
             self._socket = socket.create_server(
                 ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
             )
@@ -145,13 +150,14 @@ class Listener:
     ) -> list[tuple[Connection, dict[str, Any]]]:
         """Returns the connections whose greeting came since the last call, with it.
 
-        What says something else, or nothing for seconds, is closed.
+        What says something else, or nothing for seconds, is closed; so is who waits longest
+        where many say nothing.
 
         Args:
             is_greeting: Whether a message is one.
         """
         with suppress(OSError):
-            while True:
+            for _ in range(_MOST_STRANGERS):
                 self._strangers.append(Connection(self._socket.accept()[0]))
         greetings = []
         for connection in [*self._strangers]:
@@ -163,6 +169,9 @@ class Listener:
             elif not connection.is_closed:
                 continue
             self._strangers.remove(connection)
+        for connection in self._strangers[:-_MOST_STRANGERS]:
+            connection.close()
+        self._strangers = self._strangers[-_MOST_STRANGERS:]
         return greetings
 
     def close(self) -> None:

@@ -255,23 +255,21 @@ def _wait(children: Sequence[_Command], relay: Callable[[], None]) -> list[int]:
     """
     failed: list[int] = []
     failed_at, is_hung_up = 0.0, False
-    while running := [child for child in children if child.code is None]:
-        time.sleep(_POLL_S)
+    while True:
         relay()
-        new = [i for i, child in enumerate(children) if child.code and i not in failed]
-        if new and not failed:
-            failed_at = time.monotonic()
+        codes = [child.code for child in children]
         if not is_hung_up:
-            failed += new
+            failed += [index for index, code in enumerate(codes) if code and index not in failed]
+        if None not in codes:
+            return failed
+        failed_at = failed_at or (time.monotonic() if failed else 0.0)
         late_s = time.monotonic() - failed_at if failed else 0.0
-        if late_s > _GRACE_S and not is_hung_up:
+        for child in children if late_s > _GRACE_S else ():
             is_hung_up = True
-            for child in running:
-                child.hang_up()
-        if late_s > 2 * _GRACE_S:
-            for child in running:
+            child.hang_up()
+            if late_s > 2 * _GRACE_S:
                 child.kill()
-    return failed
+        time.sleep(_POLL_S)
 
 
 class _Command:

@@ -14,6 +14,7 @@ The parent that starts a process names the others to it through the environment:
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import signal
@@ -21,9 +22,8 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.extend.backend import register_backend_factory
 
 from recsys.errors import RecsysError
-from recsys.system.process import storage_error
+from recsys.system.process import log_traceback, storage_error
 from recsys.system.signals import signals_to
 
 SERVICE, COUNT, INDEX = "RECSYS_SERVICE", "RECSYS_PROCESSES", "RECSYS_PROCESS"
@@ -45,6 +45,7 @@ _SILENT_S = 100
 _LEAVE_S = 300
 _AGREE_S = 1800.0
 _PIECE_BYTES = 1 << 26
+_meetings = itertools.count()
 
 
 def join() -> None:
@@ -57,6 +58,7 @@ def join() -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # CPUs aren't divided: each process has as many devices as XLA_FLAGS says.
     devices = os.environ.get(LOCAL_DEVICE, "")
+    is_here = service.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
     jax.distributed.initialize(
         service,
         int(os.environ[COUNT]),
@@ -66,6 +68,7 @@ def join() -> None:
         initialization_timeout=_JOIN_S,
         heartbeat_timeout_seconds=_SILENT_S,
         shutdown_timeout_seconds=_LEAVE_S,
+        coordinator_bind_address=service if is_here else None,  # None: at all addresses.
     )
     if is_on_cpu and (address := os.environ.get(ADDRESS)):
         _publish(address)
@@ -109,6 +112,7 @@ def agreed(decide: Callable[[], Any]) -> Any:
     if jax.process_count() == 1:
         return decide()
     text = json.dumps(_answer(decide) if is_primary() else {}).encode()
+    meet()
     with _ending_after(_AGREE_S):
         length = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
         letters = np.frombuffer(text.ljust(length)[:length], np.uint8)
@@ -125,6 +129,7 @@ def jointly(do: Callable[[], Any]) -> list[Any]:
     if jax.process_count() == 1:
         return [do()]
     text = json.dumps(_answer(do)).encode()
+    meet()
     with _ending_after(_AGREE_S):
         lengths = multihost_utils.process_allgather(np.int32(len(text)))
         letters = np.frombuffer(text.ljust(int(lengths.max())), np.uint8)
@@ -181,6 +186,20 @@ def stacked(make: Callable[[], np.ndarray]) -> np.ndarray:
     return np.concatenate(pieces, axis=1).view(array.dtype).reshape(count, *array.shape)
 
 
+def meet() -> None:
+    """Waits for the other processes, where each may have worked for long by itself.
+
+    At JAX's service: gloo would give up after 30 s. JAX has no public option for either.
+    """
+    if jax.process_count() == 1:
+        return
+    from jax._src import distributed
+
+    with _ending_after(_AGREE_S):
+        service: Any = distributed.global_state.client
+        service.wait_at_barrier(f"recsys {next(_meetings)}", int(2000 * _AGREE_S))
+
+
 @contextmanager
 def _ending_after(limit_s: float) -> Iterator[None]:
     """Ends this process, with a sentence, where what is done meanwhile takes too long.
@@ -210,10 +229,10 @@ def _end(error: BaseException) -> NoReturn:
     """Ends this process without waiting for the others, after it has said why."""
     if isinstance(error, OSError):
         error = storage_error(error)
-    if isinstance(error, RecsysError):
-        print(json.dumps({"error": error.to_json()}))  # noqa: T201 as a stage says it
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # They may be files on a full disk.
+        if isinstance(error, RecsysError):
+            print(json.dumps({"error": error.to_json()}), flush=True)  # noqa: T201 as a stage says it
+        sys.stderr.flush()
     os._exit(error.exit_code if isinstance(error, RecsysError) else 1)
 
 
@@ -228,7 +247,7 @@ def failing_at_once() -> Iterator[None]:
     except BaseException as error:
         if jax.process_count() == 1:
             raise
-        traceback.print_exc()
+        log_traceback()
         _end(error)
 
 

@@ -25,7 +25,7 @@ from recsys.training.checkpoint import (
     saved_variables,
     weights_of,
 )
-from recsys.training.distributed import StopRequest, agreed
+from recsys.training.distributed import StopRequest, agreed, meet
 from recsys.training.hard_negatives import EpochTasks
 from recsys.training.optimization import averaged, finalize
 from recsys.training.prefetch import BatchIterator
@@ -109,6 +109,7 @@ class TrainingRun(keras.callbacks.Callback):
             "platform": jax.devices()[0].platform,
         }
         self._tasks.begin(progress.step, self._batches)
+        meet()  # Each has compiled and restored by itself.
         with self._stop.listening():
             self.model.fit(
                 self._batches,

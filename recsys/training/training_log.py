@@ -236,7 +236,8 @@ def report_progress(done: int, total: int, text: str) -> None:
 def note(sentence: str) -> None:
     """Reports a note, which is no error, also in the log."""
     emit("note", step=_STEP, text=sentence)
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
+    with suppress(OSError):  # It may be a file on a full disk.
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 the log of the run
 
 
 def note_once(sentence: str) -> None:
