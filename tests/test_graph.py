@@ -209,6 +209,8 @@ _QUESTIONS = {
     "recommend_filtered": filtered(_FILTERED),
     "recommend_filtered:0": filtered([]),
     "recommend_filtered:one": filtered(_FILTERED[2:3]),
+    "popular": filtered(_FILTERED),
+    "popular:0": filtered([]),
     "prepare_query": as_inputs(_QUERIES),
     "prepare_query:0": as_inputs([]),
     "embed_candidate": {"item_id": ["i3", "i35", "nothing", ""]},
@@ -306,10 +308,11 @@ def allowed_by(world, exclude_ids, only):
     return allowed
 
 
+@pytest.mark.parametrize("form", ["whole", "apart"])
 @pytest.mark.parametrize("n", range(len(_BATCHES)))
-def test_a_batch_is_answered_as_by_the_signatures(found, n):
+def test_a_batch_is_answered_as_by_the_signatures(found, n, form):
     world, answers = found
-    table = answers["batches"][n]
+    table = answers[form]["batches"][n]
     users = [user for user, _, _ in _QUERIES]
     assert table["user_id"] == users
     assert table["source"] == [world.source(user, []) for user in users]
@@ -332,7 +335,9 @@ def test_what_users_have_seen_is_in_the_lists_where_the_config_includes_repeats(
     n_seen = {"whole": 0, "looped": 0}
     for place, (user, _, _) in enumerate(_QUERIES):
         scores = world.best(user, [], False)[1]
-        np.testing.assert_allclose(answers["with_repeats"]["scores"][place], scores, atol=1e-5)
+        np.testing.assert_allclose(
+            answers["whole"]["with_repeats"]["scores"][place], scores, atol=1e-5
+        )
         seen = {_ITEM_IDS[row - 1] for row in world.seen(user, [])}
         for form in n_seen:
             n_seen[form] += len(seen & set(answers[form]["examples"][place]))
@@ -383,3 +388,37 @@ def test_an_embedded_item_says_whether_it_is_known(found):
     answer = answers["whole"]["embed_candidate"]
     assert answer["known"] == [True, True, False, False]
     np.testing.assert_allclose(answer["embedding"][:2], world.embeddings[[4, 36]], atol=1e-5)
+
+
+def test_vectors_that_lie_apart_are_not_in_the_graph_which_answers_by_popularity(found):
+    world, answers = found
+    apart = answers["apart"]
+    assert apart["signatures"] == [
+        "embed_candidate",
+        "embed_query",
+        "popular",
+        "prepare_query",
+        "stored_history",
+    ]
+    shape = list(world.embeddings.shape)
+    assert answers["whole"]["shapes"].count(shape) == apart["shapes"].count(shape) + 1
+    np.testing.assert_allclose(
+        apart["prepare_query"]["embedding"], answers["looped"]["prepare_query"]["embedding"]
+    )
+    answer = apart["popular"]
+    assert set(answer["source"]) == {"popularity"}
+    for n, (user, history, seen, only) in enumerate(_FILTERED):
+        allowed = allowed_by(
+            world,
+            only.get("exclude_ids", []),
+            {
+                name: only.get("only_" + name.replace("-", "_"), [])
+                for name in ("genres", "its-colour")
+            },
+        )
+        scores = np.where(allowed, world.shares, -np.inf)
+        scores[[0, *(world.seen(user, history) if seen else [])]] = -np.inf
+        rows = np.lexsort([np.arange(_ITEMS + 1), -scores])[:_K]
+        best = [_ITEM_IDS[row - 1] for row in rows if scores[row] > -np.inf]
+        assert [id_ for id_ in answer["candidate_ids"][n] if id_] == best
+    assert apart["popular:0"]["candidate_ids"] == []

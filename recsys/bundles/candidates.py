@@ -36,23 +36,31 @@ class GraphRanker(tf.Module):
     """The items, by row.
 
     Args:
-        embeddings: Of each item row `[item rows, dim]`.
+        embeddings: Of each item row `[item rows, dim]`; None: they lie apart, and everybody
+            is answered by popularity.
         is_item: Which rows are items `[item rows]` bool.
         popularity: What they score for who nothing is known of `[item rows]` float32.
         k: Candidates of an answer; at most as many as there are item rows.
     """
 
     def __init__(
-        self, embeddings: StoredEmbeddings, is_item: np.ndarray, popularity: np.ndarray, k: int
+        self,
+        embeddings: StoredEmbeddings | None,
+        is_item: np.ndarray,
+        popularity: np.ndarray,
+        k: int,
     ) -> None:
         super().__init__(name="candidates")
-        self._n_rows, self._k = len(embeddings), k
-        self._values = constant(embeddings.values, tf.as_dtype(embeddings.values.dtype))
-        # Short numbers are made floats block by block: no more than in a catalogue of one.
-        is_short = embeddings.values.dtype != np.float32
-        self._most_rows = max(BLOCK_ROWS, ONE_BLOCK_ROWS) if is_short else self._n_rows
-        scale = embeddings.scale
-        self._scale = None if scale is None else constant(scale, tf.float32)
+        self._n_rows, self._k = len(is_item), k
+        self._most_rows = self._n_rows
+        self._values = self._scale = None
+        if embeddings is not None:
+            self._values = constant(embeddings.values, tf.as_dtype(embeddings.values.dtype))
+            # Short numbers are made floats block by block: no more than in a catalogue of one.
+            if embeddings.values.dtype != np.float32:
+                self._most_rows = max(BLOCK_ROWS, ONE_BLOCK_ROWS)
+            if embeddings.scale is not None:
+                self._scale = constant(embeddings.scale, tf.float32)
         # Row 0 is masked with what the user did.
         self._is_item = None if is_item[1:].all() else constant(is_item, tf.bool)
         self._popularity = constant(popularity, tf.float32)
@@ -118,15 +126,16 @@ class GraphRanker(tf.Module):
         self, query: tf.Tensor, by_popularity: tf.Tensor, start: tf.Tensor, size: tf.Tensor
     ) -> tf.Tensor:
         """Returns the scores `[b, size]` of a block."""
+        popularity = tf.slice(self._popularity, [start], [size])
+        if self._values is None:
+            return tf.tile(popularity[None], [tf.shape(query)[0], 1])
         values = tf.slice(self._values, [start, 0], [size, -1])
         scores = tf.matmul(query, tf.cast(values, tf.float32), transpose_b=True)
         if self._scale is not None:
             scores *= tf.slice(self._scale, [start], [size])
         return tf.cond(
             tf.reduce_any(by_popularity),
-            lambda: tf.where(
-                by_popularity[:, None], tf.slice(self._popularity, [start], [size]), scores
-            ),
+            lambda: tf.where(by_popularity[:, None], popularity, scores),
             lambda: scores,
         )
 

@@ -122,6 +122,7 @@ class Opened:
             kind=config.item_embeddings,
             min_parity=config.min_parity,
             latency_ms=config.latency_ms,
+            vectors=config.vectors,
         )
 
 
@@ -227,7 +228,13 @@ def _write(folder: Path, stage: ExportStage, sources: Sources) -> dict[str, Any]
     trained_with = fields["config"]
     trained = TrainStage.model_validate_json(json.dumps(trained_with))
     card = model_card(
-        stage.name, fields["counts"], training, evaluation, trained_with, stage.repeats
+        stage.name,
+        fields["counts"],
+        training,
+        evaluation,
+        trained_with,
+        stage.repeats,
+        vectors=stage.export.vectors,
     )
     (folder / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     fields |= {
@@ -279,7 +286,8 @@ def _save_model(
 ) -> None:
     """Writes the SavedModel, its tables slice by slice, and its warm-up requests."""
     raw, kind = (opened.items, opened.users), stage.export.item_embeddings
-    candidates, excludes_seen = opened.probe.candidates, stage.repeats == "exclude"
+    candidates = None if stage.export.vectors == "apart" else opened.probe.candidates
+    excludes_seen = stage.repeats == "exclude"
     retrieval = Retrieval(
         opened.saved, candidates, opened.histories, *raw, k, kind, excludes_seen=excludes_seen
     )

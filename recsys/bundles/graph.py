@@ -16,6 +16,7 @@ Conventions of every signature:
 - `known` tells whether the data hold the user, or the item.
 - `source` tells what an answer rests on, see `recsys.bundles.signatures`. Where nothing is
   known it is `popularity`, and the scores are the items' shares of all positives.
+- Where the vectors lie apart (`export.vectors`) nothing ranks but `popular`, by popularity.
 - Every item with a row can be recommended, one without a single interaction too: its
   embedding is made of its features.
 """
@@ -38,6 +39,7 @@ from recsys.bundles.signatures import (
     FEATURES,
     HISTORY,
     NO_SCORE,
+    POPULAR,
     POPULARITY,
     USER,
     popularity_shares,
@@ -57,7 +59,8 @@ class Retrieval(tf.Module):
 
     Args:
         saved: The model.
-        item_embeddings: Of each item row `[item rows, dim]` float32.
+        item_embeddings: Of each item row `[item rows, dim]` float32; None: they lie apart, and
+            what isn't answered by popularity is ranked elsewhere.
         histories: What every user did.
         raw_items: From raw columns of items to token rows; None where there are none.
         raw_users: The same for users.
@@ -72,7 +75,7 @@ class Retrieval(tf.Module):
     def __init__(
         self,
         saved: TrainedModel,
-        item_embeddings: np.ndarray,
+        item_embeddings: np.ndarray | None,
         histories: ServingHistories,
         raw_items: RawFeatures | None,
         raw_users: RawFeatures | None,
@@ -94,7 +97,9 @@ class Retrieval(tf.Module):
         self._n_item_hash_rows = saved.items.first_own_row - 1
         self._item_ids = constant(np.asarray(saved.catalogue.ids, object), tf.string)
         shares = popularity_shares(histories, is_item)
-        self._candidates = GraphRanker(stored(item_embeddings, kind), is_item, shares, k)
+        self._is_apart = item_embeddings is None
+        embeddings = None if item_embeddings is None else stored(item_embeddings, kind)
+        self._candidates = GraphRanker(embeddings, is_item, shares, k)
         bags = self._towers.item_bag_tables
         self._filters = GraphFilters(saved.catalogue.features, bags)
         self._users = StoredUsers(saved, histories)
@@ -113,10 +118,16 @@ class Retrieval(tf.Module):
             **text_columns(self._raw_items.columns if self._raw_items else ()),
         }
         filters = text_columns(["exclude_ids", *self._filters.inputs])
+        stored_query = {name: query[name] for name in ("user_id", "history")}
+        ranking = {
+            "serving_default": (self.recommend_examples, {"examples": ids}),
+            "recommend": (self.recommend, {**query, **seen}),
+            "recommend_filtered": (self.recommend_filtered, {**query, **seen, **filters}),
+        }
+        if self._is_apart:
+            ranking = {POPULAR: (self.popular, {**stored_query, **seen, **filters})}
         return {
-            "serving_default": _traced(self.recommend_examples, {"examples": ids}),
-            "recommend": _traced(self.recommend, {**query, **seen}),
-            "recommend_filtered": _traced(self.recommend_filtered, {**query, **seen, **filters}),
+            **{name: _traced(*traced) for name, traced in ranking.items()},
             "prepare_query": _traced(self.prepare_query, {**query, **seen}),
             "embed_query": _traced(self.embed_query, query),
             "embed_candidate": _traced(self.embed_candidate, candidate),
@@ -152,6 +163,25 @@ class Retrieval(tf.Module):
         user, seen = self._seen(user_id, history, exclude_seen)
         query = self._query(user, user_id, history, others)
         hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
+        return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
+
+    def popular(
+        self,
+        user_id: tf.Tensor,
+        history: tf.Tensor,
+        exclude_seen: tf.Tensor,
+        exclude_ids: tf.Tensor,
+        **only: tf.Tensor,
+    ) -> _Tensors:
+        """Answers everybody by popularity, else as `recommend_filtered` does.
+
+        Of a bundle whose vectors lie apart: what it is asked where `prepare_query` says that
+        nothing is known.
+        """
+        user, seen = self._seen(user_id, history, exclude_seen)
+        nobody = tf.fill([tf.shape(user)[0]], POPULARITY)
+        hidden = tf.concat([seen, self._items(exclude_ids)], axis=1)
+        query = Query(tf.zeros([tf.shape(user)[0], 0]), nobody)
         return self._answer(user, query, hidden, self._filters.allow(only) if only else None)
 
     def recommend_examples(self, examples: tf.Tensor) -> _Tensors:

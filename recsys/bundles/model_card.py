@@ -22,6 +22,7 @@ def model_card(
     evaluation: Mapping[str, Any] | None,
     trained_with: Mapping[str, Any],
     repeats: Repeats = "exclude",
+    vectors: str = "bundle",
 ) -> str:
     """Returns the text of the card, with Hugging Face's YAML header.
 
@@ -32,6 +33,7 @@ def model_card(
         evaluation: The evaluator's `evaluation.json`, if there is one.
         trained_with: The trainer's config.
         repeats: What becomes of items that a user has seen, by default.
+        vectors: Where the item vectors are, `bundle` or `apart`.
     """
     model = trained_with["model"]
     config = registry.config_type("model", model.get("type", "two_tower"))
@@ -58,6 +60,7 @@ def model_card(
         trained_with=trained_with,
         evaluation=evaluation,
         excludes_seen=repeats == "exclude",
+        is_apart=vectors == "apart",
     )
 
 

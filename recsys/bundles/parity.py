@@ -18,7 +18,7 @@ import tensorflow as tf
 from recsys.bundles.parity_process import Reference
 from recsys.bundles.quantization import check_parity, stored
 from recsys.bundles.row_slices import read_rows
-from recsys.bundles.signatures import POPULARITY
+from recsys.bundles.signatures import POPULAR, POPULARITY
 from recsys.bundles.warmup import example
 from recsys.data.vocabulary import Vocabulary, as_texts
 from recsys.errors import RecsysError
@@ -156,7 +156,8 @@ def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float
     """Asks a loaded SavedModel in raw ids for what the trainer computed from rows.
 
     The embeddings of all probes and all items, the candidates of all probes, in
-    batches of 0, 1, 7 and 512, and the same from serialized tf.Examples.
+    batches of 0, 1, 7 and 512, and the same from serialized tf.Examples. Where the vectors lie
+    apart: what each probe's answer rests on, and what is popular.
 
     Args:
         model: The loaded SavedModel.
@@ -179,16 +180,35 @@ def check(model: Any, bundle: Path, reference: Reference, report: Tell) -> float
     report(f"{n:,} query embeddings are the trainer's")
     largest = max(largest, _items_difference(ask["embed_candidate"], items, embeddings))
     report(f"{int(items.has_id().sum()):,} item embeddings are the trainer's")
+    answers, expected = _ranked(ask, reference, items)
+    largest = max(largest, compare_scores(answers, expected, embeddings, items.has_id()))
+    report(f"the candidates of {n:,} queries are the trainer's")
+    return largest
+
+
+def _ranked(ask: Any, reference: Reference, items: Vocabulary) -> tuple[list[Answers], Reference]:
+    """Returns what the signatures that rank answer, and what is expected of them."""
+    n = len(reference.query)
+
+    def asked(signature: str) -> dict[str, np.ndarray]:
+        return _in_batches(lambda part: _answer(ask[signature], reference, part), n)
+
+    if reference.vectors == "apart":
+        prepared = asked("prepare_query")
+        difference("R530", "query embeddings", prepared["embedding"], reference.query)
+        nothing = np.zeros((n, 0), np.int32)
+        sources = Answers("prepare_query", nothing, nothing, prepared["source"])
+        _check_sources(sources, reference)
+        everybody = np.full(n, POPULARITY, object)
+        expected = dataclasses.replace(reference, source=everybody, kind="float32")
+        return [_answers(POPULAR, asked(POPULAR), items)], expected
 
     def examples(part: slice) -> dict[str, tf.Tensor]:
         return ask["serving_default"](examples=_examples(reference, part))
 
-    outputs = _in_batches(lambda part: _answer(ask["recommend"], reference, part), n)
-    answers = [_answers("recommend", outputs, items)]
+    answers = [_answers("recommend", asked("recommend"), items)]
     answers.append(_answers("serving_default", _in_batches(examples, n), items))
-    largest = max(largest, compare_scores(answers, reference, embeddings, items.has_id()))
-    report(f"the candidates of {n:,} queries are the trainer's")
-    return largest
+    return answers, reference
 
 
 def inputs_of(signature: Any, reference: Reference, part: slice) -> dict[str, tf.Tensor]:
@@ -269,6 +289,8 @@ _WARM_UP, _REQUESTS = 50, 400
 def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[str, float]:
     """Times requests of one user to `recommend`, one after the other, once it is warm.
 
+    To `prepare_query` where the vectors lie apart.
+
     Args:
         model: A loaded SavedModel.
         reference: Its probes ask.
@@ -280,7 +302,8 @@ def check_latency(model: Any, reference: Reference, allowed_ms: float) -> dict[s
     Raises:
         RecsysError: They take longer (R528).
     """
-    signature = model.signatures["recommend"]
+    is_apart = reference.vectors == "apart"
+    signature = model.signatures["prepare_query" if is_apart else "recommend"]
     times = np.empty(_WARM_UP + _REQUESTS)
     for number in range(len(times)):
         probe = number % len(reference.query)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -150,6 +150,7 @@ class Reference:
         kind: What the SavedModel stores the candidates as.
         min_parity: Share of the exact best that it must find nevertheless [0..1].
         latency_ms: Longest that 99 % of single requests may take [ms]; None: any time.
+        vectors: Where the candidates are, `bundle` or `apart`.
     """
 
     user_id: np.ndarray
@@ -160,6 +161,7 @@ class Reference:
     kind: Kind = "float32"
     min_parity: float = 0.99
     latency_ms: float | None = None
+    vectors: Literal["bundle", "apart"] = "bundle"
 
     def save(self, folder: Path) -> None:
         """Writes the reference into `folder`, which is there."""
@@ -167,7 +169,8 @@ class Reference:
         columns = {name: pa.array(values.tolist()) for name, values in probes.items()}
         pq.write_table(pa.table(columns), folder / PROBES)
         np.save(folder / POPULARITY, self.popularity)
-        options = {"kind": self.kind, "min_parity": self.min_parity, "latency_ms": self.latency_ms}
+        names = ("kind", "min_parity", "latency_ms", "vectors")
+        options = {name: getattr(self, name) for name in names}
         (folder / OPTIONS).write_text(json.dumps(options))
 
     @classmethod

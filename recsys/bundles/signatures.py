@@ -18,6 +18,8 @@ NO_SCORE = float(np.finfo(np.float32).min)
 """The score of a place without an item."""
 
 DEFAULT_SIGNATURE = "serving_default"
+POPULAR = "popular"
+"""The signature that answers by popularity, of a bundle whose vectors lie apart."""
 
 Arrays = dict[str, np.ndarray]
 

@@ -41,6 +41,9 @@ class ExportConfig(Strict):
     `null`: it isn't measured."""
     index: IndexConfig = IndexConfig()
     """How `recsys serve` finds the best items."""
+    vectors: Literal["bundle", "apart"] = "bundle"
+    """Where the item vectors are: `bundle`: in the SavedModel, which ranks; `apart`: in
+    `item_embeddings.npy` alone, for a vector engine beside TensorFlow Serving."""
 
 
 class ExportStage(Strict):

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from recsys.bundles.bundle import direction_width, verify
-from recsys.bundles.signatures import NO_SCORE, POPULARITY, Arrays
+from recsys.bundles.signatures import NO_SCORE, POPULAR, POPULARITY, Arrays, Signature
 from recsys.bundles.versions import is_version
 from recsys.errors import RecsysError, UsageError
 from recsys.ragged import RaggedRows
@@ -82,7 +82,7 @@ class Retriever:
     ) -> None:
         self._graph, self._ranker = graph, ranker
         self.catalogue, self.max_k, self.excludes_seen = catalogue, max_k, excludes_seen
-        self.bundle, self.signatures = bundle, graph.signatures
+        self.bundle, self.signatures = bundle, _with_ranking(graph.signatures)
         self.version = int(bundle.name) if is_version(bundle.name) else 0
         self.filters = ItemFilters(catalogue.features, catalogue.items.n_rows)
 
@@ -237,7 +237,12 @@ class Retriever:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best rows `[at, k]` and their scores, as the SavedModel ranks them."""
         signature = FILTERED if _EXCLUDED in inputs else RECOMMEND
-        outputs = self._graph.ask(signature, {name: x[at] for name, x in inputs.items()})
+        asked = {name: x[at] for name, x in inputs.items()}
+        if POPULAR in self._graph.signatures:
+            signature, nothing = POPULAR, np.full((len(at), 1), b"", object)
+            names = self._graph.signatures[POPULAR]
+            asked = {name: asked.get(name, nothing) for name in names}
+        outputs = self._graph.ask(signature, asked)
         ids = outputs["candidate_ids"][:, :k]
         rows = np.reshape(self._rows(ids.ravel()), ids.shape)
         return rows, np.where(rows > 0, outputs["scores"][:, :k], -np.inf)
@@ -261,6 +266,14 @@ class Retriever:
         out = np.empty(rows.size, object)
         out[:] = ids.fill_null("").cast(pa.large_binary()).to_pylist()
         return out.reshape(rows.shape)
+
+
+def _with_ranking(signatures: Mapping[str, Signature]) -> Mapping[str, Signature]:
+    """Returns a bundle's signatures with those that rank, which one of apart vectors hasn't."""
+    if POPULAR not in signatures:
+        return signatures
+    query = signatures[PREPARE]
+    return {**signatures, RECOMMEND: query, FILTERED: {**query, **signatures[POPULAR]}}
 
 
 def as_texts(texts: Iterable[str]) -> np.ndarray:

@@ -139,8 +139,10 @@ attempt("taken folder", out="data")
 with mock.patch("keras.config.backend", return_value="jax"):
     attempt("another backend")
 shutil.copytree(bundle, folder / "second")
-stage = stage.model_copy(update={"export": stage.export.model_copy(update={"latency_ms": 1e5})})
+changes = {"latency_ms": 1e5, "vectors": "apart"}
+stage = stage.model_copy(update={"export": stage.export.model_copy(update=changes)})
 attempt("over a bundle", out="second")
 assert json.loads((folder / "second" / "manifest.json").read_text())["latency_ms"]["p99"] < 1e5
 assert "over a bundle" not in refused
+assert "popular" in load_saved_model(folder / "second").signatures
 (folder / "refused.json").write_text(json.dumps(refused))

@@ -23,15 +23,19 @@ FORMS = {
     "whole": ("float32", 1000, 1000),
     "looped": ("float32", 1, 7),
     "int8": ("int8", 1, 16),
+    "apart": ("float32", 1, 16),
 }
 """Kind of the item embeddings, and rows that are scored at once and in a loop."""
+SAVED = ("whole", "apart")
 
 
 def make(folder, form, k):
-    """Returns the signatures of a graph; those of the form `whole` are saved and loaded."""
+    """Returns the signatures of a graph; some are saved and loaded."""
     kind, one_block, block = FORMS[form]
     saved = load_model(folder / "model")
     embeddings = np.load(folder / "model" / "candidates.npy", mmap_mode="r")
+    if form == "apart":
+        embeddings = None
     histories = serving_histories(InteractionStore.open(folder / "data" / "store"))
     sizes = {"ONE_BLOCK_ROWS": one_block, "BLOCK_ROWS": block, "MOST_SCORES": 60 * block}
     with mock.patch.multiple(candidates, **sizes):
@@ -39,7 +43,7 @@ def make(folder, form, k):
         options = {"excludes_seen": form != "looped"}
         retrieval = Retrieval(saved, embeddings, histories, None, None, k, kind, **options)
         signatures = retrieval.signatures()
-    if form != "whole":
+    if form not in SAVED:
         return retrieval, signatures
     tf.saved_model.save(retrieval, str(folder / form), signatures=signatures)
     variables.fill(folder / form, retrieval.variables)
@@ -47,9 +51,9 @@ def make(folder, form, k):
     return loaded, loaded.signatures
 
 
-def batches(folder, asked):
-    """Makes a bundle of the form `whole`, and returns what batches are answered, by filter."""
-    bundle, model = folder / "whole", folder / "model"
+def batches(folder, form, asked):
+    """Makes a bundle of a saved form, and returns what batches are answered, by filter."""
+    bundle, model = folder / form, folder / "model"
     shutil.copytree(model / "vocabulary", bundle / "vocabulary")
     shutil.copy(model / "catalogue" / "titles.parquet", bundle)
     shutil.copy(model / "candidates.npy", bundle / "item_embeddings.npy")
@@ -119,13 +123,23 @@ def main(folder):
         answers[form] = {
             name: ask(signatures[name.split(":")[0]], questions)
             for name, questions in asked["questions"].items()
+            if name.split(":")[0] in signatures
         }
+        answers[form]["signatures"] = sorted(signatures)
+        if form == "apart":
+            continue
         inputs = signatures["recommend_filtered"].structured_input_signature[1]
         answers[form]["inputs"] = sorted(inputs)
         users = asked["questions"]["recommend"]["user_id"]
         answers[form]["examples"] = examples(signatures, users)
         del keep  # It holds the variables.
-    answers["with_repeats"], answers["batches"] = batches(folder, asked)
+    for form in SAVED:
+        repeats, batch = batches(folder, form, asked)
+        shapes = [
+            shape
+            for _, shape in tf.train.list_variables(str(folder / form / "variables" / "variables"))
+        ]
+        answers[form] |= {"with_repeats": repeats, "batches": batch, "shapes": shapes}
     (folder / "answers.json").write_text(json.dumps(answers))
 
 
