@@ -106,11 +106,14 @@ def started(run, step):
     return parent, [int(child) for child in children]
 
 
-def test_two_processes_train_what_one_does_on_as_many_devices(data, tmp_path):
+@pytest.mark.parametrize(
+    "placement", ["row", pytest.param("replicated", marks=pytest.mark.thorough)]
+)
+def test_two_processes_train_what_one_does_on_as_many_devices(placement, data, tmp_path):
     """To the bit: each builds its half of every batch, mines and validates a half."""
     train = {**STAGE["train"], "epochs": 3, "validation": {"share": 0.1, "patience": None}}
     train["hard_negatives"] = {"count": 32, "pool": 10, "skip": 1}
-    stage = {**STAGE, "train": train}
+    stage = {"model": {**STAGE["model"], "table_placement": placement}, "train": train}
     one, two = Run(tmp_path / "one", data, stage), Run(tmp_path / "two", data, stage, processes=2)
     one.finish_here()
     two.finish()

@@ -371,7 +371,8 @@ def _check_bytes(table: Table, layout: keras.distribution.LayoutMap) -> TablePla
 
 
 def _bytes_per_device(array: Any) -> dict[str, int]:
-    held: dict[str, int] = {}
-    for shard in array.addressable_shards:
-        held[str(shard.device)] = held.get(str(shard.device), 0) + shard.data.nbytes
-    return held
+    # Not by its shards: JAX refuses those of an array that was put, whole, on one device here and
+    # on others elsewhere.
+    sharding = array.sharding
+    n_bytes = math.prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return {str(device): n_bytes for device in sharding.addressable_devices}
