@@ -102,7 +102,7 @@ def measure(
         def call(self, x: dict[str, Any]) -> Any:
             """Returns the embeddings `[batch, features * dim]`."""
             ids = {name: x[name] for name in tables}
-            weights = {name: x.get(f"{name}_weight") for name in tables}
+            weights = {name: x[name] > 0 if name in lengths else None for name in tables}  # Masks.
             return keras.ops.concatenate(list(self.embed(ids, weights).values()), axis=-1)
 
     place = NamedSharding(mesh.backend_mesh, PartitionSpec(mesh.axis_names[0]))
@@ -111,7 +111,6 @@ def measure(
         return jax.ShapeDtypeStruct((n * examples, *shape), dtype, sharding=place)
 
     x = {name: array("int32", *([lengths[name]] if name in lengths else [])) for name in tables}
-    x |= {f"{name}_weight": array("float32", length) for name, length in lengths.items()}
     model, optimizer = Features(), keras.optimizers.SGD(0.1)
     with keras.StatelessScope(initialize_variables=False):
         model.embed.build()

@@ -82,6 +82,18 @@ def _unpacked(x: jax.Array, width: int, payload: str) -> jax.Array:
     return halves[..., :width].astype(jnp.float32)
 
 
+def to_bits(x: jax.Array, payload: str) -> jax.Array:
+    """Returns `x` `[..., width]` float32 as it travels, `[..., packed_width]` uint32."""
+    return jax.lax.bitcast_convert_type(_packed(x, payload), jnp.uint32)
+
+
+def from_bits(bits: jax.Array, width: int, payload: str) -> jax.Array:
+    """Returns what `to_bits` made the bits of `[..., width]` float32."""
+    is_whole = payload == "float32"
+    packed = jax.lax.bitcast_convert_type(bits, jnp.float32) if is_whole else bits
+    return _unpacked(packed, width, payload)
+
+
 def gather_parts(x: jax.Array, group: Group) -> jax.Array:
     """Returns the `x` `[n, ...]` of all devices, of any type, one after the other."""
     return jax.lax.all_gather(x, group.axis, axis_index_groups=group.index_groups, tiled=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from embedding_meshes import half_squares, on_mesh
+from embedding_meshes import Lookup, compiled, half_squares, on_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
@@ -143,6 +143,32 @@ def test_what_is_exchanged_otherwise_trains_the_same_tables(
         )
         for values, wanted in zip(model.state(), expected, strict=True):
             np.testing.assert_allclose(values, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("exchange", "node"), [("gathered", None), ("nodes", 4)])
+def test_a_mask_gives_the_bits_of_weights_that_are_0_or_1(exchange, node):
+    tables = {
+        combiner: TableConfig(
+            combiner, ROWS, DIM, optimizer=Adagrad(0.2), combiner=combiner, placement="row",
+            exchange=exchange,
+        )
+        for combiner in ("sum", "mean", "sqrtn", "max")
+    }  # fmt: skip
+    x, y = batch(2, 8)
+    mask = x["rooted_weight"] > 0
+    states = []
+    for weight in (mask, mask.astype(np.float32)):
+        with on_mesh("8", tables.values(), node_devices=node):
+            model = compiled(Lookup(tables, seed=5))
+            model.build()
+            features = dict.fromkeys(tables, x["rooted"])
+            features |= {f"{name}_weight": weight for name in tables}
+            model.train_on_batch(features, y)
+            states.append((model.predict_on_batch(features), *model.state().values()))
+            readings = [reading for table in model.step_traffic for reading in table.readings]
+            assert [r.bags.scales for r in readings] == [int(weight is mask)] * 3 + [0]
+    for values, expected in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(values, expected)
 
 
 # --- any shape

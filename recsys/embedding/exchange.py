@@ -50,6 +50,7 @@ from recsys.embedding.rows import (
     pool,
     sum_squares,
     update,
+    weighed_alike,
 )
 from recsys.embedding.sharding import TableSharding, shard_mapped
 from recsys.embedding.traffic import Bags, ExchangeOptions, Reading, TableTraffic, Way, way_of
@@ -69,12 +70,15 @@ class Use:
         bags: What a device reads.
         way: How its bags travel.
         options: How the table's rows may travel.
+        scales: The weight of the ids of each bag `[n_bags]` float32, where they weigh alike:
+            it travels in place of their weights.
     """
 
     lookups: Lookups
     bags: Bags = dataclasses.field(metadata={"static": True})
     way: Way = dataclasses.field(metadata={"static": True})
     options: ExchangeOptions = dataclasses.field(metadata={"static": True})
+    scales: jax.Array | None = None
 
 
 def read(
@@ -85,6 +89,7 @@ def read(
     is_single: bool,
     options: ExchangeOptions,
     learns_weights: bool = False,
+    scales: jax.Array | None = None,
 ) -> tuple[jax.Array, Use, jax.Array]:
     """Returns the pooled rows of `lookups`.
 
@@ -97,37 +102,41 @@ def read(
         is_single: Whether each bag is one id of weight 1.
         options: How the table's rows may travel.
         learns_weights: Whether the loss is differentiated by the weights.
+        scales: The weight of the ids of each bag `[n_bags]` float32, where they weigh alike.
 
     Returns:
         Sums `[n_bags, dim]` float32; what `apply` needs; and the extra rounds that the
         exchange took, a scalar int32.
     """
     n, n_ids = sharding.n_batch_parts, lookups.rows.shape[0]
-    arrays = sum(array is not None for array in lookups)
-    bags = Bags(n_bags // n, n_ids // n, table.shape[1], arrays, is_single, learns_weights)
-    use = Use(lookups, bags, way_of(sharding, bags, options, table.shape[0]), options)
+    n_scales = 0 if scales is None else 1
+    arrays = sum(array is not None for array in lookups) - n_scales
+    sizes = (n_bags // n, n_ids // n, table.shape[1])
+    bags = Bags(*sizes, arrays, is_single, learns_weights, n_scales)
+    use = Use(lookups, bags, way_of(sharding, bags, options, table.shape[0]), options, scales)
     none = jnp.int32(0)
     if sharding.is_local:
         return pool(table, lookups, lookups.weights(), n_bags), use, none
     if n_bags % n or n_ids % n:
         return _partitioned(table, lookups, n_bags), use, none
 
-    def read_here(table: jax.Array, lookups: Lookups) -> tuple[jax.Array, jax.Array]:
+    def read_here(table: jax.Array, use: Use) -> tuple[jax.Array, jax.Array]:
+        lookups = use.lookups
         if use.way == "gathered":
-            return _read_gathered(sharding, table, lookups, bags.bags, options.payload)
+            return _read_gathered(sharding, table, use)
         exchange = _exchange_of(sharding, [use], table.shape[0])
         if use.way == "rows":
             lookups = shifted(sharding, lookups, -bags.bags)
             return read_bags(table, lookups, lookups.weights(), bags.bags, exchange)
-        lookups, n_of_node = _of_node(sharding, lookups, bags.bags, table.shape[0])
+        lookups, n_of_node = _of_node(sharding, use, table.shape[0])
         pooled, extra = read_bags(table, lookups, lookups.weights(), n_of_node, exchange)
         return reduce_scatter(pooled, sharding.node, options.payload), extra
 
-    specs = jax.tree.map(lambda _: sharding.batch_spec, lookups)
+    specs = jax.tree.map(lambda _: sharding.batch_spec, use)
     mapped = shard_mapped(
         sharding, read_here, (sharding.table_spec, specs), (sharding.batch_spec, PartitionSpec())
     )
-    out, extra = mapped(table, lookups)
+    out, extra = mapped(table, use)
     return out, use, extra
 
 
@@ -162,13 +171,14 @@ def _exchange_of(sharding: TableSharding, uses: list[Use], shard_rows: int) -> E
 
 
 def _read_gathered(
-    sharding: TableSharding, table: jax.Array, lookups: Lookups, n_bags: int, payload: str
+    sharding: TableSharding, table: jax.Array, use: Use
 ) -> tuple[jax.Array, jax.Array]:
+    n_bags, payload = use.bags.bags, use.options.payload
     if sharding.split != "none" and sharding.shares_axis:
-        lookups = _gathered(sharding.batch_devices, lookups)
+        lookups = _gathered(sharding.batch_devices, use)
         n_bags = n_bags * sharding.n_batch_parts
     else:
-        lookups = shifted(sharding, lookups, -n_bags)
+        lookups = shifted(sharding, use.lookups, -n_bags)
     lookups = _own(sharding, lookups, table.shape[0])
     pooled = pool(table, lookups, lookups.weights(), n_bags)
     return _returned(sharding, pooled, payload), jnp.int32(0)
@@ -197,15 +207,12 @@ def _own(sharding: TableSharding, lookups: Lookups, shard_rows: int) -> Lookups:
     return lookups._replace(rows=jnp.where(mine, local, -1))
 
 
-def _of_node(
-    sharding: TableSharding, lookups: Lookups, n_bags: int, shard_rows: int
-) -> tuple[Lookups, int]:
+def _of_node(sharding: TableSharding, use: Use, shard_rows: int) -> tuple[Lookups, int]:
     """Returns what this device asks its peers for, and for how many bags.
 
     Args:
         sharding: Where the table lies.
-        lookups: What this device reads, of `n_bags` bags.
-        n_bags: Bags of a device.
+        use: What this device reads.
         shard_rows: Rows of a device.
 
     Returns:
@@ -213,21 +220,30 @@ def _of_node(
         hold, one after the other; -1 where another device of the node asks.
     """
     node, peers = sharding.node, sharding.peers
-    lookups = _gathered(node, lookups)
-    if lookups.bag is not None:
-        first = peers.place().astype(jnp.int32) * (node.size * n_bags)
-        lookups = lookups._replace(bag=lookups.bag - first)
+    n_bags = node.size * use.bags.bags
+    lookups = _gathered(node, use, peers.place().astype(jnp.int32) * n_bags)
     owner, local = jnp.divmod(lookups.rows, shard_rows)
     is_ours = (lookups.rows >= 0) & (owner < sharding.n_shards)
     is_ours &= owner % node.size == node.place()
     places = owner // node.size * shard_rows + local
-    return lookups._replace(rows=jnp.where(is_ours, places, -1)), node.size * n_bags
+    return lookups._replace(rows=jnp.where(is_ours, places, -1)), n_bags
 
 
-def _gathered(devices: Group, lookups: Lookups) -> Lookups:
-    """Returns the lookups of all of `devices`."""
-    gathered: Lookups = jax.tree.map(lambda x: gather_parts(x, devices), lookups)
-    return gathered
+def _gathered(devices: Group, use: Use, first_bag: Offset = 0) -> Lookups:
+    """Returns the lookups of all of `devices`, with bags counted from their first one on.
+
+    Args:
+        devices: The devices.
+        use: What this device reads.
+        first_bag: Number of their first bag in the batch.
+    """
+    sent = use.lookups if use.scales is None else use.lookups._replace(weight=None)
+    gathered: Lookups = jax.tree.map(lambda x: gather_parts(x, devices), sent)
+    if gathered.bag is not None:
+        gathered = gathered._replace(bag=gathered.bag - first_bag)
+    if use.scales is None:
+        return gathered
+    return weighed_alike(gathered, gather_parts(use.scales, devices))
 
 
 # --- updating
@@ -411,13 +427,13 @@ def _within(part: Gradients, first: jax.Array, upto: jax.Array) -> Gradients:
 
 def _by_node(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
     """Returns the gradients of the node's bags, of places that this device and its peers hold."""
-    lookups, _ = _of_node(sharding, use.lookups, grad.shape[0], shard_rows)
+    lookups, _ = _of_node(sharding, use, shard_rows)
     return Gradients(lookups, all_gather(grad, sharding.node, use.options.payload))
 
 
 def _brought(sharding: TableSharding, use: Use, grad: jax.Array, shard_rows: int) -> Gradients:
     """Returns the gradients of this device's rows, or columns, in one use."""
-    lookups = _gathered(sharding.batch_devices, use.lookups)
+    lookups = _gathered(sharding.batch_devices, use)
     if sharding.split == "columns" and sharding.shares_axis:
         grad = columns_to_rows(grad, sharding.table_devices, use.options.payload)
     else:

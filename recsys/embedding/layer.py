@@ -35,7 +35,14 @@ from recsys.embedding.config import (
     stacks,
 )
 from recsys.embedding.ids import Ragged, checked_ids
-from recsys.embedding.rows import Lookups, bag_maxima, dense_lookups, normalized, ragged_lookups
+from recsys.embedding.rows import (
+    Lookups,
+    bag_maxima,
+    bag_scales,
+    dense_lookups,
+    normalized,
+    ragged_lookups,
+)
 from recsys.embedding.sharding import TableSharding, shard_mapped
 from recsys.embedding.table import FeatureInput, Table, checked_columns, logical_order
 from recsys.errors import RecsysError, UsageError
@@ -119,7 +126,8 @@ class ShardedEmbedding(keras.layers.Layer):
                 features out. Each is `[batch]`, single ids; `[batch, length]`, bags; or a
                 `Ragged`.
             weights: Weights of the ids in the same structure and shapes, or None; an
-                entry may be None. An id of weight 0 is not in its bag. On single ids
+                entry may be None. An id of weight 0 is not in its bag; weights of type bool
+                only say which ids are, and devices send less of them. On single ids
                 they matter for the combiner `sum` alone, as in keras-rs.
             training: Whether this is part of a training step; `SparseModel`'s alone may be.
 
@@ -432,12 +440,12 @@ def _read_singles(features: list[FeatureInput]) -> list[jax.Array]:
 
 def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any, name: str) -> jax.Array:
     """Returns the embeddings of a feature `[batch, length]`, or `Ragged`."""
-    sharding, scale = table.sharding, 1.0
+    sharding, factor = table.sharding, 1.0
     if isinstance(ids, Ragged):
         n_bags = ids.lengths.shape[0]
         rows, unknown = _known(spec, ids.values)
-        weights = _finite(ids.weights if weights is None else weights)
-        lookups = _by_device(sharding, rows, ids.lengths, weights, spec.combiner)
+        weights = ids.weights if weights is None else weights
+        lookups, scales = _by_device(sharding, rows, ids.lengths, weights, spec.combiner)
     else:
         if ids.ndim != 2:
             raise UsageError(
@@ -448,12 +456,12 @@ def _read_bags(table: Table, spec: TableSpec, ids: Any, weights: Any, name: str)
             )
         n_bags = ids.shape[0]
         rows, unknown = _known(spec, ids)
-        lookups, scale = _dense(sharding, rows, _finite(weights), spec.combiner)
+        lookups, scales, factor = _dense(sharding, rows, weights, spec.combiner)
     lookups = lookups._replace(rows=_places(table, spec, lookups, unknown))
     if spec.combiner == "max":
         each = _traced_read(table, Lookups(lookups.rows), lookups.rows.shape[0], True, (name,))
         return _maxima(sharding, lookups, n_bags, each)
-    return _traced_read(table, lookups, n_bags, False, (name,)) * scale
+    return _traced_read(table, lookups, n_bags, False, (name,), scales) * factor
 
 
 def _known(spec: TableSpec, ids: Any) -> tuple[jax.Array, jax.Array]:
@@ -478,58 +486,84 @@ def _finite(weights: Any) -> jax.Array | None:
     return jnp.where(jnp.isfinite(weights), weights, 0.0)
 
 
+def _is_mask(weights: Any) -> bool:
+    """Returns whether weights only say which ids are in their bags."""
+    return str(getattr(weights, "dtype", None)) == "bool"
+
+
 def _dense(
-    sharding: TableSharding, rows: jax.Array, weights: jax.Array | None, combiner: str
-) -> tuple[Lookups, float]:
-    """Returns the lookups, and what their sums are to be multiplied by."""
+    sharding: TableSharding, rows: jax.Array, weights: Any, combiner: str
+) -> tuple[Lookups, jax.Array | None, float]:
+    """Returns the lookups, and what their sums are to be multiplied by.
+
+    Between them the weight of the ids of each bag, if they weigh alike, where that is to
+    travel in place of their weights.
+    """
+    is_mask, weights = _is_mask(weights), _finite(weights)
     if combiner == "max":
-        return dense_lookups(rows, weights), 1.0
+        return dense_lookups(rows, weights), None, 1.0
     if weights is None:
         # Without weights all bags are equally long: no need to send weights around.
         length = max(1, rows.shape[1])
         scale = {"sum": 1.0, "mean": 1.0 / length, "sqrtn": length**-0.5}[combiner]
-        return dense_lookups(rows, None), scale
+        return dense_lookups(rows, None), None, scale
 
-    def of_bags(rows: jax.Array, weights: jax.Array) -> Lookups:
-        return normalized(dense_lookups(rows, weights), rows.shape[0], combiner)
+    def of_bags(rows: jax.Array, weights: jax.Array) -> tuple[Lookups, jax.Array | None]:
+        lookups, n_bags = dense_lookups(rows, weights), rows.shape[0]
+        scales = bag_scales(lookups, n_bags, combiner) if is_mask else None
+        return normalized(lookups, n_bags, combiner), scales
 
     if sharding.is_local or not rows.size or rows.shape[0] % sharding.n_batch_parts:
-        return of_bags(rows, weights), 1.0
+        return of_bags(rows, weights)[0], None, 1.0
     # Each device its own bags: XLA would gather the sums of all.
     split = sharding.batch_spec
     places: Any = (split, None, split)
-    spread = shard_mapped(sharding, of_bags, (split, split), Lookups(*places))
-    return spread(rows, jnp.broadcast_to(weights, rows.shape)), 1.0
+    specs = (Lookups(*places), split if is_mask else None)
+    spread = shard_mapped(sharding, of_bags, (split, split), specs)
+    return *spread(rows, jnp.broadcast_to(weights, rows.shape)), 1.0
 
 
 def _by_device(
     sharding: TableSharding,
     rows: jax.Array,
     lengths: jax.Array,
-    weights: jax.Array | None,
+    weights: Any,
     combiner: str,
-) -> Lookups:
-    """Returns the lookups of ragged bags; each device's values hold its own bags.
+) -> tuple[Lookups, jax.Array | None]:
+    """Returns the lookups of ragged bags, and what their ids weigh, as `_dense` does.
 
-    Bags that don't divide by the devices lie one after the other.
+    Each device's values hold its own bags. Bags that don't divide by the devices lie one
+    after the other.
     """
+    is_divided = combiner in ("mean", "sqrtn")
+    are_alike = _is_mask(weights) or (weights is None and is_divided)
+    are_alike, weights = are_alike and combiner != "max", _finite(weights)
 
-    def of_bags(rows: jax.Array, lengths: jax.Array, weights: jax.Array | None) -> Lookups:
-        lookups = ragged_lookups(rows, lengths, weights)
-        return lookups if combiner == "max" else normalized(lookups, lengths.shape[0], combiner)
+    def of_bags(
+        rows: jax.Array, lengths: jax.Array, weights: jax.Array | None
+    ) -> tuple[Lookups, jax.Array | None]:
+        lookups, n_bags = ragged_lookups(rows, lengths, weights), lengths.shape[0]
+        if combiner == "max":
+            return lookups, None
+        scales = bag_scales(lookups, n_bags, combiner) if are_alike else None
+        return normalized(lookups, n_bags, combiner), scales
 
     n_local, rest = divmod(lengths.shape[0], sharding.n_batch_parts)
     if sharding.is_local or rest:
-        return of_bags(rows, lengths, weights)
+        return of_bags(rows, lengths, weights)[0], None
 
-    def local(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(exchange.shifted(sharding, of_bags(*arrays), n_local))
+    def local(*arrays: Any) -> tuple[Lookups, jax.Array | None]:
+        lookups, scales = of_bags(*arrays)
+        return exchange.shifted(sharding, lookups, n_local), scales
 
     split = sharding.batch_spec
-    has_weights = weights is not None or combiner in ("mean", "sqrtn")
-    out: Any = (split, split, split if has_weights else None)
+    places: Any = (split, split, split if weights is not None or is_divided else None)
+    specs = (Lookups(*places), split if are_alike else None)
     into = (split, split, None if weights is None else split)
-    return Lookups(*shard_mapped(sharding, local, into, out)(rows, lengths, weights))
+    result: tuple[Lookups, jax.Array | None] = shard_mapped(sharding, local, into, specs)(
+        rows, lengths, weights
+    )
+    return result
 
 
 def _maxima(sharding: TableSharding, lookups: Lookups, n_bags: int, each: jax.Array) -> jax.Array:
@@ -574,14 +608,19 @@ def refuse(name: str, rows: int, n_unknown: Any) -> None:
 
 
 def _traced_read(
-    table: Table, lookups: Lookups, n_bags: int, is_single: bool, features: tuple[str, ...]
+    table: Table,
+    lookups: Lookups,
+    n_bags: int,
+    is_single: bool,
+    features: tuple[str, ...],
+    scales: jax.Array | None = None,
 ) -> jax.Array:
     if not lookups.rows.shape[0]:  # Bags of length 0: collectives refuse empty arrays.
         return jnp.zeros((n_bags, table.dim), jnp.float32)
     weights = jax.lax.stop_gradient(table.embeddings.value)
     learns_weights = lookups.weight is not None and _is_differentiated_by([lookups.weight])
     out, use, extra = exchange.read(
-        table.sharding, weights, lookups, n_bags, is_single, table.exchange, learns_weights
+        table.sharding, weights, lookups, n_bags, is_single, table.exchange, learns_weights, scales
     )
     tape = active()
     if tape is None:

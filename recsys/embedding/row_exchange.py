@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from recsys.collectives import Group, all_to_all, swap_chunks
+from recsys.collectives import Group, all_to_all, from_bits, swap_chunks, to_bits
 from recsys.embedding.rows import Gradients, Lookups, float0, pool, weight_grad
 from recsys.embedding.traffic import capacities
 
@@ -92,6 +92,14 @@ class Request(NamedTuple):
         return jnp.zeros_like(self.rank).at[self.order].set(self.rank, unique_indices=True)
 
 
+def _positions(ascending: jax.Array, values: jax.Array) -> jax.Array:
+    """Returns how many of `ascending` `[n]` are below each of a few `values`.
+
+    By comparing all: a search compiles into a loop, which takes longer than it saves.
+    """
+    return jnp.searchsorted(ascending, values, method="compare_all")
+
+
 def request(places: jax.Array, exchange: Exchange) -> Request:
     """Returns the distinct ones of `places` `[n]` int32; those outside the table drop out."""
     n, end = places.shape[0], exchange.size * exchange.shard_rows
@@ -102,7 +110,7 @@ def request(places: jax.Array, exchange: Exchange) -> Request:
     rank = (jnp.cumsum(first) - 1).astype(jnp.int32)
     distinct = (end + jnp.arange(n, dtype=jnp.int32)).at[rank].set(ordered)
     starts = jnp.arange(exchange.size + 1, dtype=jnp.int32) * exchange.shard_rows
-    bounds = jnp.searchsorted(distinct, starts).astype(jnp.int32)
+    bounds = _positions(distinct, starts).astype(jnp.int32)
     return Request(distinct, order.astype(jnp.int32), rank, bounds)
 
 
@@ -140,7 +148,7 @@ def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Ar
         n, most = requested.places.shape[0], exchange.capacities(requested.places.shape[0])[-1]
         base = exchange.starts()
         begins = base + _of_members(covered, exchange)
-        first = jnp.searchsorted(requested.places, begins).astype(jnp.int32)
+        first = _positions(requested.places, begins).astype(jnp.int32)
         left = requested.bounds[1:] - first
         beyond = requested.places[jnp.minimum(first + most, n - 1)] - base
         reach = jnp.where(left > most, beyond, exchange.shard_rows)
@@ -155,9 +163,9 @@ def _next_rounds(asked: Asked, covered: jax.Array) -> tuple[list[_Round], jax.Ar
     rounds = []
     for number, (requested, exchange) in enumerate(asked):
         ends = exchange.starts() + _of_members(upto, exchange)
-        last = jnp.searchsorted(requested.places, ends).astype(jnp.int32)
+        last = _positions(requested.places, ends).astype(jnp.int32)
         sizes = jnp.asarray(exchange.capacities(requested.places.shape[0]), jnp.int32)
-        tier = jnp.searchsorted(sizes, -agreed[len(reached) + number]).astype(jnp.int32)
+        tier = _positions(sizes, -agreed[len(reached) + number]).astype(jnp.int32)
         rounds.append(_Round(firsts[number], last, tier))
     return rounds, upto
 
@@ -205,12 +213,46 @@ def _rounds(
     return state, count - 1
 
 
-def _chunks(requested: Request, exchange: Exchange, turn: _Round, capacity: int) -> jax.Array:
-    """Returns the places to ask for, local to their owners `[size, capacity]`; -1 is none."""
-    at = turn.first[:, None] + jnp.arange(capacity, dtype=jnp.int32)
+def _chunks(requested: Request, exchange: Exchange, turn: _Round) -> jax.Array:
+    """Returns the places to ask for, local to their owners `[size, most]`; -1 is none."""
+    n = requested.places.shape[0]
+    at = turn.first[:, None] + jnp.arange(exchange.capacities(n)[-1], dtype=jnp.int32)
     inside = at < turn.last[:, None]
-    places = requested.places[jnp.minimum(at, requested.places.shape[0] - 1)]
+    places = requested.places[jnp.minimum(at, n - 1)]
     return jnp.where(inside, places - exchange.starts()[:, None], -1)
+
+
+def _by_tier(
+    exchange: Exchange,
+    sizes: tuple[int, ...],
+    turn: _Round,
+    move: Callable[[jax.Array], jax.Array],
+    chunks: jax.Array,
+) -> jax.Array:
+    """Returns what `move` makes of the chunks, of which the round's capacity alone is moved.
+
+    Only what is moved is compiled for each capacity; what comes before and after has room for
+    the largest.
+
+    Args:
+        exchange: The exchange.
+        sizes: Its capacities.
+        turn: The round.
+        move: Takes the beginnings `[size, capacity, ...]` of the chunks.
+        chunks: A chunk for each device `[size, most, ...]`.
+
+    Returns:
+        `[size * most, ...]`, zeros past the capacity of each chunk.
+    """
+
+    def moved(capacity: int, chunks: jax.Array) -> jax.Array:
+        x = move(chunks[:, :capacity])
+        room = [(0, 0), (0, sizes[-1] - capacity), *[(0, 0)] * (x.ndim - 2)]
+        return jnp.pad(x, room)
+
+    branches = [functools.partial(moved, capacity) for capacity in sizes]
+    x = jax.lax.switch(turn.tier, branches, chunks)
+    return x.reshape(exchange.size * sizes[-1], *x.shape[2:])
 
 
 def _slots(
@@ -304,28 +346,24 @@ def _fetched(
         requested: What the device needs.
         exchange: The exchange.
         state: What `fold` changes.
-        fold: Takes the state, the rows of a round `[size * capacity, dim]` float32, and where
+        fold: Takes the state, the rows of a round `[size * most, dim]` float32, and where
             each requested place lies among them `[n]` int32, -1 if it isn't in the round.
     """
-    owner, size = exchange.owners(requested.places), exchange.size
-    index = jnp.arange(owner.shape[0], dtype=jnp.int32)
+    owner, n = exchange.owners(requested.places), requested.places.shape[0]
+    index, sizes = jnp.arange(n, dtype=jnp.int32), exchange.capacities(n)
 
-    def fetch(capacity: int, turn: _Round, state: jax.Array) -> jax.Array:
-        chunks = _chunks(requested, exchange, turn, capacity)
-        wanted = all_to_all(chunks, exchange.group).reshape(-1)
-        lookups = Lookups(wanted)
-        rows = pool(table, lookups, lookups.weights(), wanted.shape[0])
-        rows = swap_chunks(rows.reshape(size, capacity, -1), exchange.group, exchange.payload)
-        slots, inside = _slots(index, owner, turn, capacity)
-        flat = rows.reshape(size * capacity, -1)
-        folded: jax.Array = fold(state, flat, jnp.where(inside, slots, -1))
-        return folded
+    def fetch(places: jax.Array) -> jax.Array:
+        wanted = all_to_all(places, exchange.group)
+        lookups = Lookups(wanted.reshape(-1))
+        rows = pool(table, lookups, lookups.weights(), wanted.size)
+        return swap_chunks(rows.reshape(*wanted.shape, -1), exchange.group, exchange.payload)
 
     def swap(state: jax.Array, rounds: list[_Round], _: jax.Array) -> jax.Array:
-        sizes = exchange.capacities(owner.shape[0])
-        branches = [functools.partial(fetch, capacity) for capacity in sizes]
-        fetched: jax.Array = jax.lax.switch(rounds[0].tier, branches, rounds[0], state)
-        return fetched
+        (turn,) = rounds
+        rows = _by_tier(exchange, sizes, turn, fetch, _chunks(requested, exchange, turn))
+        slots, inside = _slots(index, owner, turn, sizes[-1])
+        folded: jax.Array = fold(state, rows, jnp.where(inside, slots, -1))
+        return folded
 
     return _rounds([(requested, exchange)], state, swap)
 
@@ -387,20 +425,19 @@ class _PlaceSums:
         self.sizes = exchange.capacities(lookups.rows.shape[0])
 
     def received(self, turn: _Round) -> Gradients:
-        """Returns what a round brings for the rows of this device, in room for the largest."""
-        branches = [functools.partial(self._swapped, capacity) for capacity in self.sizes]
-        rows, received = jax.lax.switch(turn.tier, branches, turn)
-        return Gradients(Lookups(rows), received)
-
-    def _swapped(self, capacity: int, turn: _Round) -> tuple[jax.Array, jax.Array]:
-        exchange, n = self.exchange, self.exchange.size * capacity
-        slots, inside = _slots(self.requested.rank, self.owner, turn, capacity)
+        """Returns what a round brings for the rows of this device."""
+        exchange, most = self.exchange, self.sizes[-1]
+        slots, inside = _slots(self.requested.rank, self.owner, turn, most)
         # The gradients of bags are what is read, and the bags to sum are the chunks' slots.
         summed = Lookups(jnp.where(inside, self.bags, -1), slots, self.weight)
-        sums = pool(self.grads, summed, summed.weights(), n)
-        chunks = sums.reshape(exchange.size, capacity, -1)
-        received = swap_chunks(chunks, exchange.group, exchange.payload).reshape(n, -1)
-        places = _chunks(self.requested, exchange, turn, capacity)
-        rows = all_to_all(places, exchange.group).reshape(-1)
-        room = exchange.size * self.sizes[-1] - n
-        return jnp.pad(rows, (0, room), constant_values=-1), jnp.pad(received, ((0, room), (0, 0)))
+        sums = pool(self.grads, summed, summed.weights(), exchange.size * most)
+        sums = sums.reshape(exchange.size, most, -1)
+        # Past the capacity that goes out there are zeros: places are counted from 1.
+        places = _chunks(self.requested, exchange, turn) + 1
+        numbers = jax.lax.bitcast_convert_type(places, jnp.uint32)[..., None]
+        bits = jnp.concatenate([numbers, to_bits(sums, exchange.payload)], axis=-1)
+        group = exchange.group
+        bits = _by_tier(exchange, self.sizes, turn, lambda x: all_to_all(x, group), bits)
+        rows = jax.lax.bitcast_convert_type(bits[:, 0], jnp.int32) - 1
+        received = from_bits(bits[:, 1:], self.grads.shape[1], exchange.payload)
+        return Gradients(Lookups(rows), received)

@@ -96,13 +96,27 @@ def normalized(lookups: Lookups, n_bags: int, combiner: str) -> Lookups:
     if combiner == "sum":
         return lookups
     weight = jnp.where(lookups.rows >= 0, lookups.weights(), 0.0)
+    scale = bag_scales(lookups, n_bags, combiner)
+    return lookups._replace(weight=weight * scale[lookups.bags(n_bags)])
+
+
+def bag_scales(lookups: Lookups, n_bags: int, combiner: str) -> jax.Array:
+    """Returns what `normalized` multiplies the weights of each bag by `[n_bags]` float32."""
+    if combiner == "sum":
+        return jnp.ones((n_bags,), jnp.float32)
+    weight = jnp.where(lookups.rows >= 0, lookups.weights(), 0.0)
     total = bag_sums(weight if combiner == "mean" else weight * weight, lookups, n_bags)
     if combiner == "sqrtn":
         total = jnp.sqrt(jnp.where(total > 0, total, 1.0)) * (total > 0)
     divisor = jnp.where(total != 0, total, 1.0)
     # A bag whose weights cancel out has no mean; it gives zeros, not infinities.
-    scale = jnp.where(total != 0, 1.0 / divisor, 0.0)
-    return lookups._replace(weight=weight * scale[lookups.bags(n_bags)])
+    return jnp.where(total != 0, 1.0 / divisor, 0.0)
+
+
+def weighed_alike(lookups: Lookups, scales: jax.Array) -> Lookups:
+    """Returns `lookups` in which all entries of a bag weigh what `scales` `[n_bags]` says."""
+    weight = jnp.where(lookups.rows >= 0, scales[lookups.bags(scales.shape[0])], 0.0)
+    return lookups._replace(weight=weight)
 
 
 def bag_sums(x: jax.Array, lookups: Lookups, n_bags: int) -> jax.Array:

@@ -75,6 +75,7 @@ class Bags:
         arrays: Arrays with a number for each id: places, and bags and weights if there are any.
         is_single: Whether each bag is one id of weight 1.
         learns_weights: Whether the loss is differentiated by the weights.
+        scales: Arrays with a number for each bag: the weight of its ids, if all weigh alike.
     """
 
     bags: int
@@ -83,6 +84,7 @@ class Bags:
     arrays: int = 1
     is_single: bool = False
     learns_weights: bool = False
+    scales: int = 0
 
 
 class Reading(NamedTuple):
@@ -199,9 +201,10 @@ class TableTraffic:
         if sharding.is_local or sharding.split == "none":
             return []
         if reading.way == "rows":
-            return self._row_exchange([reading])
+            return self._row_exchange([reading], is_read=True)
         if reading.way == "nodes":
-            return [*self._pooled(reading, self._in_node), *self._row_exchange([reading])]
+            rows = self._row_exchange([reading], is_read=True)
+            return [*self._pooled(reading, self._in_node), *rows]
         if sharding.shares_axis:
             return self._pooled(reading, self._table_devices)
         among = self._table_devices
@@ -272,21 +275,24 @@ class TableTraffic:
         n = self.sharding.node.size
         return _Among(n, n)
 
-    def _row_exchange(self, readings: Sequence[Reading]) -> Collectives:
+    def _row_exchange(self, readings: Sequence[Reading], is_read: bool = False) -> Collectives:
         """Returns one way of the exchanges, of rows or of their gradients, without more rounds."""
         sent: Collectives = []
+        n_exchanges = 0
         among = {"rows": self._table_devices, "nodes": _Among(self.sharding.peers.size, 1)}
         exchanged = {way: [r for r in readings if r.way == way] for way in among}
         for way, of_way in exchanged.items():
             if _ids(of_way):
                 chunks = among[way].n * self.expected_capacity(of_way)
                 row_bytes = self._row_bytes(of_way[0].bags.dim)
-                sent.append(_all_to_all(chunks * _INDEX, among[way]))
-                sent.append(_all_to_all(chunks * row_bytes, among[way]))
+                # Rows come when they are asked for; gradients go with their places.
+                parts = [_INDEX, row_bytes] if is_read else [_INDEX + row_bytes]
+                sent += [_all_to_all(chunks * n_bytes, among[way]) for n_bytes in parts]
+                n_exchanges += 1
         if not sent:
             return []
         # How far all get, and how full the fullest chunk of each exchange is.
-        agreed = self.sharding.n_shards + len(sent) // 2
+        agreed = self.sharding.n_shards + n_exchanges
         return [_all_reduce(agreed * _INDEX, self._table_devices), *sent]
 
     def _row_bytes(self, width: int) -> int:
@@ -398,7 +404,8 @@ class _Among(NamedTuple):
 
 
 def _gathered_ids(bags: Bags, among: _Among) -> Collectives:
-    return [_all_gather(bags.ids * _INDEX, among)] * bags.arrays
+    of_ids = [_all_gather(bags.ids * _INDEX, among)] * bags.arrays
+    return of_ids + [_all_gather(bags.bags * _FLOAT, among)] * bags.scales
 
 
 # What a device sends of `n_bytes`: of its own part where all are gathered, else of all it has.
@@ -429,8 +436,8 @@ def _all_to_all(n_bytes: int, among: _Among) -> Collective:
 
 # --- the chunks of a row exchange
 
-SINGLE_SHARES = (0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.25, 1.5)
-BAG_SHARES = (0.125, 0.1875, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0, 1.25)
+SINGLE_SHARES = (0.375, 0.5, 0.75, 1.0, 1.5)
+BAG_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.25)
 """Capacities of a chunk, as shares of the ids of a device divided by the devices."""
 
 _MIN_CAPACITY = 8

@@ -350,7 +350,7 @@ class RetrievalModel(SparseModel):
         for feature in self.spec.features:
             if feature.name in ids:
                 # Row 0 of a feature's table is padding.
-                weights[feature.name] = ops.cast(inputs[feature.name] > 0, "float32")
+                weights[feature.name] = ops.greater(inputs[feature.name], 0)
         if self.spec.config.item_bias and "id_row" in ids:
             ids["item_bias"], weights["item_bias"] = ids["id_row"], None
         if "history" not in ids:
@@ -365,7 +365,7 @@ class RetrievalModel(SparseModel):
         of_items = [name for name in of_items if name in ids]
         for name in of_items:
             ids[name] = ops.reshape(ids[name], (-1, ids[name].shape[-1]))
-            weights[name] = ops.cast(ids[name] > 0, "float32")
+            weights[name] = ops.greater(ids[name], 0)
         features = self.embedding(ids, weights=weights)
         if PLACE not in inputs:
             for name in ("history", *of_items):

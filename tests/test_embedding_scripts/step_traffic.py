@@ -34,7 +34,7 @@ DIM, BAGS, LENGTH = 16, 32, 20
 
 
 class Features(SparseModel):
-    """Features of every placement, with and without weights; `learned` learns its weights."""
+    """Features of every placement; `learned` learns its weights, those of `large` are a mask."""
 
     def __init__(self, exchange, dtype):
         super().__init__()
@@ -65,7 +65,7 @@ class Features(SparseModel):
     def call(self, x):
         weights = {
             "bag": None, "learned": x["weight"] * self.of_places, "ragged": None, "item": None,
-            "user": None, "wide": x["weight"], "small": None, "large": x["weight"],
+            "user": None, "wide": x["weight"], "small": None, "large": x["weight"] > 0,
         }  # fmt: skip
         ids = {**x, "ragged": Ragged(x["values"], x["lengths"])}
         embeddings = self.embedding({n: ids[n] for n in weights}, weights)
