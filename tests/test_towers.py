@@ -234,6 +234,25 @@ def test_a_bias_is_added_to_the_similarity_of_an_item_with_anybody(similarity):
     np.testing.assert_allclose(scores, expected + bias[[5, 0, 1], 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("item_bias", [False, True])
+def test_without_pooling_a_user_is_the_own_row_whatever_the_history(item_bias):
+    model = build(widths=None, similarity="dot", pooling="none", item_bias=item_bias)
+    w = weights(model)
+    tables = {"users", "items", "item_bias"} if item_bias else {"users", "items"}
+    assert set(w) == tables
+    rows = queries(model, histories([2, 3], [], [4]), [4, 4, 0])
+    np.testing.assert_array_equal(rows[:, :DIM], w["users"][[4, 4, 0]])
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [({"user_id": False}, "user_id must be true"), ({"history_tower": True}, "one by one")],
+)
+def test_without_pooling_there_must_be_rows_of_users_and_no_tower_of_histories(options, rule):
+    with pytest.raises(ValueError, match=rule):
+        TwoTowerConfig(pooling="none", widths=(), **options)
+
+
 def test_a_table_of_one_column_is_not_split_by_columns():
     model = build(item_bias=True, table_placement="column")
     assert model.tables["item_bias"].placement == "row"

@@ -39,6 +39,7 @@ _KINDS = {
 }
 _WITHOUT_FEATURES = {
     "no-layers": {"widths": None},
+    "no-history": {"widths": None, "similarity": "dot", "pooling": "none"},
     # Dots as large as these differ in float32 by more than cosines do.
     "large": {"widths": None, "similarity": "dot"},
     "sasrec": {**BARE, "pooling": SasRecConfig(layers=2, heads=2)},
@@ -132,7 +133,8 @@ def test_a_model_computes_the_same_on_tensorflow(worlds, kind):
     np.testing.assert_allclose(found["query"], expected, rtol=1e-5, atol=1e-5)
     candidates = np.load(folder / f"model-{kind}" / "candidates.npy")
     np.testing.assert_allclose(found["candidate"], candidates, atol=1e-5)
-    assert len(np.unique(np.round(expected, 3), axis=0)) > 20
+    # Of 30 users drawn from 20 some are the same, and so are their queries without histories.
+    assert len(np.unique(np.round(expected, 3), axis=0)) > (12 if kind == "no-history" else 20)
     assert found["checked"] == 30
 
 

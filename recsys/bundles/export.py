@@ -135,7 +135,7 @@ def _sources(saved: TrainedModel, user_row: np.ndarray, history: np.ndarray) -> 
     has_features = [(bag > 0).any(axis=1) for bag in bags]
     has = [
         own & spec.config.user_id,
-        (trained_rows(history, saved.items) > 0).any(axis=1),
+        (trained_rows(history, saved.items) > 0).any(axis=1) & spec.config.reads_history,
         np.logical_or.reduce([np.zeros_like(own), *has_features]),
     ]
     return np.select(has, [USER, HISTORY, FEATURES], POPULARITY).astype(object)

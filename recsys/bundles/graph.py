@@ -394,6 +394,7 @@ class RowEmbedder:
         self.history: int = saved.model.spec.config.history
         self._first_own_row = saved.users.first_own_row
         self._reads_user_row = saved.model.spec.config.user_id
+        self._reads_history = saved.model.spec.config.reads_history
         self._reads_items = saved.model.spec.config.history_features
         # A model without layers reads none.
         self._user_features = [feature.name for feature in saved.model.spec.of_side("user")]
@@ -433,7 +434,7 @@ class RowEmbedder:
             embedding=self._model.embed_query({**rows, **bags, **of_items}),
             source=_source(
                 has_row,
-                tf.reduce_any(rows["history"] > 0, axis=1),
+                tf.reduce_any(rows["history"] > 0, axis=1) & self._reads_history,
                 tf.reduce_any(tf.stack([tf.zeros_like(has_row), *tokens]), axis=0),
             ),
         )

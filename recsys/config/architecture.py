@@ -117,6 +117,11 @@ class RetrievalConfig(Strict):
         return False
 
     @property
+    def reads_history(self) -> bool:
+        """Whether a query depends on the items of its history."""
+        return True
+
+    @property
     def over_positions(self) -> bool:
         """Whether training packs whole sequences; see `RetrievalModel.query`."""
         return False
@@ -139,6 +144,10 @@ class RetrievalConfig(Strict):
 
 class MeanConfig(Strict):
     """The mean of a history, weighted by learned weights of its places."""
+
+
+class NoHistoryConfig(Strict):
+    """No history: users are their own rows and features."""
 
 
 class AttentionConfig(Strict):
@@ -198,6 +207,7 @@ class TwoTowerConfig(RetrievalConfig):
 
     pooling: Annotated[Any, Choice("encoder")] = MeanConfig()
     """How a history becomes one vector: `mean`, weighted by learned weights of its places;
+    `none`, not at all, so that users are their own rows and features;
     `attention`, weighted by what the items are too; self-attention that
     learns at every position, `sasrec`, `ligr` and `hstu`, with options
     `{type: sasrec, layers: 3}`; `sequence`, one that learns at the newest item alone; or an
@@ -226,8 +236,15 @@ class TwoTowerConfig(RetrievalConfig):
         return self
 
     @model_validator(mode="after")
+    def _users_are_something(self) -> Self:
+        if isinstance(self.pooling, NoHistoryConfig) and not self.user_id:
+            raise ValueError("pooling none needs rows of users: user_id must be true")
+        return self
+
+    @model_validator(mode="after")
     def _history_passes_a_tower(self) -> Self:
-        if self.history_tower and (self.widths is None or isinstance(self.encoder, MeanConfig)):
+        reads_no_items = isinstance(self.encoder, MeanConfig | NoHistoryConfig)
+        if self.history_tower and (self.widths is None or reads_no_items):
             raise ValueError(
                 "history_tower needs layers, and an encoder that reads items one by one: set"
                 " widths to [] and pooling to attention or sasrec; received widths"
@@ -244,6 +261,11 @@ class TwoTowerConfig(RetrievalConfig):
     def needs_order(self) -> bool:
         """Whether the places of a history mean something: to self-attention."""
         return isinstance(self.pooling, SelfAttentionConfig)
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether a query depends on the items of its history."""
+        return not isinstance(self.pooling, NoHistoryConfig)
 
     @property
     def over_positions(self) -> bool:

@@ -166,8 +166,9 @@ class TrainConfig(Strict):
     """`sampled_softmax`: against the batch's items and the negatives drawn; `full_softmax`:
     against the whole catalogue, for small ones; `bilateral_softmax`: with a temperature for
     positives and another one for negatives; `cosine_contrastive`: positives towards 1, many
-    negatives below a margin; `bpr`: against one drawn item each; or a loss of a plugin. With
-    options `{type: sampled_softmax, decoupled: true}`."""
+    negatives below a margin; `least_squares`: positives towards 1, all items towards 0; `bpr`:
+    against one drawn item each; or a loss of a plugin. With options `{type: sampled_softmax,
+    decoupled: true}`."""
     batch_size: PositiveInt = 256
     """Examples a step, over all devices."""
     uniform_negatives: NonNegativeInt = 256

@@ -5,12 +5,13 @@
 - `FullSoftmax`: against the whole catalogue.
 - `BilateralSoftmax`: with a temperature for positives, another one for negatives.
 - `CosineContrastive`: positives towards 1, negatives below a margin.
+- `LeastSquares`: positives towards 1, the catalogue towards 0.
 - `Bpr`: Bayesian personalised ranking, against one drawn negative each.
 
 `CandidateSharing` says which candidates a query is compared with, and how devices send them.
 
 Each is a `Loss`, chosen by `train.loss`; `sampled_softmax`, `bilateral_softmax`,
-`cosine_contrastive` and `bpr` are their functions.
+`cosine_contrastive`, `least_squares` and `bpr` are their functions.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from recsys.losses.pairwise import Bpr, bpr
     from recsys.losses.sharing import CandidateSharing
     from recsys.losses.softmax import FullSoftmax, SampledSoftmax, sampled_softmax
+    from recsys.losses.squares import LeastSquares, least_squares
 
 __all__ = [
     "BilateralSoftmax",
@@ -31,11 +33,13 @@ __all__ = [
     "CandidateSharing",
     "CosineContrastive",
     "FullSoftmax",
+    "LeastSquares",
     "Loss",
     "SampledSoftmax",
     "bilateral_softmax",
     "bpr",
     "cosine_contrastive",
+    "least_squares",
     "sampled_softmax",
 ]
 __getattr__, __dir__ = lazy_contents(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Encoders of a history into one vector, by position weights or by attention.
+"""Encoders of a history into one vector: by weights of places, by attention, or not at all.
 
 Self-attention: Kang and McAuley, "Self-Attentive Sequential Recommendation", ICDM 2018; its
 layers are normalised before each part (pre-norm), which trains without a warm-up (Xiong et
@@ -58,6 +58,9 @@ class HistoryEncoder(keras.layers.Layer):
         self.length, self.dim, self.seed = length, dim, seed
         self.training_dtype = training_dtype
 
+    def build(self, input_shape: Any = None) -> None:
+        """Creates the weights; here there are none."""
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         names = ("length", "dim", "seed", "training_dtype")
@@ -81,6 +84,21 @@ class PlaceWeights(HistoryEncoder):
     def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
         """Returns the weights `[batch, length]` of `rows`; 0, and not in the bag, for row 0."""
         return ops.cast(rows > 0, "float32") * ops.softplus(self.place)
+
+
+@register_encoder("none", config="recsys.config.architecture:NoHistoryConfig")
+@keras.saving.register_keras_serializable(package="recsys")
+class NoHistory(HistoryEncoder):
+    """Leaves histories out: what a user is stands in the user's own row, and in features.
+
+    Without layers and with `dot` that is a matrix factorisation (Koren et al., Computer 2009).
+    """
+
+    only_weighs: ClassVar[bool] = True
+
+    def call(self, rows: keras.KerasTensor) -> keras.KerasTensor:
+        """Returns zeros `[batch, length]`, so that the mean is 0."""
+        return ops.zeros_like(rows, dtype="float32")
 
 
 @register_encoder("attention", config="recsys.config.architecture:AttentionConfig")
